@@ -1,0 +1,36 @@
+"""``trainfit show``: render a result file again."""
+
+from __future__ import annotations
+
+import argparse
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit.memory.summary import summarize
+from trainfit.report.plan_text import plan_text
+from trainfit.report.recording_text import recording_json, recording_text
+from trainfit.results.plan import PlanResult
+from trainfit.results.recording import Recording
+
+PARSER: dict[str, Any] = {
+    "help": "show a result file of plan or simulate",
+    "description": "Show a result file of `trainfit plan --output` or `trainfit simulate`.",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    path: Path = options.file
+    if zipfile.is_zipfile(path):
+        summary = summarize(Recording.load(path), str(path))
+        print((recording_json if options.json else recording_text)(summary))
+        return 0
+    result = PlanResult.load(path)
+    print(result.to_json() if options.json else plan_text(result).rstrip())
+    return 0

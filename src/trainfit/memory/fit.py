@@ -1,0 +1,66 @@
+"""The largest batch that fits a capacity, found on the replayed allocator alone."""
+
+from __future__ import annotations
+
+from trainfit.memory.affine import AffineStream
+from trainfit.memory.replay import UNLIMITED, replay
+from trainfit.simgpu.allocator import AllocatorSettings
+
+#: No search goes further: a batch this large is bounded by something other than memory.
+LARGEST = 1 << 20
+
+
+def fits(
+    stream: AffineStream,
+    batch: int,
+    capacity_bytes: int,
+    context_bytes: int,
+    settings: AllocatorSettings | None = None,
+) -> bool:
+    """Does ``batch`` run on a device of this capacity (releasing caches where needed)?"""
+    return replay(
+        stream.at(batch),
+        capacity_bytes=capacity_bytes,
+        context_bytes=context_bytes,
+        settings=settings,
+    ).fits
+
+
+def largest_batch(
+    stream: AffineStream,
+    capacity_bytes: int,
+    context_bytes: int,
+    settings: AllocatorSettings | None = None,
+) -> int:
+    """The largest batch that fits, 0 if not even one sample does.
+
+    Guesses by the secant of reserved memory and closes in by bisection: the allocator's
+    rounding makes memory a staircase, so only a replay decides.
+    """
+
+    def good(batch: int) -> bool:
+        return fits(stream, batch, capacity_bytes, context_bytes, settings)
+
+    if not good(1):
+        return 0
+    low, high = 1, _guess(stream, capacity_bytes - context_bytes)
+    while high <= LARGEST and good(high):
+        low, high = high, max(high + 1, high + high // 16)
+    if high > LARGEST:
+        return low
+    # Usually the guess is close: first look just below it, then bisect.
+    near = high - max(1, high // 16)
+    if near > low and good(near):
+        low = near
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def _guess(stream: AffineStream, free_bytes: int) -> int:
+    """Where the line through two peaks of reserved memory meets the free memory."""
+    one, two = sorted(stream.batches)
+    peaks = [replay(stream.at(b), capacity_bytes=UNLIMITED).peak_reserved for b in (one, two)]
+    slope = max((peaks[1] - peaks[0]) / (two - one), 1.0)
+    return int(min(max(one + (free_bytes - peaks[0]) / slope, 2), LARGEST))

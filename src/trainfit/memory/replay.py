@@ -1,0 +1,149 @@
+"""Plays a recorded stream of allocations through the model of the caching allocator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainfit.results.recording import FREE, MALLOC, STEP_END, IntArray, Recording
+from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator, OutOfDeviceMemory
+
+#: Stands for "no limit"; no job reaches it.
+UNLIMITED = 1 << 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """What the allocator sees: events and, per allocation, bytes and CUDA stream."""
+
+    events: IntArray
+    alloc_bytes: IntArray
+    alloc_stream: IntArray
+
+    @classmethod
+    def of(cls, recording: Recording) -> Stream:
+        return cls(recording.events, recording.alloc_bytes, recording.alloc_stream)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Outcome of a replay; all figures in bytes.
+
+    ``granted`` is what each allocation was charged (its block), 0 for those that were never
+    made. ``peak_event`` is the event at which allocated memory was at its peak, and
+    ``step_peaks`` the peak of allocated and of reserved memory within each optimizer step.
+    ``failed`` is the event at which the device was out of memory, or ``None``.
+    """
+
+    peak_allocated: int
+    peak_reserved: int
+    peak_event: int
+    granted: IntArray
+    allocated_after: IntArray
+    step_peaks: tuple[tuple[int, int], ...]
+    retries: int
+    failed: int | None
+    stats: Mapping[str, Any]
+
+    @property
+    def fits(self) -> bool:
+        return self.failed is None
+
+
+def replay(
+    stream: Stream,
+    *,
+    capacity_bytes: int = UNLIMITED,
+    context_bytes: int = 0,
+    settings: AllocatorSettings | None = None,
+) -> Replay:
+    """Run the allocator over ``stream`` on a device of ``capacity_bytes``.
+
+    Stops at the first allocation that fails even after the caches were released.
+    """
+    allocator = CachingAllocator(
+        capacity_bytes, context_bytes=context_bytes, settings=settings or AllocatorSettings()
+    )
+    granted = np.zeros(len(stream.alloc_bytes), dtype=np.int64)
+    after = np.zeros(len(stream.events), dtype=np.int64)
+    run = _Run(allocator, stream, granted, after)
+    failed = run.play()
+    return Replay(
+        peak_allocated=run.peak,
+        peak_reserved=allocator.peak_reserved_bytes,
+        peak_event=run.peak_event,
+        granted=granted,
+        allocated_after=after,
+        step_peaks=tuple(run.step_peaks),
+        retries=allocator.num_alloc_retries,
+        failed=failed,
+        stats={
+            "largest_free_block_bytes": allocator.largest_free_block_bytes(),
+            "reserved_bytes": allocator.reserved_bytes,
+            "allocated_bytes": allocator.allocated_bytes,
+        },
+    )
+
+
+class _Run:
+    """The loop over the events, with what it keeps track of."""
+
+    def __init__(
+        self, allocator: CachingAllocator, stream: Stream, granted: IntArray, after: IntArray
+    ) -> None:
+        self._allocator = allocator
+        self._stream = stream
+        self._granted = granted
+        self._after = after
+        self.peak = 0
+        self.peak_event = 0
+        self.step_peaks: list[tuple[int, int]] = []
+
+    def play(self) -> int | None:
+        """Returns the event that failed, or ``None``."""
+        allocator, stream = self._allocator, self._stream
+        malloc, free = allocator.malloc, allocator.free
+        sizes, streams = stream.alloc_bytes.tolist(), stream.alloc_stream.tolist()
+        granted, after = [0] * len(sizes), [0] * len(stream.events)
+        blocks: dict[int, Any] = {}
+        peak = step_peak = 0
+        failed = None
+        for index, event in enumerate(stream.events.tolist()):
+            code, number = event & 3, event >> 2
+            if code == MALLOC:
+                try:
+                    block = malloc(sizes[number], streams[number])
+                except OutOfDeviceMemory:
+                    failed = index
+                    break
+                blocks[number] = block
+                granted[number] = block.size
+                now = allocator.allocated_bytes
+                if now > step_peak:
+                    step_peak = now
+                    if now > peak:
+                        peak, self.peak_event = now, index
+            elif code == FREE:
+                free(blocks.pop(number))
+            elif code == STEP_END:
+                self.step_peaks.append((step_peak, allocator.reserved_bytes))
+                step_peak = allocator.allocated_bytes
+            else:
+                allocator.empty_cache()
+            after[index] = allocator.allocated_bytes
+        self.peak = peak
+        self._granted[:] = granted
+        self._after[:] = after
+        return failed
+
+
+def live_at(stream: Stream, event: int) -> IntArray:
+    """Numbers of the allocations that are alive right after ``event``."""
+    values, codes = stream.events[: event + 1] >> 2, stream.events[: event + 1] & 3
+    alive = np.zeros(len(stream.alloc_bytes), dtype=bool)
+    alive[values[codes == MALLOC]] = True
+    alive[values[codes == FREE]] = False
+    return np.flatnonzero(alive)

@@ -1,0 +1,68 @@
+"""From a recording to its memory figures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainfit.memory.breakdown import by_kind, by_module
+from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
+from trainfit.results.plan import MemoryFigures
+from trainfit.results.recording import STEP_END, Recording
+from trainfit.results.summary import RecordingSummary
+from trainfit.simgpu.allocator import AllocatorSettings
+
+#: Points of the line "memory over the step".
+_POINTS = 200
+
+
+def summarize(
+    recording: Recording,
+    file: str,
+    *,
+    settings: AllocatorSettings | None = None,
+    out_of_memory: str | None = None,
+) -> RecordingSummary:
+    """Figures, breakdown and course of one recording, replayed at its GPU's capacity."""
+    header = recording.header
+    stream = Stream.of(recording)
+    capacity = int(header["gpu_memory_bytes"]) if header["limited"] else UNLIMITED
+    outcome = replay(
+        stream,
+        capacity_bytes=capacity,
+        context_bytes=int(header["context_bytes"]),
+        settings=settings,
+    )
+    low, high = header["context_range_bytes"]
+    context = int(header["context_bytes"])
+    return RecordingSummary(
+        file=file,
+        gpu=str(header["gpu"]),
+        gpu_memory_bytes=int(header["gpu_memory_bytes"]),
+        torch=str(header["torch"]),
+        steps=recording.steps,
+        operators=len(recording.op_name),
+        memory=MemoryFigures(
+            allocated_bytes=outcome.peak_allocated,
+            reserved_bytes=outcome.peak_reserved,
+            device_bytes=outcome.peak_reserved + context,
+            context_bytes=context,
+            context_range_bytes=(int(low), int(high)),
+        ),
+        by_kind=by_kind(recording, stream, outcome),
+        by_module=by_module(recording, stream, outcome),
+        step_peak_allocated_bytes=tuple(peak for peak, _ in outcome.step_peaks),
+        timeline=timeline(stream, outcome),
+        assumptions=dict(header["assumptions"]),
+        out_of_memory=out_of_memory,
+    )
+
+
+def timeline(stream: Stream, outcome: Replay) -> tuple[int, ...]:
+    """Allocated bytes over the last whole step: the peak of each of equal parts."""
+    ends = np.flatnonzero(stream.events % 4 == STEP_END)
+    if len(ends) < 2:
+        span = outcome.allocated_after
+    else:
+        span = outcome.allocated_after[ends[-2] + 1 : ends[-1]]
+    parts = np.array_split(span, min(_POINTS, max(len(span), 1)))
+    return tuple(int(part.max()) for part in parts if len(part))

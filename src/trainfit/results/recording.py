@@ -1,0 +1,166 @@
+"""The recording of a simulated run: the one lossless file everything else is read from.
+
+A recording holds columns, not objects: operators in the order they ran, allocations with
+their origin, and the stream of mallocs and frees. It is saved as a zip of ``.npy`` columns
+and one JSON header, so reading it executes nothing.
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainfit.results.errors import ResultFileError
+
+FORMAT: Final = "trainfit-recording"
+VERSION: Final = 1
+
+#: Phases of a step, in the order of their codes.
+PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
+
+#: What an allocation is for, in the order of its codes.
+KINDS: Final = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "input",
+    "temporary",
+    "workspace",
+)
+
+#: Codes of the event stream: ``event = value * 4 + code``.
+MALLOC, FREE, STEP_END, EMPTY_CACHE = 0, 1, 2, 3
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Columns of a simulated run.
+
+    ``strings`` is the table that ``op_name``, ``op_module``, ``alloc_module`` (-1: no module)
+    and ``workspace_model`` index.
+    ``alloc_bytes`` are bytes as asked of the allocator, before its rounding. A workspace's
+    size is ``model(*arguments)`` of :mod:`trainfit.simgpu.workspaces`; the arguments of the
+    i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
+    """
+
+    header: Mapping[str, Any]
+    strings: tuple[str, ...]
+    op_name: IntArray
+    op_phase: IntArray
+    op_module: IntArray
+    op_step: IntArray
+    alloc_bytes: IntArray
+    alloc_op: IntArray
+    alloc_kind: IntArray
+    alloc_module: IntArray
+    alloc_stream: IntArray
+    events: IntArray
+    workspace_alloc: IntArray
+    workspace_model: IntArray
+    workspace_start: IntArray
+    workspace_args: IntArray
+
+    @property
+    def steps(self) -> int:
+        """Number of completed optimizer steps."""
+        return int(np.count_nonzero(self.events % 4 == STEP_END))
+
+    def save(self, path: Path) -> None:
+        """Write the recording; the file appears whole or not at all."""
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "strings": list(self.strings),
+            "header": dict(self.header),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with (
+                os.fdopen(handle, "wb") as stream,
+                zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+            ):
+                archive.writestr("header.json", json.dumps(header))
+                for name in _COLUMNS:
+                    archive.writestr(f"{name}.npy", _npy(getattr(self, name)))
+            os.replace(scratch, path)
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Read a recording; raises :class:`ResultFileError` for anything but a whole one."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                document = json.loads(archive.read("header.json"))
+                _check_format(path, document)
+                columns = {name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS}
+                header, strings = document["header"], tuple(map(str, document["strings"]))
+        except FileNotFoundError:
+            raise ResultFileError(path, "there is no such file", "check the path") from None
+        except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+            reason = f"it is damaged or no recording ({error})"
+            raise ResultFileError(path, reason, "record it again") from error
+        return cls(header=header, strings=strings, **columns)
+
+
+_COLUMNS: Final = tuple(
+    field.name for field in dataclasses.fields(Recording) if field.name not in ("header", "strings")
+)
+
+
+def _npy(column: IntArray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, _narrow(column), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _narrow(column: IntArray) -> npt.NDArray[Any]:
+    """The smallest signed integer type that holds the column."""
+    if column.size == 0:
+        return column.astype(np.int8)
+    low, high = int(column.min()), int(column.max())
+    for kind in (np.int8, np.int16, np.int32):
+        info = np.iinfo(kind)
+        if info.min <= low and high <= info.max:
+            return column.astype(kind)
+    return column
+
+
+def _read_npy(data: bytes) -> IntArray:
+    column = np.load(io.BytesIO(data), allow_pickle=False)
+    if column.ndim != 1 or column.dtype.kind != "i":
+        raise ValueError("a column is not a list of integers")
+    return column.astype(np.int64)
+
+
+def _check_format(path: Path, document: Mapping[str, Any]) -> None:
+    if document.get("format") != FORMAT:
+        raise ResultFileError(path, "it is not a trainfit recording", "give a recording file")
+    version = document.get("version")
+    if not isinstance(version, int):
+        raise ValueError("no version number")
+    if version > VERSION:
+        raise ResultFileError(
+            path,
+            f"its format version {version} is newer than this trainfit reads ({VERSION})",
+            "upgrade trainfit",
+        )

@@ -1,0 +1,259 @@
+"""PyTorch's allocator settings: ``PYTORCH_ALLOC_CONF`` and the constants behind it.
+
+Rules from ``c10/core/AllocatorConfig.{h,cpp}`` (``AcceleratorAllocatorConfig::parseArgs``)
+and ``c10/cuda/CUDAAllocatorConfig.{h,cpp}``, checked against torch 2.13.0. All sizes are
+in bytes unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MIB = 1 << 20
+
+#: c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc,
+#: kRoundLarge and the default of large_segment_size_.
+MIN_BLOCK = 512
+SMALL_SIZE = 1 * MIB
+SMALL_BUFFER = 2 * MIB
+MIN_LARGE_ALLOC = 10 * MIB
+ROUND_LARGE = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+
+#: kRoundUpPowerOfTwoIntervals: one size class per power of two from 1 MiB, the last one
+#: open-ended (64 GiB and more share it).
+SIZE_CLASSES = 16
+
+#: In the order in which torch 2.13.0 looks them up; the first one that is *set* wins, even
+#: when empty. (The header's comment states the opposite order; the code is what runs.)
+ENVIRONMENT_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+#: Keys that PyTorch accepts and that change no device allocation.
+_HOST_ONLY = frozenset(
+    {
+        "graph_capture_record_stream_reuse",
+        "pinned_free_catch_all",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+        "pinned_num_register_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_use_background_threads",
+        "pinned_use_cuda_host_register",
+        "release_lock_on_cudamalloc",
+        # Moves the failure of a request that exceeds the fraction before the retries.
+        "throw_on_cudamalloc_oom",
+    }
+)
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """What ``PYTORCH_ALLOC_CONF`` sets, with PyTorch's defaults.
+
+    ``max_split_bytes`` ``None`` means that blocks of every size are split.
+    ``roundup_power2_divisions`` holds one entry per size class, 0 or 1 for no rounding.
+    ``per_process_memory_fraction`` 1.0 means no limit below the device's memory.
+    """
+
+    max_split_bytes: int | None = None
+    roundup_power2_divisions: tuple[int, ...] = (0,) * SIZE_CLASSES
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    max_non_split_rounding_bytes: int = LARGE_SEGMENT
+    large_segment_bytes: int = LARGE_SEGMENT
+    per_process_memory_fraction: float = 1.0
+
+    @classmethod
+    def from_conf(cls, text: str) -> AllocatorSettings:
+        """Parse a ``PYTORCH_ALLOC_CONF`` string.
+
+        Raises:
+            ValueError: names the key and the value that PyTorch would refuse, or that
+                selects an allocator other than the native one.
+        """
+        entries = list(_entries(text))
+        values: dict[str, Any] = {}
+        # parseArgs reads large_segment_size_mb first: two other limits depend on it.
+        entries.sort(key=lambda entry: entry[0] != "large_segment_size_mb")
+        for key, value in entries:
+            parser = _PARSERS.get(key)
+            if parser is not None:
+                parser(value, values)
+            elif key not in _HOST_ONLY:
+                raise ValueError(f"unknown allocator setting {key!r} (value {value!r})")
+        return cls(**values)
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> AllocatorSettings:
+        """The settings that a process with this environment starts with.
+
+        Of :data:`ENVIRONMENT_VARIABLES` the first that is set decides alone; the two are
+        not merged.
+        """
+        for name in ENVIRONMENT_VARIABLES:
+            text = env.get(name)
+            if text is not None:
+                try:
+                    return cls.from_conf(text)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+        return cls()
+
+    def round_size(self, size: int) -> int:
+        """``round_size``: the block size that a request of ``size`` bytes needs."""
+        if size < MIN_BLOCK:
+            return MIN_BLOCK
+        # AcceleratorAllocatorConfig::roundup_power2_divisions(size): log2, from 1 MiB.
+        size_class = min(max(size.bit_length() - 21, 0), SIZE_CLASSES - 1)
+        divisions = self.roundup_power2_divisions[size_class]
+        if divisions > 1 and size > MIN_BLOCK * divisions:
+            return _round_to_division(size, divisions)
+        return -(-size // MIN_BLOCK) * MIN_BLOCK
+
+    def segment_size(self, rounded: int) -> int:
+        """``get_allocation_size``: bytes asked of cudaMalloc for a block of ``rounded``."""
+        if rounded <= SMALL_SIZE:
+            return SMALL_BUFFER
+        if rounded < MIN_LARGE_ALLOC:
+            return self.large_segment_bytes
+        return -(-rounded // ROUND_LARGE) * ROUND_LARGE
+
+    @property
+    def rounds_to_divisions(self) -> bool:
+        """Whether any size class rounds to more than multiples of 512 bytes."""
+        return any(divisions > 1 for divisions in self.roundup_power2_divisions)
+
+
+def _round_to_division(size: int, divisions: int) -> int:
+    """``roundup_power2_next_division``: the next of ``divisions`` steps between powers of 2."""
+    floor = 1 << (size.bit_length() - 1)
+    if floor == size:
+        return size
+    step = floor >> (divisions.bit_length() - 1)
+    return -(-size // step) * step
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
+    """``key:value`` pairs of a configuration string; a value may be a ``[...]`` list.
+
+    PyTorch drops all whitespace and accepts one trailing comma, and so does this.
+    """
+    rest = re.sub(r"\s+", "", text)
+    while rest:
+        match = re.match(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)", rest)
+        if match is None:
+            raise ValueError(f"expected 'key:value' at {rest!r} in {text!r}")
+        yield match[1], match[2]
+        rest = rest[match.end() :]
+
+
+def _integer(key: str, value: str) -> int:
+    """As ``std::stoull`` reads it: leading digits count, what follows them is ignored."""
+    match = re.match(r"\+?(\d+)", value)
+    if match is None:
+        raise ValueError(f"{key}: expected a whole number, got {value!r}")
+    return int(match[1])
+
+
+def _number(key: str, value: str) -> float:
+    match = re.match(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value)
+    if match is None:
+        raise ValueError(f"{key}: expected a number, got {value!r}")
+    return float(match[0])
+
+
+def _large_segment(value: str, values: dict[str, Any]) -> None:
+    mib = _integer("large_segment_size_mb", value)
+    if mib <= MIN_LARGE_ALLOC // MIB:
+        raise ValueError(f"large_segment_size_mb must be > {MIN_LARGE_ALLOC // MIB}, got {value!r}")
+    values["large_segment_bytes"] = mib * MIB
+    values.setdefault("max_non_split_rounding_bytes", mib * MIB)
+
+
+def _split_limit(key: str, field: str) -> Callable[[str, dict[str, Any]], None]:
+    def parse(value: str, values: dict[str, Any]) -> None:
+        mib = _integer(key, value)
+        least = values.get("large_segment_bytes", LARGE_SEGMENT) // MIB
+        if mib < least:
+            raise ValueError(f"{key} must be >= {least}, got {value!r}")
+        values[field] = mib * MIB
+
+    return parse
+
+
+def _collection_threshold(value: str, values: dict[str, Any]) -> None:
+    threshold = _number("garbage_collection_threshold", value)
+    if not 0.0 < threshold < 1.0:
+        raise ValueError(f"garbage_collection_threshold must be in (0.0, 1.0), got {value!r}")
+    values["garbage_collection_threshold"] = threshold
+
+
+def _memory_fraction(value: str, values: dict[str, Any]) -> None:
+    fraction = _number("per_process_memory_fraction", value)
+    if not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"per_process_memory_fraction must be in [0.0, 1.0], got {value!r}")
+    values["per_process_memory_fraction"] = fraction
+
+
+def _expandable(value: str, values: dict[str, Any]) -> None:
+    if value not in ("True", "False"):
+        raise ValueError(f"expandable_segments must be True or False, got {value!r}")
+    values["expandable_segments"] = value == "True"
+
+
+def _backend(value: str, values: dict[str, Any]) -> None:
+    if value != "native":
+        raise ValueError(f"backend: only the native allocator can be simulated, got {value!r}")
+
+
+def _is_power_of_2(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+def _divisions(value: str, values: dict[str, Any]) -> None:
+    """``parseRoundUpPower2Divisions``: one number, or ``[MB:divisions,...,>:divisions]``."""
+    key = "roundup_power2_divisions"
+    if not value.startswith("["):
+        single = _integer(key, value)
+        if not _is_power_of_2(single):
+            raise ValueError(f"{key}: divisions must be a power of 2, got {value!r}")
+        values[key] = (single,) * SIZE_CLASSES
+        return
+    classes = [0] * SIZE_CLASSES
+    last = 0
+    first = True
+    for item in filter(None, value[1:-1].split(",")):
+        boundary, separator, text = item.partition(":")
+        divisions = _integer(key, text)
+        if not separator or not (divisions == 0 or _is_power_of_2(divisions)):
+            raise ValueError(f"{key}: divisions must be 0 or a power of 2, got {item!r}")
+        if boundary == ">":
+            # Starts after the last boundary, or after the first class if none was given.
+            classes[last + 1 :] = [divisions] * (SIZE_CLASSES - last - 1)
+            continue
+        megabytes = _integer(key, boundary)
+        if not _is_power_of_2(megabytes):
+            raise ValueError(f"{key}: boundaries must be powers of 2, got {item!r}")
+        last = min(megabytes.bit_length() - 1, SIZE_CLASSES - 1)
+        if first:
+            classes[:last] = [divisions] * last
+            first = False
+        classes[last] = divisions
+    values[key] = tuple(classes)
+
+
+_PARSERS: dict[str, Callable[[str, dict[str, Any]], None]] = {
+    "backend": _backend,
+    "expandable_segments": _expandable,
+    "garbage_collection_threshold": _collection_threshold,
+    "large_segment_size_mb": _large_segment,
+    "max_non_split_rounding_mb": _split_limit(
+        "max_non_split_rounding_mb", "max_non_split_rounding_bytes"
+    ),
+    "max_split_size_mb": _split_limit("max_split_size_mb", "max_split_bytes"),
+    "per_process_memory_fraction": _memory_fraction,
+    "roundup_power2_divisions": _divisions,
+}

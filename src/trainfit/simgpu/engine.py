@@ -1,0 +1,451 @@
+"""Runs PyTorch operators on the simulated device.
+
+Every operator that touches a simulated tensor arrives in :meth:`Engine.run`, below
+autograd and autocast. Its result geometry comes from PyTorch's meta kernels and is cached
+by argument geometry; its result storages are allocated in :class:`DeviceMemory`; the
+memory that the GPU's kernel would take besides comes from :mod:`trainfit.simgpu.kernels`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from trainfit.hardware import GpuSpec
+from trainfit.simgpu import recorder as phases
+from trainfit.simgpu.errors import (
+    DeviceMismatch,
+    UnsupportedOperatorError,
+    out_of_memory,
+)
+from trainfit.simgpu.location import user_frame
+from trainfit.simgpu.modules import ModuleTracker
+from trainfit.simgpu.storage import DeviceMemory, OutOfDeviceMemory
+from trainfit.simgpu.tensor import (
+    CUDA,
+    META,
+    SimulatedTensor,
+    Spec,
+    spec_of,
+    wrap,
+)
+from trainfit.simgpu.values import Values
+from trainfit.simgpu.workspaces import workspace_bytes
+
+aten = torch.ops.aten
+_graph_task = torch._C._current_graph_task_id
+_empty_strided = torch.empty_strided
+
+Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
+KernelModel = Callable[["Engine", tuple[Any, ...], Any], None]
+
+#: Operators with their own implementation, and models of kernels' extra memory.
+HANDLERS: dict[Any, Handler] = {}
+KERNELS: dict[Any, KernelModel] = {}
+
+#: Operators that take CPU tensors with dimensions beside CUDA ones, as CUDA's kernels do.
+MIXED_DEVICE: set[Any] = set()
+
+
+def handles(*overloads: Any) -> Callable[[Handler], Handler]:
+    """Register a function as the implementation of operators."""
+
+    def register(function: Handler) -> Handler:
+        for overload in overloads:
+            HANDLERS[overload] = function
+        return function
+
+    return register
+
+
+def allocates(*overloads: Any) -> Callable[[KernelModel], KernelModel]:
+    """Register a function that takes the extra memory of operators' kernels."""
+
+    def register(function: KernelModel) -> KernelModel:
+        for overload in overloads:
+            KERNELS[overload] = function
+        return function
+
+    return register
+
+
+class OperatorInfo:
+    """What the schema of an operator says, worked out once."""
+
+    __slots__ = (
+        "fresh", "func", "handler", "inplace_view", "kernel", "mutates", "name", "random",
+        "returns", "view",
+    )  # fmt: skip
+
+    def __init__(self, func: Any, name: int) -> None:
+        schema = func._schema
+        self.func = func
+        self.name = name
+        self.handler = HANDLERS.get(func)
+        self.kernel = KERNELS.get(func)
+        self.mutates = schema.is_mutable
+        self.inplace_view = torch.Tag.inplace_view in func.tags
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        returned = [r.alias_info for r in schema.returns]
+        self.view = any(a is not None and not a.is_write for a in returned)
+        written = {}
+        for index, argument in enumerate(schema.arguments):
+            alias = argument.alias_info
+            if alias is not None and alias.is_write:
+                place = argument.name if argument.kwarg_only else index
+                for mark in alias.before_set:
+                    written[mark] = place
+        #: For each return: the argument (index or name) that it is, or None if it is new.
+        self.returns = [
+            next((written[m] for m in a.before_set if m in written), None) if a else None
+            for a in returned
+        ]
+        self.fresh = any(place is None for place in self.returns)
+
+
+class Engine:
+    """The simulated device's executor. One per simulation."""
+
+    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, modules: ModuleTracker) -> None:
+        self.gpu = gpu
+        self.memory = memory
+        self.recorder = memory.recorder
+        self.modules = modules
+        self.values = Values()
+        self.in_optimizer = 0
+        self.forward_seen = False
+        self.explicit_meta = 0
+        self.assumptions: dict[str, int] = {}
+        self.library_memory: set[Any] = set()
+        self._infos: dict[Any, OperatorInfo] = {}
+        self._results: dict[tuple[Any, ...], Any] = {}
+        self._copy_phase = False
+
+    # -- where are we ------------------------------------------------------------------
+
+    def phase(self) -> int:
+        """The phase of the step that the present operator belongs to."""
+        if self.in_optimizer:
+            return phases.OPTIMIZER
+        if _graph_task() != -1:
+            return phases.BACKWARD
+        if self._copy_phase:
+            return phases.INPUT
+        return phases.FORWARD if self.forward_seen else phases.SETUP
+
+    def record(self, info: OperatorInfo) -> None:
+        phase = self.phase()
+        self.recorder.op(info.name, phase, self.modules.current(phase == phases.BACKWARD))
+
+    @contextlib.contextmanager
+    def copying_input(self) -> Iterator[None]:
+        """Operators inside count as input, unless an optimizer or backward runs."""
+        before, self._copy_phase = self._copy_phase, True
+        try:
+            yield
+        finally:
+            self._copy_phase = before
+
+    def assume(self, text: str) -> None:
+        """Note an assumption that the result has to state (counted when repeated)."""
+        place = user_frame()
+        text = f"{text} (at {place})" if place else text
+        self.assumptions[text] = self.assumptions.get(text, 0) + 1
+
+    # -- operators ---------------------------------------------------------------------
+
+    def info(self, func: Any) -> OperatorInfo:
+        info = self._infos.get(func)
+        if info is None:
+            info = OperatorInfo(func, self.recorder.string(str(func)))
+            self._infos[func] = info
+        return info
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator whose arguments or device keyword are on the simulated GPU.
+
+        Raises ``torch.OutOfMemoryError`` where the GPU would,
+        :class:`UnsupportedOperatorError` for an operator without a shape function, and
+        whatever PyTorch's own checks raise for wrong arguments.
+        """
+        info = self._infos.get(func) or self.info(func)
+        try:
+            if info.handler is not None:
+                return info.handler(self, func, args, kwargs)
+            return self.generic(info, args, kwargs)
+        except OutOfDeviceMemory as error:
+            raise out_of_memory(error) from None
+
+    def generic(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that needs nothing but its schema and its meta kernel."""
+        self.record(info)
+        if info.mutates:
+            return self._mutating(info, args, kwargs)
+        if info.view:
+            return self._view(info, args, kwargs)
+        return self._functional(info, args, kwargs)
+
+    def _functional(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:
+        key = self._key(info, args, kwargs)
+        result = self._results.get(key, _MISSING)
+        if result is _MISSING:
+            meta = self.infer(info.func, args, kwargs)
+            if self._aliases(meta):
+                return self.adopt(meta)
+            result = _describe(meta)
+            self._results[key] = result
+            del meta
+        out = self.materialize(result)
+        if info.kernel is not None:
+            info.kernel(self, args, out)
+        if self.values.known(args):
+            self.values.compute(info, args, kwargs, out)
+        return out
+
+    def _view(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:
+        source = args[0]
+        if type(source) is SimulatedTensor:
+            life = source._life
+            with no_dispatch():
+                meta = info.func(*_plain(args), **_plain_kwargs(kwargs))
+            if isinstance(meta, torch.Tensor):
+                return wrap(meta, spec_of(meta), life)
+            return type(meta)([wrap(each, spec_of(each), life) for each in meta])
+        return self.adopt(self.infer(info.func, args, kwargs))
+
+    def _mutating(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:
+        if info.inplace_view:
+            return self.change_geometry(info.func, args, kwargs)
+        fresh: Any = ()
+        if info.fresh:
+            meta = self.infer(info.func, args, kwargs)
+            fresh = self.adopt(meta) if len(info.returns) > 1 else (self.adopt(meta),)
+        else:
+            key = self._key(info, args, kwargs)
+            if key not in self._results:
+                # Only for the checks that the operator makes; it has no new results.
+                with contextlib.suppress(UnsupportedOperatorError):
+                    self.infer(info.func, args, kwargs)
+                self._results[key] = None
+        if info.kernel is not None:
+            info.kernel(self, args, fresh)
+        self.values.mutate(info, args, kwargs)
+        if kwargs:
+            self._follow_out(kwargs)
+        returned = [
+            fresh[i] if place is None else (kwargs[place] if isinstance(place, str) else args[place])
+            for i, place in enumerate(info.returns)
+        ]
+        if not returned:
+            return None
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+    def _follow_out(self, kwargs: Any) -> None:
+        """An ``out=`` tensor that its operator resized: take over the new geometry."""
+        for value in kwargs.values():
+            if type(value) is SimulatedTensor and value._meta.shape != value.shape:
+                wanted = value._meta.shape
+                value._meta = _view_of(value)
+                self.change_geometry(aten.resize_.default, (value, list(wanted)), {})
+
+    # -- geometry ----------------------------------------------------------------------
+
+    def _key(self, info: OperatorInfo, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        key: list[Any] = [info.func]
+        for value in args:
+            if type(value) is SimulatedTensor:
+                key.append(value._spec)
+            else:
+                self._extend_key(key, value, info)
+        for name, value in kwargs.items():
+            key.append(name)
+            self._extend_key(key, value, info)
+        return tuple(key)
+
+    def _extend_key(self, key: list[Any], value: Any, info: OperatorInfo) -> None:
+        kind = type(value)
+        if kind is SimulatedTensor:
+            key.append(value._spec)
+        elif kind is int or kind is float or kind is bool:
+            key.append((kind, value))
+        elif kind is list or kind is tuple:
+            key.append(len(value))
+            for each in value:
+                self._extend_key(key, each, info)
+        elif isinstance(value, torch.Tensor):
+            self._check_device(value, info)
+            key.append(("host", value.shape, value.stride(), value.dtype))
+        elif kind is not torch.Generator:
+            key.append(value)
+
+    def _check_device(self, tensor: torch.Tensor, info: OperatorInfo) -> None:
+        device = tensor.device
+        if device.type == "meta" or tensor.dim() == 0 or info.func in MIXED_DEVICE:
+            return
+        raise DeviceMismatch(device, info.func)
+
+    def infer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Result of ``func`` as meta tensors, from its shape function."""
+        plain, plain_kwargs = _plain(args), _plain_kwargs(kwargs)
+        try:
+            with no_dispatch():
+                return func(*plain, **plain_kwargs)
+        except NotImplementedError as error:
+            return self._infer_otherwise(func, plain, plain_kwargs, error)
+
+    def _infer_otherwise(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        """Shape functions that are not registered as meta kernels."""
+        from torch._decomp import decomposition_table
+
+        with no_dispatch():
+            decomposition = decomposition_table.get(func)
+            if decomposition is not None:
+                return decomposition(*args, **kwargs)
+            result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        raise UnsupportedOperatorError(str(func), user_frame(), str(error)) from None
+
+    def materialize(self, result: Any) -> Any:
+        """New simulated tensors from described geometry."""
+        if type(result) is Spec:
+            return self.new(result)
+        if type(result) is _Sequence:
+            return result.kind([self.materialize(each) for each in result.items])
+        return result
+
+    def new(self, spec: Spec) -> SimulatedTensor:
+        """Allocate a tensor of this geometry."""
+        meta = _empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=META)
+        return wrap(meta, spec, self.memory.adopt(meta))
+
+    def adopt(self, meta: Any) -> Any:
+        """Simulated tensors over meta tensors, allocating for storages that are new."""
+        if isinstance(meta, torch.Tensor):
+            if meta.layout is not torch.strided:
+                raise UnsupportedOperatorError(
+                    f"a tensor of layout {meta.layout}", user_frame(), "not simulated"
+                )
+            return wrap(meta, spec_of(meta), self.memory.adopt(meta))
+        if isinstance(meta, (list, tuple)):
+            return type(meta)([self.adopt(each) for each in meta])
+        return meta
+
+    def _aliases(self, meta: Any) -> bool:
+        """Does an operator without alias annotation return an existing storage?"""
+        if isinstance(meta, torch.Tensor):
+            if meta.layout is not torch.strided:
+                return True
+            return meta.untyped_storage()._cdata in self.memory.lives
+        return isinstance(meta, (list, tuple)) and any(self._aliases(each) for each in meta)
+
+    def change_geometry(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Operators that change the sizes, strides or storage of their argument."""
+        target: SimulatedTensor = args[0]
+        with (
+            torch._C._DisableTorchDispatch(),
+            torch._C._PreserveDispatchKeyGuard(),
+        ):
+            torch._C._set_meta_in_tls_dispatch_include(True)
+            func(*args, **kwargs)
+        self.refresh(target)
+        return target
+
+    def refresh(self, target: SimulatedTensor) -> None:
+        """Take over what C++ changed in ``target``'s geometry or storage."""
+        meta = _view_of(target)
+        target._meta = meta
+        target._spec = spec_of(meta)
+        target._life = self.memory.adopt(meta)
+        nbytes = meta.untyped_storage().nbytes()
+        if nbytes != target._life.nbytes:
+            self.memory.resize(target._life, nbytes)
+
+    def set_data(self, target: SimulatedTensor, value: torch.Tensor) -> None:
+        """``target.data = value`` between simulated tensors."""
+        if type(value) is not SimulatedTensor:
+            raise RuntimeError(
+                f"Attempted to set the storage of a tensor on device '{CUDA}' to a storage "
+                f"on different device '{value.device}'"
+            )
+        torch._C.TensorBase.data.__set__(target, value)  # type: ignore[attr-defined]
+        target._meta, target._spec, target._life = value._meta, value._spec, value._life
+
+    # -- extra memory of kernels -------------------------------------------------------
+
+    def workspace(self, *requests: tuple[str, tuple[int, ...]]) -> None:
+        """Take workspaces ``(model, arguments)`` together for the time of a kernel."""
+        self.memory.transient(
+            [
+                (workspace_bytes(model, arguments), self.recorder.string(model), arguments)
+                for model, arguments in requests
+            ]
+        )
+
+    def library_workspace(self, model: str, arguments: tuple[int, ...]) -> None:
+        """Take a workspace that a library allocates once and keeps."""
+        key = (model, self.memory.stream)
+        if key not in self.library_memory:
+            self.library_memory.add(key)
+            nbytes = workspace_bytes(model, arguments)
+            if nbytes:
+                self.memory.persistent(nbytes, self.recorder.string(model), arguments)
+
+
+_MISSING = object()
+
+
+class _Sequence:
+    """Description of a list or tuple of results."""
+
+    __slots__ = ("items", "kind")
+
+    def __init__(self, kind: Any, items: list[Any]) -> None:
+        self.kind = kind
+        self.items = items
+
+
+def _describe(meta: Any) -> Any:
+    if isinstance(meta, torch.Tensor):
+        return spec_of(meta)
+    if isinstance(meta, (list, tuple)):
+        return _Sequence(type(meta), [_describe(each) for each in meta])
+    return meta
+
+
+def _plain(value: Any) -> Any:
+    """Arguments with meta tensors in place of simulated and host ones."""
+    kind = type(value)
+    if kind is SimulatedTensor:
+        return value._meta
+    if kind is tuple or kind is list:
+        return kind([_plain(each) for each in value])
+    if isinstance(value, torch.Tensor) and value.device.type != "meta":
+        return _empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+    return value
+
+
+def _plain_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    plain = {}
+    for name, value in kwargs.items():
+        if name == "device" and value is not None:
+            value = META
+        elif name in ("pin_memory", "generator"):
+            value = None
+        plain[name] = _plain(value)
+    return plain
+
+
+def _view_of(tensor: SimulatedTensor) -> torch.Tensor:
+    """A plain meta tensor with the present C++ geometry and storage of ``tensor``."""
+    with no_dispatch():
+        meta = torch.empty(0, dtype=tensor.dtype, device=META)
+        meta.set_(  # type: ignore[call-overload]
+            tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+    return meta
+

@@ -1,0 +1,65 @@
+"""Errors of the simulated device, worded as PyTorch words them where it has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainfit.simgpu.allocator import OutOfDeviceMemory
+
+
+class UnsupportedOperatorError(NotImplementedError):
+    """An operator whose result shapes nobody has described.
+
+    Attributes: ``operator`` its name, ``location`` the user's ``file:line`` or ``None``.
+    """
+
+    def __init__(self, operator: str, location: str | None, detail: str) -> None:
+        place = f" called at {location}" if location else ""
+        super().__init__(
+            f"cannot simulate {operator}{place}: it has no shape function for tensors without "
+            "data; register one with torch.library.register_fake"
+            f'("{operator.removesuffix(".default").replace(".", "::", 1)}") before the call'
+        )
+        self.operator = operator
+        self.location = location
+        self.detail = detail
+
+
+class DeviceMismatch(RuntimeError):
+    """A CPU tensor where the GPU's kernel needs one of its own."""
+
+    def __init__(self, device: torch.device, func: Any) -> None:
+        super().__init__(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"cuda:0 and {device}! (when running {func})"
+        )
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes as PyTorch's out-of-memory message writes them (format_size in C++)."""
+    if nbytes <= 1024:
+        return f"{nbytes} bytes"
+    for limit, unit in ((1 << 20, "KiB"), (1 << 30, "MiB")):
+        if nbytes <= limit:
+            return f"{nbytes / (limit >> 10):.2f} {unit}"
+    return f"{nbytes / (1 << 30):.2f} GiB"
+
+
+def out_of_memory(error: OutOfDeviceMemory) -> torch.OutOfMemoryError:
+    """PyTorch's exception for the allocator's; same message as the CUDA build's."""
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {format_size(error.requested_bytes)}. "
+        f"GPU 0 has a total capacity of {format_size(error.capacity_bytes)} "
+        f"of which {format_size(error.free_bytes)} is free. "
+        "Including non-PyTorch memory, this process has "
+        f"{format_size(error.capacity_bytes - error.free_bytes)} memory in use. "
+        f"Of the allocated memory {format_size(error.allocated_bytes)} is allocated by PyTorch, "
+        f"and {format_size(error.reserved_bytes - error.allocated_bytes)} "
+        "is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+        "See documentation for Memory Management  "
+        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )

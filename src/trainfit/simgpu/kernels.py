@@ -1,0 +1,120 @@
+"""What CUDA's kernels allocate besides their results, operator by operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainfit.simgpu.engine import Engine, allocates
+from trainfit.simgpu.tensor import SimulatedTensor
+
+aten = torch.ops.aten
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@allocates(
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.addmv.default,
+    aten.mv.default,
+    aten.dot.default,
+    aten._addmm_activation.default,
+)
+def matrix_product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """cuBLAS takes its workspace at the first product on a stream."""
+    engine.library_workspace("cublas_handle", (engine.gpu.capability[0],))
+
+
+@allocates(aten.convolution.default)
+def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """Forward convolution; args as aten::convolution, ``out`` the result."""
+    source, weight = args[0], args[1]
+    groups = args[8]
+    if _is_depthwise(source, weight, groups, args[6]):
+        return
+    copies = _layout_copies((source, weight), out)
+    if _transforms_layout(engine, source, weight, groups):
+        copies.append(
+            ("cudnn_layout", (source._spec.nbytes, out._spec.nbytes, weight._spec.nbytes))
+        )
+    engine.workspace(*copies)
+
+
+@allocates(aten.convolution_backward.default)
+def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """Gradients of a convolution: cuDNN runs data and weight gradient one after another."""
+    grad, source, weight = args[0], args[1], args[2]
+    groups = args[9]
+    if _is_depthwise(source, weight, groups, args[7]):
+        return
+    if not _transforms_layout(engine, source, weight, groups):
+        engine.workspace(*_layout_copies((grad, source, weight), source))
+        return
+    sizes = (grad._spec.nbytes, source._spec.nbytes, weight._spec.nbytes)
+    copies = _layout_copies((grad, source, weight), source)
+    for _wanted in filter(None, args[10][:2]):
+        engine.workspace(*copies, ("cudnn_layout", sizes))
+
+
+def _is_depthwise(source: Any, weight: Any, groups: int, transposed: bool) -> bool:
+    """PyTorch's own depthwise kernels, which need no workspace (Convolution.cpp)."""
+    channels = source._spec.size[1]
+    return (
+        not transposed
+        and groups == channels
+        and groups > 1
+        and weight._spec.size[0] % channels == 0
+    )
+
+
+def _transforms_layout(engine: Engine, source: Any, weight: Any, groups: int) -> bool:
+    """Does cuDNN take an NHWC tensor-core kernel for NCHW tensors?"""
+    spec = source._spec
+    if len(spec.size) != 4 or groups > 1 or _channels_last(source) or _channels_last(weight):
+        return False
+    major = engine.gpu.capability[0]
+    if spec.dtype in _HALVES:
+        return major >= 7
+    return (
+        spec.dtype is torch.float32 and major >= 8 and torch.backends.cudnn.allow_tf32
+    )
+
+
+def _channels_last(tensor: Any) -> bool:
+    """Is the layout NHWC and not NCHW at the same time?"""
+    spec = tensor._spec
+    if len(spec.size) != 4:
+        return False
+    _, channels, height, width = spec.size
+    return bool(spec.stride[1] == 1 and channels > 1 and height * width > 1)
+
+
+def _layout_copies(tensors: tuple[Any, ...], like: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Operands that cuDNN's caller makes contiguous in the result's memory format."""
+    wanted = torch.channels_last if _channels_last(like) else torch.contiguous_format
+    return [
+        ("contiguous_copy", (tensor._spec.nbytes,))
+        for tensor in tensors
+        if type(tensor) is SimulatedTensor
+        and tensor.dim() == 4
+        and not tensor._meta.is_contiguous(memory_format=wanted)
+    ]
+
+
+@allocates(aten._scaled_dot_product_flash_attention_backward.default)
+def flash_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    batch, heads, queries, head_size = args[1]._spec.size
+    engine.workspace(("flash_backward", (batch, heads, queries, head_size)))
+
+
+@allocates(aten._scaled_dot_product_efficient_attention_backward.default)
+def efficient_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    query, key, value = args[1], args[2], args[3]
+    batch, heads, queries, head_size = query._spec.size
+    half = int(query._spec.dtype in _HALVES)
+    shape = (batch, heads, queries, key._spec.size[2], head_size, value._spec.size[3], half)
+    engine.workspace(("efficient_backward", shape))

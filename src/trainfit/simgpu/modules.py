@@ -1,0 +1,98 @@
+"""Which module of the model does an operator belong to?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from trainfit.simgpu.recorder import Recorder
+
+_sequence_number = torch._C._autograd._get_sequence_nr
+_current_node = torch._C._current_autograd_node
+
+
+class ModuleTracker:
+    """Follows the forward calls of modules by PyTorch's global module hooks.
+
+    A backward operator is laid to the module whose forward call made its autograd node:
+    nodes carry a sequence number, and the forward pass notes which module had which.
+    """
+
+    def __init__(
+        self, recorder: Recorder, on_module: Callable[[torch.nn.Module, int], None]
+    ) -> None:
+        self._recorder = recorder
+        self._on_module = on_module
+        self._none = recorder.string("")
+        self._stack: list[int] = []
+        self._names: dict[int, int] = {}
+        self._modules: dict[int, torch.nn.Module] = {}  # keeps ids from being reused
+        self._of_node: dict[int, int] = {}
+        self._handles: list[Any] = []
+        self.calls = 0
+
+    def install(self) -> None:
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(self._enter),
+            nn_module.register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._modules.clear()
+        self._of_node.clear()
+
+    @property
+    def inside(self) -> bool:
+        """Is a module's forward call running?"""
+        return bool(self._stack)
+
+    def current(self, backward: bool) -> int:
+        """String index of the present operator's module."""
+        if self._stack:
+            # Also true while checkpointing recomputes a forward pass inside backward.
+            name = self._stack[-1]
+            self._of_node.setdefault(_sequence_number(), name)
+            return name
+        if backward:
+            node = _current_node()
+            if node is not None:
+                # The counter had passed the node's number when its operator was dispatched.
+                return self._of_node.get(node._sequence_nr() + 1, self._none)  # type: ignore[attr-defined]
+        return self._none
+
+    def step_end(self) -> None:
+        """Forget the nodes of a finished step."""
+        self._of_node.clear()
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        name = self._names.get(id(module))
+        if name is None:
+            name = self._name(module)
+        self.calls += 1
+        self._stack.append(name)
+
+    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _name(self, module: torch.nn.Module) -> int:
+        """Name a module met for the first time, and everything below it."""
+        kind = type(module).__name__
+        if self._stack:
+            root = f"{self._recorder.text(self._stack[-1])}.<{kind}>"
+        else:
+            root = kind
+        for path, child in module.named_modules():
+            if id(child) not in self._names:
+                text = f"{root}.{path}" if path else root
+                name = self._recorder.string(text)
+                self._names[id(child)] = name
+                self._modules[id(child)] = child
+                self._on_module(child, name)
+        return self._names[id(module)]

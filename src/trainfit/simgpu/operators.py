@@ -1,0 +1,303 @@
+"""Operators whose behaviour on the device cannot be read off schema and meta kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from trainfit.simgpu.engine import MIXED_DEVICE, Engine, _plain_kwargs, handles
+from trainfit.simgpu.tensor import CUDA, META, SimulatedTensor, spec_of, wrap
+from trainfit.simgpu.values import worth_keeping
+
+aten = torch.ops.aten
+
+MIXED_DEVICE |= {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._pack_padded_sequence.default,
+    aten._foreach_copy_.default,
+    aten._fused_adam_.default,
+    aten._fused_adamw_.default,
+}
+
+
+@handles(torch.ops.prim.device.default)
+def device(engine: Engine, func: Any, args: Any, kwargs: Any) -> torch.device:
+    """C++ asks for the device: see :mod:`trainfit.simgpu.tensor` why this is meta."""
+    return META
+
+
+# -- between host and device ---------------------------------------------------------------
+
+
+@handles(aten._to_copy.default)
+def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    source = args[0]
+    target = kwargs.get("device")
+    on_device = type(source) is SimulatedTensor
+    if on_device and target is not None and target.type == "cpu":
+        return _to_host(engine, source, kwargs)
+    if on_device:
+        return engine.generic(engine.info(func), args, kwargs)
+    return _to_device(engine, func, source, kwargs)
+
+
+def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tensor:
+    content = engine.values.read(source)
+    dtype = kwargs.get("dtype") or source.dtype
+    if content is None:
+        content = _plausible(source._meta, source._life.fill)
+    with no_dispatch():
+        return content.to(dtype, copy=True)
+
+
+def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
+    """CPU data for a tensor without content: ones, or zeros for integers (valid indices)."""
+    with no_dispatch():
+        host = torch.empty_like(meta, device="cpu")
+        if fill is not None:
+            return host.fill_(fill)
+        return host.fill_(1 if meta.dtype.is_floating_point or meta.dtype.is_complex else 0)
+
+
+def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
+    """Host to device: the host casts, then the bytes are copied."""
+    with engine.copying_input():
+        engine.record(engine.info(func))
+        with no_dispatch():
+            plain = torch.empty_strided(
+                source.shape, source.stride(), dtype=source.dtype, device=META
+            )
+            meta = func(plain, **_plain_kwargs(kwargs))
+        result = engine.adopt(meta)
+    if source.device.type == "cpu" and worth_keeping(source):
+        engine.values.write(result, source)
+    return result
+
+
+@handles(aten.copy_.default)
+def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    target, source = args[0], args[1]
+    if type(target) is not SimulatedTensor:
+        content = engine.values.read(source)
+        if content is None:
+            content = _plausible(source._meta, source._life.fill)
+        with no_dispatch():
+            target.copy_(content)
+        return target
+    if type(source) is SimulatedTensor:
+        return engine.generic(engine.info(func), args, kwargs)
+    with engine.copying_input():
+        engine.record(engine.info(func))
+    known = target._life.value is not None or target._life.nbytes == target._spec.nbytes
+    if known and source.device.type == "cpu" and worth_keeping(target._meta):
+        with no_dispatch():
+            content = source.to(target.dtype).expand(target.shape)
+        if target._life.value is None:
+            engine.values.write(target, content)
+        else:
+            with no_dispatch():
+                engine.values.read(target).copy_(content)  # type: ignore[union-attr]
+    else:
+        engine.values.forget(target._life)
+    return target
+
+
+@handles(aten._local_scalar_dense.default)
+def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """``.item()``: the known content, or a plausible healthy value."""
+    tensor = args[0]
+    content = engine.values.read(tensor)
+    if content is not None:
+        with no_dispatch():
+            return content.item()
+    if tensor._life.fill is not None:
+        return tensor.dtype.is_floating_point and float(tensor._life.fill) or tensor._life.fill
+    if tensor.dtype is torch.bool:
+        engine.assume("a condition on GPU data was taken as False")
+        return False
+    if tensor.dtype.is_floating_point:
+        return 1.0
+    if tensor.dtype.is_complex:
+        return 1 + 0j
+    engine.assume("an integer read from GPU data was taken as 1")
+    return 1
+
+
+@handles(aten.equal.default)
+def equal(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
+    contents = [engine.values.read(each) for each in args]
+    if all(content is not None for content in contents):
+        with no_dispatch():
+            return torch.equal(*contents)  # type: ignore[arg-type]
+    engine.assume("two GPU tensors were taken as equal")
+    return True
+
+
+@handles(aten.record_stream.default)
+def record_stream(engine: Engine, func: Any, args: Any, kwargs: Any) -> None:
+    return None
+
+
+@handles(aten._pin_memory.default, aten.pin_memory.default)
+def pin_memory(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
+
+
+@handles(aten.is_pinned.default)
+def is_pinned(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
+    return False
+
+
+# -- shapes that depend on data ------------------------------------------------------------
+
+
+def _contents(engine: Engine, *tensors: Any) -> list[torch.Tensor] | None:
+    found = [engine.values.read(tensor) for tensor in tensors]
+    return None if any(each is None for each in found) else found  # type: ignore[return-value]
+
+
+def _result(engine: Engine, func: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    engine.record(engine.info(func))
+    with no_dispatch():
+        meta = torch.empty(shape, dtype=dtype, device=META)
+    return engine.adopt(meta)
+
+
+def _known_result(engine: Engine, func: Any, content: torch.Tensor) -> Any:
+    result = _result(engine, func, tuple(content.shape), content.dtype)
+    if worth_keeping(content):
+        engine.values.write(result, content)
+    return result
+
+
+@handles(aten.nonzero.default)
+def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """CUDA's nonzero; without content every element is assumed to be nonzero."""
+    contents = _contents(engine, args[0])
+    if contents is not None:
+        with no_dispatch():
+            return _known_result(engine, func, contents[0].nonzero())
+    count = args[0].numel()
+    engine.assume(f"nonzero() of unknown data was taken to select all of its {count} elements")
+    return _result(engine, func, (count, args[0].dim()), torch.int64)
+
+
+@handles(aten.masked_select.default)
+def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, mask = args
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    contents = _contents(engine, mask)
+    if contents is not None:
+        with no_dispatch():
+            count = int(contents[0].expand(shape).sum())
+    else:
+        count = math.prod(shape)
+        engine.assume(f"masked_select() by an unknown mask was taken to keep all {count} elements")
+    return _result(engine, func, (count,), tensor.dtype)
+
+
+@handles(aten.index.Tensor)
+def index(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Indexing; boolean masks become the index tensors that CUDA's kernel makes of them."""
+    tensor, indices = args
+    info = engine.info(func)
+    if not any(each is not None and each.dtype in _MASKS for each in indices):
+        return engine.generic(info, args, kwargs)
+    expanded: list[Any] = []
+    for each in indices:
+        if each is None or each.dtype not in _MASKS:
+            expanded.append(each)
+        else:
+            expanded.extend(_mask_to_indices(engine, each))
+    return engine.generic(info, (tensor, expanded), kwargs)
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
+    contents = _contents(engine, mask)
+    if contents is not None:
+        with no_dispatch():
+            found = contents[0].nonzero()
+        columns = [_known_result(engine, aten.nonzero.default, c) for c in found.unbind(1)]
+        return columns
+    count = mask.numel()
+    engine.assume(f"indexing by an unknown mask was taken to select all of its {count} elements")
+    return [
+        _result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())
+    ]
+
+
+@handles(aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
+def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Unique values; without content all are assumed to differ."""
+    contents = _contents(engine, args[0])
+    if contents is not None:
+        with no_dispatch():
+            real = func(contents[0], *args[1:], **kwargs)
+        return tuple(_known_result(engine, func, each) for each in real)
+    tensor = args[0]
+    along = args[1] if func is aten.unique_dim.default else None
+    count = tensor.numel() if along is None else tensor.shape[along]
+    engine.assume(f"unique() of unknown data was taken to keep all {count} values")
+    shape = (count,) if along is None else tuple(tensor.shape)
+    inverse = tuple(tensor.shape) if along is None else (count,)
+    return (
+        _result(engine, func, shape, tensor.dtype),
+        _result(engine, func, inverse, torch.int64),
+        _result(engine, func, (count,), torch.int64),
+    )
+
+
+@handles(aten.repeat_interleave.Tensor)
+def repeat_interleave(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    size = kwargs.get("output_size")
+    contents = _contents(engine, args[0])
+    if contents is not None:
+        with no_dispatch():
+            return _known_result(engine, func, func(contents[0], **kwargs))
+    if size is None:
+        size = args[0].numel()
+        engine.assume("repeat_interleave() by unknown counts was taken to repeat each once")
+    return _result(engine, func, (size,), torch.int64)
+
+
+@handles(aten.bincount.default)
+def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    contents = _contents(engine, args[0])
+    if contents is not None:
+        with no_dispatch():
+            real = torch.bincount(contents[0], minlength=kwargs.get("minlength", 0))
+        return _known_result(engine, func, real)
+    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+    engine.assume(f"bincount() of unknown data was taken to have max({least}, 1) bins")
+    return _result(engine, func, (max(least, 1),), torch.int64)
+
+
+def boxes_kept(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """torchvision::nms; every box is assumed to survive."""
+    count = args[0].shape[0]
+    engine.assume(f"nms() was taken to keep all {count} boxes")
+    return _result(engine, func, (count,), torch.int64)
+
+
+# -- views that the schema does not call views ---------------------------------------------
+
+
+@handles(aten._unsafe_view.default)
+def unsafe_view(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    source = args[0]
+    engine.record(engine.info(func))
+    with no_dispatch():
+        meta = source._meta.view(args[1])
+    return wrap(meta, spec_of(meta), source._life)
+
+
+__all__ = ["CUDA", "boxes_kept"]

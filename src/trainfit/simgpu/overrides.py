@@ -1,0 +1,87 @@
+"""Kernels registered with PyTorch's dispatcher for the time of a simulation.
+
+Three reasons to register: autocast's C++ kernels do not know simulated tensors
+(:mod:`trainfit.simgpu.autocast`); some composite operators ask ``is_cuda()`` in C++ before
+they choose CUDA's path; and the dispatcher decomposes an operator that has a CUDA kernel
+and a composite fallback where no CUDA kernel is built in.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from trainfit.hardware import GpuSpec
+from trainfit.simgpu.attention import attention
+from trainfit.simgpu.autocast import Autocast
+from trainfit.simgpu.engine import HANDLERS
+from trainfit.simgpu.operators import boxes_kept
+from trainfit.simgpu.torchvision_shim import define_torchvision_operators
+
+aten = torch.ops.aten
+
+#: Operators with a CUDA kernel besides a CompositeImplicitAutograd one: without a kernel
+#: under the CUDA key they would arrive in pieces. Derived from native_functions.yaml; a test
+#: compares this list with the installed PyTorch's.
+WHOLE_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+
+
+class Overrides:
+    """Registers on construction, takes everything back on :meth:`remove`."""
+
+    def __init__(self, gpu: GpuSpec, autocast: Autocast) -> None:
+        self._libraries: list[torch.library.Library] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library = torch.library.Library("aten", "IMPL")
+            self._libraries.append(library)
+            autocast.install(library)
+            _composites(library, gpu)
+            for name in WHOLE_ON_CUDA:
+                if _exists(name) and not _has_cuda(name):
+                    library.impl(name, _never_reached, "CUDA")
+        define_torchvision_operators()
+        nms = getattr(torch.ops.torchvision, "nms", None)
+        if nms is not None:
+            HANDLERS[nms.default] = boxes_kept
+
+    def remove(self) -> None:
+        for library in self._libraries:
+            library._destroy()
+        self._libraries.clear()
+
+
+def _exists(name: str) -> bool:
+    return hasattr(aten, name)
+
+
+def _has_cuda(name: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")
+
+
+def _never_reached(*_: Any, **__: Any) -> Any:
+    raise AssertionError("simulated tensors are handled before the CUDA key")
+
+
+def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
+    """CUDA's path of composite operators that ask ``is_cuda()`` in C++."""
+
+    def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        # is_fused_kernel_acceptable in ATen/native/Dropout.cpp
+        if train and 0 < p < 1 and tensor.numel():
+            return torch.native_dropout(tensor, p, train)[0]
+        return aten.dropout.default.decompose(tensor, p, train)  # type: ignore[no-any-return]
+
+    def sdpa(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return attention(gpu, query, key, value, *args, **kwargs)
+
+    for name, kernel in (("dropout", dropout), ("scaled_dot_product_attention", sdpa)):
+        library.impl(name, kernel, "AutogradCUDA")
+    HANDLERS[aten.dropout.default] = lambda engine, func, args, kwargs: dropout(*args, **kwargs)
+    HANDLERS[aten.scaled_dot_product_attention.default] = lambda engine, func, args, kwargs: sdpa(
+        *args, **kwargs
+    )

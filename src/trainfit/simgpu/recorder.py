@@ -1,0 +1,159 @@
+"""Collects what the simulated device does, column by column."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainfit.results.recording import (
+    EMPTY_CACHE,
+    FREE,
+    KINDS,
+    MALLOC,
+    PHASES,
+    STEP_END,
+    IntArray,
+    Recording,
+)
+
+SETUP, INPUT, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
+_KIND = {name: code for code, name in enumerate(KINDS)}
+
+
+class Recorder:
+    """Append-only columns; :meth:`finish` turns them into a :class:`Recording`."""
+
+    def __init__(self) -> None:
+        self._strings: dict[str, int] = {}
+        self._op_name, self._op_phase = array("q"), array("q")
+        self._op_module, self._op_step = array("q"), array("q")
+        self._alloc_bytes, self._alloc_op = array("q"), array("q")
+        self._alloc_stream = array("q")
+        self._events = array("q")
+        self._workspace_alloc, self._workspace_model = array("q"), array("q")
+        self._workspace_start, self._workspace_args = array("q", [0]), array("q")
+        self._marked: dict[int, tuple[int, int]] = {}
+        self.step = 0
+
+    def string(self, text: str) -> int:
+        """The index of ``text`` in the string table."""
+        return self._strings.setdefault(text, len(self._strings))
+
+    def text(self, index: int) -> str:
+        """The string at ``index`` of the table."""
+        return next(itertools.islice(self._strings, index, None))
+
+    def op(self, name: int, phase: int, module: int) -> None:
+        """One operator ran; ``name`` and ``module`` are indices of :meth:`string`."""
+        self._op_name.append(name)
+        self._op_phase.append(phase)
+        self._op_module.append(module)
+        self._op_step.append(self.step)
+
+    @property
+    def op_count(self) -> int:
+        return len(self._op_name)
+
+    def since(self, op: int, alloc: int) -> tuple[int, IntArray, IntArray]:
+        """Operators since number ``op``; bytes and operators of allocations since ``alloc``."""
+        return (
+            len(self._op_name) - op,
+            np.array(self._alloc_bytes[alloc:], dtype=np.int64),
+            np.array(self._alloc_op[alloc:], dtype=np.int64),
+        )
+
+    def malloc(self, nbytes: int, stream: int) -> int:
+        """An allocation by the latest operator; returns its number."""
+        number = len(self._alloc_bytes)
+        self._alloc_bytes.append(nbytes)
+        self._alloc_op.append(len(self._op_name) - 1)
+        self._alloc_stream.append(stream)
+        self._events.append(number * 4 + MALLOC)
+        return number
+
+    def free(self, number: int) -> None:
+        self._events.append(number * 4 + FREE)
+
+    def workspace(self, number: int, model: int, arguments: tuple[int, ...]) -> None:
+        """Allocation ``number`` is a workspace whose size a model computes."""
+        self._workspace_alloc.append(number)
+        self._workspace_model.append(model)
+        self._workspace_args.extend(arguments)
+        self._workspace_start.append(len(self._workspace_args))
+
+    def mark(self, number: int, kind: str, module: int = -1) -> None:
+        """Say what allocation ``number`` is for, and whose; the first statement counts."""
+        self._marked.setdefault(number, (_KIND[kind], module))
+
+    def step_end(self) -> None:
+        self._events.append(self.step * 4 + STEP_END)
+        self.step += 1
+
+    def empty_cache(self) -> None:
+        self._events.append(EMPTY_CACHE)
+
+    def finish(self, header: Mapping[str, Any]) -> Recording:
+        """The recording so far; may be called while the run goes on."""
+        columns = {
+            name: np.array(getattr(self, f"_{name}"), dtype=np.int64)
+            for name in (
+                "op_name op_phase op_module op_step alloc_bytes alloc_op alloc_stream events "
+                "workspace_alloc workspace_model workspace_start workspace_args"
+            ).split()
+        }
+        kinds = self._kinds(columns["alloc_op"], columns["op_phase"], columns["events"])
+        kinds[columns["workspace_alloc"]] = _KIND["workspace"]
+        return Recording(
+            header=header,
+            strings=tuple(self._strings),
+            alloc_kind=kinds,
+            alloc_module=self._owners(columns["alloc_op"], columns["op_module"]),
+            **columns,
+        )
+
+    def _owners(self, alloc_op: IntArray, op_module: IntArray) -> IntArray:
+        """Module of each allocation: as marked, else its operator's; -1 for none."""
+        owners = np.full(len(alloc_op), -1, dtype=np.int64)
+        by_operator = alloc_op >= 0
+        owners[by_operator] = op_module[alloc_op[by_operator]]
+        for number, (_, module) in self._marked.items():
+            if module >= 0:
+                owners[number] = module
+        return owners
+
+    def _kinds(self, alloc_op: IntArray, op_phase: IntArray, events: IntArray) -> IntArray:
+        """What each allocation is for: as marked, else from its birth and death.
+
+        Born in the forward pass and alive when the backward pass begins: an activation.
+        Born and dead within the forward pass, or born later: a temporary.
+        """
+        count = len(alloc_op)
+        kinds = np.full(count, _KIND["temporary"], dtype=np.int64)
+        if count == 0:
+            return kinds
+        phase = np.where(alloc_op >= 0, op_phase[np.maximum(alloc_op, 0)], SETUP)
+        death = self._phase_at_death(events, alloc_op, op_phase, count)
+        kinds[(phase == FORWARD) & (death != FORWARD)] = _KIND["activation"]
+        kinds[phase == INPUT] = _KIND["input"]
+        for number, (kind, _) in self._marked.items():
+            kinds[number] = kind
+        return kinds
+
+    @staticmethod
+    def _phase_at_death(
+        events: IntArray, alloc_op: IntArray, op_phase: IntArray, count: int
+    ) -> IntArray:
+        """Phase of the latest allocation before each free; -1 for what stays alive."""
+        values, codes = events // 4, events % 4
+        is_malloc = codes == MALLOC
+        latest = np.maximum.accumulate(np.where(is_malloc, values, -1))
+        operator = alloc_op[np.maximum(latest, 0)]
+        now = np.where(operator >= 0, op_phase[np.maximum(operator, 0)], SETUP)
+        death = np.full(count, -1, dtype=np.int64)
+        freed = codes == FREE
+        death[values[freed]] = now[freed]
+        return death

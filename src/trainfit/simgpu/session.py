@@ -1,0 +1,284 @@
+"""One simulation: installs the device, runs, records, and puts PyTorch back."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import optimizer as optim
+from torch.utils import _foreach_utils
+
+from trainfit.hardware import GpuSpec, find_gpu
+from trainfit.results.recording import Recording
+from trainfit.simgpu import kernels as _kernels  # noqa: F401  (registers the kernel models)
+from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
+from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
+from trainfit.simgpu.autocast import Autocast
+from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.engine import Engine
+from trainfit.simgpu.modes import Modes
+from trainfit.simgpu.modules import ModuleTracker
+from trainfit.simgpu.overrides import Overrides
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.recorder import Recorder
+from trainfit.simgpu.storage import DeviceMemory
+from trainfit.simgpu.surface import Surface
+from trainfit.simgpu.tensor import CUDA, SimulatedTensor, set_engine
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_active: Simulation | None = None
+
+#: Capacity that no job reaches: what a recording for planning is made at, so that a job
+#: that does not fit can still be measured.
+UNLIMITED = 1 << 50
+
+
+class Simulation:
+    """A simulated CUDA device; context manager and decorator.
+
+    Inside, unmodified PyTorch code sees one GPU of the named model as ``cuda:0``. Its
+    tensors have shapes, no data. Memory is limited to the GPU's, and
+    ``torch.cuda.OutOfMemoryError`` is raised where the GPU would raise it.
+
+    Args:
+        gpu: catalogue name ("RTX 4090", "a100-80gb", "custom:24GiB") or a ``GpuSpec``.
+        allocator: settings of the caching allocator; by default those of
+            ``PYTORCH_ALLOC_CONF``.
+        limited: ``False`` lets memory grow past the GPU's capacity, to measure a job that
+            does not fit.
+
+    Attributes: ``recording`` is what happened so far, also after the end.
+    """
+
+    def __init__(
+        self,
+        gpu: str | GpuSpec,
+        *,
+        allocator: AllocatorSettings | None = None,
+        limited: bool = True,
+    ) -> None:
+        self.gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+        self._settings = allocator
+        self._limited = limited
+        self._patches = PatchSet()
+        self._on_step: list[Callable[[int], None]] = []
+        self._final: Recording | None = None
+        self._live = False
+
+    # -- use -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Simulation:
+        global _active
+        if _active is not None:
+            raise RuntimeError("a simulation is active already; simulations do not nest")
+        self._final = None
+        self._build()
+        _active = self
+        try:
+            self._install()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._final = self._record()
+        self._remove()
+
+    def __call__(self, function: _F) -> _F:
+        """Decorator: every call of ``function`` runs in a simulation of its own."""
+
+        @functools.wraps(function)
+        def simulated(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return simulated  # type: ignore[return-value]
+
+    @property
+    def recording(self) -> Recording:
+        """Everything recorded so far; the whole run once the simulation has ended."""
+        if self._final is not None:
+            return self._final
+        if not self._live:
+            raise RuntimeError("nothing was simulated yet")
+        return self._record()
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps completed so far."""
+        return self._recorder.step
+
+    def on_step(self, callback: Callable[[int], None]) -> None:
+        """Call ``callback(steps)`` after each optimizer step of the first optimizer seen."""
+        self._on_step.append(callback)
+
+    # -- parts ---------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        settings = self._settings or AllocatorSettings.from_environment(os.environ)
+        self._recorder = Recorder()
+        self.allocator = CachingAllocator(
+            self.gpu.memory_bytes if self._limited else UNLIMITED,
+            context_bytes=self.gpu.context_bytes,
+            settings=settings,
+        )
+        self._memory = DeviceMemory(self.allocator, self._recorder)
+        self._modules = ModuleTracker(self._recorder, self._mark_module)
+        self.engine = Engine(self.gpu, self._memory, self._modules)
+        self._autocast = Autocast()
+        self._modes = Modes(self.engine)
+        self._main_optimizer: weakref.ref[Any] | None = None
+        self._optimizer_hooks: list[Any] = []
+        self._overrides: Overrides | None = None
+        self._owners: dict[int, int] = {}
+
+    def _install(self) -> None:
+        # Every optimizer imports torch._dynamo; it must see PyTorch as it is, not patched.
+        importlib.import_module("torch._dynamo")
+        self._live = True
+        set_engine(self.engine)
+        self._overrides = Overrides(self.gpu, self._autocast)
+        Surface(self.gpu, self._memory, Clock(self._recorder, self.gpu.bandwidth_bytes_per_s)).install(
+            self._patches
+        )
+        self._patch_torch()
+        self._modules.install()
+        self._optimizer_hooks = [
+            optim.register_optimizer_step_pre_hook(self._before_step),
+            optim.register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._modes.install(self._patches)
+
+    def _remove(self) -> None:
+        global _active
+        self._modes.remove()
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        self._optimizer_hooks = []
+        self._modules.remove()
+        if self._overrides is not None:
+            self._overrides.remove()
+        self._patches.restore()
+        self._autocast.clear()
+        set_engine(None)
+        _active = None
+
+    def _patch_torch(self) -> None:
+        """The few places outside of ``torch.cuda`` that know tensors or devices by type."""
+        patches = self._patches
+        for module in (_foreach_utils, optim):
+            types = [*module._foreach_supported_types, SimulatedTensor]
+            patches.set(module, "_foreach_supported_types", types)
+        group = torch._C._group_tensors_by_device_and_dtype
+
+        def group_tensors(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+            # C++ groups simulated tensors under "meta"; foreach support is asked by that key.
+            groups = group(*args, **kwargs)
+            return {
+                (CUDA if device.type == "meta" else device, dtype): value
+                for (device, dtype), value in groups.items()
+            }
+
+        patches.set(torch._C, "_group_tensors_by_device_and_dtype", group_tensors)
+        clear = torch.clear_autocast_cache
+
+        def clear_autocast_cache() -> None:
+            self._autocast.clear()
+            clear()
+
+        patches.set(torch, "clear_autocast_cache", clear_autocast_cache)
+        patches.set(torch.Tensor, "pin_memory", _pin_memory)
+        patches.set(torch.Tensor, "is_pinned", _is_pinned)
+        patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+        patches.set(torch, "compile", self._compile)
+
+    def _compile(self, model: Any = None, *_: Any, **__: Any) -> Any:
+        """``torch.compile`` runs the model as written: shapes and storages are eager's."""
+        if model is None:
+            return lambda function: self._compile(function)
+        self.engine.assume("torch.compile was left out: the model was simulated in eager mode")
+        return model
+
+    # -- what is what ----------------------------------------------------------------------
+
+    def _mark_module(self, module: torch.nn.Module, name: int) -> None:
+        """A module is met for the first time: its parameters and buffers are known now."""
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                self._owners.setdefault(id(parameter), name)
+                self._mark(parameter, "parameter", name)
+        for buffer in module._buffers.values():
+            self._mark(buffer, "buffer", name)
+        self.engine.forward_seen = True
+
+    def _mark(self, tensor: Any, kind: str, module: int = -1) -> None:
+        if type(tensor) is SimulatedTensor and tensor._life.number >= 0:
+            self._recorder.mark(tensor._life.number, kind, module)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._main_optimizer is None:
+            self._main_optimizer = weakref.ref(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                owner = self._owners.get(id(parameter), -1)
+                self._mark(parameter, "parameter", owner)
+                self._mark(parameter.grad, "gradient", owner)
+        self.engine.in_optimizer += 1
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self.engine.in_optimizer -= 1
+        for parameter, state in optimizer.state.items():
+            owner = self._owners.get(id(parameter), -1)
+            for value in state.values() if isinstance(state, dict) else ():
+                self._mark(value, "optimizer_state", owner)
+        if self._main_optimizer is None or self._main_optimizer() is not optimizer:
+            return
+        self._recorder.step_end()
+        self._modules.step_end()
+        for callback in self._on_step:
+            callback(self._recorder.step)
+
+    def _record(self) -> Recording:
+        self._memory.flush()
+        return self._recorder.finish(
+            {
+                "gpu": self.gpu.key,
+                "gpu_memory_bytes": self.gpu.memory_bytes,
+                "context_bytes": self.gpu.context_bytes,
+                "context_range_bytes": list(self.gpu.context_range_bytes),
+                "torch": str(torch.__version__),
+                "assumptions": dict(self.engine.assumptions),
+                "module_calls": self._modules.calls,
+                "limited": self._limited,
+            }
+        )
+
+
+def simulate(
+    gpu: str | GpuSpec,
+    *,
+    allocator: AllocatorSettings | None = None,
+    limited: bool = True,
+) -> Simulation:
+    """A simulated GPU: ``with trainfit.simulate("RTX 4090"): ...`` or ``@trainfit.simulate(...)``.
+
+    See :class:`Simulation` for the arguments. Raises ``trainfit.hardware.GpuNameError`` for
+    a name that the catalogue does not know or that fits several GPUs.
+    """
+    return Simulation(gpu, allocator=allocator, limited=limited)
+
+
+def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """Pinning needs a real driver; the simulated copy takes any host memory."""
+    tensor._trainfit_pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    return getattr(tensor, "_trainfit_pinned", False)

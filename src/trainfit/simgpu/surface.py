@@ -1,0 +1,383 @@
+"""What Python sees of the simulated device: ``torch.cuda`` and its relatives.
+
+PyTorch's own Python code stays in place wherever it is only a layer over C functions; those
+C functions (which a CPU build lacks) are supplied here. Everything goes through one
+:class:`PatchSet`, so leaving the simulation puts everything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trainfit.hardware import GpuSpec
+from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.storage import DeviceMemory
+from trainfit.simgpu.tensor import CUDA, SimulatedTensor
+
+#: What ``torch.version.cuda`` reads where the installed build has no CUDA.
+CUDA_VERSION = "13.0"
+CUDNN_VERSION = 91501
+
+
+class DeviceProperties:
+    """Stands for ``torch._C._CudaDeviceProperties`` (same attribute names)."""
+
+    def __init__(self, gpu: GpuSpec) -> None:
+        major, minor = gpu.capability
+        self.name = gpu.name
+        self.major, self.minor = major, minor
+        self.total_memory = gpu.memory_bytes
+        self.multi_processor_count = gpu.sm_count
+        self.is_integrated = int(gpu.shared_memory_device)
+        self.is_multi_gpu_board = 0
+        self.warp_size = 32
+        self.max_threads_per_multi_processor = _threads_per_sm(major, minor)
+        self.max_threads_per_block = 1024
+        self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block = 49152
+        self.shared_memory_per_block_optin = _shared_memory(major, minor)
+        self.shared_memory_per_multiprocessor = self.shared_memory_per_block_optin + 1024
+        self.L2_cache_size = gpu.l2_bytes or 0
+        self.clock_rate = int((gpu.boost_clock_hz or 0) / 1000)
+        self.gcnArchName = ""
+        self.uuid = "00000000-0000-0000-0000-000000000000"
+        self.pci_bus_id, self.pci_device_id, self.pci_domain_id = 1, 0, 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, "
+            f"minor={self.minor}, total_memory={self.total_memory // (1 << 20)}MB, "
+            f"multi_processor_count={self.multi_processor_count}, simulated)"
+        )
+
+
+def _threads_per_sm(major: int, minor: int) -> int:
+    """CUDA C++ programming guide, table "Technical specifications per compute capability"."""
+    if major == 7 and minor == 5:
+        return 1024
+    if (major == 8 and minor in (6, 7, 9)) or major == 12:
+        return 1536
+    return 2048
+
+
+def _shared_memory(major: int, minor: int) -> int:
+    """Bytes of shared memory a block can opt in to; same table."""
+    kib = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99}
+    if major in (9, 10):
+        return 227 * 1024
+    return kib.get((major, minor), 99 if major >= 12 else 48) * 1024
+
+
+class Stream:
+    """A CUDA stream of the simulated device; streams have separate allocator pools."""
+
+    _count = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        number = kwargs.get("stream_id")
+        if number is None:
+            Stream._count += 1
+            number = Stream._count
+        self.stream_id: int = number
+        self.device = CUDA
+        self.device_index = 0
+        self.device_type = 1
+        self.priority = priority
+        self._previous: Any = None
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def wait_stream(self, stream: Any) -> None:
+        return None
+
+    def wait_event(self, event: Any) -> None:
+        return None
+
+    def record_event(self, event: Any = None) -> Any:
+        event = torch.cuda.Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        self._previous = torch.cuda.current_stream()
+        torch.cuda.set_stream(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        torch.cuda.set_stream(self._previous)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash((Stream, self.stream_id))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.stream_id:#x} simulated>"
+
+
+def _event_class(clock: Clock) -> type:
+    class Event:
+        """A CUDA event on the simulated clock."""
+
+        def __init__(
+            self, enable_timing: bool = False, blocking: bool = False, **_: Any
+        ) -> None:
+            self.enable_timing = enable_timing
+            self.device = CUDA
+            self._at: float | None = None
+
+        def record(self, stream: Any = None) -> None:
+            self._at = clock.now()
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            return None
+
+        def wait(self, stream: Any = None) -> None:
+            return None
+
+        def elapsed_time(self, end_event: Any) -> float:
+            """Milliseconds of simulated device time between the two events."""
+            if not (self.enable_timing and end_event.enable_timing):
+                raise ValueError(
+                    "Both events must be created with argument 'enable_timing=True'."
+                )
+            if self._at is None or end_event._at is None:
+                raise ValueError(
+                    "Both events must be recorded before calculating elapsed time."
+                )
+            return float((end_event._at - self._at) * 1e3)
+
+    return Event
+
+
+class Surface:
+    """Installs the simulated device into PyTorch's Python modules."""
+
+    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, clock: Clock) -> None:
+        self._gpu = gpu
+        self._memory = memory
+        self._clock = clock
+        self._properties = DeviceProperties(gpu)
+        self._default = Stream(stream_id=0)
+        self._streams = threading.local()
+        self._fraction = 1.0
+        self._seed = 0
+        self._rng = torch.zeros(16, dtype=torch.uint8)
+
+    def install(self, patches: PatchSet) -> None:
+        for name, value in self._c_functions().items():
+            patches.set(torch._C, name, value)
+        for name, value in self._cuda_functions().items():
+            patches.set(torch.cuda, name, value)
+        for name, value in self._memory_functions().items():
+            patches.set(torch.cuda, name, value)
+            patches.set(torch.cuda.memory, name, value)
+        for name, value in self._random_functions().items():
+            patches.set(torch.cuda, name, value)
+            patches.set(torch.cuda.random, name, value)
+        patches.set(torch.cuda.streams, "Stream", Stream)
+        patches.set(torch.cuda.streams, "Event", torch.cuda.Event)
+        self._install_versions(patches)
+        self._install_nvtx(patches)
+
+    # -- functions of torch._C -------------------------------------------------------------
+
+    def _c_functions(self) -> dict[str, Any]:
+        memory, allocator = self._memory, self._memory.allocator
+
+        def stats(device: int = 0) -> dict[str, Any]:
+            memory.flush()
+            return allocator.memory_stats()
+
+        def nothing(*_: Any, **__: Any) -> None:
+            return None
+
+        functions: dict[str, Any] = {
+            "_cuda_getDeviceCount": lambda: 1,
+            "_cuda_getDevice": lambda: 0,
+            "_cuda_setDevice": lambda index: _check_ordinal(index),
+            "_cuda_synchronize": nothing,
+            "_cuda_ipc_collect": nothing,
+            "_cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
+            "_cuda_emptyCache": memory.empty_cache,
+            "_cuda_memoryStats": stats,
+            "_cuda_memorySnapshot": lambda *_: {
+                "segments": allocator.snapshot(),
+                "device_traces": [],
+                "allocator_settings": {},
+                "external_annotations": [],
+            },
+            "_cuda_resetPeakMemoryStats": lambda *_: allocator.reset_peaks(),
+            "_cuda_resetAccumulatedMemoryStats": lambda *_: allocator.reset_accumulated(),
+            "_cuda_getAllocatorBackend": lambda: "native",
+            "_cuda_record_memory_history": nothing,
+            "_cuda_isInBadFork": lambda: False,
+            "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_cuda_canDeviceAccessPeer": lambda *_: False,
+            "_cuda_getArchFlags": lambda: "sm_{}{}".format(*self._gpu.capability),
+            "_cuda_sleep": nothing,
+            "_accelerator_getAccelerator": lambda *_: torch.device("cuda"),
+            "_accelerator_getDeviceIndex": lambda: 0,
+            "_accelerator_setDeviceIndex": lambda index: _check_ordinal(index),
+            "_accelerator_exchangeDevice": lambda index: 0,
+            "_accelerator_maybeExchangeDevice": lambda index: 0,
+            "_accelerator_synchronizeDevice": nothing,
+            "_accelerator_emptyCache": memory.empty_cache,
+            "_accelerator_getDeviceStats": stats,
+            "_accelerator_getMemoryInfo": lambda *_: self._mem_get_info(),
+            "_accelerator_resetPeakStats": lambda *_: allocator.reset_peaks(),
+            "_accelerator_resetAccumulatedStats": lambda *_: allocator.reset_accumulated(),
+            "_accelerator_isAllocatorInitialized": lambda: True,
+            "_accelerator_hooks_device_count": lambda: 1,
+            "_accelerator_getStream": lambda *_: self._current_stream(),
+            "_accelerator_setStream": lambda stream: self._set_stream(stream),
+        }
+        return functions
+
+    # -- functions of torch.cuda -----------------------------------------------------------
+
+    def _cuda_functions(self) -> dict[str, Any]:
+        gpu = self._gpu
+
+        @contextlib.contextmanager
+        def device(index: Any = None) -> Iterator[None]:
+            _check_ordinal(index)
+            yield
+
+        def properties(device: Any = None) -> DeviceProperties:
+            _check_ordinal(device)
+            return self._properties
+
+        return {
+            "_lazy_init": lambda: None,
+            "init": lambda: None,
+            "is_initialized": lambda: True,
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "set_device": lambda index: _check_ordinal(index),
+            "_exchange_device": lambda index: 0,
+            "_maybe_exchange_device": lambda index: 0,
+            "device": device,
+            "device_of": lambda tensor: contextlib.nullcontext(),
+            "get_device_name": lambda device=None: properties(device).name,
+            "get_device_capability": lambda device=None: (
+                properties(device).major,
+                properties(device).minor,
+            ),
+            "get_device_properties": properties,
+            "is_bf16_supported": lambda including_emulation=True: (
+                gpu.supports_bf16 or including_emulation
+            ),
+            "get_arch_list": lambda: ["sm_{}{}".format(*gpu.capability)],
+            "synchronize": lambda device=None: None,
+            "current_stream": lambda device=None: self._current_stream(),
+            "default_stream": lambda device=None: self._default,
+            "set_stream": self._set_stream,
+            "Stream": Stream,
+            "Event": _event_class(self._clock),
+            "utilization": lambda device=None: 100,
+        }
+
+    def _current_stream(self) -> Stream:
+        return getattr(self._streams, "current", self._default)
+
+    def _set_stream(self, stream: Any) -> None:
+        if stream is not None:
+            self._streams.current = stream
+            self._memory.stream = stream.stream_id
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def _memory_functions(self) -> dict[str, Any]:
+        def set_fraction(fraction: float, device: Any = None) -> None:
+            if not isinstance(fraction, float) or not 0 <= fraction <= 1:
+                raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0.0~1.0")
+            self._fraction = fraction
+            allowed = int(fraction * self._gpu.memory_bytes)
+            self._memory.allocator.allowed_bytes = allowed if fraction < 1 else None
+
+        return {
+            "mem_get_info": lambda device=None: self._mem_get_info(),
+            "set_per_process_memory_fraction": set_fraction,
+            "get_per_process_memory_fraction": lambda device=None: self._fraction,
+        }
+
+    def _mem_get_info(self) -> tuple[int, int]:
+        self._memory.flush()
+        return self._memory.allocator.free_device_bytes(), self._gpu.memory_bytes
+
+    # -- random numbers --------------------------------------------------------------------
+
+    def _random_functions(self) -> dict[str, Any]:
+        def seed(value: int | None = None) -> None:
+            self._seed = int(value or 0)
+
+        return {
+            "manual_seed": seed,
+            "manual_seed_all": seed,
+            "seed": seed,
+            "seed_all": seed,
+            "initial_seed": lambda: self._seed,
+            "get_rng_state": lambda device="cuda": self._rng.clone(),
+            "get_rng_state_all": lambda: [self._rng.clone()],
+            "set_rng_state": lambda state, device="cuda": None,
+            "set_rng_state_all": lambda states: None,
+        }
+
+    # -- versions and tools ------------------------------------------------------------------
+
+    def _install_versions(self, patches: PatchSet) -> None:
+        if torch.version.cuda is None:
+            patches.set(torch.version, "cuda", CUDA_VERSION)
+        patches.set(torch.backends.cuda, "is_built", lambda: True)
+        cudnn = torch.backends.cudnn.m  # type: ignore[attr-defined]
+        patches.set(cudnn, "is_available", lambda: True)
+        patches.set(cudnn, "version", lambda: CUDNN_VERSION)
+
+    @staticmethod
+    def _install_nvtx(patches: PatchSet) -> None:
+        def nothing(*_: Any, **__: Any) -> int:
+            return 0
+
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            patches.set(torch.cuda.nvtx, name, nothing)
+
+
+def _check_ordinal(device: Any) -> None:
+    """The simulated machine has one GPU; raises what CUDA raises for another."""
+    index = device
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device):
+        index = device.index
+    if index not in (None, 0, -1):
+        raise RuntimeError(
+            "CUDA error: invalid device ordinal (the simulated machine has one GPU, cuda:0)"
+        )
+
+
+def is_simulated(value: Any) -> bool:
+    """Is ``value`` a tensor of the simulated device?"""
+    return type(value) is SimulatedTensor

@@ -1,0 +1,216 @@
+"""The tensor that lives on the simulated device.
+
+A :class:`SimulatedTensor` has sizes, strides and a storage but no data. It answers the
+question "which device?" twice: Python reads ``cuda:0`` from the properties below, C++
+asks through ``prim::device`` and is told ``meta``. Meta has a device guard on every
+build of PyTorch and is no accelerator, so the autograd engine keeps to its CPU thread;
+the dispatch keys are CUDA's all the same, so autograd and autocast treat it as CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from trainfit.simgpu.engine import Engine
+
+CUDA = torch.device("cuda", 0)
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+_make_subclass = torch.Tensor._make_subclass
+_specs: dict[tuple[Any, ...], Spec] = {}
+
+# The engine that simulated tensors report to; set by the session while it is active.
+_engine: Engine | None = None
+
+
+class SimulationEndedError(RuntimeError):
+    """A simulated tensor was used after its simulation ended."""
+
+
+def set_engine(engine: Engine | None) -> None:
+    """Make ``engine`` the one that simulated tensors report to."""
+    global _engine
+    _engine = engine
+
+
+def current_engine() -> Engine:
+    """The active engine; raises :class:`SimulationEndedError` when there is none."""
+    if _engine is None:
+        raise SimulationEndedError(
+            "a tensor of a simulated GPU was used after its simulation ended; "
+            "use it inside the `with trainfit.simulate(...)` block"
+        )
+    return _engine
+
+
+class Spec:
+    """Interned geometry of a strided tensor; equal geometry is the same object."""
+
+    __slots__ = ("dtype", "nbytes", "numel", "offset", "size", "stride")
+
+    def __init__(
+        self, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
+    ) -> None:
+        self.size = size
+        self.stride = stride
+        self.offset = offset
+        self.dtype = dtype
+        self.numel = 1
+        for extent in size:
+            self.numel *= extent
+        self.nbytes = self.numel * dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.size)}"
+
+
+def spec_of(meta: torch.Tensor) -> Spec:
+    """The interned :class:`Spec` of a plain tensor."""
+    key = (meta.shape, meta.stride(), meta.storage_offset(), meta.dtype)
+    spec = _specs.get(key)
+    if spec is None:
+        spec = Spec(tuple(key[0]), key[1], key[2], key[3])
+        _specs[key] = spec
+    return spec
+
+
+class SimulatedTensor(torch.Tensor):
+    """A tensor on the simulated ``cuda:0``: geometry and a storage life, no data.
+
+    Attributes: ``_meta`` is the plain meta tensor that shares the storage, ``_spec`` its
+    interned geometry, ``_life`` the allocation behind the storage.
+    """
+
+    _meta: torch.Tensor
+    _spec: Spec
+    _life: Any
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return current_engine().run(func, args, kwargs or {})
+
+    # What Python code asks of a CUDA tensor. C++ getters would say "meta".
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return CUDA
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    def get_device(self) -> int:
+        return 0
+
+    def is_pinned(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def data_ptr(self) -> int:
+        block = self._life.block
+        return 0 if block is None else block.address + self._spec.offset * self.element_size()
+
+    def type(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            return super().type().replace("torch.", "torch.cuda.", 1)
+        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+            dtype = dtype.replace("torch.cuda.", "torch.", 1)
+            dtype = torch.empty(0).type(dtype).dtype
+        return self.to(dtype)
+
+    def cuda(self, *_: Any, **__: Any) -> SimulatedTensor:
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return to_device(self, args, kwargs)
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        current_engine().set_data(self, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedTensor:
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) "
+                "support the deepcopy protocol at the moment."
+            )
+        with torch.no_grad():
+            copy = self.detach().clone()
+        if getattr(self, "_is_param", False):
+            copy = torch.nn.Parameter(copy, requires_grad=self.requires_grad)  # type: ignore[assignment]
+        else:
+            copy.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copy.grad = self.grad.detach().clone()
+        memo[id(self)] = copy
+        return copy  # type: ignore[return-value]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Checkpoints written during the simulated steps get plausible CPU data.
+        return self.detach().cpu().__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        dtype = str(self._spec.dtype)
+        return f"tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={dtype}, simulated)"
+
+    def __format__(self, format_spec: str) -> str:
+        if self.dim() == 0:
+            return self.item().__format__(format_spec)
+        return object.__format__(self, format_spec)
+
+
+def to_device(
+    tensor: SimulatedTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """``Tensor.to`` for a simulated tensor: a move to its own device is no move.
+
+    C++ cannot see that, for it believes the tensor to be on ``meta``.
+    """
+    if args and isinstance(args[0], torch.Tensor):
+        other, args = args[0], args[1:]
+        args = (other.device, other.dtype, *args)
+    elif "other" in kwargs:
+        kwargs = dict(kwargs)
+        other = kwargs.pop("other")
+        args = (other.device, other.dtype, *args)
+    names = ("device", "dtype", "non_blocking", "copy")
+    if args and isinstance(args[0], torch.dtype):
+        names = names[1:]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    device = given.pop("device", None)
+    if device is not None:
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if device.type != "cuda":
+            given["device"] = device
+    return super(SimulatedTensor, tensor).to(**{"dtype": tensor.dtype} | given)
+
+
+def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:
+    """A simulated tensor over ``meta``'s storage (no allocation happens here)."""
+    tensor: SimulatedTensor = _make_subclass(  # type: ignore[call-arg]
+        SimulatedTensor, meta, False, dispatch_device=True, device_for_backend_keys=CUDA
+    )
+    tensor._meta = meta
+    tensor._spec = spec
+    tensor._life = life
+    return tensor
