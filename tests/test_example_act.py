@@ -197,11 +197,7 @@ def test_the_same_options_make_the_same_data(
     files = [path.relative_to(one) for path in sorted(one.rglob("*")) if path.is_file()]
     assert len(files) == 5
     for name in files:
-        if name.suffix == ".npz":  # a zip file, which stores the time of day
-            with np.load(one / name) as a, np.load(two / name) as b:
-                assert all(np.array_equal(a[key], b[key]) for key in ("states", "actions"))
-        else:
-            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
     video = one / "episode_000" / "head.mp4"
     written = video.stat().st_mtime_ns
@@ -232,16 +228,16 @@ def logged(stdout: str) -> dict[str, list[float]]:
 
 
 def test_the_loss_falls(act: dict[str, ModuleType], data: Path, tmp_path: Path) -> None:
-    options = f"--dataset={data} {SMALL} --steps=30 --batch_size=8 --log_every=1 --device=cpu"
+    options = f"--dataset={data} {SMALL} --steps=24 --batch_size=8 --log_every=1 --device=cpu"
     loader = "--num_workers=1 --prefetch_factor=3 --persistent_workers=true"
     rates = "--lr=1e-3 --lr_backbone=1e-4 --kl_weight=1 --dropout=0"
     done = run_script("train.py", f"{options} {loader} {rates} --output_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     figures = logged(done.stdout)
-    assert figures["step"] == list(range(1, 31))
-    assert np.mean(figures["loss"][-5:]) < 0.1 * figures["loss"][0]
+    assert figures["step"] == list(range(1, 25))
+    assert np.mean(figures["loss"][-4:]) < 0.1 * figures["loss"][0]
     # Not only the KL term: the actions are predicted better.
-    assert np.mean(figures["l1"][-5:]) < 0.5 * figures["l1"][0]
+    assert np.mean(figures["l1"][-4:]) < 0.5 * figures["l1"][0]
 
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     policy = act["model"].ACTPolicy(act["model"].ACTConfig(**saved["config"]))

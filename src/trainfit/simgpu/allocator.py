@@ -29,6 +29,8 @@ from trainfit.simgpu.allocator_segments import DeviceSegments
 from trainfit.simgpu.allocator_settings import MIN_BLOCK, SMALL_SIZE, AllocatorSettings
 from trainfit.simgpu.allocator_stats import Counter, Statistics, mapped_runs, segment_info
 
+__all__ = ["AllocatorSettings", "Block", "CachingAllocator", "OutOfDeviceMemory"]
+
 
 class OutOfDeviceMemory(Exception):
     """No memory for a request, with the figures of PyTorch's message, all in bytes.

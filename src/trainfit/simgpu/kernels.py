@@ -33,31 +33,70 @@ def matrix_product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """Forward convolution; args as aten::convolution, ``out`` the result."""
     source, weight = args[0], args[1]
-    groups = args[8]
-    if _is_depthwise(source, weight, groups, args[6]):
+    stride, dilation, transposed, groups = args[3], args[5], args[6], args[8]
+    if _is_depthwise(source, weight, groups, transposed):
         return
-    copies = _layout_copies((source, weight), out)
-    if _transforms_layout(engine, source, weight, groups):
-        copies.append(
-            ("cudnn_layout", (source._spec.nbytes, out._spec.nbytes, weight._spec.nbytes))
-        )
-    engine.workspace(*copies)
+    requests = _layout_copies((source, weight), out)
+    requests += _algorithm(engine, source, weight, out, stride, dilation, transposed, groups)
+    engine.workspace(*requests)
 
 
 @allocates(aten.convolution_backward.default)
 def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """Gradients of a convolution: cuDNN runs data and weight gradient one after another."""
     grad, source, weight = args[0], args[1], args[2]
-    groups = args[9]
-    if _is_depthwise(source, weight, groups, args[7]):
+    stride, dilation, transposed, groups = args[4], args[6], args[7], args[9]
+    if _is_depthwise(source, weight, groups, transposed):
         return
-    if not _transforms_layout(engine, source, weight, groups):
-        engine.workspace(*_layout_copies((grad, source, weight), source))
-        return
-    sizes = (grad._spec.nbytes, source._spec.nbytes, weight._spec.nbytes)
-    copies = _layout_copies((grad, source, weight), source)
+    requests = _layout_copies((grad, source, weight), source)
+    requests += _algorithm(engine, source, weight, grad, stride, dilation, transposed, groups)
     for _wanted in filter(None, args[10][:2]):
-        engine.workspace(*copies, ("cudnn_layout", sizes))
+        engine.workspace(*requests)
+
+
+def _algorithm(
+    engine: Engine,
+    source: Any,
+    weight: Any,
+    result: Any,
+    stride: Any,
+    dilation: Any,
+    transposed: bool,
+    groups: int,
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Workspace of the algorithm that cuDNN's heuristics take for this convolution.
+
+    The operands may stand for a gradient's: the three algorithms (forward, data, weight)
+    transform the same three tensors.
+    """
+    if groups > 1 or _channels_last(source) or _channels_last(weight):
+        return []
+    spec = source._spec
+    if len(spec.size) != 4:
+        return []
+    if spec.dtype is torch.float32 and not transposed and _is_winograd(weight, stride, dilation):
+        samples, outputs, height, width = result._spec.size
+        shape = (samples, spec.size[1], outputs, height, width, spec.dtype.itemsize)
+        return [("cudnn_winograd", shape)]
+    if _uses_tensor_cores(engine, spec.dtype):
+        return [("cudnn_layout", (spec.nbytes, result._spec.nbytes, weight._spec.nbytes))]
+    return []
+
+
+def _is_winograd(weight: Any, stride: Any, dilation: Any) -> bool:
+    return (
+        tuple(weight._spec.size[2:]) == (3, 3)
+        and all(each == 1 for each in stride)
+        and all(each == 1 for each in dilation)
+    )
+
+
+def _uses_tensor_cores(engine: Engine, dtype: torch.dtype) -> bool:
+    """Are there tensor-core convolutions (which want NHWC) for this precision?"""
+    if dtype in _HALVES:
+        return engine.gpu.capability[0] >= 7
+    ampere = engine.gpu.capability[0] >= 8
+    return dtype is torch.float32 and ampere and torch.backends.cudnn.allow_tf32
 
 
 def _is_depthwise(source: Any, weight: Any, groups: int, transposed: bool) -> bool:
@@ -68,19 +107,6 @@ def _is_depthwise(source: Any, weight: Any, groups: int, transposed: bool) -> bo
         and groups == channels
         and groups > 1
         and weight._spec.size[0] % channels == 0
-    )
-
-
-def _transforms_layout(engine: Engine, source: Any, weight: Any, groups: int) -> bool:
-    """Does cuDNN take an NHWC tensor-core kernel for NCHW tensors?"""
-    spec = source._spec
-    if len(spec.size) != 4 or groups > 1 or _channels_last(source) or _channels_last(weight):
-        return False
-    major = engine.gpu.capability[0]
-    if spec.dtype in _HALVES:
-        return major >= 7
-    return (
-        spec.dtype is torch.float32 and major >= 8 and torch.backends.cudnn.allow_tf32
     )
 
 

@@ -137,6 +137,7 @@ class Simulation:
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._owners: dict[int, int] = {}
+        self._lifts_cpu_only = False
 
     def _install(self) -> None:
         # Every optimizer imports torch._dynamo; it must see PyTorch as it is, not patched.
@@ -153,11 +154,15 @@ class Simulation:
             optim.register_optimizer_step_pre_hook(self._before_step),
             optim.register_optimizer_step_post_hook(self._after_step),
         ]
+        # torch.tensor(..., device="cuda") builds on the CPU and moves where modes see it.
+        self._lifts_cpu_only = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
         self._modes.install(self._patches)
 
     def _remove(self) -> None:
         global _active
         self._modes.remove()
+        torch._C._set_only_lift_cpu_tensors(self._lifts_cpu_only)
         for hook in self._optimizer_hooks:
             hook.remove()
         self._optimizer_hooks = []

@@ -49,6 +49,20 @@ def cudnn_layout(input_bytes: int, output_bytes: int, weight_bytes: int) -> int:
 
 
 @_model
+def cudnn_winograd(
+    samples: int, inputs: int, outputs: int, height: int, width: int, itemsize: int
+) -> int:
+    """cuDNN's non-fused Winograd convolution, F(4x4, 3x3), for float32 3x3 at stride 1.
+
+    Each 4x4 tile of the result (``height`` x ``width``) becomes 6x6 numbers for every input
+    and every output channel, and each 3x3 filter 6x6; all three are held at once
+    (Lavin and Gray, arXiv 1509.09308, section 4; CUDNN_CONVOLUTION_*_ALGO_WINOGRAD_NONFUSED).
+    """
+    tiles = -(-height // 4) * -(-width // 4)
+    return 36 * itemsize * (samples * tiles * (inputs + outputs) + inputs * outputs)
+
+
+@_model
 def contiguous_copy(nbytes: int) -> int:
     """A copy that a kernel makes because it wants another memory layout."""
     return nbytes

@@ -1,0 +1,65 @@
+# Builds the environment in .venv and runs the project's checks.
+#
+#   make plan       the example: does ACT training fit on an RTX 4090?
+#   make test       the tests that take less than a few seconds each
+#   make test-slow  the others
+#   make lint       style, types and the layering of the packages
+#   make bench      every script bench/*.py
+#   make clean      removes the environment, the example's data and all caches
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+# 0: in one process. Every worker imports PyTorch anew, which costs more than two of them save.
+PYTEST_WORKERS ?= 0
+
+GPU ?= RTX 4090
+DATA := data/act-example
+
+.DELETE_ON_ERROR:
+.PHONY: plan test test-slow lint bench clean
+
+plan: .venv/.plan-ready $(DATA)/meta.json
+	$(BIN)/trainfit plan --gpu "$(GPU)" -- python examples/act/train.py \
+		--dataset=$(DATA) '--batch_size={batch_size:8}' '--amp={amp:true}'
+
+test: .venv/.dev-ready
+	$(PYTEST) -q -n $(PYTEST_WORKERS)
+
+test-slow: .venv/.dev-ready
+	$(PYTEST) -q -m slow
+
+lint: .venv/.dev-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.dev-ready
+	@set -e; for script in $(sort $(wildcard bench/*.py)); do \
+		echo "$$script"; $(BIN)/python $$script; done
+
+clean:
+	rm -rf .venv $(DATA) build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info
+
+# meta.json is what make_dataset.py writes last; it keeps a data set that is whole.
+$(DATA)/meta.json: examples/act/make_dataset.py | .venv/.plan-ready
+	$(BIN)/python examples/act/make_dataset.py --out $(DATA)
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# The project is editable and comes last: its dependencies are pinned by then.
+.venv/.plan-ready: requirements/plan.txt pyproject.toml | $(BIN)/python
+	$(PIP) install -q -r requirements/plan.txt
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv/.dev-ready: requirements/dev.txt requirements/dev-nodeps.txt .venv/.plan-ready
+	$(PIP) install -q -r requirements/dev.txt
+	$(PIP) install -q --no-deps -r requirements/dev-nodeps.txt
+	touch $@
