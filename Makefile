@@ -4,7 +4,7 @@
 #   make test       the tests that take less than a few seconds each
 #   make test-slow  the others
 #   make lint       style, types and the layering of the packages
-#   make bench      every script bench/*.py
+#   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
 #   make clean      removes the environment, the example's data and all caches
 
 PYTHON ?= python3
@@ -15,6 +15,8 @@ PYTEST := $(BIN)/python -m pytest
 PYTEST_WORKERS ?= 0
 
 GPU ?= RTX 4090
+# Where published measurements lie that some benchmarks compare with (see their --help).
+TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
@@ -37,8 +39,9 @@ lint: .venv/.dev-ready
 	$(BIN)/lint-imports
 
 bench: .venv/.dev-ready
-	@set -e; for script in $(sort $(wildcard bench/*.py)); do \
-		echo "$$script"; $(BIN)/python $$script; done
+	$(BIN)/python bench/trace.py
+	$(BIN)/python bench/act.py
+	$(BIN)/python bench/memory_accuracy.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv
 
 clean:
 	rm -rf .venv $(DATA) build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
