@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def run_script(name: str, options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(EXAMPLE / name), *options.split()],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
+        # Two OpenMP threads that wait for each other crawl where other jobs hold the cores.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 

@@ -6,8 +6,13 @@ Exit codes: 0 good, 1 bad news (does not fit), 2 bad input or a failed run.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from trainfit import __version__
 from trainfit.cli import plan, show, simulate
@@ -26,35 +31,73 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"trainfit {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, module in _VERBS.items():
-        module.configure(verbs.add_parser(name, **module.PARSER))
+        module.configure(verbs.add_parser(name, allow_abbrev=False, **module.PARSER))
     words = list(sys.argv[1:] if argv is None else argv)
-    own, command = _split(words)
-    options = parser.parse_args(own)
+    verb = _VERBS.get(words[0]) if words else None
+    own, command = verb.split(words[1:]) if verb is not None else (words[1:], [])
+    options = parser.parse_args([*words[:1], *own])
+    _accept_any_text()
+    return _run(options, command)
+
+
+def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     try:
-        return _VERBS[options.verb].run(options, command)
+        with _terminate_as_interrupt():
+            code: int = _VERBS[options.verb].run(options, command)
+        sys.stdout.flush()
+        return code
     except (TrainfitError, GpuNameError) as error:
         return _report(error)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("trainfit: interrupted", file=sys.stderr)
-        return 130
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our words, and the user's command: what follows ``--``, untouched."""
-    if "--" in words:
-        at = words.index("--")
-        return words[:at], words[at + 1 :]
-    return words, []
+        return 143 if isinstance(interrupt, _Terminated) else 130
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; nothing may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        name = f"{error.filename!r}: " if error.filename is not None else ""
+        print(f"trainfit: error: {name}{error.strerror or error}", file=sys.stderr)
+        return 2
 
 
 def _report(error: Exception) -> int:
     print(f"trainfit: error: {printable(str(error))}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(f"trainfit: {printable(note)}", file=sys.stderr)
     output = getattr(error, "script_output", "")
     if output:
         print("--- the script's own output ---", file=sys.stderr)
-        print(printable(output.rstrip()), file=sys.stderr)
+        print(printable(output.rstrip(), lines=True), file=sys.stderr)
         print("--- end of the script's output ---", file=sys.stderr)
     return getattr(error, "exit_code", 2)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: children are ended as on Ctrl-C."""
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    try:
+        former = signal.signal(signal.SIGTERM, handler)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _accept_any_text() -> None:
+    """A character that the terminal's encoding lacks is written as its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainfit.cli.common import (
-    UsageError,
     add_gpu,
+    add_simulation,
     chosen_gpu,
     output_file,
     progress,
-    seconds,
-    whole_number,
+    share,
+    split_command,
 )
 from trainfit.plan.command import parse_command
 from trainfit.plan.planner import Settings, plan
@@ -28,48 +28,36 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit plan [options] -- COMMAND",
 }
 
+_WITH_VALUE = ("--gpu", "--headroom", "--steps", "--time-limit", "--output")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_gpu(parser)
     parser.add_argument(
         "--headroom",
-        type=_share,
+        type=share,
         default=0.10,
         metavar="SHARE",
         help="share of the GPU's memory to leave free (default 0.10, also 10%%)",
     )
-    parser.add_argument(
-        "--steps", type=whole_number, default=3, help="optimizer steps to simulate (default 3)"
-    )
-    parser.add_argument(
-        "--time-limit", type=seconds, default=600.0, metavar="S", help="seconds for one simulation"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_simulation(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
 
 
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the training command."""
+    return split_command(words, _WITH_VALUE)
+
+
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Plan and print; returns the exit code."""
     parsed = parse_command(command)
     gpu, name = chosen_gpu(options.gpu)
-    output = output_file(options.output)
+    output = output_file(options.output) if options.output is not None else None
     settings = Settings(options.headroom, options.steps, options.time_limit)
     result = plan(parsed, gpu, name, settings, progress)
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else plan_text(result), end="\n" if options.json else "")
-    fits = result.now.fits if result.now.largest_batch is None else result.now.largest_batch > 0
-    return 0 if fits else 1
-
-
-def _share(text: str) -> float:
-    """``0.1`` or ``10%``; from 0 to below 1."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 1")
-    return value
-
-
-__all__ = ["PARSER", "UsageError", "configure", "run"]
+    print(result.to_json() if options.json else plan_text(result))
+    return 0 if result.fits else 1

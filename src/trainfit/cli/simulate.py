@@ -10,11 +10,11 @@ from typing import Any
 from trainfit.cli.common import (
     UsageError,
     add_gpu,
+    add_simulation,
     chosen_gpu,
     output_file,
     progress,
-    seconds,
-    whole_number,
+    split_command,
 )
 from trainfit.plan.command import parse_command
 from trainfit.plan.simulation import simulate_command
@@ -28,46 +28,47 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit simulate [options] SCRIPT.py [ARGS …]  |  -m MODULE [ARGS …]",
 }
 
+_WITH_VALUE = ("--gpu", "--steps", "--time-limit", "--output")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_gpu(parser)
-    parser.add_argument(
-        "--steps", type=whole_number, default=3, help="optimizer steps to simulate (default 3)"
-    )
-    parser.add_argument(
-        "--time-limit", type=seconds, default=600.0, metavar="S", help="seconds for the run"
-    )
+    add_simulation(parser)
     parser.add_argument(
         "--output",
         metavar="FILE",
         default="recording.trainfit",
         help="where the recording goes (default recording.trainfit)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
-    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module as a script")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the command; it may begin with a script or ``-m MODULE``."""
+    return split_command(words, _WITH_VALUE, module=True)
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
-    words = [*options.words, *command]
-    if options.module is not None:
-        words = ["python", "-m", options.module, *words]
-    elif words and words[0].endswith(".py"):
-        words = ["python", *words]
-    if not words:
+    """Simulate, print, and say how it went; returns the exit code."""
+    if not command:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
+    is_bare = command[0].startswith("-m") or _is_script(command[0])
+    parsed = parse_command(["python", *command] if is_bare else command)
     gpu, name = chosen_gpu(options.gpu)
-    output = output_file(options.output)
-    assert output is not None
-    summary = simulate_command(
-        parse_command(words),
+    summary, failure = simulate_command(
+        parsed,
         gpu,
         name,
         steps=options.steps,
         time_limit_s=options.time_limit,
-        output=Path(output),
+        output=output_file(options.output),
         progress=progress,
     )
-    render = recording_json if options.json else recording_text
-    print(render(summary))
+    print((recording_json if options.json else recording_text)(summary))
+    if failure is not None:
+        raise failure
     return 1 if summary.out_of_memory else 0
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(".py") or Path(word).is_dir()

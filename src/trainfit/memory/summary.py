@@ -48,10 +48,10 @@ def summarize(
             context_bytes=context,
             context_range_bytes=(int(low), int(high)),
         ),
-        by_kind=by_kind(recording, stream, outcome),
-        by_module=by_module(recording, stream, outcome),
+        by_kind_bytes=by_kind(recording, stream, outcome),
+        by_module_bytes=by_module(recording, stream, outcome),
         step_peak_allocated_bytes=tuple(peak for peak, _ in outcome.step_peaks),
-        timeline=timeline(stream, outcome),
+        timeline_bytes=timeline(stream, outcome),
         assumptions=dict(header["assumptions"]),
         out_of_memory=out_of_memory,
     )

@@ -1,7 +1,8 @@
 """A user's training command: its words, its tunables, and what Python will run.
 
 The command is a list of words as the shell split them. Tunables are written into it as
-``{name:present value}``; ``{{`` and ``}}`` stand for literal braces.
+``{name:present value}``; double braces around one make it literal. All other words, braces
+included, are passed on as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from trainfit.results.errors import TrainfitError
 from trainfit.results.trace import Target
@@ -22,17 +24,34 @@ from trainfit.results.trace import Target
 #: Tunables that trainfit can fill.
 TUNABLES = ("batch_size", "amp")
 
-_PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_]\w*)(?::([^{}]*))?\}(?!\})")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_TUNABLE = r"(batch_size|amp)(?::([^{}]*))?"
+_PLACEHOLDER = re.compile(rf"\{{\{{{_TUNABLE}\}}\}}|\{{{_TUNABLE}\}}")
+#: Looks like a placeholder; whether it is a misspelt one is a matter of its name.
+_BRACES = re.compile(r"\{([A-Za-z_][\w-]*)(?::[^{}]*)?\}")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?$")
 _FLAGS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
-#: Words that may stand before the interpreter, with how many arguments each takes; they
-#: stay in the launch command and are left out of the simulation.
-_WRAPPERS = {"env": 0, "nice": 2, "taskset": 2, "numactl": -1, "nohup": 0, "time": 0}
-
-_ON_OFF = (("true", "false"), ("True", "False"), ("1", "0"), ("yes", "no"), ("on", "off"))
-_PRECISIONS = ("bf16", "fp16", "no", "fp32", "bfloat16", "float16", "float32", "none")
+_OPPOSITE_SWITCH = {
+    value: other
+    for pair in ("true false", "True False", "TRUE FALSE", "1 0", "yes no", "on off")
+    for value, other in (pair.split(), pair.split()[::-1])
+}
+#: Spellings of Accelerate, Transformers and Lightning; what is off goes to bf16.
+_OPPOSITE_PRECISION = {
+    "bf16": "no",
+    "fp16": "no",
+    "no": "bf16",
+    "fp32": "bf16",
+    "bfloat16": "float32",
+    "float16": "float32",
+    "float32": "bfloat16",
+    "none": "bfloat16",
+    "bf16-mixed": "32-true",
+    "16-mixed": "32-true",
+    "32-true": "bf16-mixed",
+    "32": "bf16-mixed",
+}
 
 
 class CommandError(TrainfitError):
@@ -40,36 +59,82 @@ class CommandError(TrainfitError):
 
 
 @dataclasses.dataclass(frozen=True)
+class _Wrapper:
+    """A program that starts another: its options that take a value, its own arguments."""
+
+    valued: str = ""
+    valued_long: tuple[str, ...] = ()
+    arguments: int = 0
+
+
+#: They stay in the launch command and are left out of the simulation.
+_WRAPPERS = {
+    "env": _Wrapper("uCS", ("--unset", "--chdir")),
+    "nice": _Wrapper("n", ("--adjustment",)),
+    "ionice": _Wrapper("cn", ("--class", "--classdata")),
+    "taskset": _Wrapper(arguments=1),
+    "chrt": _Wrapper("TPD", arguments=1),
+    "numactl": _Wrapper(
+        "iwpmNC", ("--interleave", "--preferred", "--membind", "--cpunodebind", "--physcpubind")
+    ),
+    "nohup": _Wrapper(),
+    "setsid": _Wrapper(),
+    "stdbuf": _Wrapper("ioe", ("--input", "--output", "--error")),
+    "time": _Wrapper("of", ("--output", "--format")),
+    "timeout": _Wrapper("ks", ("--kill-after", "--signal"), arguments=1),
+}
+
+#: They start Python in a process, or in several, of their own.
+_LAUNCHERS = frozenset(
+    {
+        *("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun"),
+        *("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "conda", "mamba", "micromamba"),
+        *("docker", "podman", "apptainer", "singularity", "sudo", "ssh", "sh", "bash", "zsh"),
+    }
+)
+_LAUNCHER_MODULES = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
+
+
+@dataclasses.dataclass(frozen=True)
 class Command:
     """A training command with tunables.
 
-    ``words`` still hold the placeholders; ``present`` are their present values. ``python``
-    is the interpreter, ``python_flags`` its own options, ``environment`` the assignments
-    that stand before it. ``target_at`` is where the target's own arguments begin in
-    ``words``; ``kind`` and ``name`` say what is run.
+    ``words`` still hold the placeholders; ``present`` are their present values, and
+    ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``).
+    ``python`` is the interpreter, ``python_flags`` its own options; ``kind`` and ``name``
+    say what it runs. ``words[arguments_at:]`` are the arguments of that, and
+    ``assignments_at`` are the places of ``NAME=value`` words before the program.
     """
 
     words: tuple[str, ...]
     present: Mapping[str, str]
-    environment: Mapping[str, str]
+    other_amp: str | None
+    assignments_at: tuple[int, ...]
     python: str
     python_flags: tuple[str, ...]
-    kind: str
+    kind: Literal["script", "module"]
     name: str
     arguments_at: int
 
     def fill(self, **values: str) -> list[str]:
         """The command's words with ``values`` (and present values otherwise)."""
-        return [_fill(word, dict(self.present) | values) for word in self.words]
+        return [_fill(word, {**self.present, **values}) for word in self.words]
 
     def line(self, **values: str) -> str:
-        """The launch command as one line for a shell."""
-        return " ".join(_quote(word) for word in self.fill(**values))
+        """The launch command as one line for bash."""
+        return " ".join(quote(word) for word in self.fill(**values))
 
     def target(self, **values: str) -> Target:
         """What Python runs, with the arguments filled in."""
-        arguments = tuple(self.fill(**values)[self.arguments_at :])
-        return Target("module" if self.kind == "module" else "script", self.name, arguments)
+        return Target(self.kind, self.name, tuple(self.fill(**values)[self.arguments_at :]))
+
+    def environment(self, **values: str) -> dict[str, str]:
+        """The variables that the command sets."""
+        words = self.fill(**values)
+        pairs = (words[at].partition("=") for at in self.assignments_at)
+        return {name: value for name, _, value in pairs}
 
 
 def parse_command(words: Sequence[str]) -> Command:
@@ -81,27 +146,56 @@ def parse_command(words: Sequence[str]) -> Command:
         )
     present = _placeholders(words)
     plain = [_fill(word, present) for word in words]
-    environment, at = _environment(plain)
-    at, more = _skip_wrappers(plain, at)
-    environment |= more
+    at, assignments = _program(plain)
     if at >= len(plain):
         raise CommandError(f"{' '.join(words)!r}: no program is named; add `python train.py`")
-    if _PYTHON.match(Path(plain[at]).name):
-        return _python_command(words, plain, at, present, environment)
-    return _script_command(words, plain, at, present, environment)
+    is_python = _PYTHON.match(Path(plain[at]).name) is not None
+    python, flags, kind, name, at = (_python if is_python else _executable)(plain, at)
+    if kind == "module" and name in _LAUNCHER_MODULES:
+        raise _launcher(name)
+    return Command(
+        words=tuple(words),
+        present=present,
+        other_amp=_other_amp(words, present),
+        assignments_at=assignments,
+        python=python,
+        python_flags=flags,
+        kind=kind,
+        name=name,
+        arguments_at=at,
+    )
+
+
+def quote(word: str) -> str:
+    """One word of a bash command, printable; an assignment's name stays readable."""
+    match = _ASSIGNMENT.match(word)
+    if match and word[match.end() :]:
+        return match.group(0) + quote(word[match.end() :])
+    if match or word.isprintable():
+        return word if match else shlex.quote(word)
+    return "$'" + "".join(_ansi_c(letter) for letter in word) + "'"
+
+
+def _ansi_c(letter: str) -> str:
+    if letter in "\\'":
+        return "\\" + letter
+    if letter.isprintable():
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+
+
+# -- tunables --------------------------------------------------------------------------------
 
 
 def _placeholders(words: Sequence[str]) -> dict[str, str]:
+    """The placeholders' present values; each must have one, and the same everywhere."""
     present: dict[str, str] = {}
     for word in words:
-        for name, value in _PLACEHOLDER.findall(word):
-            if name not in TUNABLES:
-                near = difflib.get_close_matches(name, TUNABLES, 1)
-                hint = f"did you mean {{{near[0]}:…}}?" if near else f"known: {', '.join(TUNABLES)}"
-                raise CommandError(
-                    f"placeholder {{{name}}} in {word!r} is no tunable; {hint} "
-                    "(write {{ and }} for literal braces)"
-                )
+        _check_spelling(word)
+        for match in _PLACEHOLDER.finditer(word):
+            _, _, name, value = match.groups()
+            if name is None:
+                continue  # double braces: literal
             if not value:
                 raise CommandError(
                     f"placeholder {{{name}}} in {word!r} has no present value; "
@@ -112,141 +206,184 @@ def _placeholders(words: Sequence[str]) -> dict[str, str]:
                     f"placeholder {{{name}}} has two present values, {present[name]!r} and "
                     f"{value!r}; write the same in both places"
                 )
-    if "batch_size" in present:
-        check_batch_size(present["batch_size"], "placeholder {batch_size}")
-    if "amp" in present:
-        other_precision(present["amp"])
+    _check_batch_size(present.get("batch_size", "1"))
     return present
 
 
-def check_batch_size(text: str, where: str) -> int:
-    """A positive whole number, or :class:`CommandError`."""
+def _check_spelling(word: str) -> None:
+    for name in _BRACES.findall(word):
+        plain = name.lower().replace("-", "_")
+        near = (
+            [plain]
+            if plain in TUNABLES
+            else difflib.get_close_matches(plain, TUNABLES[:1], 1, 0.75)
+        )
+        if name not in TUNABLES and near:
+            raise CommandError(
+                f"placeholder {{{name}}} in {word!r} is no tunable; "
+                f"did you mean {{{near[0]}:…}}? (known: {', '.join(TUNABLES)})"
+            )
+
+
+def _check_batch_size(text: str) -> None:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise CommandError(f"{where}: {text!r} is no batch size; give a whole number from 1 on")
-    return int(text)
+        raise CommandError(
+            f"placeholder {{batch_size}}: {text!r} is no batch size; "
+            "give a whole number from 1 on, as in {batch_size:8}"
+        )
 
 
-def is_on(value: str) -> bool:
-    """Does an ``amp`` value switch autocast on?"""
-    return value in {on for on, _ in _ON_OFF} | {"bf16", "fp16", "bfloat16", "float16"}
-
-
-def other_precision(value: str) -> str:
-    """The ``amp`` value that means the opposite, in the same spelling."""
-    for on, off in _ON_OFF:
-        if value in (on, off):
-            return off if value == on else on
-    if value in _PRECISIONS:
-        short = value in ("bf16", "fp16", "no", "fp32")
-        if is_on(value):
-            return "no" if short else "float32"
-        return "bf16" if short else "bfloat16"
-    known = [*(v for pair in _ON_OFF for v in pair), *_PRECISIONS]
+def _other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
+    """The value for ``{amp}`` that means the opposite, in the same spelling."""
+    value = present.get("amp")
+    if value is None:
+        return None
+    at = next(i for i, word in enumerate(words) if "{amp:" in word)
+    # "no" is a precision to Accelerate and a switch elsewhere: the option's name tells.
+    is_precision = "precision" in "".join(words[max(at - 1, 0) : at + 1]).lower()
+    tables = [_OPPOSITE_SWITCH, _OPPOSITE_PRECISION]
+    for table in reversed(tables) if is_precision else tables:
+        if value in table:
+            return table[value]
+    known = dict.fromkeys([*_OPPOSITE_SWITCH, *_OPPOSITE_PRECISION])
     raise CommandError(
         f"placeholder {{amp}}: {value!r} is not understood; write one of {', '.join(known)}"
     )
 
 
-def _environment(plain: Sequence[str]) -> tuple[dict[str, str], int]:
-    found: dict[str, str] = {}
-    at = 0
-    while at < len(plain) and _ASSIGNMENT.match(plain[at]):
-        name, _, value = plain[at].partition("=")
-        found[name] = value
-        at += 1
-    return found, at
+def _fill(word: str, values: Mapping[str, str]) -> str:
+    def fill(match: re.Match[str]) -> str:
+        name = match.group(3)
+        return match.group(0)[1:-1] if name is None else values.get(name, match.group(0))
+
+    return _PLACEHOLDER.sub(fill, word)
 
 
-def _skip_wrappers(plain: Sequence[str], at: int) -> tuple[int, dict[str, str]]:
-    """Past ``taskset -c 0-7``, ``nice -n 10``, ``env NAME=value`` and the like."""
-    environment: dict[str, str] = {}
-    while at < len(plain) and Path(plain[at]).name in _WRAPPERS:
-        count = _WRAPPERS[Path(plain[at]).name]
-        at += 1
-        if count >= 0:
-            at += count
+# -- the program -----------------------------------------------------------------------------
+
+#: Interpreter, its flags, what it runs (kind and name), and where the arguments begin.
+_Program = tuple[str, tuple[str, ...], Literal["script", "module"], str, int]
+
+
+def _program(plain: Sequence[str]) -> tuple[int, tuple[int, ...]]:
+    """Where the program's word is, behind assignments and wrappers; the assignments."""
+    at, assignments = 0, []
+    while at < len(plain):
+        if _ASSIGNMENT.match(plain[at]):
+            assignments.append(at)
+            at += 1
+        elif Path(plain[at]).name in _WRAPPERS:
+            at = _behind_wrapper(plain, at)
         else:
-            while at < len(plain) and plain[at].startswith("-"):
-                at += 1
-        more, skipped = _environment(plain[at:])
-        environment |= more
-        at += skipped
-    return at, environment
+            break
+    return at, tuple(assignments)
 
 
-def _python_command(
-    words: Sequence[str],
-    plain: Sequence[str],
-    at: int,
-    present: Mapping[str, str],
-    environment: Mapping[str, str],
-) -> Command:
-    python = plain[at] if os.sep in plain[at] else sys.executable
+def _behind_wrapper(plain: Sequence[str], at: int) -> int:
+    wrapper = _WRAPPERS[Path(plain[at]).name]
+    at += 1
+    while at < len(plain) and plain[at].startswith("-"):
+        word = plain[at]
+        at += 1
+        if word == "--":
+            break
+        if word.startswith("--"):
+            at += word in wrapper.valued_long
+        elif any(letter in wrapper.valued for letter in word[1:]):
+            # A value may follow in the same word, as in -n5.
+            first = min(i for i, letter in enumerate(word) if i and letter in wrapper.valued)
+            at += first == len(word) - 1
+    return at + wrapper.arguments
+
+
+def _python(plain: Sequence[str], at: int) -> _Program:
+    """``python [flags] script.py`` or ``python [flags] -m module``.
+
+    A bare ``python`` is the interpreter that runs trainfit, for that one can import it.
+    """
+    python = sys.executable
+    if os.sep in plain[at]:
+        python = plain[at]
+        if shutil.which(python) is None:
+            raise CommandError(f"program {python!r}: there is no such program; check the path")
     at += 1
     flags: list[str] = []
-    while at < len(plain) and plain[at].startswith("-") and plain[at] != "-":
-        if plain[at] == "-m" and at + 1 < len(plain):
-            return Command(
-                tuple(words), present, environment, python, tuple(flags),
-                "module", plain[at + 1], at + 2,
-            )  # fmt: skip
-        if plain[at] == "-c":
-            raise CommandError(
-                "python -c: code in the command cannot be planned; put it into a file"
-            )
-        flags.append(plain[at])
-        if plain[at] in _FLAGS_WITH_VALUE and at + 1 < len(plain):
-            at += 1
-            flags.append(plain[at])
+    while at < len(plain) and plain[at].startswith("-"):
+        word = plain[at]
         at += 1
+        if word == "-m" and at < len(plain):
+            return python, tuple(flags), "module", plain[at], at + 1
+        if word.startswith("-m") and word != "-m":
+            return python, tuple(flags), "module", word[2:], at
+        if word == "-" or word.startswith("-c"):
+            raise CommandError(
+                f"python {word}: code that is in no file cannot be planned; put it into one"
+            )
+        flags.append(word)
+        if word in _FLAGS_WITH_VALUE and at < len(plain):
+            flags.append(plain[at])
+            at += 1
     if at >= len(plain):
-        raise CommandError(f"{' '.join(words)!r}: no script after python; name one")
-    script = plain[at]
-    if not Path(script).is_file():
+        raise CommandError(f"{' '.join(plain)!r}: no script after python; name one")
+    _check_script(plain[at])
+    return python, tuple(flags), "script", plain[at], at + 1
+
+
+def _check_script(name: str) -> None:
+    path = Path(name)
+    if path.is_dir():
+        raise CommandError(f"script {name!r} is a folder; name the file in it")
+    if not path.is_file():
         raise CommandError(
-            f"script {script!r}: there is no such file here; check the path "
+            f"script {name!r}: there is no such file; check the path "
             f"(the working directory is {os.getcwd()})"
         )
-    return Command(
-        tuple(words), present, environment, python, tuple(flags), "script", script, at + 1
-    )
+    if not os.access(path, os.R_OK):
+        raise CommandError(f"script {name!r} cannot be read; check its permissions")
 
 
-def _script_command(
-    words: Sequence[str],
-    plain: Sequence[str],
-    at: int,
-    present: Mapping[str, str],
-    environment: Mapping[str, str],
-) -> Command:
-    """A console script (``lightning``, ``my-train``) or an executable Python file."""
+def _executable(plain: Sequence[str], at: int) -> _Program:
+    """A console script (``lerobot-train``) or an executable Python file."""
     name = plain[at]
+    if Path(name).name in _LAUNCHERS:
+        raise _launcher(name)
     beside = Path(sys.executable).with_name(name)
     found = shutil.which(name) or (str(beside) if beside.is_file() else None)
     if found is None:
+        is_script = name.endswith(".py") and Path(name).is_file()
+        reason = "is not executable" if is_script else "there is no such program"
+        begin = f"python {name}" if name.endswith(".py") else "python script.py"
         raise CommandError(
-            f"program {name!r}: there is no such program; begin the command with "
-            "`python script.py` or the name of an installed console script"
+            f"program {name!r}: {reason}; begin the command with `{begin}` "
+            "or the name of an installed console script"
         )
-    with open(found, "rb") as stream:
-        first = stream.readline(512)
-    if not first.startswith(b"#!") or b"python" not in first:
+    python = _interpreter(found)
+    if python is None:
         raise CommandError(
-            f"program {found!r} is no Python program; begin the command with `python script.py`"
+            f"program {name!r} is no Python program; begin the command with `python script.py`"
         )
-    words_of_shebang = first[2:].decode(errors="replace").split()
-    python = words_of_shebang[0] if "env" not in words_of_shebang[0] else sys.executable
-    return Command(tuple(words), present, environment, python, (), "script", found, at + 1)
+    return python, (), "script", found, at + 1
 
 
-def _fill(word: str, values: Mapping[str, str]) -> str:
-    filled = _PLACEHOLDER.sub(lambda m: values.get(m.group(1), m.group(0)), word)
-    return filled.replace("{{", "{").replace("}}", "}")
+def _interpreter(program: str) -> str | None:
+    """The Python that an executable file names in its first lines, ``None`` if none."""
+    with open(program, "rb") as stream:
+        first, second = (stream.readline(512).decode(errors="replace") for _ in range(2))
+    if not first.startswith("#!"):
+        return None
+    # Installers write paths that are too long for a "#!" line into a second one.
+    exec_line = re.match(r"'''exec' (\"[^\"]+\"|\S+)", second)
+    words = [exec_line[1].strip('"')] if exec_line else first[2:].split()
+    if not words:
+        return None
+    if Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-")]
+        return sys.executable if words and _PYTHON.match(words[0]) else None
+    return words[0] if _PYTHON.match(Path(words[0]).name) else None
 
 
-def _quote(word: str) -> str:
-    """Shell quoting that leaves an assignment's name readable."""
-    match = _ASSIGNMENT.match(word)
-    if match:
-        return match.group(0) + shlex.quote(word[match.end() :]) if word[match.end() :] else word
-    return shlex.quote(word)
+def _launcher(name: str) -> CommandError:
+    return CommandError(
+        f"launcher {name!r} starts the training in processes of its own, where it cannot be "
+        "simulated; give the command of one process, as in `python train.py …`"
+    )

@@ -1,4 +1,4 @@
-"""What to tell the user of a simulated run that gave nothing to plan with."""
+"""What to tell the user of a simulated run that gave less than was asked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from trainfit.results.errors import TrainfitError
 from trainfit.results.trace import TraceOutcome
 
 #: Lines of the script's output that are shown with an error.
-_TAIL = 15
+_TAIL = 20
 
 
 class ScriptError(TrainfitError):
-    """The script did not get as far as an optimizer step.
+    """The script did not do what a plan needs.
 
     ``script_output`` is the script's own traceback or last lines, to be shown marked as its.
     """
@@ -26,57 +26,101 @@ def require_step(trace: Trace, command: Command) -> None:
     """Raise :class:`ScriptError` unless the run completed an optimizer step on the GPU."""
     outcome = trace.outcome
     if outcome.status == "unsupported":
-        raise ScriptError(outcome.message, outcome.traceback or _tail(trace.output))
+        raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
     if outcome.steps == 0:
-        message = _without_step(outcome, command)
-        raise ScriptError(message, outcome.traceback or _tail(trace.output))
+        raise ScriptError(
+            f"{command.name}: {_without_step(outcome, command)}", script_output(trace)
+        )
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(
-            f"{command.name}: {outcome.steps} optimizer steps, none of them on the GPU: no tensor "
-            'was moved to "cuda"; let the script use the GPU where torch.cuda.is_available()'
+            f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
+            'to "cuda"; let the script use the GPU where torch.cuda.is_available()'
         )
 
 
+def shortfall(trace: Trace, command: Command) -> str | None:
+    """What went wrong after the first step, in one line; ``None`` if nothing did."""
+    outcome = trace.outcome
+    if outcome.status in ("finished", "ended"):
+        return None
+    return f"{command.name}: {_what_happened(outcome)} after {_steps(outcome)}"
+
+
+def script_output(trace: Trace) -> str:
+    """The script's traceback, or the last lines that it printed."""
+    text = trace.outcome.traceback or trace.output
+    lines = text.rstrip().splitlines()
+    return "\n".join(lines if len(lines) <= _TAIL or trace.outcome.traceback else lines[-_TAIL:])
+
+
 def _without_step(outcome: TraceOutcome, command: Command) -> str:
-    name, after = command.name, f"after {outcome.seconds:.1f} s"
-    seen = _seen(outcome)
+    what, after = _what_happened(outcome), f"after {outcome.seconds:.1f} s"
     if outcome.status == "ended":
         return (
-            f"{name}: the script ended {after} without an optimizer step (seen: {seen}); "
+            f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); "
             "plan a command that trains, with enough data for one batch"
         )
     if outcome.status == "timeout":
         place = f", it was at {outcome.location}" if outcome.location else ""
         return (
-            f"{name}: no optimizer step {after}{place} (seen: {seen}); "
+            f"no optimizer step {after}{place} (seen: {_seen(outcome)}); "
             "shorten what comes before training, or raise --time-limit"
         )
     if outcome.status == "exited":
-        hint = _placeholder_hint(command)
-        return f"{name}: the script ended itself {after} with {outcome.message}{hint}"
-    if outcome.status == "out_of_memory":
-        return f"{name}: out of memory {after}, before the first step: {outcome.message}"
+        return f"{what} {after}, before its first optimizer step; {_exit_hint(command)}"
+    return f"{what} {after}, before its first optimizer step; {_remedy(outcome)}"
+
+
+def _what_happened(outcome: TraceOutcome) -> str:
+    """The subject and its verb, to be continued with "after …"."""
     place = f" at {outcome.location}" if outcome.location else ""
-    return f"{name}: the script failed {after}, before its first optimizer step{place}: " + (
-        outcome.message or "it died"
-    )
+    if outcome.status == "exited":
+        return f"the script ended itself with {outcome.message}"
+    if outcome.status == "timeout":
+        return f"the time limit was reached{place}"
+    if outcome.status == "died":
+        return f"the script broke off ({outcome.message})"
+    if outcome.status == "out_of_memory":
+        return f"the script ran out of GPU memory{place}"
+    return f"the script failed{place} ({_one_line(outcome.message)})"
 
 
-def _placeholder_hint(command: Command) -> str:
+def _remedy(outcome: TraceOutcome) -> str:
+    if outcome.status == "out_of_memory":
+        return "make the model or its input smaller, or name a larger GPU"
+    if outcome.status == "died" and "SIGKILL" in outcome.message:
+        return "a process that uses up the machine's memory is ended so: see its system log"
+    if outcome.status == "died":
+        return "its last lines are below"
+    return "its traceback is below"
+
+
+def _exit_hint(command: Command) -> str:
     if not command.present:
-        return "; its own message is below"
+        return "its own message is below"
     names = ", ".join(f"{{{name}}}" for name in command.present)
-    return f"; does it know the options that hold {names}? Its own message is below"
+    return f"does it know the option that holds {names}? Its own message is below"
 
 
 def _seen(outcome: TraceOutcome) -> str:
-    parts = [
-        f"{outcome.gpu_operators} operators on the GPU",
-        f"{outcome.module_calls} module calls",
-        f"{outcome.loaders} DataLoaders",
-    ]
-    return ", ".join(parts)
+    return ", ".join(
+        (
+            count(outcome.gpu_operators, "operator") + " on the GPU",
+            count(outcome.module_calls, "module call"),
+            count(outcome.loaders, "DataLoader"),
+        )
+    )
 
 
-def _tail(output: str) -> str:
-    return "\n".join(output.rstrip().splitlines()[-_TAIL:])
+def _steps(outcome: TraceOutcome) -> str:
+    return count(outcome.steps, "optimizer step")
+
+
+def count(number: int, thing: str) -> str:
+    """A number with its noun: "1 step", "2 steps"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _one_line(text: str, most: int = 200) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"

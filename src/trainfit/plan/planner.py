@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 
 from trainfit.hardware import GpuSpec, catalogue
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
-from trainfit.memory.fit import largest_batch
+from trainfit.memory.fit import LARGEST, largest_batch
 from trainfit.memory.replay import Replay, Stream, replay
-from trainfit.plan.command import Command, other_precision
-from trainfit.plan.failures import ScriptError, require_step
-from trainfit.plan.tracing import Trace, Tracer
-from trainfit.results.errors import TrainfitError
-from trainfit.results.plan import Configuration, MemoryFigures, PlanResult
+from trainfit.plan.command import Command, CommandError
+from trainfit.plan.failures import ScriptError, count, shortfall
+from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
+from trainfit.plan.search import Found, Trial, search
+from trainfit.plan.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.plan import Basis, Configuration, MemoryFigures, PlanResult
 from trainfit.results.recording import Recording
-from trainfit.simgpu.allocator import AllocatorSettings
 
-#: Simulated runs at a time; each is a process that computes on one core.
-_PARALLEL = 2
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
 _ROUND = 8
-
-Progress = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +35,17 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Variant:
-    """One precision of the job: its traces and the law for every batch size."""
+class _Batches:
+    """What is known of other batch sizes; ``recommended_peak`` is what the recommended takes.
 
-    trace: Trace
-    law: AffineStream | None
-    why_no_law: str
+    ``basis_detail`` says why, where ``basis`` is not "two traces".
+    """
+
+    basis: Basis
+    basis_detail: str = ""
+    largest: int | None = None
+    recommended: int | None = None
+    recommended_peak: Replay | None = None
 
 
 def plan(
@@ -58,204 +57,267 @@ def plan(
 ) -> PlanResult:
     """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
 
-    Raises :class:`ScriptError` where the script gives nothing to plan with.
+    Raises :class:`~trainfit.plan.failures.ScriptError` where the script gives nothing to
+    plan with, :class:`~trainfit.plan.command.CommandError` where its placeholder for the
+    batch size has no effect.
     """
     started = time.monotonic()
-    with Tracer(
-        command,
-        gpu_name,
-        gpu_memory_bytes=gpu.memory_bytes,
-        steps=settings.steps,
-        time_limit_s=settings.time_limit_s,
-    ) as tracer:
-        planner = _Planner(command, gpu, settings, tracer, progress)
-        result = planner.run()
+    with (
+        Tracer(
+            command,
+            gpu_name,
+            gpu_memory_bytes=gpu.memory_bytes,
+            steps=settings.steps,
+            time_limit_s=settings.time_limit_s,
+        ) as tracer,
+        Runs(command, tracer, progress) as runs,
+    ):
+        result = _Planner(command, gpu, settings, runs).run()
     return dataclasses.replace(result, seconds=time.monotonic() - started)
 
 
 class _Planner:
-    def __init__(
-        self,
-        command: Command,
-        gpu: GpuSpec,
-        settings: Settings,
-        tracer: Tracer,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, command: Command, gpu: GpuSpec, settings: Settings, runs: Runs) -> None:
         self._command = command
         self._gpu = gpu
         self._settings = settings
-        self._tracer = tracer
-        self._progress = progress
-        self._allocator = AllocatorSettings.from_environment(os.environ)
+        self._runs = runs
+        self._allocator = allocator_settings(command)
+        self._usable_bytes = int(gpu.memory_bytes * (1 - settings.headroom))
         self._notes: list[str] = []
-        self._loader_index: int | None = None
 
     def run(self) -> PlanResult:
-        self._progress(f"simulating {self._command.name} on {self._gpu.key}")
-        first = self._tracer.trace()
-        require_step(first, self._command)
-        batch = self._present_batch(first)
-        here, other = self._variants(first, batch)
-        now = self._configure(here, batch)
-        best = now.recommended_batch
-        recommended = None
-        if here.law is not None and best:
-            recommended = self._figures(replay(here.law.at(best), settings=self._allocator))
+        first, batch = self._first()
+        pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
+        flipped = self._flipped(first)
+        self._start(batch, pairs, flipped)
+        here = self._batches(first, batch, pairs, AS_WRITTEN, by_trial=True)
+        now = self._configure(first, batch, here)
+        other = self._other_amp(batch, pairs, flipped)
+        self._note_first(first)
+        self._note_batches(first, batch, here)
+        peak = here.recommended_peak
         return PlanResult(
             command=self._command.line(),
             gpu=self._gpu.key,
             gpu_memory_bytes=self._gpu.memory_bytes,
-            headroom=self._settings.headroom,
+            headroom_share=self._settings.headroom,
             steps=first.outcome.steps,
             now=now,
-            recommended=recommended,
-            other_amp=self._configure(other, batch) if other is not None else None,
-            basis="two traces" if here.law is not None else "one trace",
-            basis_detail=here.why_no_law,
-            launch=self._launch(best, batch),
-            assumptions=self._assumptions(here),
+            recommended=self._figures(peak) if peak is not None else None,
+            other_amp=other,
+            basis=here.basis,
+            basis_detail=here.basis_detail,
+            launch=self._launch(here.recommended),
+            assumptions=dict(_recording(first).header["assumptions"]),
             notes=tuple(self._notes),
-            other_gpus=self._other_gpus(here, now),
+            other_gpus=() if now.fits else self._other_gpus(first),
             gpu_sources=dict(self._gpu.sources),
             environment=_environment(first),
             seconds=0.0,
         )
 
-    # -- traces ----------------------------------------------------------------------------
+    # -- runs ------------------------------------------------------------------------------
 
-    def _present_batch(self, trace: Trace) -> int | None:
-        """The batch size now: the placeholder's, else that of the loader of the first step."""
-        loader = trace.outcome.loader
-        self._loader_index = loader["index"] if loader is not None else None
-        if "batch_size" in self._command.present:
-            return int(self._command.present["batch_size"])
-        if loader is None or not loader["batch_size"]:
-            return None
-        return int(loader["batch_size"])
+    def _first(self) -> tuple[Trace, int | None]:
+        """The command as it is, and its batch size: the placeholder's, else the loader's."""
+        text = self._command.present.get("batch_size")
+        if text is not None:
+            batch = int(text)
+            self._runs.start(batch, AS_WRITTEN)
+            # Most plans need it: it runs meanwhile on the second core.
+            self._runs.start(next(_pairs(batch, None))[1], AS_WRITTEN)
+            return self._runs.trace(batch, AS_WRITTEN), batch
+        first = self._runs.trace(None, AS_WRITTEN)
+        loader = first.outcome.loader
+        if loader is None or loader.index is None or loader.batch_size is None:
+            return first, None
+        self._runs.loader_index = loader.index
+        self._runs.same(None, loader.batch_size, AS_WRITTEN)
+        return first, loader.batch_size
 
-    def _variants(self, first: Trace, batch: int | None) -> tuple[_Variant, _Variant | None]:
-        """The job as it is, and with autocast the other way round."""
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            second = pool.submit(self._second, first, batch, {}, None)
-            values, force = self._other_amp(first)
-            flipped = pool.submit(self._try_trace, batch, values, force)
-            here = self._law(first, batch, second, ({}, None))
-            other = flipped.result()
-            if isinstance(other, str):
-                self._notes.append(f"autocast the other way round was not simulated: {other}")
-                return here, None
-            second = pool.submit(self._second, other, batch, values, force)
-            return here, self._law(other, batch, second, (values, force))
+    def _flipped(self, first: Trace) -> Variant:
+        """The command with autocast the other way round."""
+        if self._command.other_amp is not None:
+            return Variant(amp=self._command.other_amp)
+        return Variant(force="off" if first.outcome.autocast else "on")
 
-    def _other_amp(self, first: Trace) -> tuple[Mapping[str, str], str | None]:
-        """Placeholder values and forced switch for the other precision."""
-        if "amp" in self._command.present:
-            return {"amp": other_precision(self._command.present["amp"])}, None
-        return {}, "off" if first.outcome.autocast else "on"
+    def _start(self, batch: int | None, pairs: Sequence[tuple[int, int]], flipped: Variant) -> None:
+        """Begin all runs that a plan without surprises needs."""
+        self._runs.start(batch, flipped)
+        for variant in (AS_WRITTEN, flipped):
+            for each in pairs[0] if pairs else ():
+                self._runs.start(each, variant)
 
-    def _second(
-        self, first: Trace, batch: int | None, values: Mapping[str, str], force: str | None
-    ) -> tuple[Trace, int] | str:
-        """A trace at another batch size, or why there is none."""
-        if batch is None:
-            return (
-                "the batch size is not known: no DataLoader with a batch size fed the first "
-                "step; write {batch_size:N} into the command"
-            )
-        why = ""
-        for other in _candidates(batch):
-            self._progress(f"simulating at batch size {other}")
-            trace = self._try_trace(other, values, force)
-            if not isinstance(trace, str):
-                return trace, other
-            why = why or trace
-        return f"no second batch size could be simulated: {why}"
+    # -- batch sizes -----------------------------------------------------------------------
 
-    def _try_trace(
-        self, batch: int | None, values: Mapping[str, str], force: str | None
-    ) -> Trace | str:
-        loader = None
-        if "batch_size" in self._command.present:
-            values = {**values, "batch_size": str(batch)}
-        elif batch is not None and (index := self._loader_index) is not None:
-            loader = (index, batch)
-        trace = self._tracer.trace(values, loader=loader, amp=force)
-        try:
-            require_step(trace, self._command)
-        except ScriptError as error:
-            return str(error)
-        return trace
-
-    def _law(
+    def _batches(
         self,
-        first: Trace,
+        present: Trace,
         batch: int | None,
-        second: Future[tuple[Trace, int] | str],
-        found_by: tuple[Mapping[str, str], str | None],
-    ) -> _Variant:
-        found = second.result()
-        if isinstance(found, str):
-            return _Variant(first, None, found)
-        assert batch is not None
-        other, at = found
-        base = first
-        if batch == 1:
-            # One sample has no strides to speak of, so the law is taken from larger batches.
-            batch, third = at, self._try_trace(2 * at, *found_by)
-            if isinstance(third, str):
-                return _Variant(first, None, f"no third batch size could be simulated: {third}")
-            base, other, at = other, third, 2 * at
-        assert base.recording is not None and other.recording is not None
-        try:
-            law = AffineStream.between(base.recording, batch, other.recording, at)
-        except NotAffineError as error:
-            return _Variant(first, None, f"batch sizes {batch} and {at} do not compare: {error}")
-        if not law.depends_on_batch:
-            raise TrainfitError(
-                f"the batch size has no effect: {batch} and {at} allocate the same; does the "
-                "script use the option that holds {batch_size}?"
+        pairs: Sequence[tuple[int, int]],
+        variant: Variant,
+        *,
+        by_trial: bool,
+    ) -> _Batches:
+        """What is known of other batch sizes, from two of them if that is possible."""
+        if batch is None:
+            return _Batches(
+                "one trace",
+                "the batch size is not known: no DataLoader with a batch size fed the first "
+                "step; write {batch_size:N} into the command",
             )
-        return _Variant(first, law, "")
+        why = "the data set is too small for two batch sizes with full batches only"
+        for one, other in pairs:
+            try:
+                traces = self._runs.trace(one, variant), self._runs.trace(other, variant)
+            except ScriptError as error:
+                why = f"no other batch size could be simulated: {error}"
+                continue
+            try:
+                law = _law(traces, (one, other))
+                self._check_law(law, variant)
+            except NotAffineError as error:
+                why = f"batch sizes {one} and {other} give no rule for others: {error}"
+                if by_trial:
+                    known = {batch: present, one: traces[0], other: traces[1]}
+                    return self._by_trial(known, variant, why)
+                break
+            if not law.depends_on_batch:
+                return self._without_effect(one, other)
+            return self._by_law(law)
+        return _Batches("one trace", why)
+
+    def _check_law(self, law: AffineStream, variant: Variant) -> None:
+        """Compare a law that looks odd with a third batch size; raises ``NotAffineError``.
+
+        What grows with the square of the batch size (a contrastive loss) gives a line too,
+        but one that is below zero at batch size 0.
+        """
+        one, two = sorted(law.batches)
+        below_zero = law.base < 0 if law.batches == (one, two) else law.base > 0
+        below_zero[law.template.workspace_alloc] = False  # they have models of their own
+        if not below_zero.any():
+            return
+        third = (one + two) // 2 if two - one > 1 else one - 1
+        if third < 2:
+            third = two + 1
+        try:
+            seen = _recording(self._runs.trace(third, variant)).alloc_bytes
+        except ScriptError as error:
+            raise NotAffineError(f"a third could not be simulated ({error})") from None
+        expected = law.at(third).alloc_bytes
+        differs = seen[: len(expected)] != expected[: len(seen)]
+        if not differs.any():
+            return
+        name = law.template.strings[int(law.template.alloc_module[int(differs.argmax())])]
+        where = f", first in {name}" if name else ""
+        raise NotAffineError(f"sizes do not grow in proportion to the batch size{where}")
+
+    def _by_law(self, law: AffineStream) -> _Batches:
+        """Exact for every batch size: the largest that runs, and that leaves the headroom."""
+        context = self._gpu.context_bytes
+        largest = largest_batch(law, self._gpu.memory_bytes, context, self._allocator)
+        best = largest_batch(law, self._usable_bytes, context, self._allocator) if largest else 0
+        best = _rounded(best)
+        peak = replay(law.at(best), settings=self._allocator) if best else None
+        return _Batches("two traces", "", largest, best, peak)
+
+    def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
+        """By simulating one batch size after the other."""
+        context = self._gpu.context_bytes
+        loader = next(iter(known.values())).outcome.loader
+        found = search(
+            [self._trial(batch, trace) for batch, trace in known.items()],
+            lambda batches: self._trials(batches, variant),
+            free_bytes=self._gpu.memory_bytes - context,
+            free_with_headroom_bytes=self._usable_bytes - context,
+            most=loader.samples if loader is not None and loader.samples else LARGEST,
+        )
+        best = found.recommended
+        peak = None
+        if best:
+            recording = _recording(self._runs.trace(best, variant))
+            peak = replay(Stream.of(recording), settings=self._allocator)
+        return _Batches(
+            "one trace a batch size", f"{why}; {_tried(found)}", found.largest, best, peak
+        )
+
+    def _trials(self, batches: Sequence[int], variant: Variant) -> Iterator[Trial]:
+        for batch in batches:
+            self._runs.start(batch, variant)
+        for batch in batches:
+            try:
+                trace = self._runs.trace(batch, variant)
+            except ScriptError as error:
+                self._notes.append(f"batch size {batch} could not be simulated: {error}")
+            else:
+                yield self._trial(batch, trace)
+
+    def _trial(self, batch: int, trace: Trace) -> Trial:
+        stream = Stream.of(_recording(trace))
+        return Trial(
+            batch=batch,
+            reserved_bytes=replay(stream, settings=self._allocator).peak_reserved,
+            fits=self._limited(stream, self._gpu.memory_bytes).fits,
+            fits_with_headroom=self._limited(stream, self._usable_bytes).fits,
+        )
+
+    def _without_effect(self, one: int, other: int) -> _Batches:
+        what = f"the batch size has no effect: {one} and {other} allocate the same"
+        if "batch_size" in self._command.present:
+            raise CommandError(
+                f"placeholder {{batch_size}}: {what}; put it into the option from which "
+                f"{self._command.name} takes its batch size"
+            )
+        return _Batches(
+            "one trace",
+            f"{what} (the DataLoader takes its batches from elsewhere); "
+            "write {batch_size:N} into the command",
+        )
 
     # -- figures ---------------------------------------------------------------------------
 
-    def _configure(self, variant: _Variant, batch: int | None) -> Configuration:
-        recording = variant.trace.recording
-        assert recording is not None
+    def _configure(self, trace: Trace, batch: int | None, batches: _Batches) -> Configuration:
+        recording = _recording(trace)
         stream = Stream.of(recording)
-        free = replay(stream, settings=self._allocator)
-        limited = replay(
+        limited = self._limited(stream, self._gpu.memory_bytes)
+        shown = limited if limited.fits else replay(stream, settings=self._allocator)
+        return Configuration(
+            batch_size=batch,
+            amp=trace.outcome.autocast or "off",
+            memory=self._figures(shown),
+            fits=limited.fits,
+            by_kind_bytes=by_kind(recording, stream, shown),
+            by_module_bytes=by_module(recording, stream, shown),
+            step_peak_allocated_bytes=tuple(peak for peak, _ in shown.step_peaks),
+            largest_batch=batches.largest,
+            recommended_batch=batches.recommended,
+        )
+
+    def _other_amp(
+        self, batch: int | None, pairs: Sequence[tuple[int, int]], flipped: Variant
+    ) -> Configuration | None:
+        try:
+            trace = self._runs.trace(batch, flipped)
+        except ScriptError as error:
+            self._notes.append(f"AMP the other way round was not simulated: {error}")
+            return None
+        if flipped.force == "on":
+            self._notes.append(
+                "AMP on was simulated by torch.autocast around the model's forward calls: the "
+                "command has no {amp}"
+            )
+        batches = self._batches(trace, batch, pairs, flipped, by_trial=False)
+        return self._configure(trace, batch, batches)
+
+    def _limited(self, stream: Stream, capacity_bytes: int) -> Replay:
+        return replay(
             stream,
-            capacity_bytes=self._gpu.memory_bytes,
+            capacity_bytes=capacity_bytes,
             context_bytes=self._gpu.context_bytes,
             settings=self._allocator,
         )
-        shown = limited if limited.fits else free
-        largest = recommended = None
-        if variant.law is not None:
-            largest, recommended = self._batches(variant.law)
-        return Configuration(
-            batch_size=batch,
-            amp=variant.trace.outcome.autocast or "off",
-            memory=self._figures(shown),
-            fits=limited.fits,
-            by_kind=by_kind(recording, stream, shown),
-            by_module=by_module(recording, stream, shown),
-            step_peak_allocated_bytes=tuple(peak for peak, _ in shown.step_peaks),
-            largest_batch=largest,
-            recommended_batch=recommended,
-        )
-
-    def _batches(self, law: AffineStream) -> tuple[int, int]:
-        """Largest batch that runs, and the largest that leaves the headroom free."""
-        context = self._gpu.context_bytes
-        largest = largest_batch(law, self._gpu.memory_bytes, context, self._allocator)
-        usable = int(self._gpu.memory_bytes * (1 - self._settings.headroom))
-        recommended = largest_batch(law, usable, context, self._allocator) if largest else 0
-        if recommended > _ROUND:
-            recommended -= recommended % _ROUND
-        return largest, recommended
 
     def _figures(self, outcome: Replay) -> MemoryFigures:
         low, high = self._gpu.context_range_bytes
@@ -267,46 +329,109 @@ class _Planner:
             context_range_bytes=(low, high),
         )
 
-    # -- the rest --------------------------------------------------------------------------
+    # -- words -----------------------------------------------------------------------------
 
-    def _launch(self, best: int | None, batch: int | None) -> str:
+    def _launch(self, best: int | None) -> str:
         if "batch_size" in self._command.present and best:
             return self._command.line(batch_size=str(best))
-        if best and best != batch:
-            self._notes.append(
-                f"the command has no {{batch_size}}: set the DataLoader's batch_size to {best}"
-            )
         return self._command.line()
 
-    def _other_gpus(self, here: _Variant, now: Configuration) -> tuple[str, ...]:
-        """GPUs of the catalogue that run the job when this one cannot, smallest first."""
-        if now.fits or here.trace.recording is None:
-            return ()
-        stream = Stream.of(here.trace.recording)
-        need = replay(stream, settings=self._allocator).peak_reserved
-        able = [g for g in catalogue() if need + g.context_bytes <= g.memory_bytes]
-        able.sort(key=lambda g: (g.memory_bytes, g.key))
-        return tuple(g.key for g in able)
+    def _note_first(self, first: Trace) -> None:
+        what = shortfall(first, self._command)
+        if what is not None:
+            self._notes.insert(0, f"{what}; planned from what it did until then")
+        elif first.outcome.status == "ended" and first.outcome.steps < self._settings.steps:
+            steps = count(first.outcome.steps, "optimizer step")
+            self._notes.insert(
+                0,
+                f"the script ended after {steps} of the {self._settings.steps} asked for"
+                + ("; a second step can need more" if first.outcome.steps == 1 else ""),
+            )
 
-    @staticmethod
-    def _assumptions(variant: _Variant) -> dict[str, int]:
-        recording: Recording | None = variant.trace.recording
-        return dict(recording.header["assumptions"]) if recording is not None else {}
+    def _note_batches(self, first: Trace, batch: int | None, here: _Batches) -> None:
+        best, loader = here.recommended, first.outcome.loader
+        if "batch_size" not in self._command.present and best and best != batch:
+            where = f" at {loader.where}" if loader is not None and loader.where else ""
+            self._notes.append(
+                f"the command has no {{batch_size}}: set batch_size={best} for the "
+                f"DataLoader{where}, or write the option into the command as "
+                f"--batch_size={{batch_size:{batch}}}"
+            )
+        if here.largest is not None and here.largest >= LARGEST:
+            self._notes.append(f"memory sets no limit up to batch size {LARGEST}")
+        elif best and loader is not None and loader.samples and best > loader.samples:
+            self._notes.append(
+                f"the data set has only {loader.samples} samples: no batch is larger than that, "
+                "and with drop_last there is none"
+            )
+
+    def _other_gpus(self, first: Trace) -> tuple[str, ...]:
+        """GPUs of the catalogue on which the present batch size runs, smallest first."""
+        need = replay(Stream.of(_recording(first)), settings=self._allocator).peak_reserved
+        able = [gpu for gpu in catalogue() if need + gpu.context_bytes <= gpu.memory_bytes]
+        able.sort(key=lambda gpu: (gpu.memory_bytes, gpu.key))
+        return tuple(gpu.key for gpu in able)
 
 
-def _candidates(batch: int) -> list[int]:
-    """Batch sizes for a second trace, in the order of preference.
+def _most_full(first: Trace, batch: int | None) -> int | None:
+    """The largest batch size at which every batch of the run is full; ``None``: any.
 
-    Not 1: with one sample, strides are trivially contiguous and copies disappear.
+    A data set that is used up before the run ends gives a short last batch, after which
+    nothing scales with the batch size.
     """
-    wanted = [2 * batch, batch + 1, batch - 1, batch // 2]
-    return [b for i, b in enumerate(wanted) if b > 1 and b != batch and b not in wanted[:i]]
+    loader = first.outcome.loader
+    if loader is None or loader.samples is None or loader.batch_size != batch:
+        return None
+    return loader.samples // max(loader.batches, 1)
+
+
+def _pairs(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
+    """Pairs of batch sizes to derive the law from, in the order of preference.
+
+    The present one is among them if it can. Not 1: with one sample, strides are trivially
+    contiguous and copies disappear.
+    """
+    if batch > 1 and (most is None or batch <= most):
+        found = [(batch, other) for other in (2 * batch, batch + 1, batch - 1, batch // 2)]
+    elif batch == 1:
+        found = [(2, 4), (2, 3)]
+    else:
+        assert most is not None
+        found = [(most // 2, most), (most - 1, most)]
+    for one, other in dict.fromkeys(found):
+        if min(one, other) > 1 and one != other and (most is None or max(one, other) <= most):
+            yield one, other
+
+
+def _law(traces: tuple[Trace, Trace], batches: tuple[int, int]) -> AffineStream:
+    """From as many steps as both runs made; raises ``NotAffineError``."""
+    recordings = [_recording(trace) for trace in traces]
+    steps = min(recording.steps for recording in recordings)
+    one, other = (recording.first_steps(steps) for recording in recordings)
+    return AffineStream.between(one, batches[0], other, batches[1])
+
+
+def _recording(trace: Trace) -> Recording:
+    assert trace.recording is not None  # as ``require_step`` made sure
+    return trace.recording
+
+
+def _rounded(batch: int) -> int:
+    return batch - batch % _ROUND if batch > _ROUND else batch
+
+
+def _tried(found: Found) -> str:
+    """In words, how far a search by trial came."""
+    batches = ", ".join(map(str, found.tried))
+    text = f"simulated one by one: {batches}"
+    if found.largest and found.too_large:
+        return f"{text}; the largest lies between {found.largest} and {found.too_large - 1}"
+    return text
 
 
 def _environment(trace: Trace) -> dict[str, str]:
-    header = trace.recording.header if trace.recording is not None else {}
     return {
-        "torch": str(header.get("torch", "")),
+        "torch": str(_recording(trace).header["torch"]),
         "python": platform.python_version(),
         "machine": platform.machine(),
     }

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory.summary import summarize
 from trainfit.plan.command import Command
-from trainfit.plan.failures import require_step
-from trainfit.plan.tracing import Tracer
+from trainfit.plan.failures import ScriptError, require_step, script_output, shortfall
+from trainfit.plan.tracing import Tracer, allocator_settings
 from trainfit.results.summary import RecordingSummary
-from trainfit.simgpu.allocator import AllocatorSettings
 
 
 def simulate_command(
@@ -24,13 +22,14 @@ def simulate_command(
     time_limit_s: float,
     output: Path,
     progress: Callable[[str], None],
-) -> RecordingSummary:
+) -> tuple[RecordingSummary, ScriptError | None]:
     """Simulate ``command`` at the GPU's capacity and save the recording to ``output``.
 
-    The recording is saved whatever becomes of the script; raises
-    :class:`~trainfit.plan.failures.ScriptError` where it made no optimizer step for
-    another reason than memory.
+    Returns its figures and, where the script failed after a step, how. The recording is
+    saved whatever becomes of the script; raises :class:`ScriptError` where it made no
+    optimizer step on the GPU for another reason than memory.
     """
+    settings = allocator_settings(command)
     progress(f"simulating {command.name} on {gpu.key}")
     with Tracer(
         command,
@@ -41,12 +40,22 @@ def simulate_command(
         time_limit_s=time_limit_s,
     ) as tracer:
         trace = tracer.trace()
-    if trace.recording is not None:
-        trace.recording.save(output)
+    recording = trace.recording
+    if recording is not None:
+        recording.save(output)
     outcome = trace.outcome
-    full = outcome.message if outcome.status == "out_of_memory" else None
-    if full is None or trace.recording is None:
-        require_step(trace, command)
-    assert trace.recording is not None
-    settings = AllocatorSettings.from_environment(os.environ)
-    return summarize(trace.recording, str(output), settings=settings, out_of_memory=full)
+    place = f"{outcome.location}: " if outcome.location else ""
+    full = f"{place}{outcome.message}" if outcome.status == "out_of_memory" else None
+    if full is None or recording is None:
+        try:
+            require_step(trace, command)
+        except ScriptError as error:
+            if recording is not None:
+                error.add_note(f"what was recorded until then is in {str(output)!r}")
+            raise
+    assert recording is not None
+    summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
+    failure = None if full else shortfall(trace, command)
+    if failure is None:
+        return summary, None
+    return summary, ScriptError(failure, script_output(trace))

@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from trainfit.plan.command import Command
+from trainfit.plan.command import Command, CommandError
+from trainfit.results.errors import ResultFileError
 from trainfit.results.recording import Recording
-from trainfit.results.trace import TraceOutcome, TraceRequest
+from trainfit.results.trace import LoaderOverride, TraceOutcome, TraceRequest
+from trainfit.simgpu.allocator import AllocatorSettings
 
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
+#: Seconds past the time limit after which the child is taken not to see to it itself.
+_OVERTIME_S = 30.0
+#: Bytes of the script's output that are kept.
+_OUTPUT_BYTES = 1 << 16
+
+#: Starts the runner in the user's interpreter, whose environment stays as it is.
+_START = "import sys; sys.path.append({source!r}); from trainfit.simgpu.runner import main; main()"
 
 
+class Stopped(Exception):
+    """The tracer was stopped while the run was going on."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Trace:
-    """One simulated run: its outcome, its recording, and what the script printed."""
+    """One simulated run: its outcome, its recording, and the end of what it printed."""
 
-    def __init__(self, outcome: TraceOutcome, recording: Recording | None, output: str) -> None:
-        self.outcome = outcome
-        self.recording = recording
-        self.output = output
+    outcome: TraceOutcome
+    recording: Recording | None
+    output: str
 
 
 class Tracer:
-    """Runs traces of one command; a context manager that owns a scratch directory."""
+    """Runs traces of one command, from any thread; a context manager.
+
+    It owns a scratch directory, and no process outlives it.
+    """
 
     def __init__(
         self,
@@ -51,7 +71,8 @@ class Tracer:
             "time_limit_s": time_limit_s,
         }
         self._limit = time_limit_s
-        self._count = 0
+        self._numbers = itertools.count(1)
+        self._stopped = threading.Event()
 
     def __enter__(self) -> Tracer:
         self._scratch = tempfile.TemporaryDirectory(prefix="trainfit-")
@@ -65,35 +86,38 @@ class Tracer:
     ) -> None:
         self._scratch.cleanup()
 
+    def stop(self) -> None:
+        """End the runs that are going on; they and all later ones raise :class:`Stopped`."""
+        self._stopped.set()
+
     def trace(
         self,
         values: Mapping[str, str] | None = None,
         *,
-        loader: tuple[int, int] | None = None,
-        amp: str | None = None,
+        loader: LoaderOverride | None = None,
+        amp: Literal["on", "off"] | None = None,
     ) -> Trace:
         """Simulate the command with ``values`` in its placeholders."""
-        self._count += 1
-        folder = Path(self._scratch.name) / f"trace-{self._count}"
+        values = dict(values or {})
+        folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
         request = TraceRequest(
-            target=self._command.target(**(values or {})),
+            target=self._command.target(**values),
             recording=str(folder / "recording.trainfit"),
             outcome=str(folder / "outcome.json"),
             loader=loader,
-            amp=amp,  # type: ignore[arg-type]
+            amp=amp,
             **self._common,
         )
         (folder / "request.json").write_text(request.to_json())
-        return self._run(folder)
+        return self._run(folder, {**os.environ, **self._command.environment(**values)})
 
-    def _run(self, folder: Path) -> Trace:
+    def _run(self, folder: Path, environment: Mapping[str, str]) -> Trace:
+        source = str(Path(__file__).resolve().parents[2])
         command = [
             self._command.python,
-            *self._command.python_flags,
-            "-m",
-            "trainfit.simgpu.runner",
-            str(folder / "request.json"),
+            *("-u", *self._command.python_flags),  # what it printed is there when it is killed
+            *("-c", _START.format(source=source), str(folder / "request.json")),
         ]
         started = time.monotonic()
         log = folder / "output.txt"
@@ -103,59 +127,74 @@ class Tracer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._environment(),
+                env=environment,
                 start_new_session=True,
             )
             try:
-                self._wait(process, folder / "outcome.json")
+                code = self._wait(process, folder / "outcome.json")
             finally:
                 _end_group(process)
-        text = log.read_text(errors="replace")
-        outcome = self._outcome(folder, process.returncode, time.monotonic() - started)
-        saved = folder / "recording.trainfit"
-        return Trace(outcome, Recording.load(saved) if saved.is_file() else None, text)
+        outcome = _outcome(folder, code, time.monotonic() - started, self._limit)
+        return Trace(outcome, _recording(folder), _tail_of_file(log))
 
-    def _environment(self) -> dict[str, str]:
-        """The user's, with trainfit importable also where only this process has it."""
-        source = str(Path(__file__).resolve().parents[2])
-        environment = dict(os.environ) | dict(self._command.environment)
-        paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-        environment["PYTHONPATH"] = os.pathsep.join([*paths, source])
-        return environment
-
-    def _wait(self, process: subprocess.Popen[bytes], outcome: Path) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], outcome: Path) -> int | None:
         """Until the process ends; not for long once the outcome is written."""
-        deadline = time.monotonic() + self._limit + 60.0
-        while process.poll() is None:
+        deadline = time.monotonic() + self._limit + _OVERTIME_S
+        while (code := process.poll()) is None and time.monotonic() < deadline:
+            if self._stopped.wait(0.05):
+                raise Stopped
             if outcome.is_file():
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.05)
+        return code
 
-    @staticmethod
-    def _outcome(folder: Path, code: int | None, seconds: float) -> TraceOutcome:
-        path = folder / "outcome.json"
-        if path.is_file():
-            return TraceOutcome.load(path)
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return TraceOutcome(
-            status="died", steps=0, seconds=seconds, message=f"the process ended with {how}"
-        )
+
+def allocator_settings(command: Command) -> AllocatorSettings:
+    """The caching allocator's settings in the command's environment."""
+    try:
+        return AllocatorSettings.from_environment({**os.environ, **command.environment()})
+    except ValueError as error:
+        raise CommandError(f"{error}; correct the variable, or unset it") from None
+
+
+def _outcome(folder: Path, code: int | None, seconds: float, limit: float) -> TraceOutcome:
+    """What the child wrote, or what its silence means."""
+    with contextlib.suppress(OSError, ValueError):
+        return TraceOutcome.load(folder / "outcome.json")
+    if seconds >= limit:
+        return TraceOutcome(status="timeout", steps=0, seconds=seconds)
+    return TraceOutcome(status="died", steps=0, seconds=seconds, message=_ending(code or 0))
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    name = f"signal {-code}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+    return f"its process was ended by {name}"
+
+
+def _recording(folder: Path) -> Recording | None:
+    try:
+        return Recording.load(folder / "recording.trainfit")
+    except ResultFileError:
+        return None  # a run that came to nothing
+
+
+def _tail_of_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - _OUTPUT_BYTES))
+        return stream.read().decode(errors="replace")
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what the script left running (loader workers, its own children)."""
+    """End the process and what it left running (loader workers, its own children)."""
     for kill, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         try:
             os.killpg(process.pid, kill)
         except (ProcessLookupError, PermissionError):
             break
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
     process.wait()
-
-
-Progress = Callable[[str], None]

@@ -2,132 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 
-from trainfit.report.sizes import printable, share, size
-from trainfit.results.plan import Configuration, MemoryFigures, PlanResult
+from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
+from trainfit.report.sizes import WIDTH, printable, size, wrapped
+from trainfit.results.plan import Configuration, PlanResult
 
-#: Modules that are listed by name; the rest is summed up.
-_MODULES = 12
+#: Where the text beside a batch size begins.
+_COLUMN = 31
+#: Larger GPUs that are named.
+_GPUS = 4
+#: A word of a bash command line, quotes and all.
+_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 
-_KIND_TITLES = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    "optimizer_state": "optimizer state",
-    "activation": "activations kept for backward",
-    "input": "inputs",
-    "temporary": "temporaries",
-    "workspace": "library workspaces",
+_BASIS = {
+    "two traces": "from two simulated batch sizes",
+    "one trace a batch size": "each one simulated",
+    "one trace": "only the present one was simulated",
 }
 
 
 def plan_text(result: PlanResult) -> str:
     """The whole plan: figures now, what they consist of, batch sizes, launch command."""
     now = result.now
+    fits = "" if now.fits else ": DOES NOT FIT"
+    detail = [result.basis_detail] if result.basis_detail and now.largest_batch is not None else []
     parts = [
         _title(result),
-        memory_section(f"Memory {_at(now)}", now.memory),
-        breakdown_section(now.by_kind, now.by_module, now.memory.allocated_bytes),
+        memory_section(f"Memory {_at(now)}{fits}", now.memory),
+        breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
-        _notes_section(result),
-        f"Launch\n  {printable(result.launch)}",
+        notes_section([*result.notes, *detail], result.assumptions),
+        _launch_section(result),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(part for part in parts if part)
 
 
 def _title(result: PlanResult) -> str:
-    torch = result.environment.get("torch", "")
+    steps = "1 optimizer step" if result.steps == 1 else f"{result.steps} optimizer steps"
+    torch = printable(result.environment.get("torch", ""))
     return (
         f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)} "
-        f"({result.steps} optimizer steps simulated, torch {torch}, {result.seconds:.0f} s)"
+        f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)"
     )
 
 
 def _at(configuration: Configuration) -> str:
     batch = configuration.batch_size
-    amp = "AMP off" if configuration.amp == "off" else f"AMP {configuration.amp}"
-    return f"at batch size {batch}, {amp}" if batch else f"at the present batch size, {amp}"
-
-
-def memory_section(title: str, memory: MemoryFigures) -> str:
-    """The three figures, each with what it is called elsewhere."""
-    low, high = memory.context_range_bytes
-    rows = [
-        ("allocated", memory.allocated_bytes, "torch.cuda.max_memory_allocated()"),
-        ("reserved", memory.reserved_bytes, "torch.cuda.max_memory_reserved()"),
-        (
-            "device",
-            memory.device_bytes,
-            f"nvidia-smi: reserved + {size(memory.context_bytes)} CUDA context "
-            f"(assumed; {size(low)} to {size(high)})",
-        ),
-    ]
-    return "\n".join([title, *(f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows)])
-
-
-def breakdown_section(
-    by_kind: Mapping[str, int], by_module: Mapping[str, int], total: int
-) -> str:
-    """The peak of allocated memory by kind and by module."""
-    lines = ["At the peak, by kind"]
-    for kind, nbytes in sorted(by_kind.items(), key=lambda item: -item[1]):
-        if nbytes:
-            lines.append(_row(_KIND_TITLES.get(kind, kind), nbytes, total))
-    lines.append("At the peak, by module")
-    named = [(path, nbytes) for path, nbytes in by_module.items() if path]
-    for path, nbytes in named[:_MODULES]:
-        lines.append(_row(printable(path), nbytes, total))
-    rest = sum(nbytes for _, nbytes in named[_MODULES:])
-    if rest:
-        lines.append(_row(f"{len(named) - _MODULES} other modules", rest, total))
-    if by_module.get(""):
-        lines.append(_row("outside of modules", by_module[""], total))
-    return "\n".join(lines)
-
-
-def _row(title: str, nbytes: int, total: int) -> str:
-    return f"  {title:<34}{size(nbytes):>11}  {share(nbytes, total):>4}"
+    where = f"batch size {batch}" if batch else "the present batch size"
+    return f"at {where}, AMP {printable(configuration.amp)}"
 
 
 def _batch_section(result: PlanResult) -> str:
     now = result.now
+    title = f"Batch size ({_BASIS[result.basis]})"
     if now.largest_batch is None:
-        return f"Batch size\n  cannot tell: {printable(result.basis_detail)}"
+        return "\n".join([title, *_unknown(result)])
     if now.largest_batch == 0:
-        return _does_not_fit(result)
-    lines = ["Batch size", f"  largest that fits   {now.largest_batch:>6}"]
-    free = f"{100 * result.headroom:.0f}%"
-    if not now.recommended_batch:
-        lines.append(f"  recommended           none: no batch leaves {free} of the GPU free")
-        return "\n".join(lines)
-    why = f"the largest that leaves {free} of the GPU free"
-    if now.recommended_batch >= 8:
-        why += ", a multiple of 8 for the tensor cores"
-    lines.append(f"  recommended         {now.recommended_batch:>6}   {why}")
-    if result.recommended is not None:
-        memory = result.recommended
+        return "\n".join([title, "  not even one sample fits. What would:", *_remedies(result)])
+    lines = [title, _batch_row("largest that fits", now.largest_batch), *_recommended(result)]
+    if not now.fits:
+        lines.append(f"  the present batch size, {now.batch_size}, does not fit. What would:")
+        lines += _remedies(result)
+    return "\n".join(lines)
+
+
+def _unknown(result: PlanResult) -> list[str]:
+    """Nothing but the present batch size could be judged."""
+    detail = wrapped(f"others are not known: {printable(result.basis_detail)}", "  ", "  ")
+    if result.now.fits:
+        return ["  the present one fits", detail]
+    return ["  the present one does not fit. What would:", *_remedies(result), detail]
+
+
+def _recommended(result: PlanResult) -> list[str]:
+    best, memory = result.now.recommended_batch, result.recommended
+    free = f"{100 * result.headroom_share:.4g}% of the GPU free"
+    if not best:
+        none = "none was seen to leave" if best is None else "no batch size leaves"
+        return [f"  {'recommended':<20}  none: {none} {free}"]
+    why = "the present one; " if best == result.now.batch_size else ""
+    why += f"the largest that leaves {free}"
+    if best >= 8 and best % 8 == 0 and result.basis == "two traces":
+        why += ", as a multiple of 8 (tensor cores)"
+    lines = [_batch_row("recommended", best, why)]
+    if memory is not None:
         lines.append(
-            f"{'':>30}allocated {size(memory.allocated_bytes)}, reserved "
+            f"{'':{_COLUMN}}allocated {size(memory.allocated_bytes)}, reserved "
             f"{size(memory.reserved_bytes)}, device {size(memory.device_bytes)}"
         )
-    if not now.fits:
-        lines.append(f"  the present batch size, {now.batch_size}, does not fit")
-    return "\n".join(lines)
+    return lines
 
 
-def _does_not_fit(result: PlanResult) -> str:
-    lines = ["Batch size", "  not even one sample fits. What would:"]
-    other = result.other_amp
+def _batch_row(title: str, batch: int, text: str = "") -> str:
+    start = f"  {title:<18} {batch:>7}".ljust(_COLUMN)
+    return wrapped(text, start, " " * _COLUMN) if text else start.rstrip()
+
+
+def _remedies(result: PlanResult) -> list[str]:
+    """What would make the job run; for a larger GPU, at the present batch size."""
+    lines = []
+    now, other = result.now, result.other_amp
+    if now.recommended_batch:
+        lines.append(f"  - batch size {now.recommended_batch}, as in the command below")
+    elif now.largest_batch:
+        lines.append(f"  - batch size {now.largest_batch}, with less headroom")
     if other is not None and other.largest_batch:
-        state = "off" if other.amp == "off" else other.amp
-        lines.append(f"  - AMP {state}: up to batch size {other.largest_batch}")
+        lines.append(f"  - AMP {printable(other.amp)}: up to batch size {other.largest_batch}")
+    elif other is not None and other.fits:
+        lines.append(f"  - AMP {printable(other.amp)}, at the present batch size")
     if result.other_gpus:
-        lines.append(f"  - a larger GPU: {', '.join(result.other_gpus[:4])}")
-    if len(lines) == 2:
+        named = ", ".join(map(printable, result.other_gpus[:_GPUS]))
+        batch = f"batch size {now.batch_size}" if now.batch_size else "the present batch size"
+        lines.append(f"  - a larger GPU, at {batch}: {named}")
+    if not lines:
         lines.append("  - no single GPU of the catalogue; make the model or its input smaller")
-    return "\n".join(lines)
+    return lines
 
 
 def _amp_section(result: PlanResult) -> str:
@@ -136,22 +127,41 @@ def _amp_section(result: PlanResult) -> str:
         return ""
     lines = ["Mixed precision (AMP)"]
     for configuration in (result.now, other):
-        state = "off" if configuration.amp == "off" else configuration.amp
-        largest = configuration.largest_batch
-        at_most = "" if largest is None else f", largest batch {largest}"
-        memory = configuration.memory
+        memory, largest = configuration.memory, configuration.largest_batch
+        at_most = "" if largest is None else f", largest batch size {largest}"
         lines.append(
-            f"  {state:<10} allocated {size(memory.allocated_bytes)}, "
+            f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
             f"reserved {size(memory.reserved_bytes)}{at_most}"
         )
     return "\n".join(lines)
 
 
-def _notes_section(result: PlanResult) -> str:
-    lines = [f"  - {printable(note)}" for note in result.notes]
-    for text, count in result.assumptions.items():
-        times = f" ({count} times)" if count > 1 else ""
-        lines.append(f"  - assumed: {printable(text)}{times}")
-    if result.now.largest_batch is not None and result.basis_detail:
-        lines.append(f"  - {printable(result.basis_detail)}")
-    return "\n".join(["Notes", *lines]) if lines else ""
+def _launch_section(result: PlanResult) -> str:
+    if not result.now.fits and not result.now.recommended_batch:
+        return ""
+    return "Launch\n" + launch_lines(result.launch)
+
+
+def launch_lines(launch: str) -> str:
+    """The launch command, indented and broken between options; bash reads it as one line."""
+    lines: list[str] = []
+    for group in _option_groups(_WORD.findall(launch)):
+        if lines and len(lines[-1]) + 1 + len(group) <= WIDTH - 2:
+            lines[-1] += " " + group
+        else:
+            lines.append(("    " if lines else "  ") + group)
+    return " \\\n".join(printable(line) for line in lines)
+
+
+def _option_groups(words: list[str]) -> list[str]:
+    """An option and its values stay together."""
+    groups: list[str] = []
+    previous_is_option = False
+    for word in words:
+        is_option = word.startswith("-")
+        if previous_is_option and not is_option and "=" not in groups[-1]:
+            groups[-1] += " " + word
+        else:
+            groups.append(word)
+        previous_is_option = is_option
+    return groups

@@ -1,16 +1,23 @@
-"""How figures are written for people."""
+"""How figures and user text are written for people."""
 
 from __future__ import annotations
+
+import textwrap
 
 GIB = 1 << 30
 MIB = 1 << 20
 
+#: Columns of a report; nothing that could be broken is wider.
+WIDTH = 100
+
 
 def size(nbytes: int) -> str:
-    """Bytes with a unit: GiB with two decimals from 1 GiB on, else MiB."""
+    """Bytes with a unit: two decimals from 1 GiB on, whole MiB, KiB or bytes below."""
     if abs(nbytes) >= GIB:
         return f"{nbytes / GIB:.2f} GiB"
-    return f"{nbytes / MIB:.0f} MiB"
+    if abs(nbytes) >= MIB:
+        return f"{nbytes / MIB:.0f} MiB"
+    return f"{nbytes / 1024:.0f} KiB" if abs(nbytes) >= 1024 else f"{nbytes} B"
 
 
 def share(part: int, whole: int) -> str:
@@ -18,6 +25,29 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else ""
 
 
-def printable(text: str) -> str:
-    """User text with control characters made visible (terminal escapes do nothing)."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+def printable(text: str, *, lines: bool = False) -> str:
+    """User text with control characters made visible, so that terminal escapes do nothing.
+
+    Newlines stay only with ``lines``; tabs become spaces then.
+    """
+    if lines:
+        return "\n".join(printable(line.expandtabs()) for line in text.split("\n"))
+    return "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
+
+
+def wrapped(text: str, first: str, rest: str) -> str:
+    """Text in lines of :data:`WIDTH`, after ``first`` in the first and ``rest`` in the others."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _escape(code: int) -> str:
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

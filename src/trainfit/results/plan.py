@@ -1,4 +1,4 @@
-"""The result of ``trainfit plan`` and of ``trainfit simulate``.
+"""The result of ``trainfit plan``.
 
 All memory figures are bytes. ``None`` means not determined; 0 is a figure.
 
@@ -12,12 +12,17 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
+from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
 
 FORMAT: Final = "trainfit-plan"
 VERSION: Final = 1
+
+#: How the batch sizes were obtained: computed from two simulated ones (exact for all),
+#: simulated one by one, or not at all.
+Basis = Literal["two traces", "one trace a batch size", "one trace"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +46,17 @@ class Configuration:
     """One setting of the job and what it needs.
 
     ``batch_size`` is ``None`` where the script's batch size could not be told. ``amp`` is
-    autocast's dtype ("bfloat16", "float16") or "off". ``by_kind`` and ``by_module`` split
-    the peak of allocated memory; ``largest_batch`` is 0 where one sample does not fit and
-    ``None`` where it could not be determined.
+    autocast's dtype ("bfloat16", "float16") or "off". ``by_kind_bytes`` and
+    ``by_module_bytes`` split the peak of allocated memory; ``largest_batch`` is 0 where one
+    sample does not fit and ``None`` where it could not be determined.
     """
 
     batch_size: int | None
     amp: str
     memory: MemoryFigures
     fits: bool
-    by_kind: Mapping[str, int]
-    by_module: Mapping[str, int]
+    by_kind_bytes: Mapping[str, int]
+    by_module_bytes: Mapping[str, int]
     step_peak_allocated_bytes: tuple[int, ...]
     largest_batch: int | None
     recommended_batch: int | None
@@ -61,20 +66,20 @@ class Configuration:
 class PlanResult:
     """Everything that ``trainfit plan`` found out.
 
-    ``basis`` says how the batch sizes were obtained ("two traces", "one trace a batch
-    size", "one trace") and ``basis_detail`` why, where that is not the usual way.
-    ``other_gpus`` are catalogue GPUs on which the job would run when it does not here.
+    ``recommended`` are the figures at ``now.recommended_batch``. ``basis_detail`` says why,
+    where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue
+    on which the present batch size would run when it does not here, smallest first.
     """
 
     command: str
     gpu: str
     gpu_memory_bytes: int
-    headroom: float
+    headroom_share: float
     steps: int
     now: Configuration
     recommended: MemoryFigures | None
     other_amp: Configuration | None
-    basis: str
+    basis: Basis
     basis_detail: str
     launch: str
     assumptions: Mapping[str, int]
@@ -84,57 +89,65 @@ class PlanResult:
     environment: Mapping[str, str]
     seconds: float
 
+    @property
+    def fits(self) -> bool:
+        """Is there a batch size, or the present one where no other is known, that fits?"""
+        largest = self.now.largest_batch
+        return self.now.fits if largest is None else largest > 0
+
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
         document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        return json.dumps(document, indent=2)
+        return json.dumps(document, indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> PlanResult:
+        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
+        again = "make it again with `trainfit plan`"
+        try:
+            document = json.loads(text, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise ResultFileError(path, f"it is damaged or no result ({error})", again) from error
+        if not isinstance(document, dict) or "format" not in document:
+            raise ResultFileError(path, "it is no result of trainfit", again)
+        name, version = document.pop("format"), document.pop("version", None)
+        if name != FORMAT:
+            raise ResultFileError(
+                path,
+                f"its format is {name!r}, not {FORMAT!r}",
+                "give a file of `trainfit plan --output` or `trainfit simulate --output`",
+            )
+        if type(version) is not int or version < 1:
+            raise ResultFileError(path, f"its format version is {version!r}", again)
+        if version > VERSION:
+            reason = f"its format version {version} is newer than this trainfit reads ({VERSION})"
+            raise ResultFileError(path, reason, "upgrade trainfit")
+        try:
+            return decode(cls, document)
+        except DecodingError as error:
+            raise ResultFileError(path, f"it is damaged ({error})", again) from error
 
     def save(self, path: Path) -> None:
+        """Write the result; the file appears whole or not at all."""
         scratch = path.with_name(path.name + ".part")
-        scratch.write_text(self.to_json() + "\n")
+        scratch.write_text(self.to_json() + "\n", encoding="utf-8")
         scratch.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> PlanResult:
         """Read a result file; raises :class:`ResultFileError`."""
         try:
-            document = json.loads(path.read_text())
-            name, version = document.pop("format"), document.pop("version")
+            text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise ResultFileError(path, "there is no such file", "check the path") from None
-        except (OSError, ValueError, AttributeError, KeyError) as error:
-            reason = f"it is damaged or no plan ({error})"
+        except UnicodeDecodeError as error:
+            reason = f"it is damaged or no result ({error.reason} at byte {error.start})"
             raise ResultFileError(path, reason, "make it again with `trainfit plan`") from error
-        if name != FORMAT:
-            raise ResultFileError(path, f"it is a {name}", "give a file of `trainfit plan`")
-        if not isinstance(version, int) or version > VERSION:
-            reason = f"its format version {version} is newer than this trainfit reads ({VERSION})"
-            raise ResultFileError(path, reason, "upgrade trainfit")
-        try:
-            return cls(**_restore(document))
-        except (TypeError, KeyError) as error:
-            reason = f"it is damaged ({error})"
-            raise ResultFileError(path, reason, "make it again with `trainfit plan`") from error
+        except OSError as error:
+            raise ResultFileError(path, error.strerror or str(error), "check the path") from error
+        return cls.from_json(text, path)
 
 
-def _restore(document: dict[str, Any]) -> dict[str, Any]:
-    document["now"] = _configuration(document["now"])
-    if document["other_amp"] is not None:
-        document["other_amp"] = _configuration(document["other_amp"])
-    if document["recommended"] is not None:
-        document["recommended"] = _memory(document["recommended"])
-    for name in ("notes", "other_gpus"):
-        document[name] = tuple(document[name])
-    return document
-
-
-def _configuration(data: dict[str, Any]) -> Configuration:
-    data = dict(data)
-    data["memory"] = _memory(data["memory"])
-    data["step_peak_allocated_bytes"] = tuple(data["step_peak_allocated_bytes"])
-    return Configuration(**data)
-
-
-def _memory(data: dict[str, Any]) -> MemoryFigures:
-    low, high = data["context_range_bytes"]
-    return MemoryFigures(**{**data, "context_range_bytes": (low, high)})
+def _no_constant(name: str) -> None:
+    """JSON has neither NaN nor Infinity, though Python reads them."""
+    raise ValueError(f"{name} is no JSON")

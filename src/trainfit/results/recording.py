@@ -82,6 +82,62 @@ class Recording:
         """Number of completed optimizer steps."""
         return int(np.count_nonzero(self.events % 4 == STEP_END))
 
+    def check(self) -> None:
+        """Raise ``ValueError`` unless everything that reads a recording can rely on it."""
+        for key, kind in _HEADER.items():
+            if type(self.header.get(key)) is not kind:
+                raise ValueError(f"{key} is {self.header.get(key)!r}")
+        if [type(each) for each in self.header["context_range_bytes"]] != [int, int]:
+            raise ValueError("context_range_bytes is no pair of numbers")
+        ops, allocs = len(self.op_name), len(self.alloc_bytes)
+        workspaces, strings = len(self.workspace_alloc), len(self.strings)
+        for name, length, low, high in (
+            ("op_name", ops, 0, strings),
+            ("op_phase", ops, 0, len(PHASES)),
+            ("op_module", ops, -1, strings),
+            ("op_step", ops, 0, self.steps + 1),
+            ("alloc_bytes", allocs, 0, 1 << 60),
+            ("alloc_op", allocs, -1, ops),
+            ("alloc_kind", allocs, 0, len(KINDS)),
+            ("alloc_module", allocs, -1, strings),
+            ("alloc_stream", allocs, 0, 1 << 60),
+            ("workspace_alloc", workspaces, 0, allocs),
+            ("workspace_model", workspaces, 0, strings),
+            ("workspace_start", workspaces + 1, 0, len(self.workspace_args) + 1),
+        ):
+            column = getattr(self, name)
+            if len(column) != length or (length and (column.min() < low or column.max() >= high)):
+                raise ValueError(f"column {name} does not belong to the others")
+        _check_events(self.events, allocs)
+
+    def first_steps(self, count: int) -> Recording:
+        """The recording up to the end of optimizer step ``count``; itself if it ends there."""
+        ends = np.flatnonzero(self.events % 4 == STEP_END)
+        if not 1 <= count <= len(ends):
+            raise ValueError(f"{count} of {len(ends)} recorded steps")
+        events = self.events[: ends[count - 1] + 1]
+        if len(events) == len(self.events):
+            return self
+        allocs = int(np.count_nonzero(events % 4 == MALLOC))
+        ops = int(np.count_nonzero(self.op_step < count))
+        workspaces = int(np.count_nonzero(self.workspace_alloc < allocs))
+        starts = self.workspace_start[: workspaces + 1]
+        ends_of = {"op": ops, "alloc": allocs}
+        cut = {
+            name: getattr(self, name)[: ends_of[name.partition("_")[0]]]
+            for name in _COLUMNS
+            if name.partition("_")[0] in ends_of
+        }
+        return dataclasses.replace(
+            self,
+            events=events,
+            workspace_alloc=self.workspace_alloc[:workspaces],
+            workspace_model=self.workspace_model[:workspaces],
+            workspace_start=starts,
+            workspace_args=self.workspace_args[: starts[-1]],
+            **cut,
+        )
+
     def save(self, path: Path) -> None:
         """Write the recording; the file appears whole or not at all."""
         header = {
@@ -113,13 +169,17 @@ class Recording:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
                 columns = {name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS}
-                header, strings = document["header"], tuple(map(str, document["strings"]))
+            header, strings = dict(document["header"]), tuple(map(str, document["strings"]))
+            recording = cls(header=header, strings=strings, **columns)
+            recording.check()
+        except ResultFileError:
+            raise
         except FileNotFoundError:
             raise ResultFileError(path, "there is no such file", "check the path") from None
-        except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+        except Exception as error:  # what zip, zlib, JSON and NumPy raise for damaged bytes
             reason = f"it is damaged or no recording ({error})"
             raise ResultFileError(path, reason, "record it again") from error
-        return cls(header=header, strings=strings, **columns)
+        return recording
 
 
 _COLUMNS: Final = tuple(
@@ -146,21 +206,47 @@ def _narrow(column: IntArray) -> npt.NDArray[Any]:
 
 
 def _read_npy(data: bytes) -> IntArray:
-    column = np.load(io.BytesIO(data), allow_pickle=False)
+    column: npt.NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
     if column.ndim != 1 or column.dtype.kind != "i":
         raise ValueError("a column is not a list of integers")
     return column.astype(np.int64)
 
 
-def _check_format(path: Path, document: Mapping[str, Any]) -> None:
-    if document.get("format") != FORMAT:
+def _check_format(path: Path, document: Any) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ResultFileError(path, "it is not a trainfit recording", "give a recording file")
     version = document.get("version")
-    if not isinstance(version, int):
-        raise ValueError("no version number")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"format version {version!r}")
     if version > VERSION:
         raise ResultFileError(
             path,
             f"its format version {version} is newer than this trainfit reads ({VERSION})",
             "upgrade trainfit",
         )
+
+
+#: What the header says of the run, with the types of its values.
+_HEADER: Final[Mapping[str, type]] = {
+    "gpu": str,
+    "gpu_memory_bytes": int,
+    "context_bytes": int,
+    "context_range_bytes": list,
+    "torch": str,
+    "assumptions": dict,
+    "limited": bool,
+}
+
+
+def _check_events(events: IntArray, allocs: int) -> None:
+    """Each allocation is made once, in order, and freed at most once and later."""
+    values, codes = events >> 2, events & 3
+    made, freed = values[codes == MALLOC], values[codes == FREE]
+    if not np.array_equal(made, np.arange(allocs)):
+        raise ValueError("column events does not belong to the others")
+    if len(freed):
+        if freed.min() < 0 or freed.max() >= allocs or len(np.unique(freed)) != len(freed):
+            raise ValueError("an allocation is freed that is not there")
+        born = np.flatnonzero(codes == MALLOC)[freed]
+        if (np.flatnonzero(codes == FREE) < born).any():
+            raise ValueError("an allocation is freed before it is made")

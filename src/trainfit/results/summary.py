@@ -10,9 +10,9 @@ from trainfit.results.plan import MemoryFigures
 
 @dataclasses.dataclass(frozen=True)
 class RecordingSummary:
-    """What one simulated run needed; all figures in bytes.
+    """What one simulated run needed.
 
-    ``timeline`` holds allocated memory at evenly spaced events of the last whole step.
+    ``timeline_bytes`` holds allocated memory at evenly spaced events of the last whole step.
     ``out_of_memory`` is the message of the simulated GPU where the run ended by it.
     """
 
@@ -23,9 +23,9 @@ class RecordingSummary:
     steps: int
     operators: int
     memory: MemoryFigures
-    by_kind: Mapping[str, int]
-    by_module: Mapping[str, int]
+    by_kind_bytes: Mapping[str, int]
+    by_module_bytes: Mapping[str, int]
     step_peak_allocated_bytes: tuple[int, ...]
-    timeline: tuple[int, ...]
+    timeline_bytes: tuple[int, ...]
     assumptions: Mapping[str, int]
     out_of_memory: str | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from trainfit.results.decoding import decode
 
 Status = Literal[
     "finished",  # the wanted number of optimizer steps was reached
@@ -30,12 +31,20 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoaderOverride:
+    """The DataLoader constructed ``index``-th gets ``batch_size`` instead of its own."""
+
+    index: int
+    batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TraceRequest:
     """One simulated run.
 
-    ``loader`` is (index, batch size): the batch size that the DataLoader constructed
-    index-th gets instead of its own. ``amp`` forces autocast "on" or "off".
-    ``gpu_memory_bytes`` overrides the catalogue's figure (a measured one).
+    ``recording`` and ``outcome`` are the files to write. ``gpu_memory_bytes`` overrides the
+    catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
+    forces autocast on or off.
     """
 
     target: Target
@@ -45,32 +54,42 @@ class TraceRequest:
     outcome: str
     limited: bool = False
     gpu_memory_bytes: int | None = None
-    loader: tuple[int, int] | None = None
+    loader: LoaderOverride | None = None
     amp: Literal["on", "off"] | None = None
     time_limit_s: float = 600.0
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(dataclasses.asdict(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> TraceRequest:
-        data = json.loads(text)
-        target = data.pop("target")
-        loader = data.pop("loader")
-        return cls(
-            target=Target(target["kind"], target["name"], tuple(target["args"])),
-            loader=tuple(loader) if loader else None,
-            **data,
-        )
+        return decode(cls, json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderInfo:
+    """The DataLoader that fed the first step.
+
+    ``index`` is its place in the order of construction, ``None`` where it could not be told.
+    ``samples`` is the number of its sampler's (``None``: unknown), ``batches`` how many
+    batches it gave during the run, ``where`` the line that made it.
+    """
+
+    index: int | None
+    batch_size: int | None
+    samples: int | None
+    batches: int
+    num_workers: int
+    dataset: str
+    where: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceOutcome:
     """What became of a simulated run.
 
-    ``loader`` describes the DataLoader that fed the first step: index, batch_size, dataset
-    length, num_workers. ``autocast`` is the dtype of autocast regions on the GPU, ``None``
-    where there were none. ``message`` is for people; ``traceback`` is the script's own.
+    ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none.
+    ``message`` is for people; ``traceback`` is the script's own, ``location`` its line.
     """
 
     status: Status
@@ -79,17 +98,18 @@ class TraceOutcome:
     message: str = ""
     traceback: str = ""
     location: str | None = None
-    loader: Mapping[str, Any] | None = None
+    loader: LoaderInfo | None = None
     loaders: int = 0
     autocast: str | None = None
     gpu_operators: int = 0
     module_calls: int = 0
 
     def save(self, path: Path) -> None:
+        """Write the outcome; the file appears whole or not at all."""
         scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(dataclasses.asdict(self)))
+        scratch.write_text(json.dumps(dataclasses.asdict(self), allow_nan=False))
         scratch.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> TraceOutcome:
-        return cls(**json.loads(path.read_text()))
+        return decode(cls, json.loads(path.read_text()))

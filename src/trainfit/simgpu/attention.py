@@ -84,7 +84,10 @@ def choose_backend(
         and not gqa
         and _fits_efficient(gpu, query, key, value, mask),
     }
-    return next((name for name, fits in usable.items() if fits), "math")
+    chosen = next((name for name, fits in usable.items() if fits), "math")
+    if chosen == "math" and not torch.backends.cuda.math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return chosen
 
 
 def _common(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -22,6 +22,8 @@ from trainfit.simgpu.errors import (
     UnsupportedOperatorError,
     out_of_memory,
 )
+from trainfit.simgpu.failures import CHECKS, kernels_words
+from trainfit.simgpu.layouts import LAYOUTS
 from trainfit.simgpu.location import user_frame
 from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.storage import DeviceMemory, OutOfDeviceMemory
@@ -77,8 +79,8 @@ class OperatorInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "fresh", "func", "handler", "inplace_view", "kernel", "mutates", "name", "random",
-        "returns", "view",
+        "composite", "fresh", "func", "handler", "inplace_view", "kernel", "mutates", "name",
+        "random", "returns", "view",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -87,6 +89,7 @@ class OperatorInfo:
         self.name = name
         self.handler = HANDLERS.get(func)
         self.kernel = KERNELS.get(func)
+        self.composite = self.handler is None and _is_composite(func)
         self.mutates = schema.is_mutable
         self.inplace_view = torch.Tag.inplace_view in func.tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags
@@ -119,7 +122,13 @@ class Engine:
         self.in_optimizer = 0
         self.forward_seen = False
         self.explicit_meta = 0
+        #: Is the gradient of the loss itself being made?
+        self.starting_backward = False
+        #: Makes the dispatch mode, which PyTorch takes off its stack to call the engine.
+        self.mode: Callable[[Engine], Any] = contextlib.nullcontext
         self.assumptions: dict[str, int] = {}
+        #: Is a function running that looks for bad values in its arguments?
+        self.trusts_data = False
         self.library_memory: set[Any] = set()
         self._infos: dict[Any, OperatorInfo] = {}
         self._results: dict[tuple[Any, ...], Any] = {}
@@ -131,7 +140,7 @@ class Engine:
         """The phase of the step that the present operator belongs to."""
         if self.in_optimizer:
             return phases.OPTIMIZER
-        if _graph_task() != -1:
+        if _graph_task() != -1 or self.starting_backward:
             return phases.BACKWARD
         if self._copy_phase:
             return phases.INPUT
@@ -176,9 +185,17 @@ class Engine:
         try:
             if info.handler is not None:
                 return info.handler(self, func, args, kwargs)
+            if info.composite:
+                return self._decomposed(func, args, kwargs)
             return self.generic(info, args, kwargs)
         except OutOfDeviceMemory as error:
             raise out_of_memory(error) from None
+
+    def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Autograd takes composite operators apart; inference mode leaves it out."""
+        with self.mode(self):
+            # PyTorch's own C++; func.decompose() prefers the compiler's Python version of it.
+            return func._op_dk(_COMPOSITE, *args, **kwargs)
 
     def generic(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that needs nothing but its schema and its meta kernel."""
@@ -279,7 +296,7 @@ class Engine:
         elif isinstance(value, torch.Tensor):
             self._check_device(value, info)
             key.append(("host", value.shape, value.stride(), value.dtype))
-        elif kind is not torch.Generator:
+        elif not isinstance(value, torch.Generator):
             key.append(value)
 
     def _check_device(self, tensor: torch.Tensor, info: OperatorInfo) -> None:
@@ -291,11 +308,24 @@ class Engine:
     def infer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Result of ``func`` as meta tensors, from its shape function."""
         plain, plain_kwargs = _plain(args), _plain_kwargs(kwargs)
+        check, layout = CHECKS.get(func), LAYOUTS.get(func)
+        if check is not None:
+            check(args)
         try:
             with no_dispatch():
-                return func(*plain, **plain_kwargs)
+                result = func(*plain, **plain_kwargs)
+                return result if layout is None else layout(plain, result)
         except NotImplementedError as error:
             return self._infer_otherwise(func, plain, plain_kwargs, error)
+        except RuntimeError as error:
+            if "fake impl" in str(error):
+                raise UnsupportedOperatorError(str(func), user_frame(), str(error)) from None
+            if "as opposed to FakeTensors" in str(error):
+                remedy = "its fake kernel makes a result whose shape depends on data"
+                raise UnsupportedOperatorError(
+                    str(func), user_frame(), str(error), remedy
+                ) from None
+            raise kernels_words(func, plain, plain_kwargs, error) from None
 
     def _infer_otherwise(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         """Shape functions that are not registered as meta kernels."""
@@ -328,7 +358,10 @@ class Engine:
         if isinstance(meta, torch.Tensor):
             if meta.layout is not torch.strided:
                 raise UnsupportedOperatorError(
-                    f"a tensor of layout {meta.layout}", user_frame(), "not simulated"
+                    f"a tensor of layout {meta.layout}",
+                    user_frame(),
+                    "not simulated",
+                    "only dense tensors are",
                 )
             return wrap(meta, spec_of(meta), self.memory.adopt(meta))
         if isinstance(meta, (list, tuple)):
@@ -365,13 +398,8 @@ class Engine:
         if nbytes != target._life.nbytes:
             self.memory.resize(target._life, nbytes)
 
-    def set_data(self, target: SimulatedTensor, value: torch.Tensor) -> None:
+    def set_data(self, target: SimulatedTensor, value: SimulatedTensor) -> None:
         """``target.data = value`` between simulated tensors."""
-        if type(value) is not SimulatedTensor:
-            raise RuntimeError(
-                f"Attempted to set the storage of a tensor on device '{CUDA}' to a storage "
-                f"on different device '{value.device}'"
-            )
         torch._C.TensorBase.data.__set__(target, value)  # type: ignore[attr-defined]
         target._meta, target._spec, target._life = value._meta, value._spec, value._life
 
@@ -397,6 +425,14 @@ class Engine:
 
 
 _MISSING = object()
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
+
+
+def _is_composite(func: Any) -> bool:
+    """Is the operator nothing but calls of others on a GPU too?"""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = func.name()
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CUDA")
 
 
 class _Sequence:
@@ -422,6 +458,8 @@ def _plain(value: Any) -> Any:
     kind = type(value)
     if kind is SimulatedTensor:
         return value._meta
+    if isinstance(value, torch.Generator):
+        return None
     if kind is tuple or kind is list:
         return kind([_plain(each) for each in value])
     if isinstance(value, torch.Tensor) and value.device.type != "meta":
@@ -434,7 +472,7 @@ def _plain_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name, value in kwargs.items():
         if name == "device" and value is not None:
             value = META
-        elif name in ("pin_memory", "generator"):
+        elif name == "pin_memory" or isinstance(value, torch.Generator):
             value = None
         plain[name] = _plain(value)
     return plain

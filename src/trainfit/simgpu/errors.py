@@ -15,13 +15,17 @@ class UnsupportedOperatorError(NotImplementedError):
     Attributes: ``operator`` its name, ``location`` the user's ``file:line`` or ``None``.
     """
 
-    def __init__(self, operator: str, location: str | None, detail: str) -> None:
+    def __init__(
+        self, operator: str, location: str | None, detail: str, remedy: str | None = None
+    ) -> None:
         place = f" called at {location}" if location else ""
-        super().__init__(
-            f"cannot simulate {operator}{place}: it has no shape function for tensors without "
-            "data; register one with torch.library.register_fake"
-            f'("{operator.removesuffix(".default").replace(".", "::", 1)}") before the call'
-        )
+        name = operator.removesuffix(".default").replace(".", "::", 1)
+        if remedy is None:
+            remedy = (
+                "it has no shape function for tensors without data; register one with "
+                f'torch.library.register_fake("{name}") before the call'
+            )
+        super().__init__(f"cannot simulate {operator}{place}" + (f": {remedy}" if remedy else ""))
         self.operator = operator
         self.location = location
         self.detail = detail

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import sysconfig
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+#: This package's folder, ending in a separator.
+PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+
 _LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+_claimed: list[str] = []
+
+
+def claim(folder: str | Path) -> None:
+    """Count ``folder`` as the user's own, also where it lies among the installed libraries."""
+    if _is_library(os.path.join(folder, "module.py")):
+        _claimed.append(str(folder) + os.sep)
+        _is_library.cache_clear()
 
 
 def user_frame() -> str | None:
@@ -21,18 +33,31 @@ def user_frame() -> str | None:
     return frame_of_user(sys._getframe(1))
 
 
-def frame_of_user(frame: FrameType | None, outwards: bool = True) -> str | None:
-    """Likewise from ``frame`` on; only that frame itself if not ``outwards``."""
+def frame_of_user(frame: FrameType | None) -> str | None:
+    """Likewise, from ``frame`` outwards."""
     while frame is not None:
         if not _is_library(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back if outwards else None
+        frame = frame.f_back
     return None
 
 
+def line_of_user(trace: TracebackType | None) -> str | None:
+    """Likewise, of the frames an exception passed through."""
+    found = None
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not _is_library(filename):
+            found = f"{filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+@functools.cache
 def _is_library(filename: str) -> bool:
+    if filename.startswith(tuple(_claimed)):
+        return False
     return (
-        filename.startswith((_PACKAGE, "<"))
-        or filename.startswith(_LIBRARIES)
-        or "site-packages" in filename
+        filename.startswith((PACKAGE, "<", *_LIBRARIES))
+        or f"{os.sep}site-packages{os.sep}" in filename
     )

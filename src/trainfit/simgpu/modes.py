@@ -13,16 +13,23 @@ import weakref
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch import autograd
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils import _python_dispatch as dispatch_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainfit.simgpu.devices import call, complete, legacy_dtype, on_meta
 from trainfit.simgpu.engine import Engine
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor
+from trainfit.simgpu.tensor import CUDA, SimulatedTensor, replace_data
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_WITH_POSITIONAL_DEVICE = {torch.Tensor.to, torch.Tensor.cuda}
+_WITH_POSITIONAL_DEVICE = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type}
 
 
 class DeviceMode(TorchDispatchMode):
@@ -45,6 +52,9 @@ class DeviceMode(TorchDispatchMode):
         if SimulatedTensor in types:
             return self._engine.run(func, args, kwargs)
         device = kwargs.get("device")
+        if kwargs.get("pin_memory") and not (device is not None and device.type == "cuda"):
+            result = func(*args, **(kwargs | {"pin_memory": False}))
+            return result.pin_memory() if isinstance(result, torch.Tensor) else result
         if device is not None and (
             device.type == "cuda" or (device.type == "meta" and not self._engine.explicit_meta)
         ):
@@ -63,59 +73,40 @@ class FunctionMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in _WITH_POSITIONAL_DEVICE:
-            args = tuple(_indexed(each) for each in args)
-            if func is torch.Tensor.cuda:
-                func, args, kwargs = _cuda_as_to(args, kwargs)
-        elif func is _set_data and type(args[1]) is SimulatedTensor:
-            return move_parameter(args[0], args[1])
-        if not kwargs:
-            return func(*args)
-        device = kwargs.get("device")
-        if device is None:
-            return func(*args, **kwargs)
-        kwargs = dict(kwargs)
-        device = kwargs["device"] = _indexed(device)
-        if isinstance(device, torch.device) and device.type == "meta":
-            self._engine.explicit_meta += 1
-            try:
+            return self._move(func, args, kwargs or {})
+        if func == _set_data and _crosses(*args):
+            return replace_data(args[0], args[1])
+        if func is torch.istft or func is torch.Tensor.istft:
+            return self._trusting(func, args, kwargs)
+        return call(self._engine, func, args, kwargs)
+
+    def _trusting(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that checks its arguments' data: they are taken as good."""
+        self._engine.trusts_data = True
+        try:
+            return call(self._engine, func, args, kwargs)
+        finally:
+            self._engine.trusts_data = False
+
+    def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """``Tensor.to``, ``.cuda`` and ``.type``."""
+        tensor, *rest = args
+        if func is torch.Tensor.type:
+            dtype = legacy_dtype(rest[0] if rest else kwargs.get("dtype"))
+            if dtype is None:
                 return func(*args, **kwargs)
-            finally:
-                self._engine.explicit_meta -= 1
-        return func(*args, **kwargs)
+            return torch.Tensor.to(tensor, CUDA, dtype)
+        rest = [complete(each) for each in rest]
+        if func is torch.Tensor.cuda:
+            kwargs = {name: kwargs[name] for name in kwargs if name != "device"}
+            return torch.Tensor.to(tensor, CUDA, **kwargs)
+        if torch.device("meta") in rest:
+            return on_meta(self._engine, func, (tensor, *rest), kwargs)
+        return call(self._engine, func, (tensor, *rest), kwargs)
 
 
-def _indexed(value: Any) -> Any:
-    """A device without an index becomes one with; anything else stays as it is."""
-    if isinstance(value, str):
-        if value.startswith(("cuda", "meta")):
-            value = torch.device(value)
-        else:
-            return value
-    if isinstance(value, torch.device) and value.type == "cuda":
-        if value.index not in (None, 0):
-            raise RuntimeError(
-                "CUDA error: invalid device ordinal (the simulated machine has one GPU, cuda:0)"
-            )
-        return CUDA
-    return value
-
-
-def _cuda_as_to(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    kwargs = dict(kwargs or {})
-    kwargs.pop("device", None)
-    return torch.Tensor.to, (args[0], CUDA), kwargs
-
-
-def move_parameter(target: torch.Tensor, value: torch.Tensor) -> None:
-    """``host_tensor.data = simulated_tensor``: ``target`` moves and stays the same object."""
-    if type(target) is SimulatedTensor:
-        target.data = value
-        return
-    moved = value.detach()
-    moved.requires_grad_(target.requires_grad)
-    if isinstance(target, torch.nn.Parameter):
-        moved = torch.nn.Parameter(moved, requires_grad=target.requires_grad)
-    torch.utils.swap_tensors(target, moved)
+def _crosses(target: Any, value: Any) -> bool:
+    return type(target) is SimulatedTensor or type(value) is SimulatedTensor
 
 
 class Modes:
@@ -126,6 +117,7 @@ class Modes:
         self._mine: list[Any] = []
 
     def install(self, patches: PatchSet) -> None:
+        self._engine.mode = DeviceMode
         bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
         engine = self._engine
 
@@ -134,14 +126,46 @@ class Modes:
                 bootstrap(thread)
 
         patches.set(threading.Thread, "_bootstrap_inner", bootstrap_with_modes)
+        run_backward = autograd._engine_run_backward
+
+        def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
+            # PyTorch disables the mode on the way here, yet hooks, custom functions and what
+            # checkpointing calls again are Python that names the device.
+            if any(isinstance(each, FunctionMode) for each in _get_current_function_mode_stack()):
+                return run_backward(*args, **kwargs)
+            with FunctionMode(engine):
+                return run_backward(*args, **kwargs)
+
+        patches.set(autograd, "_engine_run_backward", backward_with_mode)
+        make_grads = autograd._make_grads
+
+        def make_grads_in_backward(*args: Any, **kwargs: Any) -> Any:
+            engine.starting_backward = True
+            try:
+                return make_grads(*args, **kwargs)
+            finally:
+                engine.starting_backward = False
+
+        patches.set(autograd, "_make_grads", make_grads_in_backward)
         self._mine = [FunctionMode(self._engine), DeviceMode(self._engine)]
         for mode in self._mine:
             mode.__enter__()
         _leave_in_child(self)
 
     def remove(self) -> None:
+        """Leave the modes, also from under others that a script entered and never left."""
         for mode in reversed(self._mine):
-            mode.__exit__(None, None, None)
+            pop, push, depth = _stack_of(mode)
+            above = []
+            for _ in range(depth()):
+                top = pop()
+                if top is mode:
+                    push(mode)
+                    mode.__exit__(None, None, None)
+                    break
+                above.append(top)
+            for each in reversed(above):
+                push(each)
         self._mine = []
 
     def drop(self) -> None:
@@ -161,6 +185,14 @@ class Modes:
         for dispatch in reversed(others):
             dispatch_modes._push_mode(dispatch)
         self._mine = []
+
+
+def _stack_of(mode: Any) -> tuple[Any, Any, Any]:
+    """Pop, push and depth of the stack that ``mode`` is on."""
+    if isinstance(mode, FunctionMode):
+        return _pop_mode, _push_mode, torch._C._len_torch_function_stack
+    pop, push = dispatch_modes._pop_mode, dispatch_modes._push_mode
+    return pop, push, torch._C._len_torch_dispatch_stack
 
 
 _active: weakref.ref[Modes] | None = None

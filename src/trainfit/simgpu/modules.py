@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +31,7 @@ class ModuleTracker:
         self._none = recorder.string("")
         self._stack: list[int] = []
         self._names: dict[int, int] = {}
-        self._modules: dict[int, torch.nn.Module] = {}  # keeps ids from being reused
+        self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._of_node: dict[int, int] = {}
         self._handles: list[Any] = []
         self.calls = 0
@@ -44,7 +46,7 @@ class ModuleTracker:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._modules.clear()
+        self._alive.clear()
         self._of_node.clear()
 
     @property
@@ -93,6 +95,13 @@ class ModuleTracker:
                 text = f"{root}.{path}" if path else root
                 name = self._recorder.string(text)
                 self._names[id(child)] = name
-                self._modules[id(child)] = child
+                # Weak, or the models of a search by trial would all stay in memory.
+                forget = functools.partial(self._forget, id(child))
+                self._alive[id(child)] = weakref.ref(child, forget)
                 self._on_module(child, name)
         return self._names[id(module)]
+
+    def _forget(self, key: int, _: Any) -> None:
+        """A module died: its id may come back as another's."""
+        self._names.pop(key, None)
+        self._alive.pop(key, None)

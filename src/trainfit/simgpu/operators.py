@@ -9,7 +9,8 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.engine import MIXED_DEVICE, Engine, _plain_kwargs, handles
-from trainfit.simgpu.tensor import CUDA, META, SimulatedTensor, spec_of, wrap
+from trainfit.simgpu.failures import indexed_on_host
+from trainfit.simgpu.tensor import CPU, CUDA, META, SimulatedTensor, spec_of, wrap
 from trainfit.simgpu.values import worth_keeping
 
 aten = torch.ops.aten
@@ -33,6 +34,30 @@ def device(engine: Engine, func: Any, args: Any, kwargs: Any) -> torch.device:
 
 
 # -- between host and device ---------------------------------------------------------------
+
+
+_MODELS_ONLY = {
+    overload
+    for name in (
+        "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like "
+        "rand_like randint_like randn_like zeros_like"
+    ).split()
+    for overload in (getattr(getattr(aten, name), each) for each in getattr(aten, name).overloads())
+    if not overload._schema.is_mutable
+}
+MIXED_DEVICE |= _MODELS_ONLY
+
+
+@handles(*_MODELS_ONLY)
+def like(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """A new tensor after the model of another, which may be on the other side."""
+    device = kwargs.get("device")
+    if type(args[0]) is not SimulatedTensor or device is None or device.type == "meta":
+        return engine.generic(engine.info(func), args, kwargs)
+    if device.type == "cuda":
+        return engine.generic(engine.info(func), args, kwargs)
+    with no_dispatch():
+        return func(args[0]._meta, *args[1:], **kwargs)
 
 
 @handles(aten._to_copy.default)
@@ -117,7 +142,7 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         with no_dispatch():
             return content.item()
     if tensor._life.fill is not None:
-        return tensor.dtype.is_floating_point and float(tensor._life.fill) or tensor._life.fill
+        return torch.tensor(tensor._life.fill, dtype=tensor.dtype, device=CPU).item()
     if tensor.dtype is torch.bool:
         engine.assume("a condition on GPU data was taken as False")
         return False
@@ -135,8 +160,64 @@ def equal(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
     if all(content is not None for content in contents):
         with no_dispatch():
             return torch.equal(*contents)  # type: ignore[arg-type]
+    if engine.trusts_data:
+        return False  # a check that looks for a bad value
     engine.assume("two GPU tensors were taken as equal")
     return True
+
+
+@handles(aten.allclose.default)
+def allclose(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
+    close = engine.generic(engine.info(aten.isclose.default), args, kwargs)
+    if engine.values.read(close) is not None:
+        return bool(engine.run(aten.all.default, (close,), {}).item())
+    engine.assume("two GPU tensors were taken as close")
+    return True
+
+
+# -- numbers of a healthy run --------------------------------------------------------------
+
+
+def _with_fill(engine: Engine, func: Any, args: Any, kwargs: Any, fill: bool) -> Any:
+    out = engine.generic(engine.info(func), args, kwargs)
+    if engine.values.read(out) is None:
+        out._life.fill = fill
+    return out
+
+
+@handles(aten.isnan.default, aten.isinf.default, aten._is_any_true.default)
+def assumed_false(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    return _with_fill(engine, func, args, kwargs, False)
+
+
+@handles(aten._is_all_true.default)
+def assumed_true(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """What ``torch.distributions`` asks of its arguments."""
+    return _with_fill(engine, func, args, kwargs, True)
+
+
+@handles(aten.eq.Tensor, aten.ne.Tensor)
+def compare(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor equals itself where it has no NaN; ``isfinite`` asks that."""
+    if args[0] is args[1]:
+        return _with_fill(engine, func, args, kwargs, func is aten.eq.Tensor)
+    return engine.generic(engine.info(func), args, kwargs)
+
+
+@handles(aten.eq.Scalar, aten.ne.Scalar)
+def compare_scalar(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(args[1], float) and math.isinf(args[1]):
+        return _with_fill(engine, func, args, kwargs, func is aten.ne.Scalar)
+    return engine.generic(engine.info(func), args, kwargs)
+
+
+@handles(aten.randperm.default, aten.randperm.generator)
+def randperm(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Some permutation: an order is as good as another."""
+    result = engine.generic(engine.info(func), args, kwargs)
+    if worth_keeping(result._meta):
+        engine.values.write(result, torch.arange(args[0], dtype=result.dtype, device=CPU))
+    return result
 
 
 @handles(aten.record_stream.default)
@@ -207,6 +288,8 @@ def index(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Indexing; boolean masks become the index tensors that CUDA's kernel makes of them."""
     tensor, indices = args
     info = engine.info(func)
+    if type(tensor) is not SimulatedTensor:
+        raise indexed_on_host(indices)
     if not any(each is not None and each.dtype in _MASKS for each in indices):
         return engine.generic(info, args, kwargs)
     expanded: list[Any] = []
@@ -279,6 +362,91 @@ def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
     engine.assume(f"bincount() of unknown data was taken to have max({least}, 1) bins")
     return _result(engine, func, (max(least, 1),), torch.int64)
+
+
+@handles(aten._pack_padded_sequence.default)
+def pack_padded_sequence(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Lengths are on the host, and so are the batch sizes that result."""
+    source, lengths, batch_first = args
+    if type(lengths) is SimulatedTensor:
+        raise RuntimeError(
+            "'lengths' argument should be a 1D CPU int64 tensor, but got "
+            f"{lengths.dim()}D cuda:0 {_long_name(lengths)} tensor"
+        )
+    with no_dispatch():
+        like = torch.zeros((*source.shape[:2], 1), device=CPU)
+        packed, sizes = func(like, lengths, batch_first)
+    shape = (packed.shape[0], *source.shape[2:])
+    return _result(engine, func, shape, source.dtype), sizes
+
+
+def _long_name(tensor: torch.Tensor) -> str:
+    return tensor.type().rpartition(".")[2].removesuffix("Tensor")
+
+
+@handles(aten._nested_tensor_from_mask_left_aligned.default)
+def left_aligned(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
+    engine.assume("nested tensors of a padded batch in evaluation were left out")
+    return False
+
+
+@handles(aten._ctc_loss.default, aten._ctc_loss.Tensor)
+def ctc_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """PyTorch's own kernel; log_alpha has a row for each blank and label."""
+    log_probs, targets, _, lengths = args[:4]
+    longest = targets.shape[-1]
+    if isinstance(lengths, torch.Tensor):
+        contents = _contents(engine, lengths)
+        longest = int(contents[0].max()) if contents is not None else longest
+    elif lengths:
+        longest = max(lengths)
+    steps = log_probs.shape[0]
+    batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
+    loss = _result(engine, func, (batch,), log_probs.dtype)
+    with no_dispatch():
+        alpha = torch.empty((batch, steps, 2 * longest + 1), dtype=loss.dtype, device=META)
+    return loss, engine.adopt(alpha)
+
+
+@handles(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
+def ctc_loss_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    return _result(engine, func, tuple(args[1].shape), args[1].dtype)
+
+
+@handles(aten.geqrf.default)
+def geqrf(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    *batch, rows, columns = args[0].shape
+    factors = _result(engine, func, (*batch, columns, rows), args[0].dtype).mT
+    with no_dispatch():
+        tau = torch.empty((*batch, min(rows, columns)), dtype=factors.dtype, device=META)
+    return factors, engine.adopt(tau)
+
+
+@handles(aten._sample_dirichlet.default)
+def like_first(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    return _result(engine, func, tuple(args[0].shape), args[0].dtype)
+
+
+@handles(
+    aten.multi_margin_loss_backward.default,
+    aten.multilabel_margin_loss_backward.default,
+    aten._dirichlet_grad.default,
+)
+def like_second(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    return _result(engine, func, tuple(args[1].shape), args[1].dtype)
+
+
+@handles(aten._cudnn_rnn_flatten_weight.default)
+def flatten_weights(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """An RNN's weights move into one buffer, of which they become views."""
+    weights = args[0]
+    buffer = _result(engine, func, (sum(w.numel() for w in weights),), weights[0].dtype)
+    start = 0
+    for weight in weights:
+        part = buffer[start : start + weight.numel()].view(weight.shape)
+        engine.set_data(weight, part)
+        start += weight.numel()
+    return buffer
 
 
 def boxes_kept(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:

@@ -22,6 +22,8 @@ from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
 aten = torch.ops.aten
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
+
 #: Operators with a CUDA kernel besides a CompositeImplicitAutograd one: without a kernel
 #: under the CUDA key they would arrive in pieces. Derived from native_functions.yaml; a test
 #: compares this list with the installed PyTorch's.
@@ -65,6 +67,19 @@ def _never_reached(*_: Any, **__: Any) -> Any:
     raise AssertionError("simulated tensors are handled before the CUDA key")
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Lengths are read on the host, as for any plain tensor (LossCTC.cpp)."""
+    lengths = [each.cpu().tolist() for each in (input_lengths, target_lengths)]
+    return torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lengths, *args, **kwargs)  # type: ignore[no-any-return]
+
+
 def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
     """CUDA's path of composite operators that ask ``is_cuda()`` in C++."""
 
@@ -72,14 +87,18 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
         # is_fused_kernel_acceptable in ATen/native/Dropout.cpp
         if train and 0 < p < 1 and tensor.numel():
             return torch.native_dropout(tensor, p, train)[0]
-        return aten.dropout.default.decompose(tensor, p, train)  # type: ignore[no-any-return]
+        return aten.dropout.default._op_dk(_COMPOSITE, tensor, p, train)  # type: ignore[no-any-return]
 
     def sdpa(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         return attention(gpu, query, key, value, *args, **kwargs)
 
-    for name, kernel in (("dropout", dropout), ("scaled_dot_product_attention", sdpa)):
+    for name, kernel in (
+        ("dropout", dropout),
+        ("scaled_dot_product_attention", sdpa),
+        ("ctc_loss.Tensor", _ctc_loss),
+    ):
         library.impl(name, kernel, "AutogradCUDA")
     HANDLERS[aten.dropout.default] = lambda engine, func, args, kwargs: dropout(*args, **kwargs)
     HANDLERS[aten.scaled_dot_product_attention.default] = lambda engine, func, args, kwargs: sdpa(

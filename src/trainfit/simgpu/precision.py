@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch.amp import autocast_mode
@@ -12,9 +13,13 @@ from trainfit.simgpu.patching import PatchSet
 
 
 class AutocastSwitch:
-    """Forces autocast "on" (around outermost module calls) or "off"; notes what was used."""
+    """Forces autocast "on" (around outermost module calls) or "off"; notes what was used.
 
-    def __init__(self, force: str | None, dtype: torch.dtype = torch.bfloat16) -> None:
+    ``dtype`` is what forced autocast computes in. ``used`` is the dtype of the autocast
+    regions of the GPU that were entered so far, ``None`` where there were none.
+    """
+
+    def __init__(self, force: Literal["on", "off"] | None, dtype: torch.dtype) -> None:
         self._force = force
         self._dtype = dtype
         self._depth = 0
@@ -23,18 +28,23 @@ class AutocastSwitch:
         self.used: str | None = None
 
     def install(self, patches: PatchSet) -> None:
+        """Watch or force autocast from now on, until ``patches`` is restored."""
         construct = autocast_mode.autocast.__init__
+        enter: Callable[[Any], Any] = autocast_mode.autocast.__enter__
         switch = self
 
         def __init__(context: Any, *args: Any, **kwargs: Any) -> None:
             construct(context, *args, **kwargs)
-            if getattr(context, "device", None) == "cuda":
-                if switch._force == "off":
-                    context._enabled = False
-                elif context._enabled:
-                    switch.used = str(context.fast_dtype).removeprefix("torch.")
+            if switch._force == "off" and getattr(context, "device", None) == "cuda":
+                context._enabled = False
+
+        def __enter__(context: Any) -> Any:
+            if getattr(context, "device", None) == "cuda" and context._enabled:
+                switch.used = str(context.fast_dtype).removeprefix("torch.")
+            return enter(context)
 
         patches.set(autocast_mode.autocast, "__init__", __init__)
+        patches.set(autocast_mode.autocast, "__enter__", __enter__)
         if self._force == "on":
             self._handles = [
                 nn_module.register_module_forward_pre_hook(self._enter),
@@ -42,8 +52,10 @@ class AutocastSwitch:
             ]
 
     def remove(self) -> None:
+        """Take the hooks away; the patches are their owner's to restore."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         self._depth += 1

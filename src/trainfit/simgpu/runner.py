@@ -1,14 +1,19 @@
-"""Runs a user's script on the simulated GPU: ``python -m trainfit.simgpu.runner REQUEST``.
+"""Runs a user's script on the simulated GPU: ``main()`` with a request file as argument.
 
 This is the child process. The script is ``__main__``, sees its own arguments, and is
 stopped from within the optimizer step that completes the wanted number of steps, by an
-exception that unwinds it (``finally`` blocks and ``with`` statements run). What happened
-goes to the outcome file; the recording is written before the script is unwound.
+exception that unwinds it (``finally`` blocks, ``with`` statements and ``atexit`` run). What
+happened goes to the outcome file; both files are written before the script is unwound.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
+import faulthandler
+import importlib.machinery
+import importlib.util
 import os
 import runpy
 import sys
@@ -22,16 +27,21 @@ from typing import Any
 import torch
 
 from trainfit.hardware import find_gpu
+from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, Target, TraceOutcome, TraceRequest
 from trainfit.simgpu.errors import UnsupportedOperatorError
 from trainfit.simgpu.loaders import LoaderTracker
-from trainfit.simgpu.location import frame_of_user
+from trainfit.simgpu.location import PACKAGE, claim, frame_of_user, line_of_user
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.precision import AutocastSwitch
 from trainfit.simgpu.session import Simulation
 
-#: A script may catch the stop; after this many it is ended by force.
+#: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3
+#: Attempts at a snapshot of a run that goes on meanwhile.
+_SNAPSHOTS = 5
+#: Seconds after the time limit at which the process ends even where Python cannot act.
+_LAST_RESORT_S = 10.0
 
 
 class StopScript(BaseException):
@@ -48,10 +58,12 @@ class Runner:
         self._request = request
         self._simulation = Simulation(gpu, limited=request.limited)
         self._loaders = LoaderTracker(request.loader)
-        self._autocast = AutocastSwitch(request.amp)
+        self._autocast = AutocastSwitch(
+            request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
+        )
         self._patches = PatchSet()
         self._started = time.monotonic()
-        self._feeding: dict[str, Any] | None = None
+        self._process = os.getpid()
         self._stops = 0
         self._done = threading.Event()
 
@@ -60,144 +72,176 @@ class Runner:
         self._watch()
         status: Status = "ended"
         details: dict[str, Any] = {}
-        simulation = self._simulation
-        simulation.on_step(self._after_step)
-        with simulation:
+        self._simulation.on_step(self._after_step)
+        with self._simulation:
             self._loaders.install(self._patches)
             self._autocast.install(self._patches)
             try:
                 execute(self._request.target)
-            except StopScript:
-                status = "finished"
             except SystemExit as error:
                 if error.code not in (None, 0):
-                    status, details = "exited", {"message": f"exit code {error.code}"}
-            except torch.OutOfMemoryError as error:
-                status, details = "out_of_memory", _describe(error)
-            except UnsupportedOperatorError as error:
-                status, details = "unsupported", _describe(error)
-                details["location"] = error.location
+                    status, details = "exited", {"message": _exit_message(error.code)}
             except BaseException as error:
-                cause = _unsupported_cause(error)
-                status, details = "failed", _describe(error)
-                if cause is not None:
-                    status = "unsupported"
-                    details |= {"message": str(cause), "location": cause.location}
+                # Once stopped, the outcome is written; the unwinding may raise what it likes.
+                status, details = _failure(error)
             finally:
                 self._autocast.remove()
                 self._patches.restore()
-        if self._stops:
-            status = "finished"  # what happened while it was unwound is no matter
         self._finish(status, details)
 
     def _after_step(self, steps: int) -> None:
-        if self._feeding is None:
-            self._feeding = self._loaders.feeding()
+        self._loaders.note_step()
         if steps < self._request.steps:
             return
-        if not self._stops:
-            self._save_recording()
+        self._finish("finished", {})
         self._stops += 1
         if self._stops > _PATIENCE:
-            self._finish("finished", {})
-            os._exit(0)
+            _end_by_force()
         raise StopScript
 
-    def _save_recording(self) -> None:
-        self._simulation.recording.save(Path(self._request.recording))
-
     def _finish(self, status: Status, details: dict[str, Any]) -> None:
-        if self._done.is_set():
+        """Write recording and outcome, once; what the script does later does not count."""
+        if self._done.is_set() or os.getpid() != self._process:
             return
         self._done.set()
-        if not self._stops:
-            self._save_recording()
-        recording = self._simulation.recording
+        faulthandler.cancel_dump_traceback_later()
+        recording = self._snapshot()
+        if recording is not None:
+            recording.save(Path(self._request.recording))
         TraceOutcome(
             status=status,
-            steps=recording.steps,
+            steps=self._simulation.steps,
             seconds=time.monotonic() - self._started,
-            loader=self._feeding or self._loaders.feeding(),
+            loader=self._loaders.feeding(),
             loaders=self._loaders.count,
             autocast=self._autocast.used,
-            gpu_operators=len(recording.op_name),
-            module_calls=int(recording.header["module_calls"]),
+            gpu_operators=len(recording.op_name) if recording is not None else 0,
+            module_calls=int(recording.header["module_calls"]) if recording is not None else 0,
             **details,
         ).save(Path(self._request.outcome))
 
+    def _snapshot(self) -> Recording | None:
+        """The recording so far. At the time limit the script goes on in another thread and
+        may tear it: then once more, and ``None`` if that does not help."""
+        for _ in range(_SNAPSHOTS):
+            try:
+                recording = self._simulation.recording
+                recording.check()
+            except (IndexError, ValueError, RuntimeError):
+                continue
+            return recording
+        return None
+
     def _watch(self) -> None:
-        """End the process when the time limit is over, saying where the script was."""
-        main = threading.main_thread().ident
+        """End the process when its time is over or its parent has died."""
+        main, parent = threading.main_thread().ident, os.getppid()
+        deadline = self._started + self._request.time_limit_s
+        faulthandler.dump_traceback_later(self._request.time_limit_s + _LAST_RESORT_S, exit=True)
 
         def watch() -> None:
-            if self._done.wait(self._request.time_limit_s):
-                return
-            place = frame_of_user(sys._current_frames().get(main or 0))
-            self._finish("timeout", {"location": place})
-            os._exit(0)
+            while not self._done.wait(max(0.0, min(1.0, deadline - time.monotonic()))):
+                if os.getppid() != parent:
+                    os._exit(1)
+                if time.monotonic() >= deadline:
+                    place = frame_of_user(sys._current_frames().get(main or 0))
+                    self._finish("timeout", {"location": place})
+                    os._exit(0)
 
         threading.Thread(target=watch, daemon=True).start()
 
 
 def execute(target: Target) -> None:
     """Run the target as ``python script.py args…`` or ``python -m module args…`` would."""
+    sys.argv = [target.name, *target.args]
     if target.kind == "module":
-        sys.argv = [target.name, *target.args]
-        sys.path[0] = os.getcwd()
+        if not sys.flags.safe_path:
+            sys.path[0] = os.getcwd()
+        _claim_module(target.name)
         runpy.run_module(target.name, run_name="__main__", alter_sys=True)
         return
     path = Path(target.name)
-    sys.argv = [target.name, *target.args]
-    sys.path[0] = str(path.resolve().parent)
+    claim(path.parent)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(path.resolve().parent)
     main = types.ModuleType("__main__")
     main.__file__ = target.name
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", target.name)
     main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__cached__"] = None
     sys.modules["__main__"] = main
     code = compile(path.read_bytes(), target.name, "exec")
     exec(code, main.__dict__)
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
-    """Message and the part of the traceback that is the script's."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
-        trace = trace.tb_next
-    # The first frame of "__main__" may be this module itself: its last line runs the script.
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
-    return {
-        "message": f"{type(error).__name__}: {error}",
-        "traceback": "".join(lines),
-        "location": _location(error),
+def _claim_module(name: str) -> None:
+    """An installed package that is run with ``-m`` is the user's, not a library."""
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name.partition(".")[0])
+    if spec is not None and spec.origin is not None:
+        for folder in spec.submodule_search_locations or ():
+            claim(folder)
+
+
+def _end_by_force() -> None:
+    """The script does not let itself be stopped; its ``atexit`` handlers still run."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _exit_message(code: Any) -> str:
+    if isinstance(code, int):
+        return f"exit code {code}"
+    print(code, file=sys.stderr)  # as Python itself does with sys.exit("text")
+    return f"exit code 1: {code}"
+
+
+def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
+    """Status and details of a script that raised."""
+    details = {
+        "message": f"{type(error).__name__}: {error}".removesuffix(": "),
+        "traceback": "".join(_own_traceback(error).format()),
+        "location": line_of_user(error.__traceback__),
     }
+    for cause in _causes(error):
+        if isinstance(cause, UnsupportedOperatorError):
+            return "unsupported", details | {"message": str(cause), "location": cause.location}
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out_of_memory", details
+    return "failed", details
 
 
-def _location(error: BaseException) -> str | None:
-    """Innermost frame of the user's own code in a traceback."""
-    found = None
-    trace = error.__traceback__
-    while trace is not None:
-        place = frame_of_user(trace.tb_frame, outwards=False)
-        found = f"{place.rpartition(':')[0]}:{trace.tb_lineno}" if place else found
-        trace = trace.tb_next
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """The error and what led to it: a script may wrap the simulation's refusal in its own."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
     return found
 
 
-def _unsupported_cause(error: BaseException) -> UnsupportedOperatorError | None:
-    """The simulation's own refusal, if the script wrapped it in an error of its own."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UnsupportedOperatorError):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return None
+def _own_traceback(error: BaseException) -> traceback.TracebackException:
+    """The traceback without the frames that ran the script and, where the simulated device
+    raised as a real one does, without those of the device."""
+    own = traceback.TracebackException.from_exception(error)
+    expected = isinstance(error, (torch.OutOfMemoryError, UnsupportedOperatorError))
+    frames = list(own.stack)
+    while frames and _is_machinery(frames[0].filename):
+        frames.pop(0)
+    while expected and frames and frames[-1].filename.startswith(PACKAGE):
+        frames.pop()
+    # A syntax error in the script itself has no frame, and Python writes no heading then.
+    own.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    return own
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename in (__file__, "<string>", runpy.__file__) or filename.startswith("<frozen ")
 
 
 def main() -> None:
+    """The child process's entry point."""
     request = TraceRequest.from_json(Path(sys.argv[1]).read_text())
     Runner(request).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ from torch.utils import _foreach_utils
 
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.results.recording import Recording
+from trainfit.simgpu import checkpoints, devices, generators
 from trainfit.simgpu import kernels as _kernels  # noqa: F401  (registers the kernel models)
 from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
@@ -28,7 +29,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recorder import Recorder
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.surface import Surface
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor, set_engine
+from trainfit.simgpu.tensor import CUDA, SimulatedTensor, current_engine, set_engine
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None
@@ -87,8 +88,10 @@ class Simulation:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._final = self._record()
-        self._remove()
+        try:
+            self._final = self._record()
+        finally:
+            self._remove()
 
     def __call__(self, function: _F) -> _F:
         """Decorator: every call of ``function`` runs in a simulation of its own."""
@@ -138,12 +141,16 @@ class Simulation:
         self._overrides: Overrides | None = None
         self._owners: dict[int, int] = {}
         self._lifts_cpu_only = False
+        self._default_device = devices.DefaultDevice()
 
     def _install(self) -> None:
         # Every optimizer imports torch._dynamo; it must see PyTorch as it is, not patched.
         importlib.import_module("torch._dynamo")
         self._live = True
         set_engine(self.engine)
+        devices.install(self.engine, self._patches)
+        generators.install(self._patches)
+        checkpoints.install(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
         Surface(self.gpu, self._memory, Clock(self._recorder, self.gpu.bandwidth_bytes_per_s)).install(
             self._patches
@@ -161,6 +168,7 @@ class Simulation:
 
     def _remove(self) -> None:
         global _active
+        self._default_device.restore()
         self._modes.remove()
         torch._C._set_only_lift_cpu_tensors(self._lifts_cpu_only)
         for hook in self._optimizer_hooks:
@@ -200,8 +208,11 @@ class Simulation:
         patches.set(torch, "clear_autocast_cache", clear_autocast_cache)
         patches.set(torch.Tensor, "pin_memory", _pin_memory)
         patches.set(torch.Tensor, "is_pinned", _is_pinned)
-        patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+        patches.set(torch, "_has_compatible_shallow_copy_type", _sets_data)
+        patches.set(torch.nn.Module, "_apply", _apply_without_graphs(torch.nn.Module._apply))
         patches.set(torch, "compile", self._compile)
+        patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+        patches.set(torch.cuda, "make_graphed_callables", self._graphed)
 
     def _compile(self, model: Any = None, *_: Any, **__: Any) -> Any:
         """``torch.compile`` runs the model as written: shapes and storages are eager's."""
@@ -209,6 +220,10 @@ class Simulation:
             return lambda function: self._compile(function)
         self.engine.assume("torch.compile was left out: the model was simulated in eager mode")
         return model
+
+    def _graphed(self, callables: Any, *_: Any, **__: Any) -> Any:
+        self.engine.assume("CUDA graphs were left out: the calls were simulated one by one")
+        return callables
 
     # -- what is what ----------------------------------------------------------------------
 
@@ -220,6 +235,9 @@ class Simulation:
                 self._mark(parameter, "parameter", name)
         for buffer in module._buffers.values():
             self._mark(buffer, "buffer", name)
+        # The ids of a dead module's parameters may come back as another's.
+        ids = [id(parameter) for parameter in module._parameters.values()]
+        weakref.finalize(module, _forget, self._owners, ids).atexit = False
         self.engine.forward_seen = True
 
     def _mark(self, tensor: Any, kind: str, module: int = -1) -> None:
@@ -227,7 +245,8 @@ class Simulation:
             self._recorder.mark(tensor._life.number, kind, module)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._main_optimizer is None:
+        if self._main_optimizer is None or self._main_optimizer() is None:
+            # The first one alive: a search by trial makes one for each batch size.
             self._main_optimizer = weakref.ref(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -277,6 +296,51 @@ def simulate(
     a name that the catalogue does not know or that fits several GPUs.
     """
     return Simulation(gpu, allocator=allocator, limited=limited)
+
+
+def _forget(owners: dict[int, int], parameters: list[int]) -> None:
+    for parameter in parameters:
+        owners.pop(parameter, None)
+
+
+def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Does ``Module._apply`` go on with ``tensor.data = other``, as between CPU and CUDA?
+
+    Gradients that change the device are replaced: their parameter was, in C++'s view. So are
+    parameters that a graph in use still holds on to: they cannot become something else.
+    """
+    if (type(tensor) is SimulatedTensor) is (type(other) is SimulatedTensor):
+        return True
+    if not isinstance(tensor, torch.nn.Parameter):
+        return False
+    held = tensor._use_count() > 1 + tensor.requires_grad  # type: ignore[attr-defined]
+    if held:
+        current_engine().assume(
+            "a parameter changed the device while a graph held it: it was replaced, and an "
+            "optimizer made before keeps the old one"
+        )
+    return not held
+
+
+def _apply_without_graphs(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module._apply`` for modules that keep a tensor computed from their parameters.
+
+    ``torch.nn.utils.weight_norm`` does, until its hook computes it anew in each forward
+    call. Its graph holds on to the parameters, which could not change their device then.
+    """
+
+    @functools.wraps(apply)
+    def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        computed = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None
+        ]
+        for name in computed:
+            vars(module)[name] = vars(module)[name].detach()
+        return apply(module, *args, **kwargs)
+
+    return _apply
 
 
 def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -27,7 +27,11 @@ class Life(weakref.ref):  # type: ignore[type-arg]
     nbytes: int
     key: int
     value: torch.Tensor | None
-    fill: bool | None
+    fill: bool | float | None
+
+
+class _CurrentStream(threading.local):
+    number = 0
 
 
 class DeviceMemory:
@@ -41,9 +45,18 @@ class DeviceMemory:
         self.allocator = allocator
         self.recorder = recorder
         self.lives: dict[int, Life] = {}
-        self.stream = 0
+        self._streams = _CurrentStream()
         self._lock = threading.Lock()
         self._pending: list[Life] = []
+
+    @property
+    def stream(self) -> int:
+        """The calling thread's current stream."""
+        return self._streams.number
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self._streams.number = number
 
     def adopt(self, meta: torch.Tensor) -> Life:
         """The life of ``meta``'s storage, allocated now if the storage is new."""

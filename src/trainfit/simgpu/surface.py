@@ -7,18 +7,20 @@ C functions (which a CPU build lacks) are supplied here. Everything goes through
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.backends.cudnn import rnn as cudnn_rnn
+from torch.nn.parallel import _functions as parallel_functions
+from torch.nn.parallel import scatter_gather
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.clock import Clock
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.storage import DeviceMemory
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor
+from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
 CUDA_VERSION = "13.0"
@@ -171,6 +173,49 @@ def _event_class(clock: Clock) -> type:
     return Event
 
 
+def _of_any_device(event: type) -> Any:
+    """``torch.Event``, whose first argument is a device."""
+
+    def make(device: Any = None, *, enable_timing: bool = False, **_: Any) -> Any:
+        return event(enable_timing=enable_timing)
+
+    return make
+
+
+class _NoGraph:
+    """A class, for libraries annotate with ``torch.cuda.CUDAGraph | None``."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(
+            "CUDA graphs are not simulated: run the steps without capturing them"
+        )
+
+
+class _Scatter:
+    """``DataParallel``'s scatter to the one GPU there is."""
+
+    @staticmethod
+    def apply(gpus: Any, sizes: Any, dim: int, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (tensor.to(CUDA),)
+
+
+_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128,
+    torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+#: cudnnRNNMode_t
+_RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+
+_IMPORTED_BY_NAME = {
+    "is_initialized",
+    "_lazy_init",
+    "current_device",
+    "device_count",
+    "is_current_stream_capturing",
+}
+
+
 class Surface:
     """Installs the simulated device into PyTorch's Python modules."""
 
@@ -180,10 +225,9 @@ class Surface:
         self._clock = clock
         self._properties = DeviceProperties(gpu)
         self._default = Stream(stream_id=0)
+        self._event = _event_class(clock)
         self._streams = threading.local()
         self._fraction = 1.0
-        self._seed = 0
-        self._rng = torch.zeros(16, dtype=torch.uint8)
 
     def install(self, patches: PatchSet) -> None:
         for name, value in self._c_functions().items():
@@ -193,11 +237,19 @@ class Surface:
         for name, value in self._memory_functions().items():
             patches.set(torch.cuda, name, value)
             patches.set(torch.cuda.memory, name, value)
-        for name, value in self._random_functions().items():
-            patches.set(torch.cuda, name, value)
-            patches.set(torch.cuda.random, name, value)
+        # These modules imported functions by name.
+        for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
+            for name in _IMPORTED_BY_NAME & vars(module).keys():
+                patches.set(module, name, vars(torch.cuda)[name])
         patches.set(torch.cuda.streams, "Stream", Stream)
-        patches.set(torch.cuda.streams, "Event", torch.cuda.Event)
+        patches.set(torch.cuda.streams, "Event", self._event)
+        patches.set(torch, "Stream", Stream)
+        patches.set(torch, "Event", _of_any_device(self._event))
+        patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
+        # A stream of the simulation would stay there.
+        patches.set(parallel_functions, "_streams", None)
+        patches.set(scatter_gather, "Scatter", _Scatter)
+        self._install_storages(patches)
         self._install_versions(patches)
         self._install_nvtx(patches)
 
@@ -207,6 +259,7 @@ class Surface:
         memory, allocator = self._memory, self._memory.allocator
 
         def stats(device: int = 0) -> dict[str, Any]:
+            check_ordinal(device)
             memory.flush()
             return allocator.memory_stats()
 
@@ -216,7 +269,7 @@ class Surface:
         functions: dict[str, Any] = {
             "_cuda_getDeviceCount": lambda: 1,
             "_cuda_getDevice": lambda: 0,
-            "_cuda_setDevice": lambda index: _check_ordinal(index),
+            "_cuda_setDevice": lambda index: check_ordinal(index),
             "_cuda_synchronize": nothing,
             "_cuda_ipc_collect": nothing,
             "_cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
@@ -237,9 +290,10 @@ class Surface:
             "_cuda_canDeviceAccessPeer": lambda *_: False,
             "_cuda_getArchFlags": lambda: "sm_{}{}".format(*self._gpu.capability),
             "_cuda_sleep": nothing,
+            "_get_accelerator": lambda *_: torch.device("cuda"),
             "_accelerator_getAccelerator": lambda *_: torch.device("cuda"),
             "_accelerator_getDeviceIndex": lambda: 0,
-            "_accelerator_setDeviceIndex": lambda index: _check_ordinal(index),
+            "_accelerator_setDeviceIndex": lambda index: check_ordinal(index),
             "_accelerator_exchangeDevice": lambda index: 0,
             "_accelerator_maybeExchangeDevice": lambda index: 0,
             "_accelerator_synchronizeDevice": nothing,
@@ -249,24 +303,37 @@ class Surface:
             "_accelerator_resetPeakStats": lambda *_: allocator.reset_peaks(),
             "_accelerator_resetAccumulatedStats": lambda *_: allocator.reset_accumulated(),
             "_accelerator_isAllocatorInitialized": lambda: True,
+            "_accelerator_getDeviceCapability": lambda *_: {"supported_dtypes": set(_DTYPES)},
             "_accelerator_hooks_device_count": lambda: 1,
+            "_cuda_hostMemoryStats": lambda *_: {},
+            "_cuda_resetAccumulatedHostMemoryStats": nothing,
+            "_cuda_resetPeakHostMemoryStats": nothing,
+            **self._benchmark_limit(),
             "_accelerator_getStream": lambda *_: self._current_stream(),
             "_accelerator_setStream": lambda stream: self._set_stream(stream),
         }
         return functions
+
+    @staticmethod
+    def _benchmark_limit() -> dict[str, Any]:
+        """``torch.backends.cudnn.benchmark_limit``; cuDNN's default."""
+        limit = [10]
+        return {
+            "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
+            "_cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
+        }
 
     # -- functions of torch.cuda -----------------------------------------------------------
 
     def _cuda_functions(self) -> dict[str, Any]:
         gpu = self._gpu
 
-        @contextlib.contextmanager
-        def device(index: Any = None) -> Iterator[None]:
-            _check_ordinal(index)
-            yield
+        def exchange(index: int) -> int:
+            check_ordinal(index)
+            return 0
 
         def properties(device: Any = None) -> DeviceProperties:
-            _check_ordinal(device)
+            check_ordinal(device)
             return self._properties
 
         return {
@@ -276,11 +343,9 @@ class Surface:
             "is_available": lambda: True,
             "device_count": lambda: 1,
             "current_device": lambda: 0,
-            "set_device": lambda index: _check_ordinal(index),
-            "_exchange_device": lambda index: 0,
-            "_maybe_exchange_device": lambda index: 0,
-            "device": device,
-            "device_of": lambda tensor: contextlib.nullcontext(),
+            "set_device": lambda index: check_ordinal(index),
+            "_exchange_device": exchange,
+            "_maybe_exchange_device": exchange,
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_capability": lambda device=None: (
                 properties(device).major,
@@ -291,12 +356,16 @@ class Surface:
                 gpu.supports_bf16 or including_emulation
             ),
             "get_arch_list": lambda: ["sm_{}{}".format(*gpu.capability)],
+            "is_current_stream_capturing": lambda: False,
             "synchronize": lambda device=None: None,
             "current_stream": lambda device=None: self._current_stream(),
             "default_stream": lambda device=None: self._default,
             "set_stream": self._set_stream,
             "Stream": Stream,
-            "Event": _event_class(self._clock),
+            "ExternalStream": Stream,
+            "Event": self._event,
+            "CUDAGraph": _NoGraph,
+            "is_current_stream_capturing": lambda: False,
             "utilization": lambda device=None: 100,
         }
 
@@ -328,23 +397,26 @@ class Surface:
         self._memory.flush()
         return self._memory.allocator.free_device_bytes(), self._gpu.memory_bytes
 
-    # -- random numbers --------------------------------------------------------------------
+    # -- storages --------------------------------------------------------------------------
 
-    def _random_functions(self) -> dict[str, Any]:
-        def seed(value: int | None = None) -> None:
-            self._seed = int(value or 0)
+    def _install_storages(self, patches: PatchSet) -> None:
+        memory = self._memory
+        resize, device = torch.UntypedStorage.resize_, torch.UntypedStorage.device
 
-        return {
-            "manual_seed": seed,
-            "manual_seed_all": seed,
-            "seed": seed,
-            "seed_all": seed,
-            "initial_seed": lambda: self._seed,
-            "get_rng_state": lambda device="cuda": self._rng.clone(),
-            "get_rng_state_all": lambda: [self._rng.clone()],
-            "set_rng_state": lambda state, device="cuda": None,
-            "set_rng_state_all": lambda states: None,
-        }
+        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            result = resize(storage, nbytes)
+            life = memory.lives.get(storage._cdata)
+            if life is not None and life.nbytes != nbytes:
+                memory.resize(life, nbytes)
+            return result
+
+        def get_device(storage: torch.UntypedStorage) -> torch.device:
+            if storage._cdata in memory.lives:
+                return CUDA
+            return device.__get__(storage)  # type: ignore[attr-defined,no-any-return]
+
+        patches.set(torch.UntypedStorage, "resize_", resize_)
+        patches.set(torch.UntypedStorage, "device", property(get_device))
 
     # -- versions and tools ------------------------------------------------------------------
 
@@ -352,9 +424,13 @@ class Surface:
         if torch.version.cuda is None:
             patches.set(torch.version, "cuda", CUDA_VERSION)
         patches.set(torch.backends.cuda, "is_built", lambda: True)
+        # Without its cache, which would outlive the simulation.
+        patches.set(torch, "get_device_module", inspect.unwrap(torch.get_device_module))
         cudnn = torch.backends.cudnn.m  # type: ignore[attr-defined]
         patches.set(cudnn, "is_available", lambda: True)
         patches.set(cudnn, "version", lambda: CUDNN_VERSION)
+        patches.set(cudnn, "_init", lambda: True)
+        patches.set(cudnn_rnn, "get_cudnn_mode", _RNN_MODES.__getitem__)
 
     @staticmethod
     def _install_nvtx(patches: PatchSet) -> None:
@@ -363,19 +439,6 @@ class Surface:
 
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.set(torch.cuda.nvtx, name, nothing)
-
-
-def _check_ordinal(device: Any) -> None:
-    """The simulated machine has one GPU; raises what CUDA raises for another."""
-    index = device
-    if isinstance(device, str):
-        device = torch.device(device)
-    if isinstance(device, torch.device):
-        index = device.index
-    if index not in (None, 0, -1):
-        raise RuntimeError(
-            "CUDA error: invalid device ordinal (the simulated machine has one GPU, cuda:0)"
-        )
 
 
 def is_simulated(value: Any) -> bool:

@@ -27,6 +27,19 @@ _specs: dict[tuple[Any, ...], Spec] = {}
 _engine: Engine | None = None
 
 
+def check_ordinal(device: Any) -> None:
+    """The simulated machine has one GPU; raises what CUDA raises for another."""
+    index = device
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device):
+        index = device.index
+    if index not in (None, 0, -1):
+        raise RuntimeError(
+            "CUDA error: invalid device ordinal (the simulated machine has one GPU, cuda:0)"
+        )
+
+
 class SimulationEndedError(RuntimeError):
     """A simulated tensor was used after its simulation ended."""
 
@@ -138,13 +151,47 @@ class SimulatedTensor(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> Any:
         return to_device(self, args, kwargs)
 
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        return self.detach().cpu().resolve_conj().resolve_neg().numpy()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy()
+
+    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+        device = CUDA if device is None else device
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
+
+    def new(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], (list, tuple)) and type(args[0]) is not torch.Size:
+            return self.new_tensor(args[0])
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return args[0].detach()
+        return torch.empty(*(args or (0,)), dtype=self.dtype, device=CUDA)
+
+    def record_stream(self, stream: Any) -> None:
+        """Other streams' work is done in time on the simulated device."""
+
+    def share_memory_(self) -> SimulatedTensor:
+        return self
+
+    def is_shared(self) -> bool:
+        return True
+
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
         return self.detach()
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        current_engine().set_data(self, value)
+        replace_data(self, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedTensor:
         if id(self) in memo:
@@ -167,7 +214,15 @@ class SimulatedTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Checkpoints written during the simulated steps get plausible CPU data.
-        return self.detach().cpu().__reduce_ex__(protocol)
+        from trainfit.simgpu.checkpoints import mark
+
+        host = self.detach().cpu()
+        mark(host.untyped_storage())
+        if getattr(self, "_is_param", False):
+            host = torch.nn.Parameter(host, requires_grad=self.requires_grad)
+        else:
+            host.requires_grad_(self.requires_grad)
+        return host.__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         dtype = str(self._spec.dtype)
@@ -200,9 +255,34 @@ def to_device(
     device = given.pop("device", None)
     if device is not None:
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if device.type == "meta":
+            return torch.empty_like(tensor._meta, dtype=given.get("dtype"), device=META)
         if device.type != "cuda":
             given["device"] = device
     return super(SimulatedTensor, tensor).to(**{"dtype": tensor.dtype} | given)
+
+
+def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    """``target.data = value`` where one of them is simulated; ``target`` stays the object.
+
+    Between host and device the two objects swap what they are, since the type tells which.
+    """
+    if type(target) is type(value):
+        current_engine().set_data(target, value)  # type: ignore[arg-type]
+        return
+    moved = value.detach()
+    if isinstance(target, torch.nn.Parameter):
+        moved = torch.nn.Parameter(moved, requires_grad=target.requires_grad)
+    else:
+        moved.requires_grad_(target.requires_grad)
+    marks = {name: mark for name, mark in vars(target).items() if name not in _OWN}
+    target.grad = None
+    torch.utils.swap_tensors(target, moved)
+    vars(target).update(marks)
+
+
+#: Attributes that belong to the simulation, not to the user.
+_OWN = ("_meta", "_spec", "_life", "_is_param")
 
 
 def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:

@@ -30,8 +30,6 @@ _HARMLESS = {
     aten._amp_foreach_non_finite_check_and_unscale_.default,
     aten._amp_update_scale_.default,
 }
-_ASSUMED_FALSE = {aten.isnan.default, aten.isinf.default}
-_ASSUMED_TRUE = {aten.isfinite.default}
 _KEEPS_ASSUMPTION = {
     aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim,
     aten.all.dims, aten.clone.default, aten.view.default, aten.max.default,
@@ -89,7 +87,7 @@ class Values:
     def compute(self, info: OperatorInfo, args: Any, kwargs: Any, out: Any) -> None:
         """Follow a functional operator whose operands may all be known."""
         func = info.func
-        if type(out) is SimulatedTensor and self._assume(func, args, out):
+        if self._assume(info, args, out):
             return
         if info.random or not _all_worth_keeping(out):
             return
@@ -105,7 +103,8 @@ class Values:
         except (NotImplementedError, RuntimeError, TypeError):
             return
         for tensor, real in _pairs(out, content):
-            self.write(tensor, real)
+            if tensor._spec.size == real.shape and tensor._spec.dtype is real.dtype:
+                self.write(tensor, real)
 
     def mutate(self, info: OperatorInfo, args: Any, kwargs: Any) -> None:
         """Follow an operator that writes into its arguments."""
@@ -153,21 +152,41 @@ class Values:
             operands.append(value)
         return tuple(operands)
 
-    @staticmethod
-    def _assume(func: Any, args: Any, out: SimulatedTensor) -> bool:
-        if func in _ASSUMED_FALSE or func in _ASSUMED_TRUE:
-            out._life.fill = func in _ASSUMED_TRUE
+    def _assume(self, info: OperatorInfo, args: Any, out: Any) -> bool:
+        """Follow assumed values; false if every operand has a real one."""
+        operands = _tensors(args)
+        if all(tensor._life.value is not None for tensor in operands):
+            return False
+        if type(out) is not SimulatedTensor:
             return True
-        if args and type(args[0]) is SimulatedTensor:
-            fill = args[0]._life.fill
-            if fill is not None and args[0]._life.value is None:
-                if func in _KEEPS_ASSUMPTION:
-                    out._life.fill = fill
-                    return True
-                if func in (aten.logical_not.default, aten.bitwise_not.default):
-                    out._life.fill = not fill
-                    return True
-        return False
+        func = info.func
+        if func in _KEEPS_ASSUMPTION:
+            out._life.fill = operands[0]._life.fill
+        elif func is aten.sum.default or func is aten.sum.dim_IntList:
+            fill, count = operands[0]._life.fill, operands[0].numel() // max(out.numel(), 1)
+            out._life.fill = None if fill is None else fill * count
+        elif torch.Tag.pointwise in func.tags:
+            out._life.fill = self._pointwise(func, args)
+        return True
+
+    def _pointwise(self, func: Any, args: Any) -> bool | float | None:
+        """The value of every element of an elementwise operator's result."""
+        uniform = []
+        for value in args:
+            if type(value) is SimulatedTensor:
+                fill = value._life.fill
+                if fill is None:
+                    content = self.read(value)
+                    if content is None or content.numel() != 1:
+                        return None
+                    fill = content.item()
+                value = torch.tensor(fill, dtype=value.dtype, device=CPU)
+            uniform.append(value)
+        try:
+            with no_dispatch():
+                return func(*uniform).item()  # type: ignore[no-any-return]
+        except (NotImplementedError, RuntimeError, TypeError):
+            return None
 
 
 _OVERWRITES = {aten.zero_.default, aten.fill_.Scalar}

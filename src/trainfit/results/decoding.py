@@ -1,0 +1,90 @@
+"""From JSON to the dataclasses of this package, with every type checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class DecodingError(ValueError):
+    """JSON that does not describe the wanted type; the message names the place."""
+
+
+def decode(kind: type[_T], value: Any) -> _T:
+    """``value``, as ``json.loads`` gives it, as the dataclass ``kind``.
+
+    Raises :class:`DecodingError` for a missing or unknown key and for a wrong type.
+    """
+    decoded: _T = _decode(kind, value, kind.__name__)
+    return decoded
+
+
+def _decode(kind: Any, value: Any, place: str) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _dataclass(kind, value, place)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _optional(arguments, value, place)
+    if origin is typing.Literal:
+        _require(value in arguments, value, place, f"one of {arguments}")
+        return value
+    if origin is tuple:
+        return _tuple(arguments, value, place)
+    if origin is Mapping:
+        _require(isinstance(value, dict), value, place, "an object")
+        return {key: _decode(arguments[1], v, f"{place}.{key}") for key, v in value.items()}
+    if kind is float:
+        _require(isinstance(value, int | float) and not isinstance(value, bool), value, place)
+        return float(value)
+    # bool is a kind of int in Python, not in JSON.
+    _require(type(value) is kind, value, place, kind.__name__)
+    return value
+
+
+def _dataclass(kind: type, value: Any, place: str) -> Any:
+    _require(isinstance(value, dict), value, place, "an object")
+    hints = _hints(kind)
+    if unknown := sorted(set(value) - set(hints)):
+        raise DecodingError(f"{place} has the unknown key {unknown[0]!r}")
+    for field in dataclasses.fields(kind):
+        without_default = field.default is dataclasses.MISSING
+        if field.name not in value and without_default:
+            raise DecodingError(f"{place} has no {field.name!r}")
+    return kind(**{key: _decode(hints[key], v, f"{place}.{key}") for key, v in value.items()})
+
+
+def _optional(arguments: tuple[Any, ...], value: Any, place: str) -> Any:
+    """Only unions of one type with ``None`` are used here."""
+    if value is None and type(None) in arguments:
+        return None
+    (kind,) = (argument for argument in arguments if argument is not type(None))
+    return _decode(kind, value, place)
+
+
+def _tuple(arguments: tuple[Any, ...], value: Any, place: str) -> tuple[Any, ...]:
+    _require(isinstance(value, list), value, place, "a list")
+    if arguments[-1] is Ellipsis:
+        arguments = (arguments[0],) * len(value)
+    _require(len(value) == len(arguments), value, place, f"a list of {len(arguments)}")
+    return tuple(
+        _decode(kind, item, f"{place}[{index}]")
+        for index, (kind, item) in enumerate(zip(arguments, value, strict=True))
+    )
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _require(good: bool, value: Any, place: str, wanted: str = "a number") -> None:
+    if not good:
+        shown = repr(value)
+        shown = shown if len(shown) <= 40 else shown[:40] + "…"
+        raise DecodingError(f"{place} is {shown}, not {wanted}")

@@ -1,0 +1,49 @@
+"""Memory formats of convolutions' results.
+
+Shape functions of plain meta tensors leave them contiguous, for they do not know the device.
+On CUDA they follow input and weight: cudnn_conv_suggest_memory_format in
+ATen/native/ConvUtils.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+aten = torch.ops.aten
+
+_CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
+
+
+def _wanted(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    if torch.float64 not in (source.dtype, weight.dtype):
+        for tensor in (source, weight):
+            found = suggest_memory_format(tensor)
+            if found in _CHANNELS_LAST:
+                return found
+    return torch.contiguous_format
+
+
+def _of_forward(args: Any, result: Any) -> Any:
+    return _laid_out(result, _wanted(args[0], args[1]))
+
+
+def _of_backward(args: Any, result: Any) -> Any:
+    wanted = _wanted(args[1], args[2])
+    return type(result)([*(_laid_out(each, wanted) for each in result[:2]), result[2]])
+
+
+def _laid_out(meta: torch.Tensor | None, wanted: torch.memory_format) -> torch.Tensor | None:
+    if meta is None:
+        return None
+    return torch.empty(meta.shape, dtype=meta.dtype, device="meta", memory_format=wanted)
+
+
+#: By operator: from meta arguments and the shape function's result to CUDA's result.
+LAYOUTS: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.convolution.default: _of_forward,
+    aten.convolution_backward.default: _of_backward,
+}

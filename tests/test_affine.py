@@ -1,0 +1,216 @@
+"""Two recordings give the stream of allocations of every other batch size, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import trainfit
+from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.fit import fits, largest_batch
+from trainfit.memory.replay import Stream, replay
+from trainfit.results.recording import Recording
+
+Model = Callable[[], nn.Module]
+GiB = 1 << 30
+
+
+def record(
+    make: Model,
+    sample: tuple[int, ...],
+    batch: int,
+    amp: bool = False,
+    optimizer: str = "Adam",
+    gpu: str = "RTX 4090",
+) -> Recording:
+    """Two training steps of a model on random samples."""
+    with trainfit.simulate(gpu, limited=False) as sim:
+        model = make().cuda()
+        update = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+        for _ in range(2):
+            x = torch.empty(batch, *sample).cuda()
+            update.zero_grad()
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=amp):
+                loss = model(x).float().pow(2).mean()
+            loss.backward()
+            update.step()
+    return sim.recording
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+    return nn.Sequential(nn.Linear(16, 32), nn.TransformerEncoder(layer, 2))
+
+
+def assert_exact(recordings: dict[int, Recording]) -> AffineStream:
+    """The last batch size follows from the first two."""
+    first, second, third = recordings
+    law = AffineStream.between(recordings[first], first, recordings[second], second)
+    predicted, measured = law.at(third), Stream.of(recordings[third])
+    assert np.array_equal(predicted.alloc_bytes, measured.alloc_bytes)
+    assert np.array_equal(predicted.events, measured.events)
+    assert np.array_equal(predicted.alloc_stream, measured.alloc_stream)
+    assert law.exact
+    assert law.depends_on_batch
+    return law
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 300), min_size=2, max_size=3),
+    batches=st.lists(st.integers(2, 200), min_size=3, max_size=3, unique=True),
+)
+def test_any_mlp(widths: list[int], batches: list[int]) -> None:
+    def model() -> nn.Module:
+        layers: list[nn.Module] = []
+        for before, after in zip(widths, widths[1:], strict=False):
+            layers += [nn.Linear(before, after), nn.GELU()]
+        return nn.Sequential(*layers)
+
+    assert_exact({batch: record(model, (widths[0],), batch) for batch in batches})
+
+
+@pytest.mark.parametrize("amp", [False, True])
+@pytest.mark.parametrize(
+    ("make", "sample"), [(cnn, (3, 16, 16)), (transformer, (10, 16))], ids=["cnn", "transformer"]
+)
+def test_networks(make: Model, sample: tuple[int, ...], amp: bool) -> None:
+    assert_exact({batch: record(make, sample, batch, amp) for batch in (4, 6, 11)})
+
+
+def test_between_and_below_the_recorded_sizes_and_in_any_order() -> None:
+    for batches in ((8, 2, 5), (8, 9, 2), (2, 8, 100)):
+        assert_exact({batch: record(cnn, (3, 12, 12), batch) for batch in batches})
+
+
+def test_the_same_on_a_gpu_that_takes_other_kernels() -> None:
+    recordings = {b: record(transformer, (10, 16), b, True, gpu="Tesla T4") for b in (4, 6, 11)}
+    assert_exact(recordings)
+
+
+def test_peaks_of_a_replay_are_those_of_the_run() -> None:
+    recordings = {batch: record(cnn, (3, 16, 16), batch) for batch in (4, 6, 11)}
+    law = assert_exact(recordings)
+    predicted, measured = replay(law.at(11)), replay(Stream.of(recordings[11]))
+    assert predicted.peak_allocated == measured.peak_allocated
+    assert predicted.peak_reserved == measured.peak_reserved
+    assert predicted.step_peaks == measured.step_peaks
+
+
+def test_a_fixed_script_does_not_depend_on_the_batch() -> None:
+    one = record(cnn, (3, 16, 16), 4)
+    law = AffineStream.between(one, 4, one, 5)
+    assert not law.depends_on_batch
+    assert np.array_equal(law.at(77).alloc_bytes, one.alloc_bytes)
+
+
+def test_the_largest_batch_that_fits_is_the_last_that_does() -> None:
+    law = AffineStream.between(
+        record(cnn, (3, 64, 64), 4), 4, record(cnn, (3, 64, 64), 6), 6
+    )
+    context = GiB // 2
+    largest = largest_batch(law, GiB, context)
+    assert largest > 6
+    assert fits(law, largest, GiB, context)
+    assert not fits(law, largest + 1, GiB, context)
+    assert largest_batch(law, context, context) == 0
+
+
+# Where recordings part ----------------------------------------------------------------------------
+
+
+class Changing(nn.Module):
+    """Behaves in another way above a batch size of five."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.inner = nn.Linear(8, 8)
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        large = len(x) > 5
+        if self.how == "other operator":
+            return y.sin() if large else y.cos()
+        if self.how == "more operators" and large:
+            return y.sin().cos()
+        if self.how == "more results":
+            sizes = [len(x) - 1, 1] if large else [len(x)]
+            torch.split_with_sizes_copy(y.detach(), sizes)
+        if self.how == "freed later":
+            held = y.sin()
+            z = y.exp()
+            if not large:
+                del held
+            return z.cos() + z
+        return y
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("other operator", r"is aten\.cos\.default in Changing at one batch size and aten\.sin"),
+        ("more operators", "operator"),
+        ("more results", "an operator allocates a different number of tensors"),
+        ("freed later", "tensors are freed in another order"),
+    ],
+)
+def test_recordings_that_part_say_where(how: str, words: str) -> None:
+    one, two = (record(lambda: Changing(how), (8,), batch) for batch in (4, 6))
+    with pytest.raises(NotAffineError, match=words):
+        AffineStream.between(one, 4, two, 6)
+
+
+def test_one_batch_size_is_not_enough() -> None:
+    one = record(cnn, (3, 16, 16), 4)
+    with pytest.raises(ValueError, match="two different batch sizes"):
+        AffineStream.between(one, 4, one, 4)
+
+
+@pytest.fixture
+def halves() -> Iterator[Any]:
+    """Recordings whose sizes are no whole number of bytes a sample."""
+
+    def model() -> nn.Module:
+        class Half(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = nn.Linear(1, 1)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.inner(x[: (3 * len(x)) // 8])
+
+        return Half()
+
+    yield model
+
+
+def test_sizes_that_are_not_affine_are_rounded_up_and_said(halves: Model) -> None:
+    recordings = {batch: record(halves, (1,), batch) for batch in (8, 13)}
+    law = AffineStream.between(recordings[8], 8, recordings[13], 13)
+    assert not law.exact
+    measured = Stream.of(record(halves, (1,), 10)).alloc_bytes
+    assert (law.at(10).alloc_bytes >= measured - 4).all()
