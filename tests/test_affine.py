@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,7 +86,7 @@ def assert_exact(recordings: dict[int, Recording]) -> AffineStream:
 def test_any_mlp(widths: list[int], batches: list[int]) -> None:
     def model() -> nn.Module:
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.GELU()]
         return nn.Sequential(*layers)
 
@@ -127,9 +128,7 @@ def test_a_fixed_script_does_not_depend_on_the_batch() -> None:
 
 
 def test_the_largest_batch_that_fits_is_the_last_that_does() -> None:
-    law = AffineStream.between(
-        record(cnn, (3, 64, 64), 4), 4, record(cnn, (3, 64, 64), 6), 6
-    )
+    law = AffineStream.between(record(cnn, (3, 64, 64), 4), 4, record(cnn, (3, 64, 64), 6), 6)
     context = GiB // 2
     largest = largest_batch(law, GiB, context)
     assert largest > 6

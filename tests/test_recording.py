@@ -195,9 +195,7 @@ def test_the_header_describes_the_run(recording: Recording) -> None:
 
 
 def columns(recording: Recording) -> dict[str, np.ndarray]:
-    return {
-        name: value for name, value in vars(recording).items() if isinstance(value, np.ndarray)
-    }
+    return {name: value for name, value in vars(recording).items() if isinstance(value, np.ndarray)}
 
 
 def test_saving_loses_nothing(recording: Recording, tmp_path: Path) -> None:

@@ -202,3 +202,18 @@ def test_the_scaler_grows_as_after_healthy_steps(sim: Simulation) -> None:
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == 4
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_softmax_of_halves_makes_no_float_copy_of_its_operand(function):
+    """CUDA's kernel reads float16 and writes float32; only bfloat16 is converted first."""
+    with trainfit.simulate("RTX 4090") as simulation:
+        scores = torch.randn(64, 64, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.float16):
+            result = function(scores.half(), dim=-1)
+        result.sum().backward()
+    names = [simulation.recording.strings[i] for i in simulation.recording.op_name]
+    assert result.dtype is torch.float32
+    forward = names[: names.index("aten.sum.default") if "aten.sum.default" in names else None]
+    assert forward.count("aten._to_copy.default") == 1  # scores.half() itself
+    assert scores.grad is not None

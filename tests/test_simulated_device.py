@@ -495,9 +495,7 @@ WRONG_SHAPES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("call", "words"), WRONG_SHAPES.values(), ids=WRONG_SHAPES.keys())
-def test_errors_have_pytorchs_words(
-    sim: Simulation, call: Callable[[], Any], words: str
-) -> None:
+def test_errors_have_pytorchs_words(sim: Simulation, call: Callable[[], Any], words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         call()
 
@@ -786,10 +784,10 @@ OWNERS = (
     threading.Thread,
 )
 #: Operators that the simulation registers kernels for, and some that it does not.
-DUMPED = (
-    "addmm linear dropout scaled_dot_product_attention ctc_loss.Tensor silu_backward "
-    "mish_backward cudnn_convolution norm.Scalar add.Tensor cat"
-).split()
+DUMPED = [
+    "addmm", "linear", "dropout", "scaled_dot_product_attention", "ctc_loss.Tensor",
+    "silu_backward", "mish_backward", "cudnn_convolution", "norm.Scalar", "add.Tensor", "cat",
+]  # fmt: skip
 
 
 def state_of_pytorch() -> dict[str, Any]:

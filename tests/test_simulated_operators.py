@@ -532,7 +532,7 @@ def test_numbers_are_taken_as_healthy(sim: Simulation) -> None:
     assert torch.isfinite(loss)
     assert not (torch.isnan(loss) | torch.isinf(loss)).any()
     assert torch.isfinite(torch.stack([loss, loss])).all().item()
-    assert not (loss != loss)
+    assert not (loss != loss)  # noqa: SIM202
     assert torch.isnan(random(9)).sum().item() == 0
     assert math.isfinite(loss.item())
     nn.utils.clip_grad_norm_([nn.Parameter(random(3))], 1.0, error_if_nonfinite=True)

@@ -38,9 +38,7 @@ class AffineStream:
     batches: tuple[int, int]
 
     @classmethod
-    def between(
-        cls, first: Recording, batch: int, second: Recording, other: int
-    ) -> AffineStream:
+    def between(cls, first: Recording, batch: int, second: Recording, other: int) -> AffineStream:
         """From recordings at two different batch sizes.
 
         Raises :class:`NotAffineError` where they differ in more than sizes.
@@ -95,7 +93,7 @@ def _law(
 
 
 def _evaluate(base: IntArray, slope: IntArray, batch: int, span: int) -> IntArray:
-    return np.maximum(-((-(base + slope * batch)) // span), 0)
+    return np.maximum(-((-(base + slope * batch)) // span), 0)  # type: ignore[no-any-return]
 
 
 def _check_same_course(first: Recording, second: Recording) -> None:
@@ -130,4 +128,5 @@ def _order(recording: Recording) -> IntArray:
     events = recording.events
     codes = events % 4
     run = np.cumsum(codes != FREE)
-    return events[np.lexsort((np.where(codes == MALLOC, 0, events), run))]
+    ordered: IntArray = events[np.lexsort((np.where(codes == MALLOC, 0, events), run))]
+    return ordered

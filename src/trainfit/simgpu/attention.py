@@ -8,7 +8,6 @@ padded, expanded and converted on the way).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
@@ -39,7 +38,7 @@ def attention(
     """``F.scaled_dot_product_attention`` on ``gpu``; shapes (batch, heads, tokens, size)."""
     backend = choose_backend(gpu, query, key, value, mask, causal, enable_gqa)
     if backend == "math":
-        return aten._scaled_dot_product_attention_math(
+        return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
             query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
     if backend == "flash":
@@ -48,12 +47,12 @@ def attention(
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, -math.inf).to(query.dtype)
     if backend == "cudnn":
-        return aten._scaled_dot_product_cudnn_attention(
+        return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
             query, key, value, mask, needs_sums, dropout, causal, False, scale=scale
         )[0]
     if mask is not None:
         mask = _aligned_mask(mask, query, key)
-    return aten._scaled_dot_product_efficient_attention(
+    return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
         query, key, value, mask, needs_sums, dropout, causal, scale=scale
     )[0]
 
@@ -74,7 +73,7 @@ def choose_backend(
     usable = {
         "cudnn": torch.backends.cuda.cudnn_sdp_enabled()
         and gpu.capability[0] in (9, 10)
-        and TorchVersion(torch.__version__) >= _CUDNN_FIRST
+        and TorchVersion(torch.__version__) >= _CUDNN_FIRST  # type: ignore[operator]
         and _fits_flash(gpu, query, key, value, 128),
         "flash": torch.backends.cuda.flash_sdp_enabled()
         and mask is None
@@ -154,9 +153,7 @@ def _flash(
     scale = 1.0 / math.sqrt(size) if scale is None else scale
     missing = -size % 8
     if missing:
-        query, key, value = (
-            torch.nn.functional.pad(t, (0, missing)) for t in (query, key, value)
-        )
+        query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in (query, key, value))
     out = aten._scaled_dot_product_flash_attention(
         query, key, value, dropout, causal, False, scale=scale
     )[0]

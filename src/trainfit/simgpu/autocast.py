@@ -19,7 +19,7 @@ import torch
 from trainfit.simgpu.tensor import SimulatedTensor
 
 _HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
-_KEY = torch._C.DispatchKey.AutocastCUDA  # type: ignore[attr-defined]
+_KEY = torch._C.DispatchKey.AutocastCUDA
 _OFF = torch._C.DispatchKeySet(_KEY)
 
 _EXTRA_LOWER = ("cudnn_convolution", "cudnn_convolution_transpose")
@@ -109,9 +109,8 @@ class Autocast:
             with torch._C._ExcludeDispatchKeyGuard(_OFF):
                 if not _eligible(args[0]):
                     return op(*args, **kwargs)
-                return torch.norm(
-                    args[0], *args[1:], **kwargs, dtype=torch.float32
-                )
+                kwargs["dtype"] = torch.float32
+                return torch.norm(*args, **kwargs)
 
         return kernel
 

@@ -31,7 +31,7 @@ def mark(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def install(patches: PatchSet) -> None:
     registry = sorted(
-        [*serialization._package_registry, (_PRIORITY, _tag, _restore)],  # type: ignore[list-item]
+        [*serialization._package_registry, (_PRIORITY, _tag, _restore)],
         key=lambda entry: entry[0],
     )
     patches.set(serialization, "_package_registry", registry)

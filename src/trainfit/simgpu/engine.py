@@ -28,7 +28,6 @@ from trainfit.simgpu.location import user_frame
 from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.storage import DeviceMemory, OutOfDeviceMemory
 from trainfit.simgpu.tensor import (
-    CUDA,
     META,
     SimulatedTensor,
     Spec,
@@ -41,6 +40,8 @@ from trainfit.simgpu.workspaces import workspace_bytes
 aten = torch.ops.aten
 _graph_task = torch._C._current_graph_task_id
 _empty_strided = torch.empty_strided
+#: The class in C++; ``torch.Generator`` is another while a simulation runs.
+_Generator = torch._C.Generator
 
 Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
 KernelModel = Callable[["Engine", tuple[Any, ...], Any], None]
@@ -254,7 +255,7 @@ class Engine:
         if kwargs:
             self._follow_out(kwargs)
         returned = [
-            fresh[i] if place is None else (kwargs[place] if isinstance(place, str) else args[place])
+            fresh[i] if place is None else (kwargs if isinstance(place, str) else args)[place]
             for i, place in enumerate(info.returns)
         ]
         if not returned:
@@ -296,7 +297,7 @@ class Engine:
         elif isinstance(value, torch.Tensor):
             self._check_device(value, info)
             key.append(("host", value.shape, value.stride(), value.dtype))
-        elif not isinstance(value, torch.Generator):
+        elif not isinstance(value, _Generator):
             key.append(value)
 
     def _check_device(self, tensor: torch.Tensor, info: OperatorInfo) -> None:
@@ -425,7 +426,7 @@ class Engine:
 
 
 _MISSING = object()
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def _is_composite(func: Any) -> bool:
@@ -458,7 +459,7 @@ def _plain(value: Any) -> Any:
     kind = type(value)
     if kind is SimulatedTensor:
         return value._meta
-    if isinstance(value, torch.Generator):
+    if isinstance(value, _Generator):
         return None
     if kind is tuple or kind is list:
         return kind([_plain(each) for each in value])
@@ -472,7 +473,7 @@ def _plain_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name, value in kwargs.items():
         if name == "device" and value is not None:
             value = META
-        elif name == "pin_memory" or isinstance(value, torch.Generator):
+        elif name == "pin_memory" or isinstance(value, _Generator):
             value = None
         plain[name] = _plain(value)
     return plain
@@ -482,8 +483,5 @@ def _view_of(tensor: SimulatedTensor) -> torch.Tensor:
     """A plain meta tensor with the present C++ geometry and storage of ``tensor``."""
     with no_dispatch():
         meta = torch.empty(0, dtype=tensor.dtype, device=META)
-        meta.set_(  # type: ignore[call-overload]
-            tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
+        meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
     return meta
-

@@ -67,8 +67,7 @@ def _product(first: int) -> Callable[[Any], None]:
         if one.dtype is not two.dtype:
             names = [_CPP_NAMES.get(each.dtype, str(each.dtype)) for each in (one, two)]
             raise RuntimeError(
-                "expected mat1 and mat2 to have the same dtype, but got: "
-                f"{names[0]} != {names[1]}"
+                f"expected mat1 and mat2 to have the same dtype, but got: {names[0]} != {names[1]}"
             )
 
     return check

@@ -23,9 +23,9 @@ class SimulatedGenerator(_Generator):
     _offset: int
 
     def __new__(cls) -> SimulatedGenerator:
-        generator = _Generator.__new__(cls, "cpu")
+        generator = _Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
         generator._offset = 0
-        return generator  # type: ignore[no-any-return]
+        return generator
 
     def __init__(self) -> None:
         pass
@@ -61,7 +61,7 @@ class SimulatedGenerator(_Generator):
 
     graphsafe_get_state = clone_state
 
-    def graphsafe_set_state(self, other: SimulatedGenerator) -> SimulatedGenerator:
+    def graphsafe_set_state(self, other: torch.Generator) -> SimulatedGenerator:
         return self.set_state(other.get_state())
 
     def __reduce__(self) -> Any:

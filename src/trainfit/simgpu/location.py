@@ -9,8 +9,7 @@ import sysconfig
 from pathlib import Path
 from types import FrameType, TracebackType
 
-#: This package's folder, ending in a separator.
-PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -20,9 +19,9 @@ _claimed: list[str] = []
 
 def claim(folder: str | Path) -> None:
     """Count ``folder`` as the user's own, also where it lies among the installed libraries."""
-    if _is_library(os.path.join(folder, "module.py")):
+    if is_library(os.path.join(folder, "module.py")):
         _claimed.append(str(folder) + os.sep)
-        _is_library.cache_clear()
+        is_library.cache_clear()
 
 
 def user_frame() -> str | None:
@@ -36,7 +35,7 @@ def user_frame() -> str | None:
 def frame_of_user(frame: FrameType | None) -> str | None:
     """Likewise, from ``frame`` outwards."""
     while frame is not None:
-        if not _is_library(frame.f_code.co_filename):
+        if not is_library(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -47,17 +46,18 @@ def line_of_user(trace: TracebackType | None) -> str | None:
     found = None
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
-        if not _is_library(filename):
+        if not is_library(filename):
             found = f"{filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
 
 
 @functools.cache
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
+    """Does a source file belong to Python, an installed package, or trainfit?"""
     if filename.startswith(tuple(_claimed)):
         return False
     return (
-        filename.startswith((PACKAGE, "<", *_LIBRARIES))
+        filename.startswith((_PACKAGE, "<", *_LIBRARIES))
         or f"{os.sep}site-packages{os.sep}" in filename
     )

@@ -29,6 +29,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensor import CUDA, SimulatedTensor, replace_data
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type}
 
 
@@ -36,7 +37,7 @@ class DeviceMode(TorchDispatchMode):
     """Sends operators with a CUDA (or C++'s "meta") device keyword to the engine."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._engine = engine
 
     @classmethod
@@ -44,9 +45,7 @@ class DeviceMode(TorchDispatchMode):
         # True would import torch._dynamo (seconds) at the first operator, for nothing.
         return False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs is None:
             kwargs = {}
         if SimulatedTensor in types:
@@ -69,14 +68,12 @@ class FunctionMode(TorchFunctionMode):
         super().__init__()
         self._engine = engine
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _WITH_POSITIONAL_DEVICE:
             return self._move(func, args, kwargs or {})
         if func == _set_data and _crosses(*args):
             return replace_data(args[0], args[1])
-        if func is torch.istft or func is torch.Tensor.istft:
+        if func in _CHECKS_DATA:
             return self._trusting(func, args, kwargs)
         return call(self._engine, func, args, kwargs)
 
@@ -126,7 +123,7 @@ class Modes:
                 bootstrap(thread)
 
         patches.set(threading.Thread, "_bootstrap_inner", bootstrap_with_modes)
-        run_backward = autograd._engine_run_backward
+        run_backward = autograd._engine_run_backward  # type: ignore[attr-defined]
 
         def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
             # PyTorch disables the mode on the way here, yet hooks, custom functions and what

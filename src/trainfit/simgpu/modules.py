@@ -65,7 +65,7 @@ class ModuleTracker:
             node = _current_node()
             if node is not None:
                 # The counter had passed the node's number when its operator was dispatched.
-                return self._of_node.get(node._sequence_nr() + 1, self._none)  # type: ignore[attr-defined]
+                return self._of_node.get(node._sequence_nr() + 1, self._none)
         return self._none
 
     def step_end(self) -> None:
@@ -86,10 +86,7 @@ class ModuleTracker:
     def _name(self, module: torch.nn.Module) -> int:
         """Name a module met for the first time, and everything below it."""
         kind = type(module).__name__
-        if self._stack:
-            root = f"{self._recorder.text(self._stack[-1])}.<{kind}>"
-        else:
-            root = kind
+        root = f"{self._recorder.text(self._stack[-1])}.<{kind}>" if self._stack else kind
         for path, child in module.named_modules():
             if id(child) not in self._names:
                 text = f"{root}.{path}" if path else root

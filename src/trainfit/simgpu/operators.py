@@ -38,11 +38,21 @@ def device(engine: Engine, func: Any, args: Any, kwargs: Any) -> torch.device:
 
 _MODELS_ONLY = {
     overload
-    for name in (
-        "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like "
-        "rand_like randint_like randn_like zeros_like"
-    ).split()
-    for overload in (getattr(getattr(aten, name), each) for each in getattr(aten, name).overloads())
+    for packet in (
+        aten.empty_like,
+        aten.full_like,
+        aten.new_empty,
+        aten.new_empty_strided,
+        aten.new_full,
+        aten.new_ones,
+        aten.new_zeros,
+        aten.ones_like,
+        aten.rand_like,
+        aten.randint_like,
+        aten.randn_like,
+        aten.zeros_like,
+    )
+    for overload in (getattr(packet, name) for name in packet.overloads())
     if not overload._schema.is_mutable
 }
 MIXED_DEVICE |= _MODELS_ONLY
@@ -313,9 +323,7 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
         return columns
     count = mask.numel()
     engine.assume(f"indexing by an unknown mask was taken to select all of its {count} elements")
-    return [
-        _result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())
-    ]
+    return [_result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())]
 
 
 @handles(aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)

@@ -22,7 +22,7 @@ from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 #: Operators with a CUDA kernel besides a CompositeImplicitAutograd one: without a kernel
 #: under the CUDA key they would arrive in pieces. Derived from native_functions.yaml; a test
@@ -89,6 +89,15 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
             return torch.native_dropout(tensor, p, train)[0]
         return aten.dropout.default._op_dk(_COMPOSITE, tensor, p, train)  # type: ignore[no-any-return]
 
+    def half_to_float(whole: Any, fused: Any) -> Any:
+        # ATen/native/SoftMax.cpp: the kernel reads halves and writes floats by itself.
+        def kernel(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+            if tensor.dtype is torch.float16 and dtype is torch.float32:
+                return fused(tensor, dim, True)
+            return whole._op_dk(_COMPOSITE, tensor, dim, dtype)
+
+        return kernel
+
     def sdpa(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
@@ -98,6 +107,8 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
         ("dropout", dropout),
         ("scaled_dot_product_attention", sdpa),
         ("ctc_loss.Tensor", _ctc_loss),
+        ("softmax.int", half_to_float(aten.softmax.int, aten._softmax.default)),
+        ("log_softmax.int", half_to_float(aten.log_softmax.int, aten._log_softmax.default)),
     ):
         library.impl(name, kernel, "AutogradCUDA")
     HANDLERS[aten.dropout.default] = lambda engine, func, args, kwargs: dropout(*args, **kwargs)

@@ -21,6 +21,10 @@ from trainfit.results.recording import (
 )
 
 SETUP, INPUT, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
+_COLUMNS = (
+    "op_name", "op_phase", "op_module", "op_step", "alloc_bytes", "alloc_op", "alloc_stream",
+    "events", "workspace_alloc", "workspace_model", "workspace_start", "workspace_args",
+)  # fmt: skip
 _KIND = {name: code for code, name in enumerate(KINDS)}
 
 
@@ -98,13 +102,7 @@ class Recorder:
 
     def finish(self, header: Mapping[str, Any]) -> Recording:
         """The recording so far; may be called while the run goes on."""
-        columns = {
-            name: np.array(getattr(self, f"_{name}"), dtype=np.int64)
-            for name in (
-                "op_name op_phase op_module op_step alloc_bytes alloc_op alloc_stream events "
-                "workspace_alloc workspace_model workspace_start workspace_args"
-            ).split()
-        }
+        columns = {name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in _COLUMNS}
         kinds = self._kinds(columns["alloc_op"], columns["op_phase"], columns["events"])
         kinds[columns["workspace_alloc"]] = _KIND["workspace"]
         return Recording(
@@ -136,24 +134,29 @@ class Recorder:
         if count == 0:
             return kinds
         phase = np.where(alloc_op >= 0, op_phase[np.maximum(alloc_op, 0)], SETUP)
-        death = self._phase_at_death(events, alloc_op, op_phase, count)
-        kinds[(phase == FORWARD) & (death != FORWARD)] = _KIND["activation"]
+        until = self._operator_at_death(events, alloc_op, count)
+        outlives = until >= self._next_backward(op_phase)[np.maximum(alloc_op, 0)]
+        kinds[(phase == FORWARD) & (outlives | (until < 0))] = _KIND["activation"]
         kinds[phase == INPUT] = _KIND["input"]
         for number, (kind, _) in self._marked.items():
             kinds[number] = kind
         return kinds
 
     @staticmethod
-    def _phase_at_death(
-        events: IntArray, alloc_op: IntArray, op_phase: IntArray, count: int
-    ) -> IntArray:
-        """Phase of the latest allocation before each free; -1 for what stays alive."""
+    def _operator_at_death(events: IntArray, alloc_op: IntArray, count: int) -> IntArray:
+        """Operator of the latest allocation before each free; -1 for what stays alive."""
         values, codes = events // 4, events % 4
-        is_malloc = codes == MALLOC
-        latest = np.maximum.accumulate(np.where(is_malloc, values, -1))
-        operator = alloc_op[np.maximum(latest, 0)]
-        now = np.where(operator >= 0, op_phase[np.maximum(operator, 0)], SETUP)
-        death = np.full(count, -1, dtype=np.int64)
+        latest = np.maximum.accumulate(np.where(codes == MALLOC, values, -1))
+        until = np.full(count, -1, dtype=np.int64)
         freed = codes == FREE
-        death[values[freed]] = now[freed]
-        return death
+        until[values[freed]] = np.maximum(alloc_op[np.maximum(latest[freed], 0)], 0)
+        return until
+
+    @staticmethod
+    def _next_backward(op_phase: IntArray) -> IntArray:
+        """For each operator the first one from there on that is of a backward pass."""
+        count = len(op_phase)
+        if count == 0:
+            return np.zeros(1, dtype=np.int64)
+        places = np.where(op_phase == BACKWARD, np.arange(count), count)
+        return np.minimum.accumulate(places[::-1])[::-1]

@@ -31,7 +31,7 @@ from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, Target, TraceOutcome, TraceRequest
 from trainfit.simgpu.errors import UnsupportedOperatorError
 from trainfit.simgpu.loaders import LoaderTracker
-from trainfit.simgpu.location import PACKAGE, claim, frame_of_user, line_of_user
+from trainfit.simgpu.location import claim, frame_of_user, is_library, line_of_user
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.precision import AutocastSwitch
 from trainfit.simgpu.session import Simulation
@@ -153,22 +153,21 @@ class Runner:
 def execute(target: Target) -> None:
     """Run the target as ``python script.py args…`` or ``python -m module args…`` would."""
     sys.argv = [target.name, *target.args]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
     if target.kind == "module":
         if not sys.flags.safe_path:
             sys.path[0] = os.getcwd()
         _claim_module(target.name)
-        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(target.name)
         return
     path = Path(target.name)
     claim(path.parent)
     if not sys.flags.safe_path:
         sys.path[0] = str(path.resolve().parent)
-    main = types.ModuleType("__main__")
     main.__file__ = target.name
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", target.name)
-    main.__dict__["__builtins__"] = __builtins__
     main.__dict__["__cached__"] = None
-    sys.modules["__main__"] = main
     code = compile(path.read_bytes(), target.name, "exec")
     exec(code, main.__dict__)
 
@@ -223,15 +222,16 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 
 
 def _own_traceback(error: BaseException) -> traceback.TracebackException:
-    """The traceback without the frames that ran the script and, where the simulated device
-    raised as a real one does, without those of the device."""
+    """The traceback from the script's first frame on. Where the simulated device raised as it
+    should, it ends with the script's last frame: how the device works is no matter."""
     own = traceback.TracebackException.from_exception(error)
     expected = isinstance(error, (torch.OutOfMemoryError, UnsupportedOperatorError))
     frames = list(own.stack)
     while frames and _is_machinery(frames[0].filename):
         frames.pop(0)
-    while expected and frames and frames[-1].filename.startswith(PACKAGE):
-        frames.pop()
+    own_frames = [i for i, frame in enumerate(frames) if not is_library(frame.filename)]
+    if expected and own_frames:
+        frames = frames[: own_frames[-1] + 1]
     # A syntax error in the script itself has no frame, and Python writes no heading then.
     own.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
     return own

@@ -152,9 +152,8 @@ class Simulation:
         generators.install(self._patches)
         checkpoints.install(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
-        Surface(self.gpu, self._memory, Clock(self._recorder, self.gpu.bandwidth_bytes_per_s)).install(
-            self._patches
-        )
+        clock = Clock(self._recorder, self.gpu.bandwidth_bytes_per_s)
+        Surface(self.gpu, self._memory, clock).install(self._patches)
         self._patch_torch()
         self._modules.install()
         self._optimizer_hooks = [

@@ -123,8 +123,9 @@ class DeviceMemory:
             self.recorder.workspace(number, model, arguments)
 
     def _on_death(self, life: Any) -> None:
-        if self.lives.get(life.key) is life:
-            del self.lives[life.key]
+        key: int = life.key
+        if self.lives.get(key) is life:
+            del self.lives[key]
         if life.block is None:
             return
         if self._lock.acquire(blocking=False):

@@ -139,9 +139,7 @@ def _event_class(clock: Clock) -> type:
     class Event:
         """A CUDA event on the simulated clock."""
 
-        def __init__(
-            self, enable_timing: bool = False, blocking: bool = False, **_: Any
-        ) -> None:
+        def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
             self.enable_timing = enable_timing
             self.device = CUDA
             self._at: float | None = None
@@ -161,13 +159,9 @@ def _event_class(clock: Clock) -> type:
         def elapsed_time(self, end_event: Any) -> float:
             """Milliseconds of simulated device time between the two events."""
             if not (self.enable_timing and end_event.enable_timing):
-                raise ValueError(
-                    "Both events must be created with argument 'enable_timing=True'."
-                )
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
             if self._at is None or end_event._at is None:
-                raise ValueError(
-                    "Both events must be recorded before calculating elapsed time."
-                )
+                raise ValueError("Both events must be recorded before calculating elapsed time.")
             return float((end_event._at - self._at) * 1e3)
 
     return Event
@@ -365,7 +359,6 @@ class Surface:
             "ExternalStream": Stream,
             "Event": self._event,
             "CUDAGraph": _NoGraph,
-            "is_current_stream_capturing": lambda: False,
             "utilization": lambda device=None: 100,
         }
 
@@ -413,7 +406,7 @@ class Surface:
         def get_device(storage: torch.UntypedStorage) -> torch.device:
             if storage._cdata in memory.lives:
                 return CUDA
-            return device.__get__(storage)  # type: ignore[attr-defined,no-any-return]
+            return device.__get__(storage)
 
         patches.set(torch.UntypedStorage, "resize_", resize_)
         patches.set(torch.UntypedStorage, "device", property(get_device))

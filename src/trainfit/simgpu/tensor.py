@@ -86,7 +86,7 @@ def spec_of(meta: torch.Tensor) -> Spec:
     key = (meta.shape, meta.stride(), meta.storage_offset(), meta.dtype)
     spec = _specs.get(key)
     if spec is None:
-        spec = Spec(tuple(key[0]), key[1], key[2], key[3])
+        spec = Spec(tuple(key[0]), key[1], int(key[2]), key[3])
         _specs[key] = spec
     return spec
 
@@ -105,7 +105,7 @@ class SimulatedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return current_engine().run(func, args, kwargs or {})
@@ -165,15 +165,18 @@ class SimulatedTensor(torch.Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any
+    ) -> Any:
         device = CUDA if device is None else device
         return torch.tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
 
     def new(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], (list, tuple)) and type(args[0]) is not torch.Size:
-            return self.new_tensor(args[0])
-        if len(args) == 1 and isinstance(args[0], torch.Tensor):
-            return args[0].detach()
+        only = args[0] if len(args) == 1 else None
+        if isinstance(only, (list, tuple)) and not isinstance(only, torch.Size):
+            return self.new_tensor(only)
+        if isinstance(only, torch.Tensor):
+            return only.detach()
         return torch.empty(*(args or (0,)), dtype=self.dtype, device=CUDA)
 
     def record_stream(self, stream: Any) -> None:
@@ -186,7 +189,7 @@ class SimulatedTensor(torch.Tensor):
         return True
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         return self.detach()
 
     @data.setter
@@ -204,7 +207,7 @@ class SimulatedTensor(torch.Tensor):
         with torch.no_grad():
             copy = self.detach().clone()
         if getattr(self, "_is_param", False):
-            copy = torch.nn.Parameter(copy, requires_grad=self.requires_grad)  # type: ignore[assignment]
+            copy = torch.nn.Parameter(copy, requires_grad=self.requires_grad)
         else:
             copy.requires_grad_(self.requires_grad)
         if self.grad is not None:
@@ -224,7 +227,9 @@ class SimulatedTensor(torch.Tensor):
             host.requires_grad_(self.requires_grad)
         return host.__reduce_ex__(protocol)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(  # type: ignore[override]
+        self, *, tensor_contents: Any = None
+    ) -> str:
         dtype = str(self._spec.dtype)
         return f"tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={dtype}, simulated)"
 
@@ -248,7 +253,7 @@ def to_device(
         kwargs = dict(kwargs)
         other = kwargs.pop("other")
         args = (other.device, other.dtype, *args)
-    names = ("device", "dtype", "non_blocking", "copy")
+    names: tuple[str, ...] = ("device", "dtype", "non_blocking", "copy")
     if args and isinstance(args[0], torch.dtype):
         names = names[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -287,7 +292,7 @@ _OWN = ("_meta", "_spec", "_life", "_is_param")
 
 def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:
     """A simulated tensor over ``meta``'s storage (no allocation happens here)."""
-    tensor: SimulatedTensor = _make_subclass(  # type: ignore[call-arg]
+    tensor: SimulatedTensor = _make_subclass(
         SimulatedTensor, meta, False, dispatch_device=True, device_for_backend_keys=CUDA
     )
     tensor._meta = meta

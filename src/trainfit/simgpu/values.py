@@ -70,7 +70,8 @@ class Values:
             return None
         spec = tensor._spec
         with no_dispatch():
-            return value.as_strided(spec.size, spec.stride, spec.offset)
+            content: torch.Tensor = value.as_strided(spec.size, spec.stride, spec.offset)
+        return content
 
     def write(self, tensor: SimulatedTensor, content: torch.Tensor) -> None:
         """Give a tensor that owns its storage this content."""
@@ -119,7 +120,7 @@ class Values:
             return
         lives = {id(t._life): t._life for t in _tensors(written)}
         if not any(life.value is not None or life.fill is not None for life in lives.values()):
-            target = written[0] if written else None
+            target: Any = written[0] if written else None
             whole = type(target) is SimulatedTensor and target._spec.offset == 0
             if not (info.func in _OVERWRITES and whole and worth_keeping(target)):
                 return
