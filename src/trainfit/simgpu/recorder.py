@@ -90,8 +90,15 @@ class Recorder:
         self._workspace_start.append(len(self._workspace_args))
 
     def mark(self, number: int, kind: str, module: int = -1) -> None:
-        """Say what allocation ``number`` is for, and whose; the first statement counts."""
-        self._marked.setdefault(number, (_KIND[kind], module))
+        """Say what allocation ``number`` is for, and whose; the first statement counts.
+
+        A module that was not known at first (-1) may be said later.
+        """
+        known = self._marked.get(number)
+        if known is None:
+            self._marked[number] = (_KIND[kind], module)
+        elif known[1] < 0 <= module:
+            self._marked[number] = (known[0], module)
 
     def step_end(self) -> None:
         self._events.append(self.step * 4 + STEP_END)

@@ -208,7 +208,8 @@ class Simulation:
         patches.set(torch.Tensor, "pin_memory", _pin_memory)
         patches.set(torch.Tensor, "is_pinned", _is_pinned)
         patches.set(torch, "_has_compatible_shallow_copy_type", _sets_data)
-        patches.set(torch.nn.Module, "_apply", _apply_without_graphs(torch.nn.Module._apply))
+        apply = _apply_without_graphs(torch.nn.Module._apply, self._mark_state)
+        patches.set(torch.nn.Module, "_apply", apply)
         patches.set(torch, "compile", self._compile)
         patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
         patches.set(torch.cuda, "make_graphed_callables", self._graphed)
@@ -238,6 +239,13 @@ class Simulation:
         ids = [id(parameter) for parameter in module._parameters.values()]
         weakref.finalize(module, _forget, self._owners, ids).atexit = False
         self.engine.forward_seen = True
+
+    def _mark_state(self, module: torch.nn.Module) -> None:
+        """A module was moved; which path it has in a model is known when it is called."""
+        for parameter in module._parameters.values():
+            self._mark(parameter, "parameter")
+        for buffer in module._buffers.values():
+            self._mark(buffer, "buffer")
 
     def _mark(self, tensor: Any, kind: str, module: int = -1) -> None:
         if type(tensor) is SimulatedTensor and tensor._life.number >= 0:
@@ -321,10 +329,12 @@ def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return not held
 
 
-def _apply_without_graphs(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _apply_without_graphs(
+    apply: Callable[..., Any], moved: Callable[[torch.nn.Module], None]
+) -> Callable[..., Any]:
     """``Module._apply`` for modules that keep a tensor computed from their parameters.
 
-    ``torch.nn.utils.weight_norm`` does, until its hook computes it anew in each forward
+    ``moved`` is told of every module whose own tensors were moved. ``torch.nn.utils.weight_norm`` does, until its hook computes it anew in each forward
     call. Its graph holds on to the parameters, which could not change their device then.
     """
 
@@ -337,7 +347,9 @@ def _apply_without_graphs(apply: Callable[..., Any]) -> Callable[..., Any]:
         ]
         for name in computed:
             vars(module)[name] = vars(module)[name].detach()
-        return apply(module, *args, **kwargs)
+        result = apply(module, *args, **kwargs)
+        moved(module)
+        return result
 
     return _apply
 
