@@ -32,9 +32,7 @@ class Clock:
         """Time at which everything submitted so far is done, in seconds."""
         ops, nbytes, owners = self._recorder.since(self._ops, self._allocs)
         if ops:
-            traffic = np.bincount(
-                np.maximum(owners - self._ops, 0), weights=nbytes, minlength=ops
-            )
+            traffic = np.bincount(np.maximum(owners - self._ops, 0), weights=nbytes, minlength=ops)
             seconds = np.maximum(traffic * TRAFFIC / self._bandwidth, LAUNCH_SECONDS)
             self._seconds += float(seconds.sum())
         self._ops += ops
