@@ -21,10 +21,9 @@ optimizers = [torch.optim.Adam(net.parameters()) for net in (critic, generator)]
 for real in DataLoader(torch.randn(1000, 1024), options.batch_size):
     real = real.cuda()
     fake = generator(torch.randn(len(real), 64, device="cuda"))
-    for optimizer, loss in (
-        (optimizers[0], lambda: (critic(fake.detach()) - critic(real)).mean()),
-        (optimizers[1], lambda: -critic(fake).mean()),
-    ):
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
+    optimizers[0].zero_grad()
+    (critic(fake.detach()) - critic(real)).mean().backward()
+    optimizers[0].step()
+    optimizers[1].zero_grad()
+    (-critic(fake).mean()).backward()
+    optimizers[1].step()

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 
 import torch
@@ -24,7 +25,7 @@ class Samples(torch.utils.data.Dataset):
 
 def parse():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--batch_size", type=int, default=int(os.environ.get("BATCH_SIZE", 8)))
     parser.add_argument("--amp", choices=["true", "false", "bf16", "no"], default="false")
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--width", type=int, default=256)
@@ -36,6 +37,7 @@ def parse():
     parser.add_argument("--guard", choices=["none", "exception", "bare"], default="none")
     parser.add_argument("--json", action="store_true", help="prints JSON of its own")
     parser.add_argument("--drop_last", action="store_true")
+    parser.add_argument("words", nargs="*", help="echoed")
     return parser.parse_args()
 
 
@@ -60,6 +62,7 @@ def main():
     )
     amp = options.amp in ("true", "bf16")
     dtype = torch.float16 if options.scaler else torch.bfloat16
+    print(options.words)
     if options.json:
         print('{"epoch": 0}')
 

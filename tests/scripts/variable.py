@@ -10,7 +10,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch_size", type=int, default=4)
 options = parser.parse_args()
 
-lengths = torch.randint(100, 1000, (4000,), generator=torch.Generator().manual_seed(0))
+lengths = torch.randint(100, 1000, (400,), generator=torch.Generator().manual_seed(0))
 sequences = [torch.randn(int(length), 128) for length in lengths]
 loader = DataLoader(sequences, options.batch_size, collate_fn=lambda s: pad_sequence(s, True))
 model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(6))).cuda()

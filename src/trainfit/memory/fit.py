@@ -16,14 +16,21 @@ def fits(
     capacity_bytes: int,
     context_bytes: int,
     settings: AllocatorSettings | None = None,
+    *,
+    within_bytes: int | None = None,
 ) -> bool:
-    """Does ``batch`` run on a device of this capacity (releasing caches where needed)?"""
-    return replay(
+    """Does ``batch`` run on a device of this capacity (releasing caches where needed)?
+
+    With ``within_bytes``: and does the process, context included, never take more than that?
+    """
+    outcome = replay(
         stream.at(batch),
         capacity_bytes=capacity_bytes,
         context_bytes=context_bytes,
         settings=settings,
-    ).fits
+    )
+    taken = outcome.peak_reserved + context_bytes
+    return outcome.fits and (within_bytes is None or taken <= within_bytes)
 
 
 def largest_batch(
@@ -31,6 +38,8 @@ def largest_batch(
     capacity_bytes: int,
     context_bytes: int,
     settings: AllocatorSettings | None = None,
+    *,
+    within_bytes: int | None = None,
 ) -> int:
     """The largest batch that fits, 0 if not even one sample does.
 
@@ -39,11 +48,13 @@ def largest_batch(
     """
 
     def good(batch: int) -> bool:
-        return fits(stream, batch, capacity_bytes, context_bytes, settings)
+        return fits(
+            stream, batch, capacity_bytes, context_bytes, settings, within_bytes=within_bytes
+        )
 
     if not good(1):
         return 0
-    low, high = 1, _guess(stream, capacity_bytes - context_bytes)
+    low, high = 1, _guess(stream, (within_bytes or capacity_bytes) - context_bytes)
     while high <= LARGEST and good(high):
         low, high = high, max(high + 1, high + high // 16)
     if high > LARGEST:

@@ -6,6 +6,7 @@ from trainfit.plan.command import Command
 from trainfit.plan.tracing import Trace
 from trainfit.results.errors import TrainfitError
 from trainfit.results.trace import TraceOutcome
+from trainfit.results.words import count
 
 #: Lines of the script's output that are shown with an error.
 _TAIL = 20
@@ -114,11 +115,6 @@ def _seen(outcome: TraceOutcome) -> str:
 
 def _steps(outcome: TraceOutcome) -> str:
     return count(outcome.steps, "optimizer step")
-
-
-def count(number: int, thing: str) -> str:
-    """A number with its noun: "1 step", "2 steps"."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _one_line(text: str, most: int = 200) -> str:

@@ -13,12 +13,13 @@ from trainfit.memory.breakdown import by_kind, by_module
 from trainfit.memory.fit import LARGEST, largest_batch
 from trainfit.memory.replay import Replay, Stream, replay
 from trainfit.plan.command import Command, CommandError
-from trainfit.plan.failures import ScriptError, count, shortfall
+from trainfit.plan.failures import ScriptError, shortfall
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.plan import Basis, Configuration, MemoryFigures, PlanResult
 from trainfit.results.recording import Recording
+from trainfit.results.words import count
 
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
@@ -216,11 +217,11 @@ class _Planner:
 
     def _by_law(self, law: AffineStream) -> _Batches:
         """Exact for every batch size: the largest that runs, and that leaves the headroom."""
-        context = self._gpu.context_bytes
-        largest = largest_batch(law, self._gpu.memory_bytes, context, self._allocator)
-        best = largest_batch(law, self._usable_bytes, context, self._allocator) if largest else 0
+        gpu = (self._gpu.memory_bytes, self._gpu.context_bytes, self._allocator)
+        largest = largest_batch(law, *gpu)
+        best = largest_batch(law, *gpu, within_bytes=self._usable_bytes) if largest else 0
         best = _rounded(best)
-        peak = replay(law.at(best), settings=self._allocator) if best else None
+        peak = self._limited(law.at(best)) if best else None
         return _Batches("two traces", "", largest, best, peak)
 
     def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
@@ -237,8 +238,7 @@ class _Planner:
         best = found.recommended
         peak = None
         if best:
-            recording = _recording(self._runs.trace(best, variant))
-            peak = replay(Stream.of(recording), settings=self._allocator)
+            peak = self._limited(Stream.of(_recording(self._runs.trace(best, variant))))
         return _Batches(
             "one trace a batch size", f"{why}; {_tried(found)}", found.largest, best, peak
         )
@@ -256,11 +256,13 @@ class _Planner:
 
     def _trial(self, batch: int, trace: Trace) -> Trial:
         stream = Stream.of(_recording(trace))
+        limited = self._limited(stream)
+        taken = limited.peak_reserved + self._gpu.context_bytes
         return Trial(
             batch=batch,
             reserved_bytes=replay(stream, settings=self._allocator).peak_reserved,
-            fits=self._limited(stream, self._gpu.memory_bytes).fits,
-            fits_with_headroom=self._limited(stream, self._usable_bytes).fits,
+            fits=limited.fits,
+            fits_with_headroom=limited.fits and taken <= self._usable_bytes,
         )
 
     def _without_effect(self, one: int, other: int) -> _Batches:
@@ -281,7 +283,7 @@ class _Planner:
     def _configure(self, trace: Trace, batch: int | None, batches: _Batches) -> Configuration:
         recording = _recording(trace)
         stream = Stream.of(recording)
-        limited = self._limited(stream, self._gpu.memory_bytes)
+        limited = self._limited(stream)
         shown = limited if limited.fits else replay(stream, settings=self._allocator)
         return Configuration(
             batch_size=batch,
@@ -311,10 +313,11 @@ class _Planner:
         batches = self._batches(trace, batch, pairs, flipped, by_trial=False)
         return self._configure(trace, batch, batches)
 
-    def _limited(self, stream: Stream, capacity_bytes: int) -> Replay:
+    def _limited(self, stream: Stream) -> Replay:
+        """At the GPU's capacity."""
         return replay(
             stream,
-            capacity_bytes=capacity_bytes,
+            capacity_bytes=self._gpu.memory_bytes,
             context_bytes=self._gpu.context_bytes,
             settings=self._allocator,
         )

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 #: Trials in all; each is a simulated run of seconds.
 MOST_TRIALS = 5
+#: No trial goes further beyond the others than by this factor: the line through two small
+#: batch sizes says little of large ones.
+_FURTHEST = 8
 #: A bracket no wider than this share of its batch size is good enough.
 _NARROW = 1 / 16
 
@@ -96,7 +99,7 @@ def _next(
         return None
     guess = _secant(trials, free, low, high)
     if high is None:
-        return min(max(guess, low + 1), most)
+        return min(max(guess, low + 1), _FURTHEST * low, most)
     # Each trial narrows the bracket by a quarter at least.
     margin = max(1, (high - low) // 4)
     return min(max(guess, low + margin), high - margin)

@@ -41,6 +41,8 @@ def simulate_command(
     ) as tracer:
         trace = tracer.trace()
     recording = trace.recording
+    if recording is not None and not len(recording.op_name):
+        recording = None  # nothing to keep
     if recording is not None:
         recording.save(output)
     outcome = trace.outcome

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from trainfit.report.sizes import printable, share, size, wrapped
 from trainfit.results.plan import MemoryFigures
+from trainfit.results.words import count
 
 #: Modules that are listed by name, and the share of the peak from which they are.
 _MODULES = 12
@@ -54,8 +55,7 @@ def breakdown_section(
     lines += [_row(path, named[path], total_bytes) for path in shown]
     rest = sum(named.values()) - sum(named[path] for path in shown)
     if others := len(named) - len(shown):
-        title = "1 other module" if others == 1 else f"{others} other modules"
-        lines.append(_row(title, rest, total_bytes))
+        lines.append(_row(count(others, "other module"), rest, total_bytes))
     if by_module_bytes.get(""):
         lines.append(_row("outside of modules", by_module_bytes[""], total_bytes))
     return "\n".join(lines)
@@ -64,9 +64,8 @@ def breakdown_section(
 def notes_section(notes: list[str], assumptions: Mapping[str, int]) -> str:
     """Notes, and assumptions with how often each was made; empty where there is none."""
     lines = list(notes)
-    for text, count in assumptions.items():
-        times = f" ({count} times)" if count > 1 else ""
-        lines.append(f"assumed: {text}{times}")
+    for text, times in assumptions.items():
+        lines.append(f"assumed: {text}" + (f" ({times} times)" if times > 1 else ""))
     return "\n".join(
         ["Notes", *(wrapped(printable(t), "  - ", "    ") for t in lines)] if lines else []
     )

@@ -7,6 +7,7 @@ import re
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
 from trainfit.report.sizes import WIDTH, printable, size, wrapped
 from trainfit.results.plan import Configuration, PlanResult
+from trainfit.results.words import count
 
 #: Where the text beside a batch size begins.
 _COLUMN = 31
@@ -40,8 +41,8 @@ def plan_text(result: PlanResult) -> str:
 
 
 def _title(result: PlanResult) -> str:
-    steps = "1 optimizer step" if result.steps == 1 else f"{result.steps} optimizer steps"
     torch = printable(result.environment.get("torch", ""))
+    steps = count(result.steps, "optimizer step")
     return (
         f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)} "
         f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)"

@@ -9,6 +9,7 @@ import json
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
 from trainfit.report.sizes import printable, size
 from trainfit.results.summary import RecordingSummary
+from trainfit.results.words import count
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 72
@@ -27,8 +28,9 @@ def recording_text(summary: RecordingSummary) -> str:
     # The rest of PyTorch's message is advice.
     notes = [f"does not fit: {full.partition(' If reserved')[0]}"] if full else []
     parts = [
-        f"{printable(summary.gpu)}, {size(summary.gpu_memory_bytes)} ({summary.steps} optimizer "
-        f"steps, {summary.operators} operators, torch {printable(summary.torch)})",
+        f"{printable(summary.gpu)}, {size(summary.gpu_memory_bytes)} "
+        f"({count(summary.steps, 'optimizer step')}, {count(summary.operators, 'operator')}, "
+        f"torch {printable(summary.torch)})",
         memory_section("Memory at the peak", summary.memory),
         breakdown_section(summary.by_kind_bytes, summary.by_module_bytes, total),
         _course(summary.timeline_bytes),

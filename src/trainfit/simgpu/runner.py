@@ -66,6 +66,7 @@ class Runner:
         self._process = os.getpid()
         self._stops = 0
         self._done = threading.Event()
+        self._finishing = threading.Lock()
 
     def run(self) -> None:
         """Run the script to its stop or its end and write recording and outcome."""
@@ -81,8 +82,9 @@ class Runner:
             except SystemExit as error:
                 if error.code not in (None, 0):
                     status, details = "exited", {"message": _exit_message(error.code)}
+            except StopScript:
+                pass  # the outcome is written
             except BaseException as error:
-                # Once stopped, the outcome is written; the unwinding may raise what it likes.
                 status, details = _failure(error)
             finally:
                 self._autocast.remove()
@@ -99,11 +101,15 @@ class Runner:
             _end_by_force()
         raise StopScript
 
-    def _finish(self, status: Status, details: dict[str, Any]) -> None:
-        """Write recording and outcome, once; what the script does later does not count."""
-        if self._done.is_set() or os.getpid() != self._process:
-            return
-        self._done.set()
+    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+        """Write recording and outcome, once; what the script does later does not count.
+
+        Returns whether this call was the one that did.
+        """
+        with self._finishing:
+            if self._done.is_set() or os.getpid() != self._process:
+                return False
+            self._done.set()
         faulthandler.cancel_dump_traceback_later()
         recording = self._snapshot()
         if recording is not None:
@@ -119,6 +125,7 @@ class Runner:
             module_calls=int(recording.header["module_calls"]) if recording is not None else 0,
             **details,
         ).save(Path(self._request.outcome))
+        return True
 
     def _snapshot(self) -> Recording | None:
         """The recording so far. At the time limit the script goes on in another thread and
@@ -144,8 +151,8 @@ class Runner:
                     os._exit(1)
                 if time.monotonic() >= deadline:
                     place = frame_of_user(sys._current_frames().get(main or 0))
-                    self._finish("timeout", {"location": place})
-                    os._exit(0)
+                    if self._finish("timeout", {"location": place}):
+                        os._exit(0)
 
         threading.Thread(target=watch, daemon=True).start()
 
@@ -159,7 +166,7 @@ def execute(target: Target) -> None:
         if not sys.flags.safe_path:
             sys.path[0] = os.getcwd()
         _claim_module(target.name)
-        runpy._run_module_as_main(target.name)
+        runpy._run_module_as_main(target.name)  # type: ignore[attr-defined]
         return
     path = Path(target.name)
     claim(path.parent)

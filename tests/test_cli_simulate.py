@@ -1,0 +1,344 @@
+"""``trainfit simulate`` and ``show``, called as a user calls them, on little scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers_cli import SCRIPTS, error_line, json_of, trainfit
+
+GPU = ("--gpu", "custom:2GiB")
+
+
+def write(folder: Path, text: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+STEPS = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+# -- how a script is run ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+def test_a_script_sees_what_python_would_show_it(as_module: bool, tmp_path: Path) -> None:
+    for name in ("semantics.py", "widths.py"):
+        shutil.copy(SCRIPTS / name, tmp_path)
+    words = ["a b", "--json", "--gpu", "{x}", "-m", "", "ü"]
+    target = ["-m", "semantics"] if as_module else ["semantics.py"]
+    done = trainfit("simulate", *GPU, "--json", *target, "seen.json", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json_of(done)["steps"] == 3
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    file = str(tmp_path / "semantics.py") if as_module else "semantics.py"
+    assert seen.pop("doc").startswith("Notes what")
+    assert seen == {
+        "name": "__main__",
+        "file": file,
+        "argv": [file, "seen.json", *words],
+        "package": "" if as_module else None,
+        "spec": "semantics" if as_module else None,
+        "main": True,
+        "path": str(tmp_path),
+        "sibling": 3,
+        "stdin": "",
+        "cwd": str(tmp_path),
+        "pickled": True,
+        "final": True,
+        "atexit": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--guard", "bare"),
+        ("--workers", "2", "--start_method", "spawn"),
+        pytest.param(("--guard", "exception", "--accumulate", "3"), marks=pytest.mark.slow),
+        pytest.param(("--scaler", "--amp", "true"), marks=pytest.mark.slow),
+        pytest.param(("--workers", "2"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_habits_of_scripts(options: tuple[str, ...], tmp_path: Path) -> None:
+    script = SCRIPTS / "train.py"
+    done = trainfit("simulate", *GPU, "--json", script, "--json", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json_of(done)
+    assert summary["steps"] == 3
+    kinds = summary["by_kind_bytes"]
+    # Four layers of 256 x 256 weights and 256 biases; Adam keeps two states for each.
+    parameters = 4 * 4 * (256 * 256 + 256)
+    assert kinds["parameter"] == parameters
+    assert 2 * parameters <= kinds["optimizer_state"] <= 2 * parameters + 8 * 512
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_console_script_with_prefixes(tmp_path: Path) -> None:
+    program = write(tmp_path, f"#!{sys.executable}\n{STEPS}" + "while True: step()\n", "my-train")
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    words = ["A=1", "nice", "-n", "5", "env", "B=2", "my-train"]
+    done = trainfit("simulate", *GPU, "--json", "--", *words, cwd=tmp_path, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert json_of(done)["steps"] == 3
+
+
+def test_variables_before_the_command_reach_the_script(tmp_path: Path) -> None:
+    script = write(tmp_path, STEPS + "import os; open(os.environ['OUT'], 'w'); step()\n")
+    done = trainfit("simulate", *GPU, "--", "OUT=here", "python", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here").is_file()
+
+
+@pytest.mark.slow
+def test_fewer_steps_than_asked_for(tmp_path: Path) -> None:
+    script = write(tmp_path, STEPS + "step()\n")
+    done = trainfit("simulate", *GPU, "--json", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json_of(done)["steps"] == 1
+
+
+# -- what is shown ---------------------------------------------------------------------------
+
+
+def test_text_json_and_show_agree(tmp_path: Path) -> None:
+    script = write(tmp_path, STEPS + "print('noise')\nwhile True: step()\n")
+    done = trainfit("simulate", *GPU, "--steps", "2", "--output", "r.tf", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "noise" not in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    shown = trainfit("show", "r.tf", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (0, done.stdout)
+    summary = json_of(trainfit("show", "--json", "r.tf", cwd=tmp_path))
+    assert summary["steps"] == 2
+    assert len(summary["step_peak_allocated_bytes"]) == 2
+    assert sum(summary["by_kind_bytes"].values()) == summary["memory"]["allocated_bytes"]
+
+
+def test_out_of_memory_is_bad_news_with_a_place(tmp_path: Path) -> None:
+    script = write(tmp_path, STEPS + "step()\nx = torch.ones(1 << 30, device='cuda')\n")
+    done = trainfit("simulate", *GPU, script, cwd=tmp_path)
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert f"does not fit: {script}:9: OutOfMemoryError: CUDA out of memory. Tried to" in text
+    assert "(1 optimizer step, " in text
+
+
+def test_assumptions_on_data_are_stated(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        STEPS + "for _ in range(3):\n  step()\n  torch.rand(9, device='cuda').nonzero()\n",
+    )
+    done = trainfit("simulate", *GPU, script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "  - assumed: " in done.stdout
+    summary = json_of(trainfit("show", "--json", "recording.trainfit", cwd=tmp_path))
+    assert any(f"{script}:11" in text or "nonzero" in text for text in summary["assumptions"])
+
+
+# -- scripts that fail -----------------------------------------------------------------------
+
+FAILURES = {
+    "raises": (
+        "def helper():\n    raise ValueError('bad \\x1b[31m data')\nhelper()\n",
+        ["the script failed at {script}:10 (ValueError: bad \\x1b[31m data)",
+         "its traceback is below"],
+        ["line 11, in <module>", "line 10, in helper", "ValueError: bad \\x1b[31m data"],
+    ),
+    "syntax": (
+        "def f(:\n",
+        ["the script failed (SyntaxError: invalid syntax", "before its first optimizer step"],
+        ["line 9", "SyntaxError: invalid syntax"],
+    ),
+    "no step": (
+        "model(torch.randn(8, 64, device='cuda'))\n",
+        ["the script ended after ", "without an optimizer step", "1 module call, 0 DataLoaders"],
+        [],
+    ),
+    "sys.exit": (
+        "import sys; sys.exit('no data in /data')\n",
+        ["the script ended itself with exit code 1: no data in /data"],
+        ["no data in /data"],
+    ),
+    "usage": (
+        "import argparse; argparse.ArgumentParser().parse_args(['--x'])\n",
+        ["the script ended itself with exit code 2", "its own message is below"],
+        ["unrecognized arguments: --x"],
+    ),
+    "killed": (
+        "import os; print('last words'); os.kill(os.getpid(), 9)\n",
+        ["broke off (its process was ended by SIGKILL)", "uses up the machine's memory"],
+        ["last words"],
+    ),
+    "os._exit": (
+        "import os; os._exit(7)\n",
+        ["broke off (its process ended with exit code 7)"],
+        [],
+    ),
+    "unsupported": (
+        "@torch.library.custom_op('mylib::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+        "twice(torch.randn(3, device='cuda'))\n",
+        ["cannot simulate mylib.twice", "called at {script}:12",
+         'register_fake("mylib::twice")'],
+        ["line 12, in <module>"],
+    ),
+}  # fmt: skip
+_QUICK = ("raises", "no step", "usage", "unsupported")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in _QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in FAILURES],
+)
+def test_failures_before_the_first_step(kind: str, tmp_path: Path) -> None:
+    text, says, shows = FAILURES[kind]
+    script = write(tmp_path, STEPS + "\n" + text)
+    done = trainfit("simulate", *GPU, script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    line = error_line(done)
+    assert line.startswith(f"{script}: ")
+    for part in says:
+        assert part.format(script=script) in line
+    _, mark, output = done.stderr.partition("--- the script's own output ---\n")
+    assert bool(mark) is bool(shows)
+    for part in shows:
+        assert part in output
+    assert "trainfit/simgpu" not in output
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_on_the_cpu(tmp_path: Path) -> None:
+    script = write(tmp_path, STEPS.replace(".cuda()", "").replace(', device="cuda"', "")
+                   + "while True: step()\n")  # fmt: skip
+    done = trainfit("simulate", *GPU, script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "3 optimizer steps, none of them on the GPU" in error_line(done)
+
+
+def test_a_failure_after_a_step_keeps_the_figures(tmp_path: Path) -> None:
+    script = write(tmp_path, STEPS + "step(); step()\nraise KeyError('evaluation')\n")
+    done = trainfit("simulate", *GPU, "--json", script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert json_of(done)["steps"] == 2
+    assert "(KeyError: 'evaluation') after 2 optimizer steps" in error_line(done)
+    shown = trainfit("show", "--json", "recording.trainfit", cwd=tmp_path)
+    assert json_of(shown) == json_of(done)
+
+
+def test_a_failure_before_a_step_keeps_the_recording(tmp_path: Path) -> None:
+    script = write(tmp_path, STEPS + "model(torch.randn(8, 64).cuda())\n1 / 0\n")
+    done = trainfit("simulate", *GPU, "--output", "r.tf", script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "what was recorded until then is in 'r.tf'" in done.stderr
+    summary = json_of(trainfit("show", "--json", "r.tf", cwd=tmp_path))
+    assert summary["steps"] == 0
+    assert summary["memory"]["allocated_bytes"] > 0
+
+
+def test_a_script_that_hangs_says_where(tmp_path: Path) -> None:
+    script = write(tmp_path, "import time\ndef wait():\n    time.sleep(999)\nwait()\n")
+    done = trainfit("simulate", *GPU, "--time-limit", "4", script, cwd=tmp_path)
+    assert done.returncode == 2
+    line = error_line(done)
+    assert f"it was at {script}:3" in line
+    assert "raise --time-limit" in line
+
+
+@pytest.mark.slow
+def test_a_script_that_hangs_in_c_is_ended_too(tmp_path: Path) -> None:
+    # The regular expression backtracks for ever and does not let other threads run.
+    script = write(tmp_path, "import re\nre.match('(a*)*$', 'a' * 60 + 'b')\n")
+    done = trainfit("simulate", *GPU, "--time-limit", "4", script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no optimizer step after" in error_line(done)
+    assert f'File "{script}", line 2' in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_of_garbage(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_bytes(bytes(range(256)))
+    done = trainfit("simulate", *GPU, "script.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "SyntaxError" in error_line(done)
+
+
+# -- input that is refused before anything runs ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["simulate", *GPU], "no script: write `trainfit simulate SCRIPT.py`"),
+        (["simulate", *GPU, "no.py"], "script 'no.py': there is no such file"),
+        (["simulate", *GPU, "."], "script '.' is a folder; name the file in it"),
+        (["simulate", "--gpu", "RTX 9999", "s.py"], "unknown GPU: 'RTX 9999'"),
+        (["simulate", "--gpu", "3060", "s.py"], "ambiguous GPU name: '3060'; try one of:"),
+        (["simulate", *GPU, "--output", "no/r", "s.py"], "'no/r': its folder does not exist"),
+        (["simulate", *GPU, "--output", ".", "s.py"], "'.' is a folder; name a file in it"),
+        (["show", "nothing.json"], "result file 'nothing.json': there is no such file"),
+        (["show", "s.py"], "result file 's.py': it is damaged or no result"),
+        (["show", "."], "result file '.': Is a directory; check the path"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
+    write(tmp_path, "open('it-ran', 'w')\n", "s.py")
+    done = trainfit(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert says in error_line(done)
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["simulate", "--steps", "0", "s.py"], "'0' is no whole number from 1 on"),
+        (["simulate", "--time-limit", "nan", "s.py"], "'nan' is no number of seconds"),
+        (["simulate", "--out", "x", "s.py"], "unrecognized arguments: --out"),
+        (["show"], "the following arguments are required: FILE"),
+        (["paln"], "invalid choice: 'paln'"),
+        ([], "required: VERB"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_options(words: list[str], says: str, tmp_path: Path) -> None:
+    done = trainfit(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_allocator_setting_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, STEPS, "s.py")
+    setting = "PYTORCH_CUDA_ALLOC_CONF=split:1"
+    done = trainfit("simulate", *GPU, "--", setting, "python", "s.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "unknown allocator setting 'split'" in error_line(done)
+
+
+def test_without_a_gpu_and_without_a_name(tmp_path: Path) -> None:
+    # No NVML library can be found here, whatever the machine has.
+    done = trainfit("simulate", write(tmp_path, STEPS), cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    if done.returncode != 0:
+        assert done.returncode == 2
+        assert 'name one, as in --gpu "RTX 4090"' in error_line(done)

@@ -1,0 +1,291 @@
+"""What the terminal shows of a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trainfit.plan.command import quote
+from trainfit.report.plan_text import launch_lines, plan_text
+from trainfit.report.recording_text import recording_json, recording_text
+from trainfit.report.sizes import WIDTH, printable, share, size
+from trainfit.results.plan import Configuration, MemoryFigures, PlanResult
+from trainfit.results.summary import RecordingSummary
+
+GIB, MIB = 1 << 30, 1 << 20
+MEMORY = MemoryFigures(6 * GIB, 7 * GIB, 7 * GIB + 400 * MIB, 400 * MIB, (300 * MIB, 500 * MIB))
+NOW = Configuration(
+    batch_size=8,
+    amp="bfloat16",
+    memory=MEMORY,
+    fits=True,
+    by_kind_bytes={"parameter": 4 * GIB, "activation": 2 * GIB, "gradient": 0},
+    by_module_bytes={
+        "Net.encoder": 3 * GIB,
+        "Net.decoder": 2 * GIB,
+        "": GIB,
+        **{f"Net.head{i}": 20 * MIB for i in range(5)},
+    },
+    step_peak_allocated_bytes=(5 * GIB, 6 * GIB),
+    largest_batch=30,
+    recommended_batch=24,
+)
+PLAN = PlanResult(
+    command="python train.py --batch_size=8",
+    gpu="RTX 4090",
+    gpu_memory_bytes=24 * GIB,
+    headroom_share=0.1,
+    steps=3,
+    now=NOW,
+    recommended=MEMORY,
+    other_amp=dataclasses.replace(NOW, amp="off", largest_batch=15),
+    basis="two traces",
+    basis_detail="",
+    launch="python train.py --batch_size=24",
+    assumptions={"something unknown was taken as False at train.py:3": 2},
+    notes=("a note",),
+    other_gpus=(),
+    gpu_sources={},
+    environment={"torch": "2.13.0"},
+    seconds=35.2,
+)
+
+
+def with_now(plan: PlanResult = PLAN, /, **changes: Any) -> PlanResult:
+    return dataclasses.replace(plan, now=dataclasses.replace(plan.now, **changes))
+
+
+def section(text: str, title: str) -> str:
+    found = [part for part in text.split("\n\n") if part.startswith(title)]
+    assert len(found) == 1, text
+    return found[0]
+
+
+# -- a plan ----------------------------------------------------------------------------------
+
+
+def test_the_whole_plan() -> None:
+    assert (
+        plan_text(PLAN)
+        == """\
+RTX 4090, 24.00 GiB (3 optimizer steps simulated, torch 2.13.0, 35 s)
+
+Memory at batch size 8, AMP bfloat16
+  allocated    6.00 GiB   torch.cuda.max_memory_allocated()
+  reserved     7.00 GiB   torch.cuda.max_memory_reserved()
+  device       7.39 GiB   nvidia-smi: reserved + 400 MiB CUDA context (assumed; 300 MiB to 500 MiB)
+
+At the peak, by kind
+  activations kept for backward                  2.00 GiB   33%
+  parameters                                     4.00 GiB   67%
+At the peak, by module
+  Net.encoder                                    3.00 GiB   50%
+  Net.decoder                                    2.00 GiB   33%
+  5 other modules                                 100 MiB    2%
+  outside of modules                             1.00 GiB   17%
+
+Batch size (from two simulated batch sizes)
+  largest that fits       30
+  recommended             24   the largest that leaves 10% of the GPU free, as a multiple of 8
+                               (tensor cores)
+                               allocated 6.00 GiB, reserved 7.00 GiB, device 7.39 GiB
+
+Mixed precision (AMP)
+  bfloat16   allocated 6.00 GiB, reserved 7.00 GiB, largest batch size 30
+  off        allocated 6.00 GiB, reserved 7.00 GiB, largest batch size 15
+
+Notes
+  - a note
+  - assumed: something unknown was taken as False at train.py:3 (2 times)
+
+Launch
+  python train.py --batch_size=24"""
+    )
+
+
+def test_the_present_batch_size_may_be_the_recommended() -> None:
+    assert "   24   the present one; the largest that leaves" in plan_text(with_now(batch_size=24))
+
+
+def test_a_present_batch_size_that_does_not_fit() -> None:
+    plan = dataclasses.replace(
+        with_now(batch_size=64, fits=False), other_gpus=("L40S", "A40", "H100", "H200", "B200")
+    )
+    text = plan_text(plan)
+    assert "Memory at batch size 64, AMP bfloat16: DOES NOT FIT\n" in text
+    assert section(text, "Batch size").endswith(
+        "  the present batch size, 64, does not fit. What would:\n"
+        "  - batch size 24, as in the command below\n"
+        "  - AMP off: up to batch size 15\n"
+        "  - a larger GPU, at batch size 64: L40S, A40, H100, H200"
+    )
+
+
+def test_not_even_one_sample_fits() -> None:
+    plan = dataclasses.replace(
+        with_now(fits=False, largest_batch=0, recommended_batch=0), recommended=None
+    )
+    text = plan_text(plan)
+    assert section(text, "Batch size").endswith(
+        "  not even one sample fits. What would:\n  - AMP off: up to batch size 15"
+    )
+    assert "Launch" not in text
+    alone = dataclasses.replace(plan, other_amp=None)
+    assert "no single GPU of the catalogue" in plan_text(alone)
+
+
+def test_no_batch_size_leaves_the_headroom() -> None:
+    text = plan_text(dataclasses.replace(with_now(recommended_batch=0), recommended=None))
+    assert "  recommended           none: no batch size leaves 10% of the GPU free" in text
+
+
+def test_other_batch_sizes_may_be_unknown() -> None:
+    plan = dataclasses.replace(
+        with_now(largest_batch=None, recommended_batch=None, batch_size=None),
+        basis="one trace",
+        basis_detail="no DataLoader was seen",
+        recommended=None,
+    )
+    text = plan_text(plan)
+    assert section(text, "Batch size (only the present one was simulated)").endswith(
+        "  the present one fits\n  others are not known: no DataLoader was seen"
+    )
+    assert "Memory at the present batch size, AMP bfloat16\n" in text
+
+
+def test_a_search_by_trial_says_so() -> None:
+    plan = dataclasses.replace(PLAN, basis="one trace a batch size", basis_detail="lengths vary")
+    text = plan_text(plan)
+    assert "Batch size (each one simulated)" in text
+    assert "  - lengths vary" in section(text, "Notes")
+    assert "multiple of 8" not in text
+
+
+def test_lines_are_no_wider_than_the_page() -> None:
+    long = " ".join(["word"] * 60)
+    plan = dataclasses.replace(
+        PLAN,
+        notes=(long,),
+        assumptions={long: 3},
+        basis_detail=long,
+        launch=" ".join(["python train.py", *(f"--option_{i} value_{i}" for i in range(20))]),
+    )
+    assert max(map(len, plan_text(plan).splitlines())) <= WIDTH
+
+
+def test_terminal_escapes_in_user_text_do_nothing() -> None:
+    evil = "\x1b]0;pwned\x07\x1b[31m\r\n\u202e"
+    plan = dataclasses.replace(
+        with_now(by_module_bytes={evil: GIB}, by_kind_bytes={evil: GIB}, amp=evil),
+        gpu=evil,
+        notes=(evil,),
+        assumptions={evil: 1},
+        other_gpus=(evil,),
+        basis_detail=evil,
+        launch=evil,
+        environment={"torch": evil},
+    )
+    for each in (plan, with_now(plan, fits=False), with_now(plan, largest_batch=None)):
+        text = plan_text(each)
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+# -- the launch command ----------------------------------------------------------------------
+
+
+def test_long_launch_commands_break_between_options() -> None:
+    launch = "python train.py " + " ".join(f"--option_{i} value_{i}" for i in range(8))
+    assert launch_lines(launch) == (
+        "  python train.py --option_0 value_0 --option_1 value_1 --option_2 value_2 "
+        "--option_3 value_3 \\\n"
+        "    --option_4 value_4 --option_5 value_5 --option_6 value_6 --option_7 value_7"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(st.characters(min_codepoint=1, exclude_categories=["Cs"])), max_size=8))
+@example(["a" * 90, "--x", "it's", "b c", "new\nline\\", '"', "\x1b'\\"])
+def test_bash_reads_the_printed_launch_command_as_meant(words: list[str]) -> None:
+    words = ["printf", "%s\\0", "-", *words]
+    lines = launch_lines(" ".join(map(quote, words)))
+    done = subprocess.run(
+        ["bash", "-c", lines], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+    )
+    assert done.stdout.decode().split("\0")[:-1] == words[2:]
+
+
+# -- a recording -----------------------------------------------------------------------------
+
+SUMMARY = RecordingSummary(
+    file="r.trainfit",
+    gpu="T4",
+    gpu_memory_bytes=15 * GIB,
+    torch="2.13.0",
+    steps=3,
+    operators=1000,
+    memory=MEMORY,
+    by_kind_bytes=NOW.by_kind_bytes,
+    by_module_bytes=NOW.by_module_bytes,
+    step_peak_allocated_bytes=(1, 2, 3),
+    timeline_bytes=tuple(range(0, 100 * MIB, MIB)),
+    assumptions={"x": 1},
+)
+
+
+def test_a_recording_as_text() -> None:
+    text = recording_text(SUMMARY)
+    assert text.startswith("T4, 15.00 GiB (3 optimizer steps, 1000 operators, torch 2.13.0)\n")
+    assert "Allocated over the last step (0 B to 99 MiB)\n  ▁▁" in text
+    assert "does not fit" not in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_a_recording_that_ran_out_of_memory() -> None:
+    message = "a.py:3: CUDA out of memory. Tried to allocate 2.00 GiB. If reserved but"
+    text = recording_text(dataclasses.replace(SUMMARY, out_of_memory=message, timeline_bytes=()))
+    assert "  - does not fit: a.py:3: CUDA out of memory. Tried to allocate 2.00 GiB.\n" in text
+    assert "over the last step" not in text
+
+
+def test_a_recording_as_json() -> None:
+    document = json.loads(recording_json(SUMMARY))
+    assert (document["format"], document["version"]) == ("trainfit-memory", 1)
+    assert document["memory"]["allocated_bytes"] == 6 * GIB
+
+
+# -- figures and text ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (512, "512 B"), (2048, "2 KiB"), (MIB, "1 MiB"), (1023 * MIB, "1023 MiB"),
+     (GIB, "1.00 GiB"), (24 * GIB, "24.00 GiB")],
+)  # fmt: skip
+def test_sizes(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
+
+
+def test_shares() -> None:
+    assert share(1, 3) == "33%"
+    assert share(1, 0) == ""
+
+
+@given(st.text())
+def test_printable_text_holds_no_control_characters(text: str) -> None:
+    assert printable(text).isprintable()
+    for line in printable(text, lines=True).split("\n"):
+        assert line.isprintable()
+    assert not re.search("\x1b|\x9b", printable(text))
+
+
+def test_printable_keeps_lines_on_demand() -> None:
+    assert printable("a\tb\nc\x1b") == "a\\x09b\\x0ac\\x1b"
+    assert printable("a\tb\nc\x1b", lines=True) == "a       b\nc\\x1b"
+    assert printable("größe → 界 \u202e\ud800") == "größe → 界 \\u202e\\ud800"

@@ -1,0 +1,87 @@
+"""The search by trial, on jobs whose memory is a known function of the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from trainfit.plan.search import MOST_TRIALS, Found, Trial, search
+
+CAPACITY, USABLE = 1_000_000, 900_000
+
+
+def run(
+    memory: Callable[[int], float],
+    known: Sequence[int] = (8, 16),
+    most: int = 1 << 20,
+    fails: Callable[[int], bool] = lambda batch: False,
+) -> tuple[Found, list[int]]:
+    asked: list[int] = []
+
+    def trial(batch: int) -> Trial:
+        need = int(memory(batch))
+        return Trial(batch, need, need <= CAPACITY, need <= USABLE)
+
+    def measure(batches: Sequence[int]) -> list[Trial]:
+        asked.extend(batches)
+        return [trial(batch) for batch in batches if not fails(batch)]
+
+    found = search(
+        map(trial, known), measure, free_bytes=CAPACITY, free_with_headroom_bytes=USABLE, most=most
+    )
+    assert len(asked) <= MOST_TRIALS
+    assert len(set(asked)) == len(asked)
+    assert not set(asked) & set(known)
+    assert all(1 <= batch <= most for batch in asked)
+    return found, asked
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        lambda b: 50_000 + 10_000 * b,
+        lambda b: 50_000 + 9_000 * b + 300 * (b * 7919 % 13),  # varies from batch to batch
+        lambda b: 50_000 + 40 * b * b,
+        lambda b: 50_000 + 20_000 * -(-b // 8) * 4,  # a staircase
+    ],
+    ids=["line", "noise", "square", "stairs"],
+)
+def test_the_found_batch_sizes_fit_and_are_near_the_limit(memory: Callable[[int], float]) -> None:
+    found, _ = run(memory)
+    best = max(b for b in range(1, 10_000) if memory(b) <= CAPACITY)
+    assert found.largest is not None
+    assert found.recommended is not None
+    assert found.too_large is not None
+    assert memory(found.largest) <= CAPACITY < memory(found.too_large)
+    assert memory(found.recommended) <= USABLE
+    assert 0.75 * best <= found.largest <= best < found.too_large
+    assert {found.largest, found.recommended, found.too_large} <= set(found.tried)
+
+
+def test_no_batch_fits() -> None:
+    found, _ = run(lambda b: 2_000_000 + b)
+    assert (found.largest, found.recommended) == (0, 0)
+
+
+def test_only_a_smaller_batch_than_the_present_fits() -> None:
+    found, _ = run(lambda b: 200_000 * b)
+    assert (found.largest, found.recommended, found.too_large) == (5, 4, 6)
+
+
+def test_the_data_set_bounds_the_search() -> None:
+    found, asked = run(lambda b: 1000 + b, most=40)
+    assert (found.largest, found.too_large) == (40, None)
+    assert asked == [40]
+
+
+def test_memory_that_does_not_grow() -> None:
+    found, _ = run(lambda b: 1000)
+    assert found.too_large is None
+    assert found.largest == max(found.tried)
+
+
+def test_trials_that_fail_are_left_out() -> None:
+    found, _ = run(lambda b: 10_000 * b, fails=lambda batch: batch > 50)
+    assert found.largest is not None
+    assert found.largest <= 50
