@@ -209,7 +209,7 @@ def test_batch_sizes_by_trial(script: str, gpu: str, reason: str, tmp_path: Path
 def test_nothing_fits_and_what_would(tmp_path: Path) -> None:
     words = (*TRAIN, "--batch_size={batch_size:8}", "--width=2048")
     done = trainfit("plan", "--gpu", "custom:400MiB", "--", *words, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     assert "Memory at batch size 8, AMP off: DOES NOT FIT" in done.stdout
     assert "not even one sample fits. What would:" in done.stdout
     assert "a larger GPU, at batch size 8: " in done.stdout
@@ -221,7 +221,7 @@ def test_nothing_fits_and_what_would(tmp_path: Path) -> None:
 
 def test_an_option_that_the_script_does_not_know(tmp_path: Path) -> None:
     done = trainfit("plan", *GPU, "--", *TRAIN, "--batchsize={batch_size:8}", cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     line = error_line(done)
     assert "exit code 2" in line
     assert "does it know the option that holds {batch_size}?" in line
@@ -231,7 +231,7 @@ def test_an_option_that_the_script_does_not_know(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_batch_size_without_effect(tmp_path: Path) -> None:
     done = trainfit("plan", *GPU, "--", *TRAIN, "--samples={batch_size:9000}", cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "the batch size has no effect: 9000 and 18000 allocate the same" in error_line(done)
 
 
@@ -281,7 +281,7 @@ def test_data_dependent_shapes_are_stated(tmp_path: Path) -> None:
 )
 def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
     done = trainfit("plan", *words, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert says in error_line(done)
     assert "simulating" not in done.stderr
@@ -290,7 +290,7 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["1", "100%", "-0.1", "nan", "x", "10 %%", ""])
 def test_headroom_out_of_range(value: str, tmp_path: Path) -> None:
     done = trainfit("plan", *GPU, f"--headroom={value}", "--", *TRAIN, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert f"{value!r} is no share from 0 to below 1" in done.stderr
 
 

@@ -134,7 +134,7 @@ def test_text_json_and_show_agree(tmp_path: Path) -> None:
 def test_out_of_memory_is_bad_news_with_a_place(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS + "step()\nx = torch.ones(1 << 30, device='cuda')\n")
     done = trainfit("simulate", *GPU, script, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     text = " ".join(done.stdout.split())
     assert f"does not fit: {script}:9: OutOfMemoryError: CUDA out of memory. Tried to" in text
     assert "(1 optimizer step, " in text
@@ -211,7 +211,7 @@ def test_failures_before_the_first_step(kind: str, tmp_path: Path) -> None:
     text, says, shows = FAILURES[kind]
     script = write(tmp_path, STEPS + "\n" + text)
     done = trainfit("simulate", *GPU, script, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     line = error_line(done)
     assert line.startswith(f"{script}: ")
@@ -230,14 +230,14 @@ def test_a_script_that_trains_on_the_cpu(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS.replace(".cuda()", "").replace(', device="cuda"', "")
                    + "while True: step()\n")  # fmt: skip
     done = trainfit("simulate", *GPU, script, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "3 optimizer steps, none of them on the GPU" in error_line(done)
 
 
 def test_a_failure_after_a_step_keeps_the_figures(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS + "step(); step()\nraise KeyError('evaluation')\n")
     done = trainfit("simulate", *GPU, "--json", script, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert json_of(done)["steps"] == 2
     assert "(KeyError: 'evaluation') after 2 optimizer steps" in error_line(done)
     shown = trainfit("show", "--json", "recording.trainfit", cwd=tmp_path)
@@ -247,7 +247,7 @@ def test_a_failure_after_a_step_keeps_the_figures(tmp_path: Path) -> None:
 def test_a_failure_before_a_step_keeps_the_recording(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS + "model(torch.randn(8, 64).cuda())\n1 / 0\n")
     done = trainfit("simulate", *GPU, "--output", "r.tf", script, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "what was recorded until then is in 'r.tf'" in done.stderr
     summary = json_of(trainfit("show", "--json", "r.tf", cwd=tmp_path))
     assert summary["steps"] == 0
@@ -257,7 +257,7 @@ def test_a_failure_before_a_step_keeps_the_recording(tmp_path: Path) -> None:
 def test_a_script_that_hangs_says_where(tmp_path: Path) -> None:
     script = write(tmp_path, "import time\ndef wait():\n    time.sleep(999)\nwait()\n")
     done = trainfit("simulate", *GPU, "--time-limit", "4", script, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     line = error_line(done)
     assert f"it was at {script}:3" in line
     assert "raise --time-limit" in line
@@ -268,7 +268,7 @@ def test_a_script_that_hangs_in_c_is_ended_too(tmp_path: Path) -> None:
     # The regular expression backtracks for ever and does not let other threads run.
     script = write(tmp_path, "import re\nre.match('(a*)*$', 'a' * 60 + 'b')\n")
     done = trainfit("simulate", *GPU, "--time-limit", "4", script, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "no optimizer step after" in error_line(done)
     assert f'File "{script}", line 2' in done.stderr
 
@@ -277,7 +277,7 @@ def test_a_script_that_hangs_in_c_is_ended_too(tmp_path: Path) -> None:
 def test_a_script_of_garbage(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_bytes(bytes(range(256)))
     done = trainfit("simulate", *GPU, "script.py", cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "SyntaxError" in error_line(done)
 
 
@@ -303,7 +303,7 @@ def test_a_script_of_garbage(tmp_path: Path) -> None:
 def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
     write(tmp_path, "open('it-ran', 'w')\n", "s.py")
     done = trainfit(*words, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert says in error_line(done)
     assert not (tmp_path / "it-ran").exists()
@@ -323,7 +323,7 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
 )
 def test_bad_options(words: list[str], says: str, tmp_path: Path) -> None:
     done = trainfit(*words, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -332,7 +332,7 @@ def test_a_bad_allocator_setting_is_refused(tmp_path: Path) -> None:
     write(tmp_path, STEPS, "s.py")
     setting = "PYTORCH_CUDA_ALLOC_CONF=split:1"
     done = trainfit("simulate", *GPU, "--", setting, "python", "s.py", cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "unknown allocator setting 'split'" in error_line(done)
 
 
@@ -340,5 +340,5 @@ def test_without_a_gpu_and_without_a_name(tmp_path: Path) -> None:
     # No NVML library can be found here, whatever the machine has.
     done = trainfit("simulate", write(tmp_path, STEPS), cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     if done.returncode != 0:
-        assert done.returncode == 2
+        assert done.returncode == 2, done.stderr
         assert 'name one, as in --gpu "RTX 4090"' in error_line(done)

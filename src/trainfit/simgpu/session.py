@@ -334,8 +334,9 @@ def _apply_without_graphs(
 ) -> Callable[..., Any]:
     """``Module._apply`` for modules that keep a tensor computed from their parameters.
 
-    ``moved`` is told of every module whose own tensors were moved. ``torch.nn.utils.weight_norm`` does, until its hook computes it anew in each forward
+    ``torch.nn.utils.weight_norm`` does, until its hook computes it anew in each forward
     call. Its graph holds on to the parameters, which could not change their device then.
+    ``moved`` is told of every module whose own tensors were moved.
     """
 
     @functools.wraps(apply)
