@@ -144,6 +144,8 @@ def test_torch_accelerator(sim: Simulation) -> None:
     tensor = torch.zeros(3, device=accelerator.current_accelerator())
     assert tensor.is_cuda
     accelerator.synchronize()
+    if not hasattr(accelerator, "memory_allocated"):
+        pytest.skip("the memory functions came after 2.8")
     assert accelerator.memory_allocated() == 512
     assert accelerator.memory_reserved() == accelerator.max_memory_reserved() == 2 * MiB
     accelerator.reset_peak_memory_stats()

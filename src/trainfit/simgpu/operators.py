@@ -476,4 +476,16 @@ def unsafe_view(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return wrap(meta, spec_of(meta), source._life)
 
 
+# -- shape functions that older versions lack -----------------------------------------------
+
+
+@handles(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients of direction and magnitude (2.8 has no meta kernel for it)."""
+    engine.record(engine.info(func))
+    with no_dispatch():
+        gradients = [torch.empty_like(saved._meta) for saved in args[1:3]]
+    return tuple(engine.adopt(gradient) for gradient in gradients)
+
+
 __all__ = ["CUDA", "boxes_kept"]
