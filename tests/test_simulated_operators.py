@@ -248,8 +248,10 @@ def test_saved_tensors_on_the_host(sim: Simulation, pinned: bool) -> None:
 
 
 def test_anomaly_detection(sim: Simulation) -> None:
+    model = mlp()
     with torch.autograd.set_detect_anomaly(True):
-        mlp()(random(2, 64)).sum().backward()
+        model(random(2, 64)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_inference_mode_takes_the_memory_of_no_grad() -> None:
@@ -364,6 +366,7 @@ def test_parametrizations_move_with_their_module(sim: Simulation) -> None:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model(random(2, 8)).sum().backward()
             optimizer.step()
+            assert all(p.is_cuda and p.grad is not None for p in model.parameters())
 
 
 def test_data_parallel_on_one_gpu(sim: Simulation) -> None:
@@ -424,6 +427,8 @@ def test_losses(sim: Simulation) -> None:
     labels = torch.randint(1, 20, (4, 10), device="cuda")
     for lengths in (torch.full((4,), 50), torch.full((4,), 50).cuda()):
         F.ctc_loss(scores, labels, lengths, lengths // 5).backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+    assert scores.grad is not None and scores.grad.shape == scores.shape
 
 
 def test_distributions_take_their_arguments_as_good(sim: Simulation) -> None:
