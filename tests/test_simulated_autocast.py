@@ -219,3 +219,14 @@ def test_softmax_of_halves_makes_no_float_copy_of_its_operand(function):
     forward = names[: names.index("aten.sum.default") if "aten.sum.default" in names else None]
     assert forward.count("aten._to_copy.default") == 1  # scores.half() itself
     assert scores.grad is not None
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_softmax_of_halves_is_whole_in_inference_mode_too(function: Any) -> None:
+    with trainfit.simulate("RTX 4090") as simulation, torch.inference_mode():
+        scores = random(64, 64, dtype=torch.float16)
+        before = simulation.recording.op_name.size
+        result = function(scores, dim=-1, dtype=torch.float32)
+    names = [simulation.recording.strings[i] for i in simulation.recording.op_name[before:]]
+    assert result.dtype is torch.float32
+    assert names == [f"aten._{function.__name__}.default"]

@@ -9,6 +9,7 @@ and a composite fallback where no CUDA kernel is built in.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.attention import attention
 from trainfit.simgpu.autocast import Autocast
-from trainfit.simgpu.engine import HANDLERS
+from trainfit.simgpu.engine import HANDLERS, Engine, Handler
 from trainfit.simgpu.operators import boxes_kept
 from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
@@ -103,15 +104,22 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
     ) -> torch.Tensor:
         return attention(gpu, query, key, value, *args, **kwargs)
 
-    for name, kernel in (
-        ("dropout", dropout),
-        ("scaled_dot_product_attention", sdpa),
-        ("ctc_loss.Tensor", _ctc_loss),
-        ("softmax.int", half_to_float(aten.softmax.int, aten._softmax.default)),
-        ("log_softmax.int", half_to_float(aten.log_softmax.int, aten._log_softmax.default)),
+    for op, kernel in (
+        (aten.dropout.default, dropout),
+        (aten.scaled_dot_product_attention.default, sdpa),
+        (aten.ctc_loss.Tensor, _ctc_loss),
+        (aten.softmax.int, half_to_float(aten.softmax.int, aten._softmax.default)),
+        (aten.log_softmax.int, half_to_float(aten.log_softmax.int, aten._log_softmax.default)),
     ):
-        library.impl(name, kernel, "AutogradCUDA")
-    HANDLERS[aten.dropout.default] = lambda engine, func, args, kwargs: dropout(*args, **kwargs)
-    HANDLERS[aten.scaled_dot_product_attention.default] = lambda engine, func, args, kwargs: sdpa(
-        *args, **kwargs
-    )
+        library.impl(op, kernel, "AutogradCUDA")
+        HANDLERS[op] = _without_autograd(kernel)
+
+
+def _without_autograd(kernel: Callable[..., Any]) -> Handler:
+    """The same kernel where the autograd key is off, as in inference mode."""
+
+    def handler(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+        with engine.mode(engine):
+            return kernel(*args, **kwargs)
+
+    return handler
