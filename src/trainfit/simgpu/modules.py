@@ -49,11 +49,6 @@ class ModuleTracker:
         self._alive.clear()
         self._of_node.clear()
 
-    @property
-    def inside(self) -> bool:
-        """Is a module's forward call running?"""
-        return bool(self._stack)
-
     def current(self, backward: bool) -> int:
         """String index of the present operator's module."""
         if self._stack:

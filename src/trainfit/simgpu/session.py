@@ -208,7 +208,7 @@ class Simulation:
         patches.set(torch.Tensor, "pin_memory", _pin_memory)
         patches.set(torch.Tensor, "is_pinned", _is_pinned)
         patches.set(torch, "_has_compatible_shallow_copy_type", _sets_data)
-        apply = _apply_without_graphs(torch.nn.Module._apply, self._mark_state)
+        apply = _watched_apply(torch.nn.Module._apply, self._mark_state)
         patches.set(torch.nn.Module, "_apply", apply)
         patches.set(torch, "compile", self._compile)
         patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
@@ -329,14 +329,14 @@ def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return not held
 
 
-def _apply_without_graphs(
+def _watched_apply(
     apply: Callable[..., Any], moved: Callable[[torch.nn.Module], None]
 ) -> Callable[..., Any]:
-    """``Module._apply`` for modules that keep a tensor computed from their parameters.
+    """``Module._apply`` that tells ``moved`` of every module whose own tensors were moved.
 
-    ``torch.nn.utils.weight_norm`` does, until its hook computes it anew in each forward
-    call. Its graph holds on to the parameters, which could not change their device then.
-    ``moved`` is told of every module whose own tensors were moved.
+    Some modules keep a tensor computed from their parameters: ``torch.nn.utils.weight_norm``
+    does, until its hook computes it anew in each forward call. Its graph holds on to the
+    parameters, which could not change their device then; so it is let go first.
     """
 
     @functools.wraps(apply)
