@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trainfit.results.recording import FREE, MALLOC, STEP_END, IntArray, Recording
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator, OutOfDeviceMemory
@@ -26,6 +27,14 @@ class Stream:
     @classmethod
     def of(cls, recording: Recording) -> Stream:
         return cls(recording.events, recording.alloc_bytes, recording.alloc_stream)
+
+    def without(self, dropped: npt.NDArray[np.bool_]) -> Stream:
+        """The stream as if the allocations marked in ``dropped`` were never made."""
+        codes = self.events & 3
+        of_allocation = (codes == MALLOC) | (codes == FREE)
+        numbers = np.where(of_allocation, self.events >> 2, 0)
+        gone = of_allocation & dropped[numbers] if len(dropped) else of_allocation
+        return dataclasses.replace(self, events=self.events[~gone])
 
 
 @dataclasses.dataclass(frozen=True)

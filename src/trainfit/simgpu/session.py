@@ -16,6 +16,7 @@ from torch.utils import _foreach_utils
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.results.recording import Recording
 from trainfit.simgpu import checkpoints, devices, generators
+from trainfit.simgpu import convolutions as _convolutions  # noqa: F401  (registers its models)
 from trainfit.simgpu import kernels as _kernels  # noqa: F401  (registers the kernel models)
 from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator

@@ -13,6 +13,9 @@ MiB: Final = 1 << 20
 
 MODELS: dict[str, Callable[..., int]] = {}
 
+#: Models of what a closed library chooses by itself: estimates, not facts.
+ESTIMATED: Final = frozenset({"cudnn_tensor_core", "cudnn_winograd"})
+
 
 def _model(function: Callable[..., int]) -> Callable[..., int]:
     MODELS[function.__name__] = function
@@ -38,14 +41,13 @@ def cublas_handle(capability_major: int) -> int:
 
 
 @_model
-def cudnn_layout(input_bytes: int, output_bytes: int, weight_bytes: int) -> int:
-    """cuDNN's convolution on tensor cores for NCHW tensors.
+def cudnn_tensor_core(copies: int, input_bytes: int, output_bytes: int) -> int:
+    """cuDNN's tensor-core convolution: copies of the tensors of a pass in its workspace.
 
-    The tensor-core kernels read and write NHWC; cuDNN turns input and filter into that
-    layout and the result back, in its workspace (``nchwToNhwcKernel`` and
-    ``nhwcToNchwKernel`` in profiles of the cuDNN 8 and 9 engines).
+    One in the NHWC layout that the kernels want (``nchwToNhwcKernel`` and
+    ``nhwcToNchwKernel`` in profiles), one more where they are rounded to TF32.
     """
-    return input_bytes + output_bytes + weight_bytes
+    return copies * (input_bytes + output_bytes)
 
 
 @_model
