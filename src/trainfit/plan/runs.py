@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Literal
 
 from trainfit.plan.command import Command
 from trainfit.plan.failures import require_step
 from trainfit.plan.tracing import Trace, Tracer
-from trainfit.results.trace import LoaderOverride
+from trainfit.results.trace import ForcedAmp, InterventionRequest, LoaderOverride
 
 #: Simulated runs at a time; each is a process that computes on one core.
 _PARALLEL = 2
@@ -25,10 +24,16 @@ class Variant:
     """How a run differs from the command, but for its batch size.
 
     ``amp`` is another value for the placeholder, ``force`` autocast switched from outside.
+    ``interventions`` change the script, ``survey`` asks which of them would; ``steps`` is
+    another number of optimizer steps. ``title`` is for the progress line.
     """
 
     amp: str | None = None
-    force: Literal["on", "off"] | None = None
+    force: ForcedAmp | None = None
+    interventions: tuple[InterventionRequest, ...] = ()
+    survey: bool = False
+    steps: int | None = None
+    title: str = dataclasses.field(default="", compare=False)
 
 
 AS_WRITTEN = Variant()
@@ -92,10 +97,19 @@ class Runs:
             loader = LoaderOverride(self.loader_index, batch)
         with self._lock:
             self._progress(self._title(batch, variant))
-        return self._tracer.trace(values, loader=loader, amp=variant.force)
+        return self._tracer.trace(
+            values,
+            loader=loader,
+            amp=variant.force,
+            interventions=variant.interventions,
+            survey=variant.survey,
+            steps=variant.steps,
+        )
 
     def _title(self, batch: int | None, variant: Variant) -> str:
         at = "" if batch is None else f" at batch size {batch}"
+        if variant.title:
+            return f"simulating {self._command.name}{at}, {variant.title}"
         if variant.amp is not None:
             return f"simulating {self._command.name}{at}, amp {variant.amp}"
         if variant.force is not None:

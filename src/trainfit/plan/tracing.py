@@ -14,12 +14,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from trainfit.plan.command import Command, CommandError
 from trainfit.results.errors import ResultFileError
 from trainfit.results.recording import Recording
-from trainfit.results.trace import LoaderOverride, TraceOutcome, TraceRequest
+from trainfit.results.trace import (
+    ForcedAmp,
+    InterventionRequest,
+    LoaderOverride,
+    TraceOutcome,
+    TraceRequest,
+)
 from trainfit.simgpu.allocator import AllocatorSettings
 
 #: Seconds between the outcome and the end of the process before it is killed.
@@ -95,9 +101,15 @@ class Tracer:
         values: Mapping[str, str] | None = None,
         *,
         loader: LoaderOverride | None = None,
-        amp: Literal["on", "off"] | None = None,
+        amp: ForcedAmp | None = None,
+        interventions: tuple[InterventionRequest, ...] = (),
+        survey: bool = False,
+        steps: int | None = None,
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders."""
+        """Simulate the command with ``values`` in its placeholders.
+
+        ``steps`` is another number of optimizer steps than usual.
+        """
         values = dict(values or {})
         folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
@@ -107,7 +119,9 @@ class Tracer:
             outcome=str(folder / "outcome.json"),
             loader=loader,
             amp=amp,
-            **self._common,
+            interventions=interventions,
+            survey=survey,
+            **self._common | ({} if steps is None else {"steps": steps}),
         )
         (folder / "request.json").write_text(request.to_json())
         return self._run(folder, {**os.environ, **self._command.environment(**values)})

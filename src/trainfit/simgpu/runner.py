@@ -30,6 +30,7 @@ from trainfit.hardware import find_gpu
 from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, Target, TraceOutcome, TraceRequest
 from trainfit.simgpu.errors import UnsupportedOperatorError
+from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.loaders import LoaderTracker
 from trainfit.simgpu.location import claim, frame_of_user, is_library, line_of_user
 from trainfit.simgpu.patching import PatchSet
@@ -61,6 +62,7 @@ class Runner:
         self._autocast = AutocastSwitch(
             request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
         )
+        self._interventions = Interventions(self._simulation, request.interventions, request.survey)
         self._patches = PatchSet()
         self._started = time.monotonic()
         self._process = os.getpid()
@@ -73,10 +75,11 @@ class Runner:
         self._watch()
         status: Status = "ended"
         details: dict[str, Any] = {}
-        self._simulation.on_step(self._after_step)
         with self._simulation:
             self._loaders.install(self._patches)
             self._autocast.install(self._patches)
+            self._interventions.install(self._patches)
+            self._simulation.on_step(self._after_step)
             try:
                 execute(self._request.target)
             except SystemExit as error:
@@ -87,6 +90,7 @@ class Runner:
             except BaseException as error:
                 status, details = _failure(error)
             finally:
+                self._interventions.remove()
                 self._autocast.remove()
                 self._patches.restore()
         self._finish(status, details)
@@ -123,6 +127,11 @@ class Runner:
             autocast=self._autocast.used,
             gpu_operators=len(recording.op_name) if recording is not None else 0,
             module_calls=int(recording.header["module_calls"]) if recording is not None else 0,
+            optimizers=self._interventions.optimizers,
+            forward=self._interventions.forward_calls(),
+            compute=self._interventions.compute(),
+            findings=self._interventions.findings(),
+            changed=self._interventions.changed(),
             **details,
         ).save(Path(self._request.outcome))
         return True

@@ -227,6 +227,10 @@ class Simulation:
 
     # -- what is what ----------------------------------------------------------------------
 
+    def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the steps of ``optimizer`` be the run's, not those of the first that steps."""
+        self._main_optimizer = weakref.ref(optimizer)
+
     def _mark_module(self, module: torch.nn.Module, name: int) -> None:
         """A module is met for the first time: its parameters and buffers are known now."""
         for parameter in module._parameters.values():
