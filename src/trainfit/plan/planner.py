@@ -70,6 +70,7 @@ def plan(
             gpu_memory_bytes=gpu.memory_bytes,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
+            warm=True,
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
