@@ -44,7 +44,7 @@ def shortfall(trace: Trace, command: Command) -> str | None:
     outcome = trace.outcome
     if outcome.status in ("finished", "ended"):
         return None
-    return f"{command.name}: {_what_happened(outcome)} after {_steps(outcome)}"
+    return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
 
 
 def script_output(trace: Trace) -> str:
@@ -55,7 +55,7 @@ def script_output(trace: Trace) -> str:
 
 
 def _without_step(outcome: TraceOutcome, command: Command) -> str:
-    what, after = _what_happened(outcome), f"after {outcome.seconds:.1f} s"
+    what, after = what_happened(outcome), f"after {outcome.seconds:.1f} s"
     if outcome.status == "ended":
         return (
             f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); "
@@ -72,7 +72,7 @@ def _without_step(outcome: TraceOutcome, command: Command) -> str:
     return f"{what} {after}, before its first optimizer step; {_remedy(outcome)}"
 
 
-def _what_happened(outcome: TraceOutcome) -> str:
+def what_happened(outcome: TraceOutcome) -> str:
     """The subject and its verb, to be continued with "after …"."""
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "exited":

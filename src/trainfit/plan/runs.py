@@ -78,10 +78,14 @@ class Runs:
 
     def trace(self, batch: int | None, variant: Variant) -> Trace:
         """A run's trace; raises :class:`ScriptError` where it made no step on the GPU."""
-        self.start(batch, variant)
-        trace = self._futures[batch, variant].result()
+        trace = self.attempt(batch, variant)
         require_step(trace, self._command)
         return trace
+
+    def attempt(self, batch: int | None, variant: Variant) -> Trace:
+        """A run's trace, whatever became of it."""
+        self.start(batch, variant)
+        return self._futures[batch, variant].result()
 
     def same(self, batch: int | None, as_batch: int | None, variant: Variant) -> None:
         """The run at ``batch`` is that at ``as_batch`` too."""

@@ -80,8 +80,6 @@ class Interventions:
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored and :meth:`remove` is called."""
         self._scene.install(patches)
-        if not self._wanted:
-            return
         self._operators.install(patches)
         for each in self._all:
             (each.watch if self._survey else each.apply)(self._scene)
