@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfit.plan.command import Command
 from trainfit.plan.tracing import Trace
 from trainfit.results.errors import TrainfitError
+from trainfit.results.recording import PHASES
 from trainfit.results.trace import TraceOutcome
 from trainfit.results.words import count
 
@@ -24,8 +25,13 @@ class ScriptError(TrainfitError):
 
 
 def require_step(trace: Trace, command: Command) -> None:
-    """Raise :class:`ScriptError` unless the run completed an optimizer step on the GPU."""
+    """Raise :class:`ScriptError` unless the run completed an optimizer step on the GPU.
+
+    A script that only infers has none to complete.
+    """
     outcome = trace.outcome
+    if outcome.steps == 0 and is_inference(trace):
+        return
     if outcome.status == "unsupported":
         raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
     if outcome.steps == 0:
@@ -37,6 +43,16 @@ def require_step(trace: Trace, command: Command) -> None:
             f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
             'to "cuda"; let the script use the GPU where torch.cuda.is_available()'
         )
+
+
+def is_inference(trace: Trace) -> bool:
+    """Did the script call a model on the GPU and neither train it nor set out to?"""
+    outcome, recording = trace.outcome, trace.recording
+    if outcome.status not in ("ended", "finished", "timeout") or outcome.optimizers:
+        return False
+    if recording is None or not outcome.forward.calls or not len(recording.alloc_bytes):
+        return False
+    return not (recording.op_phase == PHASES.index("backward")).any()
 
 
 def shortfall(trace: Trace, command: Command) -> str | None:

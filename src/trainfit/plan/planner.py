@@ -13,7 +13,8 @@ from trainfit.memory.breakdown import by_kind, by_module
 from trainfit.memory.fit import LARGEST
 from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.command import Command, CommandError
-from trainfit.plan.failures import ScriptError, shortfall
+from trainfit.plan.failures import ScriptError, is_inference, shortfall
+from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
 from trainfit.plan.remedies import Job, try_remedies
 from trainfit.plan.remedy_kinds import NAMES
@@ -27,6 +28,8 @@ from trainfit.results.words import count
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
 _ROUND = 8
+#: Memory has settled after two steps if no later one takes more than this part above it.
+_SETTLED = 0.999
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +100,9 @@ class _Planner:
 
     def run(self) -> PlanResult:
         first, batch = self._first()
+        infers = is_inference(first)
+        if infers:
+            first, batch = self._counting_calls(first)
         pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
         flipped = self._flipped(first)
         self._start(batch, pairs, flipped)
@@ -106,7 +112,8 @@ class _Planner:
         self._note_first(first)
         self._note_batches(first, batch, here)
         peak = here.recommended_peak
-        remedies = self._remedies(first, batch, now, here, flipped)
+        remedies = None if infers else self._remedies(first, batch, now, here, flipped)
+        inference = gradients_both_ways(self._runs, self._judge, batch, first) if infers else None
         return PlanResult(
             command=self._command.line(),
             gpu=self._gpu.key,
@@ -126,6 +133,7 @@ class _Planner:
             environment=_environment(first),
             seconds=0.0,
             remedies=remedies,
+            inference=inference,
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -146,6 +154,22 @@ class _Planner:
         self._runs.loader_index = loader.index
         self._runs.same(None, loader.batch_size, AS_WRITTEN)
         return first, loader.batch_size
+
+    def _counting_calls(self, whole: Trace) -> tuple[Trace, int | None]:
+        """The first run once more, of a script that does not train: calls are its steps."""
+        self._runs.counts_calls = True
+        self._runs.forget()
+        first, batch = self._first()
+        calls = count(first.outcome.steps, "call")
+        self._notes.append(f"the script does not train: figures are of {calls} of the model")
+        peaks = [self._judge.shown(Stream.of(_recording(t)))[0] for t in (first, whole)]
+        if peaks[1].peak_allocated > peaks[0].peak_allocated:
+            all_calls = count(whole.outcome.forward.calls, "call")
+            self._notes.append(
+                f"over {all_calls} the peak is larger: {peaks[1].peak_allocated} bytes allocated, "
+                f"{peaks[1].peak_reserved} reserved"
+            )
+        return first, batch
 
     def _flipped(self, first: Trace) -> Variant:
         """The command with autocast the other way round."""
@@ -343,10 +367,11 @@ class _Planner:
         return try_remedies(job, names)
 
     def _enough_steps(self, first: Trace) -> int:
-        """Two, where the third and later steps took no more memory; else as many as set."""
+        """Two, where the later steps took no more memory; else as many as set."""
         peaks = self._judge.unlimited(Stream.of(_recording(first))).step_peaks
         settled = len(peaks) > 2 and all(
-            max(peak[i] for peak in peaks[:2]) >= max(peak[i] for peak in peaks) for i in range(2)
+            max(peak[i] for peak in peaks[:2]) >= _SETTLED * max(peak[i] for peak in peaks)
+            for i in range(2)
         )
         return 2 if settled else self._settings.steps
 
@@ -362,7 +387,8 @@ class _Planner:
         if what is not None:
             self._notes.insert(0, f"{what}; planned from what it did until then")
         elif first.outcome.status == "ended" and first.outcome.steps < self._settings.steps:
-            steps = count(first.outcome.steps, "optimizer step")
+            what = "call" if self._runs.counts_calls else "optimizer step"
+            steps = count(first.outcome.steps, what)
             self._notes.insert(
                 0,
                 f"the script ended after {steps} of the {self._settings.steps} asked for"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import linecache
 from collections.abc import Callable
+from pathlib import Path
 
 from trainfit.results.plan import Changes
 from trainfit.results.trace import Finding
@@ -45,6 +47,8 @@ def source_line(place: str) -> str:
     name, _, number = place.rpartition(":")
     code = linecache.getline(name, int(number)).strip() if number.isdigit() else ""
     code = code if len(code) <= _LINE else code[: _LINE - 1] + "…"
+    with contextlib.suppress(ValueError):  # it lies elsewhere
+        place = f"{Path(name).relative_to(Path.cwd())}:{number}"
     return f"{place}: {code}" if code else place
 
 

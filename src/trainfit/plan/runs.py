@@ -43,7 +43,8 @@ class Runs:
     """Starts runs ahead and hands out their traces; a context manager.
 
     ``loader_index`` says which DataLoader another batch size is for, where the command has
-    no placeholder for it. Leaving the context ends what still runs.
+    no placeholder for it; ``counts_calls`` that calls of the model are its steps, because the
+    script does not train. Leaving the context ends what still runs.
     """
 
     def __init__(self, command: Command, tracer: Tracer, progress: Progress) -> None:
@@ -54,6 +55,7 @@ class Runs:
         self._futures: dict[tuple[int | None, Variant], Future[Trace]] = {}
         self._lock = threading.Lock()
         self.loader_index: int | None = None
+        self.counts_calls = False
 
     def __enter__(self) -> Runs:
         return self
@@ -87,6 +89,10 @@ class Runs:
         self.start(batch, variant)
         return self._futures[batch, variant].result()
 
+    def forget(self) -> None:
+        """Make all runs anew that are asked for from now on."""
+        self._futures = {}
+
     def same(self, batch: int | None, as_batch: int | None, variant: Variant) -> None:
         """The run at ``batch`` is that at ``as_batch`` too."""
         self._futures.setdefault((as_batch, variant), self._futures[batch, variant])
@@ -108,6 +114,7 @@ class Runs:
             interventions=variant.interventions,
             survey=variant.survey,
             steps=variant.steps,
+            count="calls" if self.counts_calls else "steps",
         )
 
     def _title(self, batch: int | None, variant: Variant) -> str:

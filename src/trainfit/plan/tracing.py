@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from trainfit.plan.command import Command, CommandError
 from trainfit.plan.processes import OwnProcess, Process, WarmProcess, can_fork
@@ -111,6 +111,7 @@ class Tracer:
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
         steps: int | None = None,
+        count: Literal["steps", "calls"] = "steps",
     ) -> Trace:
         """Simulate the command with ``values`` in its placeholders.
 
@@ -127,6 +128,7 @@ class Tracer:
             amp=amp,
             interventions=interventions,
             survey=survey,
+            count=count,
             **self._common | ({} if steps is None else {"steps": steps}),
         )
         (folder / "request.json").write_text(request.to_json())

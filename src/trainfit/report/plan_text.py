@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfit.report.launch_text import launch_lines
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
-from trainfit.report.remedies_text import remedies_section
+from trainfit.report.remedies_text import inference_section, remedies_section
 from trainfit.report.sizes import printable, size, wrapped
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.words import count
@@ -32,6 +32,7 @@ def plan_text(result: PlanResult) -> str:
         breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
+        inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
         notes_section([*result.notes, *detail], result.assumptions),
         _launch_section(result),
@@ -41,7 +42,8 @@ def plan_text(result: PlanResult) -> str:
 
 def _title(result: PlanResult) -> str:
     torch = printable(result.environment.get("torch", ""))
-    steps = count(result.steps, "optimizer step")
+    what = "optimizer step" if result.inference is None else "model call"
+    steps = count(result.steps, what)
     return (
         f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)} "
         f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)"

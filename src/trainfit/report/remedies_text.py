@@ -100,9 +100,17 @@ def _before_after(before: MemoryFigures, after: MemoryFigures) -> str:
         ("reserved", before.reserved_bytes, after.reserved_bytes),
         ("device", before.device_bytes, after.device_bytes),
     )
-    text = ", ".join(f"{name} {size(one)} -> {size(two)}" for name, one, two in pairs)
+    text = ", ".join(f"{name} {_pair(one, two)}" for name, one, two in pairs)
     saved = before.device_bytes - after.device_bytes
     return f"{text} (-{share(saved, before.device_bytes)})" if saved > 0 else text
+
+
+def _pair(one: int, two: int) -> str:
+    """Two sizes; one unit is enough where they have the same."""
+    first, second = size(one), size(two)
+    if first.partition(" ")[2] == second.partition(" ")[2]:
+        first = first.partition(" ")[0]
+    return f"{first} -> {second}"
 
 
 def _extra(extra: ExtraCompute | None) -> str:
@@ -122,8 +130,8 @@ def _percent(part: float) -> str:
 def _rest(remedies: Remedies) -> list[str]:
     """What wins nothing, in one line; what failed, a line each."""
     lines = []
-    none = [each for each in remedies.items if each.saved_bytes is not None]
-    none = [each for each in none if (each.saved_bytes or 0) <= 0]
+    won = {each.name for each in remedies.won}
+    none = [e for e in remedies.items if e.saved_bytes is not None and e.name not in won]
     if none:
         named = ", ".join(f"{each.name} ({_more(-(each.saved_bytes or 0))})" for each in none)
         lines.append(wrapped(f"wins nothing here: {printable(named)}", "  - ", "    "))
@@ -135,7 +143,8 @@ def _rest(remedies: Remedies) -> list[str]:
 
 
 def _more(nbytes: int) -> str:
-    return f"+{size(nbytes)}" if nbytes else "±0"
+    sign = "+" if nbytes > 0 else "-"
+    return f"{sign}{size(abs(nbytes))}" if nbytes else "±0"
 
 
 def _combination(combination: Combination) -> list[str]:

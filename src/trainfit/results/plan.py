@@ -4,7 +4,7 @@ All memory figures are bytes. ``None`` means not determined; 0 is a figure.
 
 Format history
     1   first version
-    2   remedies, inference; steps may be 0 (inference)
+    2   remedies, inference; steps are calls of the model where there is an inference
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ RemedyStatus = Literal["simulated", "replayed", "estimated", "failed", "not appl
 #: What becomes of the training: the same up to rounding; the same in lower precision; another
 #: one, whose result has to be compared.
 Changes = Literal["nothing", "precision", "training"]
+
+#: Share of the device memory below which a remedy has won nothing worth a change.
+LEAST_GAIN: Final = 0.002
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +151,11 @@ class Remedies:
 
     @property
     def won(self) -> tuple[Remedy, ...]:
-        """Those with figures that lower the memory of the job."""
-        return tuple(each for each in self.items if (each.saved_bytes or 0) > 0)
+        """Those that lower the memory of the job by :data:`LEAST_GAIN` or more."""
+        if self.before is None:
+            return ()
+        least = max(1, int(LEAST_GAIN * self.before.device_bytes))
+        return tuple(each for each in self.items if (each.saved_bytes or 0) >= least)
 
 
 @dataclasses.dataclass(frozen=True)

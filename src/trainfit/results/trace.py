@@ -60,7 +60,8 @@ class TraceRequest:
 
     ``recording`` and ``outcome`` are the files to write. ``gpu_memory_bytes`` overrides the
     catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
-    forces autocast. ``survey`` asks which interventions would apply.
+    forces autocast. ``survey`` asks which interventions would apply. ``count`` says what
+    ``steps`` are: steps of the optimizer, or calls of the model where none is trained.
     """
 
     target: Target
@@ -74,6 +75,7 @@ class TraceRequest:
     amp: ForcedAmp | None = None
     interventions: tuple[InterventionRequest, ...] = ()
     survey: bool = False
+    count: Literal["steps", "calls"] = "steps"
     time_limit_s: float = 600.0
 
     def to_json(self) -> str:
@@ -137,7 +139,7 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class ForwardCalls:
-    """Calls of outermost modules: how many in all, and of them with gradients enabled."""
+    """Calls of models (outermost modules with parameters): all, those with gradients enabled."""
 
     calls: int = 0
     with_grad: int = 0

@@ -104,7 +104,8 @@ def _become_run(folder: str) -> None:
 def main() -> None:
     """The server's entry point, and that of every run."""
     runner = importlib.import_module("trainfit.simgpu.runner")
-    importlib.import_module("torch._dynamo")  # every simulation needs it
+    importlib.import_module("torch._dynamo")  # every simulation needs it, and the catalogue
+    importlib.import_module("trainfit.hardware").catalogue()
     folder = _Server().serve()
     if folder is not None:
         _become_run(folder)

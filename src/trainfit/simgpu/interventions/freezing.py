@@ -6,6 +6,7 @@ import torch
 
 from trainfit.results.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
+from trainfit.simgpu.interventions.optimizers import lines_of
 from trainfit.simgpu.interventions.scene import Scene
 
 #: Share of the spatial convolutions' parameters that a trunk holds.
@@ -38,7 +39,7 @@ class FreezeBackbone(Intervention):
             return self.no("nothing would be left to train")
         targets = tuple(path for part in parts if (path := scene.path_of(part)))
         names = ", ".join(target.partition(":")[2] for target in targets)
-        return Finding(self.name, True, targets=targets, detail=names)
+        return Finding(self.name, True, targets=targets, places=lines_of(scene), detail=names)
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene

@@ -28,7 +28,7 @@ class NoGradInEvaluation(Intervention):
         scene.on_call.append(self._note)
 
     def _note(self, module: torch.nn.Module) -> None:
-        if not _evaluates(module):
+        if module.training:
             return
         self._evaluations += 1
         if torch.is_grad_enabled():
@@ -47,7 +47,7 @@ class NoGradInEvaluation(Intervention):
 
     def _enter(self, module: torch.nn.Module) -> None:
         self._before.append(torch.is_grad_enabled())
-        if _evaluates(module) and torch.is_grad_enabled():
+        if not module.training and torch.is_grad_enabled():
             torch.set_grad_enabled(False)
             self.changed += 1
 
@@ -92,8 +92,3 @@ class ForwardGrad(Intervention):
     def _leave(self, module: torch.nn.Module) -> None:
         if self._before:
             torch.set_grad_enabled(self._before.pop())
-
-
-def _evaluates(module: torch.nn.Module) -> bool:
-    """Is it a model in evaluation mode? A loss in evaluation mode means nothing."""
-    return not module.training and any(True for _ in module.parameters())

@@ -38,8 +38,8 @@ class Scene:
     to the lists of callbacks: ``on_parameters(parameters)`` may replace what an optimizer is
     given; ``on_optimizer(optimizer)`` comes when one was made, ``on_model(module)`` before
     the first optimizer of a model is; ``on_call(module)`` before every call of an outermost
-    module and ``after_call(module)`` behind it; ``on_batch(batch)`` may replace what a
-    DataLoader gives. ``at_end()`` takes away what an intervention hooked itself.
+    module with parameters and ``after_call(module)`` behind it; ``on_batch(batch)`` may
+    replace what a DataLoader gives. ``at_end()`` takes away what an intervention hooked itself.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Scene:
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         self._stack.append(module)
-        if len(self._stack) == 1:
+        if len(self._stack) == 1 and has_parameters(module):
             self._calls += 1
             self._calls_with_grad += torch.is_grad_enabled()
             for callback in self.on_call:
@@ -174,9 +174,14 @@ class Scene:
     def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
         if self._stack:
             self._stack.pop()
-            if not self._stack:
+            if not self._stack and has_parameters(module):
                 for callback in self.after_call:
                     callback(module)
+
+
+def has_parameters(module: torch.nn.Module) -> bool:
+    """Is it a model, or part of one, and no loss?"""
+    return next(module.parameters(), None) is not None
 
 
 def _groups(params: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainfit.results.trace import Compute, Finding, ForwardCalls, InterventionRequest
 from trainfit.simgpu.interventions.accumulation import Accumulation
@@ -94,6 +94,10 @@ class Interventions:
     def optimizers(self) -> int:
         """Optimizers that the script made."""
         return len(self._scene.optimizers)
+
+    def after_call(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after every call of a model."""
+        self._scene.after_call.append(lambda module: callback())
 
     def forward_calls(self) -> ForwardCalls:
         return self._scene.forward_calls()
