@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainfit.plan.command import quote
-from trainfit.report.plan_text import launch_lines, plan_text
+from trainfit.report.launch_text import launch_lines
+from trainfit.report.plan_text import plan_text
 from trainfit.report.recording_text import recording_json, recording_text
 from trainfit.report.sizes import WIDTH, printable, share, size
 from trainfit.results.plan import Configuration, MemoryFigures, PlanResult

@@ -30,14 +30,19 @@ from trainfit.hardware import find_gpu
 from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, Target, TraceOutcome, TraceRequest
 from trainfit.simgpu.errors import UnsupportedOperatorError
+from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.loaders import LoaderTracker
 from trainfit.simgpu.location import claim, frame_of_user, is_library, line_of_user
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.precision import AutocastSwitch
+from trainfit.simgpu.recorder import BACKWARD
 from trainfit.simgpu.session import Simulation
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3
+#: Calls of models without an optimizer or a backward pass after which a script is taken not
+#: to train.
+_INFERENCE_CALLS = 100
 #: Attempts at a snapshot of a run that goes on meanwhile.
 _SNAPSHOTS = 5
 #: Seconds after the time limit at which the process ends even where Python cannot act.
@@ -61,10 +66,12 @@ class Runner:
         self._autocast = AutocastSwitch(
             request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
         )
+        self._interventions = Interventions(self._simulation, request.interventions, request.survey)
         self._patches = PatchSet()
         self._started = time.monotonic()
         self._process = os.getpid()
         self._stops = 0
+        self._trains = False
         self._done = threading.Event()
         self._finishing = threading.Lock()
 
@@ -73,10 +80,12 @@ class Runner:
         self._watch()
         status: Status = "ended"
         details: dict[str, Any] = {}
-        self._simulation.on_step(self._after_step)
         with self._simulation:
             self._loaders.install(self._patches)
             self._autocast.install(self._patches)
+            self._interventions.install(self._patches)
+            self._simulation.on_step(self._after_step)
+            self._interventions.after_call(self._after_call)
             try:
                 execute(self._request.target)
             except SystemExit as error:
@@ -87,6 +96,7 @@ class Runner:
             except BaseException as error:
                 status, details = _failure(error)
             finally:
+                self._interventions.remove()
                 self._autocast.remove()
                 self._patches.restore()
         self._finish(status, details)
@@ -96,6 +106,25 @@ class Runner:
         if steps < self._request.steps:
             return
         self._finish("finished", {})
+        self._stop()
+
+    def _after_call(self) -> None:
+        """A model was called: a step where calls are counted, else maybe the last of an
+        inference that would go on and on."""
+        if self._request.count == "calls":
+            self._simulation.end_step()
+        elif self._interventions.forward_calls().calls >= _INFERENCE_CALLS and self._only_infers():
+            self._finish("ended", {})
+            self._stop()
+
+    def _only_infers(self) -> bool:
+        """Was there no optimizer and no backward pass so far?"""
+        if self._interventions.optimizers or self._trains:
+            return False
+        self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
+        return not self._trains
+
+    def _stop(self) -> None:
         self._stops += 1
         if self._stops > _PATIENCE:
             _end_by_force()
@@ -123,6 +152,11 @@ class Runner:
             autocast=self._autocast.used,
             gpu_operators=len(recording.op_name) if recording is not None else 0,
             module_calls=int(recording.header["module_calls"]) if recording is not None else 0,
+            optimizers=self._interventions.optimizers,
+            forward=self._interventions.forward_calls(),
+            compute=self._interventions.compute(),
+            findings=self._interventions.findings(),
+            changed=self._interventions.changed(),
             **details,
         ).save(Path(self._request.outcome))
         return True

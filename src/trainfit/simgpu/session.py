@@ -228,6 +228,17 @@ class Simulation:
 
     # -- what is what ----------------------------------------------------------------------
 
+    def end_step(self) -> None:
+        """A step is over: of the main optimizer, or whatever else is counted as one."""
+        self._recorder.step_end()
+        self._modules.step_end()
+        for callback in self._on_step:
+            callback(self._recorder.step)
+
+    def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the steps of ``optimizer`` be the run's, not those of the first that steps."""
+        self._main_optimizer = weakref.ref(optimizer)
+
     def _mark_module(self, module: torch.nn.Module, name: int) -> None:
         """A module is met for the first time: its parameters and buffers are known now."""
         for parameter in module._parameters.values():
@@ -271,10 +282,7 @@ class Simulation:
                 self._mark(value, "optimizer_state", owner)
         if self._main_optimizer is None or self._main_optimizer() is not optimizer:
             return
-        self._recorder.step_end()
-        self._modules.step_end()
-        for callback in self._on_step:
-            callback(self._recorder.step)
+        self.end_step()
 
     def _record(self) -> Recording:
         self._memory.flush()
