@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from trainfit.plan.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.plan import Basis, Configuration, MemoryFigures, PlanResult
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
+from trainfit.simgpu.settling import LEAST_STEPS
 
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
@@ -28,10 +30,13 @@ _ROUND = 8
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the user set: see ``trainfit plan --help``. ``headroom`` is a share of the GPU."""
+    """What the user set: see ``trainfit plan --help``.
+
+    ``headroom`` is a share of the GPU; ``steps`` of ``None`` are until memory has settled.
+    """
 
     headroom: float = 0.10
-    steps: int = 3
+    steps: int | None = None
     time_limit_s: float = 600.0
 
 
@@ -343,11 +348,13 @@ class _Planner:
         what = shortfall(first, self._command)
         if what is not None:
             self._notes.insert(0, f"{what}; planned from what it did until then")
-        elif first.outcome.status == "ended" and first.outcome.steps < self._settings.steps:
+            return
+        asked = self._settings.steps or LEAST_STEPS
+        if first.outcome.status == "ended" and first.outcome.steps < asked:
             steps = count(first.outcome.steps, "optimizer step")
             self._notes.insert(
                 0,
-                f"the script ended after {steps} of the {self._settings.steps} asked for"
+                f"the script ended after {steps} of the {asked} asked for"
                 + ("; a second step can need more" if first.outcome.steps == 1 else ""),
             )
 
@@ -385,7 +392,9 @@ def _most_full(first: Trace, batch: int | None) -> int | None:
     loader = first.outcome.loader
     if loader is None or loader.samples is None or loader.batch_size != batch:
         return None
-    return loader.samples // max(loader.batches, 1)
+    # Other batch sizes are compared over the least number of steps.
+    share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
+    return loader.samples // max(math.ceil(loader.batches * share), 1)
 
 
 def _pairs(batch: int, most: int | None) -> Iterator[tuple[int, int]]:

@@ -21,6 +21,7 @@ from trainfit.results.errors import ResultFileError
 from trainfit.results.recording import Recording
 from trainfit.results.trace import LoaderOverride, TraceOutcome, TraceRequest
 from trainfit.simgpu.allocator import AllocatorSettings
+from trainfit.simgpu.settling import MOST_STEPS
 
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
@@ -49,7 +50,8 @@ class Trace:
 class Tracer:
     """Runs traces of one command, from any thread; a context manager.
 
-    It owns a scratch directory, and no process outlives it.
+    It owns a scratch directory, and no process outlives it. ``steps`` of ``None`` are as many
+    as memory takes to settle, within bounds.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Tracer:
         gpu: str,
         *,
         gpu_memory_bytes: int | None = None,
-        steps: int = 3,
+        steps: int | None = None,
         limited: bool = False,
         time_limit_s: float = 600.0,
     ) -> None:
@@ -66,7 +68,8 @@ class Tracer:
         self._common: dict[str, Any] = {
             "gpu": gpu,
             "gpu_memory_bytes": gpu_memory_bytes,
-            "steps": steps,
+            "steps": MOST_STEPS if steps is None else steps,
+            "until_settled": steps is None,
             "limited": limited,
             "time_limit_s": time_limit_s,
         }

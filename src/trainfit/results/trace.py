@@ -44,7 +44,8 @@ class TraceRequest:
 
     ``recording`` and ``outcome`` are the files to write. ``gpu_memory_bytes`` overrides the
     catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
-    forces autocast on or off.
+    forces autocast on or off. With ``until_settled`` the run ends before ``steps`` are done
+    if memory has settled by then, or grows by the same with each step.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class TraceRequest:
     loader: LoaderOverride | None = None
     amp: Literal["on", "off"] | None = None
     time_limit_s: float = 600.0
+    until_settled: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), allow_nan=False)
