@@ -50,15 +50,15 @@ def simulate_command(
     progress(f"simulating {command.name} on {gpu.key}")
     with Tracer(command, gpu_name, steps=steps, limited=True, **common) as tracer:
         trace = tracer.trace(values, loader=loader)
+    outcome = trace.outcome
+    place = f"{outcome.location}: " if outcome.location else ""
+    full = f"{place}{outcome.message}" if outcome.status == "out_of_memory" else None
     recording = trace.recording
     if recording is not None and not len(recording.op_name):
         recording = None  # nothing to keep
     if recording is not None:
-        recording = _described(recording, trace, command, values)
+        recording = _described(recording, trace, command, values, full)
         recording.save(output)
-    outcome = trace.outcome
-    place = f"{outcome.location}: " if outcome.location else ""
-    full = f"{place}{outcome.message}" if outcome.status == "out_of_memory" else None
     if full is None or recording is None:
         try:
             require_step(trace, command)
@@ -87,10 +87,16 @@ def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
 
 
 def _described(
-    recording: Recording, trace: Trace, command: Command, values: Mapping[str, str]
+    recording: Recording,
+    trace: Trace,
+    command: Command,
+    values: Mapping[str, str],
+    out_of_memory: str | None,
 ) -> Recording:
-    """The recording with what is known of its command: batch size, script, words."""
+    """The recording with what is known of its command: batch size, script, words, end."""
     header = dict(recording.header)
+    if out_of_memory is not None:
+        header["out_of_memory"] = out_of_memory
     header["script"], header["command"] = command.name, " ".join(map(quote, command.words))
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader

@@ -7,7 +7,7 @@ and one JSON header, so reading it executes nothing.
 Format history
     1   first version
     2   column alloc_line; of the header's optional entries: batch_size, script, command,
-        optimizer, alloc_conf, parameters
+        optimizer, alloc_conf, parameters, out_of_memory
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ _HEADER: Final[Mapping[str, type]] = {
 
 #: What it may say besides: the batch size where it is known, the script's name, its command
 #: for bash (with placeholders), the class of the optimizer, the allocator's settings as
-#: ``PYTORCH_ALLOC_CONF`` has them, and of each parameter ``[allocation, shape, dtype, is
-#: trained]``.
+#: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
+#: trained]``, and the message with which the simulated GPU was full.
 _OPTIONAL_HEADER: Final[Mapping[str, type]] = {
     "batch_size": int,
     "script": str,
@@ -285,6 +285,7 @@ _OPTIONAL_HEADER: Final[Mapping[str, type]] = {
     "optimizer": str,
     "alloc_conf": str,
     "parameters": list,
+    "out_of_memory": str,
 }
 
 

@@ -8,7 +8,7 @@ most scripts do the same in each.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +44,9 @@ class StepUse:
     end_bytes: int
     allocated_bytes: int
     allocations: int
+
+
+_Same = Callable[[StepUse, StepUse], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +98,7 @@ def judge(uses: Sequence[StepUse], kept_bytes: Sequence[int] = ()) -> Judgement:
     """
     if len(uses) < LEAST_STEPS:
         return Judgement("unknown")
-    exact = [dataclasses.astuple(use) for use in uses]
-    outline = [(use.peak_bytes, use.end_bytes) for use in uses]
-    found = _settled(exact, 2) or _settled(outline, _ALIKE, longest=1)
+    found = _settled(uses, _same_work, 2) or _settled(uses, _same_outline, _ALIKE, longest=1)
     if found is not None:
         return found
     ends = [use.end_bytes for use in uses[1:]]
@@ -111,20 +112,38 @@ def judge(uses: Sequence[StepUse], kept_bytes: Sequence[int] = ()) -> Judgement:
 
 
 def _settled(
-    steps: Sequence[tuple[int, ...]], least: int, longest: int = _LONGEST_PERIOD
+    uses: Sequence[StepUse], same: _Same, least: int, longest: int = _LONGEST_PERIOD
 ) -> Judgement | None:
     """The shortest period with which the last steps repeat, the first step left out."""
     for period in range(1, longest + 1):
-        first = len(steps)
-        while first > 1 + period and steps[first - 1] == steps[first - 1 - period]:
-            first -= 1
-        # ``first`` counts from 0 and is the first that equals the one a period before it.
-        start = first - period
-        alike = len(steps) - start
+        start = len(uses) - period
+        while start > 1 and _repeats(uses, start - 1, period, same):
+            start -= 1
+        repeated = len(uses) - period - start
         wanted = max(2 * period, least if start == 1 else _ALIKE)
-        if first < len(steps) and alike >= wanted:
-            return Judgement("settled", first=start + 1, period=period)
+        if repeated and repeated + period >= wanted:
+            # The second step's peak still stands on what the first one left.
+            late = start == 1 and uses[1].peak_bytes != uses[1 + period].peak_bytes
+            return Judgement("settled", first=start + 1 + late, period=period)
     return None
+
+
+def _repeats(uses: Sequence[StepUse], index: int, period: int, same: _Same) -> bool:
+    """Is step ``index`` (from 0) like the one a period later?"""
+    one, two = uses[index], uses[index + period]
+    return same(one, two) and (index == 1 or one.peak_bytes == two.peak_bytes)
+
+
+def _same_work(one: StepUse, two: StepUse) -> bool:
+    return (one.end_bytes, one.allocated_bytes, one.allocations) == (
+        two.end_bytes,
+        two.allocated_bytes,
+        two.allocations,
+    )
+
+
+def _same_outline(one: StepUse, two: StepUse) -> bool:
+    return one.end_bytes == two.end_bytes
 
 
 def _growth(ends: Sequence[int]) -> int | None:
