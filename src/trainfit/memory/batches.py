@@ -69,17 +69,14 @@ class _Explained:
         self._where: dict[int, str] = {}
 
     def law(self) -> BatchLaw:
-        context = self._device.context_bytes
-        ends = [
-            self._device.unlimited(self._law.at(b)).peak_reserved + context
-            for b in (self._low, self._high)
-        ]
-        slope = (ends[1] - ends[0]) / (self._high - self._low)
-        base = ends[0] - slope * self._low
         largest = largest_batch(
-            self._law, self._device.capacity_bytes, context, self._device.settings
+            self._law,
+            self._device.capacity_bytes,
+            self._device.context_bytes,
+            self._device.settings,
         )
-        sizes = self._grid(largest)
+        points = self._points(largest)
+        base, slope = _line(points)
         jump, jump_at = self._largest_jump()
         live, slopes = self._at_peak()
         at_high = float(self._law.at(self._high).alloc_bytes[live].sum())
@@ -92,21 +89,24 @@ class _Explained:
             per_sample_by_module_bytes=_by_module(self._law.template, live, slopes),
             device_base_bytes=round(base),
             device_per_sample_bytes=slope,
-            points=tuple(self._point(batch, base + slope * batch) for batch in sizes),
-            moves=self._moves(sizes),
+            points=tuple(
+                dataclasses.replace(each, line_bytes=round(base + slope * each.batch_size))
+                for each in points
+            ),
+            moves=self._moves([each.batch_size for each in points]),
             largest_batch=largest,
             largest_jump_bytes=jump,
             largest_jump_at=jump_at,
         )
 
-    def _grid(self, largest: int) -> list[int]:
+    def _points(self, largest: int) -> list[BatchPoint]:
         """Powers of two up to what fits, the recorded batch sizes, the first that fails."""
         top = max(largest, self._high)
         powers = [1 << i for i in range(top.bit_length())]
         edge = [largest, largest + 1] if 0 < largest < LARGEST else [max(largest, 1)]
-        return sorted({*powers, self._low, self._high, *edge})
+        return [self._point(batch) for batch in sorted({*powers, self._low, self._high, *edge})]
 
-    def _point(self, batch: int, line: float) -> BatchPoint:
+    def _point(self, batch: int) -> BatchPoint:
         stream = self._law.at(batch)
         outcome = self._device.replay(stream)
         shown = outcome if outcome.fits else self._device.unlimited(stream)
@@ -115,7 +115,7 @@ class _Explained:
             allocated_bytes=shown.peak_allocated,
             reserved_bytes=shown.peak_reserved,
             device_bytes=shown.peak_reserved + self._device.context_bytes,
-            line_bytes=round(line),
+            line_bytes=0,
             fits=outcome.fits,
             where=self._place(batch),
         )
@@ -157,6 +157,14 @@ class _Explained:
             event = _peak_event(self._law.at(batch))
             self._where[batch] = place(moment(self._law.template, event), _DEPTH)
         return self._where[batch]
+
+
+def _line(points: list[BatchPoint]) -> tuple[float, float]:
+    """Base and slope of device memory: least squares over all points (two at least)."""
+    slope, base = np.polyfit(
+        [each.batch_size for each in points], [each.device_bytes for each in points], 1
+    )
+    return float(base), float(slope)
 
 
 def place(where: Moment, depth: int | None = None) -> str:

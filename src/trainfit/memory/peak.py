@@ -10,7 +10,7 @@ from trainfit.results.memory import Allocation, Moment, Peak, Remaining
 from trainfit.results.recording import KINDS, PHASES, STEP_END, IntArray, Recording
 
 #: Single allocations that are listed.
-_LARGEST = 10
+_LARGEST = 20
 
 
 def peak(recording: Recording, stream: Stream, outcome: Replay) -> Peak:

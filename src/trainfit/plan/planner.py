@@ -12,6 +12,7 @@ from trainfit.hardware import GpuSpec, catalogue
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
 from trainfit.memory.fit import LARGEST, largest_batch
+from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Replay, Stream, replay
 from trainfit.plan.command import Command, CommandError
 from trainfit.plan.failures import ScriptError, shortfall
@@ -121,6 +122,7 @@ class _Planner:
             gpu_sources=dict(self._gpu.sources),
             environment=_environment(first),
             seconds=0.0,
+            pattern=step_pattern(_recording(first), reserved_bytes=now.memory.reserved_bytes),
         )
 
     # -- runs ------------------------------------------------------------------------------

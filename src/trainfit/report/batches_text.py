@@ -28,7 +28,7 @@ def batches_section(report: MemoryReport) -> str:
         f"  allocated = {size(law.allocated_base_bytes)} + batch x "
         f"{size(round(law.allocated_per_sample_bytes))}   (what is at the peak of {high})",
         f"  device    = {size(law.device_base_bytes)} + batch x "
-        f"{size(round(law.device_per_sample_bytes))}   (the line nearest to the figures below)",
+        f"{size(round(law.device_per_sample_bytes))}   (least squares of the figures below)",
         "  one sample more is",
         *_grown(law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes, KIND_TITLES),
         "  of which",
@@ -64,7 +64,7 @@ def _file_of(command: str) -> str:
 
 
 def _grown(parts: Mapping[str, float], total: float, titles: Mapping[str, str]) -> list[str]:
-    lines = []
+    lines: list[str] = []
     rest = 0.0
     for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
         if len(lines) >= _MODULES or nbytes < _LEAST_SHARE * total:

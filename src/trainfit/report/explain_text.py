@@ -94,7 +94,8 @@ def _between(report: MemoryReport) -> str:
     if stays is None:
         return ""
     after, kept = stays.after_step_bytes, stays.kept_bytes
-    lines = [f"Between steps (after optimizer step {report.pattern.steps})"]
+    step, total = report.pattern.steps, size(sum(after.values()))
+    lines = [f"Between steps, {total} allocated (after optimizer step {step})"]
     for kind, nbytes in sorted(after.items(), key=lambda item: -item[1]):
         if not nbytes:
             continue
@@ -106,8 +107,6 @@ def _between(report: MemoryReport) -> str:
         lines.append(f"  {KIND_TITLES.get(kind, kind):<34}{size(nbytes):>10}  {note}".rstrip())
     context = f"  {'CUDA context':<34}{size(stays.context_bytes):>10}"
     lines.append(f"{context}  assumed, beside the allocator")
-    total = sum(after.values())
-    lines.append(f"  {'all but the context':<34}{size(total):>10}")
     return "\n".join(lines)
 
 
@@ -119,7 +118,7 @@ def _optimizers(report: MemoryReport) -> str:
     lines = [
         f"Parameters by optimizer: each simulated on the {size(trained)} of parameters that "
         "this script trains",
-        f"  {'':<26}{'parameters + gradients + state':^32}{'peak of its step':^26}",
+        f"  {'':<26}{'with gradients and state':>26}{'at the peak of its step':>32}",
     ]
     lines += [_optimizer_row(row, trained) for row in table.rows]
     present = table.present or "its optimizer"

@@ -6,6 +6,7 @@ import re
 
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
 from trainfit.report.sizes import WIDTH, printable, size, wrapped
+from trainfit.report.steps_text import pattern_notes
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.words import count
 
@@ -34,7 +35,7 @@ def plan_text(result: PlanResult) -> str:
         breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
-        notes_section([*result.notes, *detail], result.assumptions),
+        notes_section([*pattern_notes(result.pattern), *result.notes, *detail], result.assumptions),
         _launch_section(result),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -40,7 +40,7 @@ def pattern_notes(pattern: StepPattern | None) -> list[str]:
 def _settled(pattern: StepPattern) -> str:
     seen, first = pattern.steps, pattern.settled_from
     if pattern.period == 1:
-        return f"memory has settled: from step {first} on all are alike ({seen} simulated)"
+        return f"memory has settled: from step {first} on all do the same ({seen} simulated)"
     return (
         f"memory has settled: from step {first} on it repeats every {pattern.period} steps "
         f"({seen} simulated)"

@@ -130,7 +130,7 @@ class BatchLaw:
     ``law`` is "proportional" where the two recordings follow one, else "none" with the
     ``reason``. ``allocated_*`` hold exactly (before the allocator's rounding) as long as the
     peak stays where it is at the larger recorded batch size, but for ``workspace`` models;
-    ``device_*`` is the line through the two recorded batch sizes. ``largest_batch`` is the
+    ``device_*`` is the line nearest to ``points`` (least squares). ``largest_batch`` is the
     largest that fits, ``largest_jump`` the largest growth of reserved memory between two
     neighbouring batch sizes looked at.
     """

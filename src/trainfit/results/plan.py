@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
+from trainfit.results.steps import StepPattern
 
 FORMAT: Final = "trainfit-plan"
 VERSION: Final = 1
@@ -69,6 +70,7 @@ class PlanResult:
     ``recommended`` are the figures at ``now.recommended_batch``. ``basis_detail`` says why,
     where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue
     on which the present batch size would run when it does not here, smallest first.
+    ``pattern`` says how memory goes on from step to step at the present batch size.
     """
 
     command: str
@@ -88,6 +90,7 @@ class PlanResult:
     gpu_sources: Mapping[str, str]
     environment: Mapping[str, str]
     seconds: float
+    pattern: StepPattern | None = None
 
     @property
     def fits(self) -> bool:

@@ -122,14 +122,15 @@ def _settled(
         repeated = len(uses) - period - start
         wanted = max(2 * period, least if start == 1 else _ALIKE)
         if repeated and repeated + period >= wanted:
-            # The second step's peak still stands on what the first one left.
-            late = start == 1 and uses[1].peak_bytes != uses[1 + period].peak_bytes
-            return Judgement("settled", first=start + 1 + late, period=period)
+            return Judgement("settled", first=start + 1, period=period)
     return None
 
 
 def _repeats(uses: Sequence[StepUse], index: int, period: int, same: _Same) -> bool:
-    """Is step ``index`` (from 0) like the one a period later?"""
+    """Is step ``index`` (from 0) like the one a period later?
+
+    The second step's peak is left out: it stands on what the first one left.
+    """
     one, two = uses[index], uses[index + period]
     return same(one, two) and (index == 1 or one.peak_bytes == two.peak_bytes)
 
