@@ -23,7 +23,7 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
     ``reserved_bytes`` is the peak of reserved memory, from which a growing job goes on.
     """
     uses = step_uses(recording.events, recording.alloc_bytes)
-    judgement = judge(uses, kept_bytes(recording))
+    judgement = judge(uses, parts_at_ends(recording))
     grows = judgement.course == "growing"
     return StepPattern(
         course=judgement.course,
@@ -38,28 +38,21 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
     )
 
 
-def kept_bytes(recording: Recording) -> list[int]:
-    """Bytes that each step but the first and the last two allocated and never freed.
+def parts_at_ends(recording: Recording) -> list[list[int]]:
+    """Bytes alive at the end of each step but the first, by operator, module, kind and line.
 
-    What a script needs from one step to the next (the batch, the loss, gradients) is gone
-    one step later; what is left is kept for good. Kinds of which there is a bounded number
-    are left out.
+    Where batches vary in shape, what a script keeps still grows on its own. Kinds of which
+    there is a bounded number are left out.
     """
-    last = recording.steps - 1
-    if last < 3:
-        return []
-    ends = np.flatnonzero(recording.events % 4 == STEP_END)
-    alive = live_at(Stream.of(recording), int(ends[-1]))
+    stream = Stream.of(recording)
     bounded = [KINDS.index(kind) for kind in _BOUNDED]
-    alive = alive[~np.isin(recording.alloc_kind[alive], bounded)]
-    steps = _step_of(recording, alive)
-    totals = np.bincount(steps, rounded(recording.alloc_bytes[alive]), minlength=last + 1)
-    return [int(total) for total in totals[1 : last - 1]]
-
-
-def _step_of(recording: Recording, allocs: IntArray) -> IntArray:
-    operators = recording.alloc_op[allocs]
-    return np.where(operators >= 0, recording.op_step[np.maximum(operators, 0)], 0)
+    ends = []
+    for end in np.flatnonzero(recording.events % 4 == STEP_END)[1:]:
+        alive = live_at(stream, int(end))
+        alive = alive[~np.isin(recording.alloc_kind[alive], bounded)]
+        ends.append(_by_group(recording, alive))
+    groups = {group for end in ends for group in end}
+    return [[end.get(group, 0) for end in ends] for group in groups]
 
 
 def _sources(recording: Recording) -> tuple[GrowthSource, ...]:

@@ -6,7 +6,7 @@ import re
 
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
 from trainfit.report.sizes import WIDTH, printable, size, wrapped
-from trainfit.report.steps_text import pattern_notes
+from trainfit.report.steps_text import only_seen, pattern_notes
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.words import count
 
@@ -58,7 +58,7 @@ def _at(configuration: Configuration) -> str:
 
 def _batch_section(result: PlanResult) -> str:
     now = result.now
-    title = f"Batch size ({_BASIS[result.basis]})"
+    title = f"Batch size ({_BASIS[result.basis]}{only_seen(result.pattern)})"
     if now.largest_batch is None:
         return "\n".join([title, *_unknown(result)])
     if now.largest_batch == 0:

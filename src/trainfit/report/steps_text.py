@@ -12,8 +12,7 @@ _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporar
 def steps_section(pattern: StepPattern) -> str:
     """What was seen of the steps, whatever it is."""
     lines = [_settled(pattern)] if pattern.course == "settled" else pattern_notes(pattern)
-    if pattern.course == "growing":
-        lines += [f"- {_source(source)}" for source in pattern.sources]
+    lines += [f"- besides {_source(source)}" for source in pattern.sources[1:]]
     return "\n".join(["Over the steps", *(wrapped(line, "  ", "    ") for line in lines)])
 
 
@@ -37,6 +36,13 @@ def pattern_notes(pattern: StepPattern | None) -> list[str]:
     ]
 
 
+def only_seen(pattern: StepPattern | None) -> str:
+    """What limits figures for other batch sizes: to go on in a title with."""
+    if pattern is None or pattern.course == "settled":
+        return ""
+    return f"; for the {count(pattern.steps, 'simulated step')} only"
+
+
 def _settled(pattern: StepPattern) -> str:
     seen, first = pattern.steps, pattern.settled_from
     if pattern.period == 1:
@@ -53,11 +59,11 @@ def _growing(pattern: StepPattern) -> str:
         f"memory does not settle: it grows by {size(growth)} with each optimizer step, and the "
         f"figures are for the first {pattern.steps} only"
     )
-    if pattern.sources:
-        text += f"; most of it stays behind from {_source(pattern.sources[0])}"
     if pattern.steps_until_full is not None:
         text += f"; the GPU would be full after about {pattern.steps_until_full:,} steps"
-    return text + "; does the script keep tensors (losses without .item(), outputs in a list)?"
+    if pattern.sources:
+        text += f"; the script keeps {_source(pattern.sources[0])}"
+    return text + "; keep numbers or CPU copies instead (loss.item(), output.detach().cpu())"
 
 
 def _irregular(pattern: StepPattern) -> str:

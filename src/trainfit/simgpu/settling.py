@@ -8,7 +8,7 @@ most scripts do the same in each.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -28,8 +28,6 @@ _ALIKE = 4
 #: Equal growths in a row that are taken for a law, and growths of any size that are.
 _EQUAL_GROWTHS = 4
 _GROWTHS = 5
-#: Steps with memory that stayed behind which are taken for a law.
-_KEPT = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,22 +87,18 @@ def rounded(nbytes: IntArray) -> IntArray:
     return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
 
 
-def judge(uses: Sequence[StepUse], kept_bytes: Sequence[int] = ()) -> Judgement:
+def judge(uses: Sequence[StepUse], parts: Iterable[Sequence[int]] = ()) -> Judgement:
     """The course of memory over ``uses``.
 
-    ``kept_bytes``, where known, says of each step but the first and the last two what it
-    allocated that is still there at the end. That tells growth from the mere variation of
-    batches of variable shape.
+    ``parts``, where known, are the bytes at the end of each step but the first, by where they
+    come from. They tell growth from the mere variation of batches of variable shape.
     """
     if len(uses) < LEAST_STEPS:
         return Judgement("unknown")
     found = _settled(uses, _same_work, 2) or _settled(uses, _same_outline, _ALIKE, longest=1)
     if found is not None:
         return found
-    ends = [use.end_bytes for use in uses[1:]]
-    growth = _growth(ends)
-    if growth is None and sum(each > 0 for each in kept_bytes) >= max(_KEPT, len(kept_bytes) / 2):
-        growth = round(sum(kept_bytes) / len(kept_bytes))
+    growth = _growth([use.end_bytes for use in uses[1:]]) or sum(map(_growth, parts))
     if growth:
         return Judgement("growing", growth_bytes=growth)
     # Three steps that differ say that more are needed, no more.
@@ -147,8 +141,8 @@ def _same_outline(one: StepUse, two: StepUse) -> bool:
     return one.end_bytes == two.end_bytes
 
 
-def _growth(ends: Sequence[int]) -> int | None:
-    """Bytes by which the memory at the end of a step grows, if it does so in all of them."""
+def _growth(ends: Sequence[int]) -> int:
+    """Bytes by which the memory at the end of a step grows, 0 unless it does so all along."""
     growths = [after - before for before, after in pairwise(ends)]
     last = growths[-_EQUAL_GROWTHS:]
     if len(last) == _EQUAL_GROWTHS and len(set(last)) == 1 and last[0] > 0:
@@ -157,4 +151,4 @@ def _growth(ends: Sequence[int]) -> int | None:
     steady = min(growths, default=-1) >= 0 and growths[-2:] != [0, 0]
     if steady and up >= max(_GROWTHS, len(growths) / 2):
         return round((ends[-1] - ends[0]) / len(growths))
-    return None
+    return 0
