@@ -55,7 +55,7 @@ def record(
             optimizer.step()
             optimizer.zero_grad()
     command = "python train.py '--batch_size={batch_size:4}'"
-    known = {"batch_size": batch, "script": "train.py", "command": command}
+    known = {"batch_size": batch, "script": "train.py", "template": command}
     recording = sim.recording
     return dataclasses.replace(recording, header={**recording.header, **known})
 
@@ -438,7 +438,7 @@ def test_version_1_is_still_explained(small: Recording, tmp_path: Path) -> None:
 
     path, old = tmp_path / "new.trainfit", tmp_path / "old.trainfit"
     small.save(path)
-    added = {"batch_size", "script", "command", "optimizer", "alloc_conf", "parameters"}
+    added = {"batch_size", "script", "template", "optimizer", "alloc_conf", "parameters"}
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(old, "w") as target:
         for name in archive.namelist():
             data = archive.read(name)

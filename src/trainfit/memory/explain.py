@@ -97,7 +97,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
 def second_run(first: Source) -> str:
     """The command that records the same script at twice the batch size; empty if unknown."""
     header = first.recording.header
-    command = header.get("command")
+    command = header.get("template")
     if command is None or first.batch_size is None:
         return ""
     batch = 2 * first.batch_size

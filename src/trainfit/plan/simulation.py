@@ -97,7 +97,7 @@ def _described(
     header = dict(recording.header)
     if out_of_memory is not None:
         header["out_of_memory"] = out_of_memory
-    header["script"], header["command"] = command.name, " ".join(map(quote, command.words))
+    header["script"], header["template"] = command.name, " ".join(map(quote, command.words))
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader
     if text is not None:

@@ -67,11 +67,11 @@ def _growing(pattern: StepPattern) -> str:
 
 
 def _irregular(pattern: StepPattern) -> str:
-    peaks = pattern.peak_bytes[1:] or pattern.peak_bytes
-    largest = pattern.peak_bytes.index(max(pattern.peak_bytes)) + 1
+    peaks = pattern.peak_bytes
+    largest = peaks.index(max(peaks)) + 1
     return (
         f"memory differs from step to step and follows no pattern: the peaks of "
-        f"{pattern.steps} steps lie between {size(min(peaks))} and {size(max(peaks))} (step "
+        f"{pattern.steps} steps lie between {size(min(peaks[1:]))} and {size(max(peaks))} (step "
         f"{largest}); the figures are the largest seen, and larger batches (longer sequences, "
         "larger images) take more; feed the largest first, or simulate more with --steps"
     )

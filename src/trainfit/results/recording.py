@@ -6,7 +6,7 @@ and one JSON header, so reading it executes nothing.
 
 Format history
     1   first version
-    2   column alloc_line; of the header's optional entries: batch_size, script, command,
+    2   column alloc_line; of the header's optional entries: batch_size, script, template,
         optimizer, alloc_conf, parameters, out_of_memory
 """
 
@@ -197,13 +197,13 @@ class Recording:
             with zipfile.ZipFile(path) as archive:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
-                old = document["version"] < 2
+                has_lines = "alloc_line.npy" in archive.namelist()
                 columns = {
                     name: _read_npy(archive.read(f"{name}.npy"))
                     for name in _COLUMNS
-                    if not (old and name == "alloc_line")
+                    if has_lines or name != "alloc_line"
                 }
-            if old:
+            if not has_lines:  # version 1
                 columns["alloc_line"] = np.full(len(columns["alloc_op"]), -1, dtype=np.int64)
             header, strings = dict(document["header"]), tuple(map(str, document["strings"]))
             recording = cls(header=header, strings=strings, **columns)
@@ -275,13 +275,13 @@ _HEADER: Final[Mapping[str, type]] = {
 
 
 #: What it may say besides: the batch size where it is known, the script's name, its command
-#: for bash (with placeholders), the class of the optimizer, the allocator's settings as
+#: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
 #: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
 #: trained]``, and the message with which the simulated GPU was full.
 _OPTIONAL_HEADER: Final[Mapping[str, type]] = {
     "batch_size": int,
     "script": str,
-    "command": str,
+    "template": str,
     "optimizer": str,
     "alloc_conf": str,
     "parameters": list,
