@@ -314,6 +314,7 @@ def recording_of_three_steps() -> Recording:
         alloc_kind=column(*[4, 7] * 3),
         alloc_module=column(*[-1] * 6),
         alloc_stream=column(*[0] * 6),
+        alloc_line=column(*[-1] * 6),
         events=column(*events),
         workspace_alloc=column(1, 3, 5),
         workspace_model=column(1, 1, 1),

@@ -44,7 +44,9 @@ class Replay:
     ``granted`` is what each allocation was charged (its block), 0 for those that were never
     made. ``peak_event`` is the event at which allocated memory was at its peak, and
     ``step_peaks`` the peak of allocated and of reserved memory within each optimizer step.
-    ``failed`` is the event at which the device was out of memory, or ``None``.
+    ``step_device_allocations`` counts the memory taken from the device (cudaMalloc) until the
+    end of each step. ``failed`` is the event at which the device was out of memory, or
+    ``None``. ``stats`` are of the allocator after the last event.
     """
 
     peak_allocated: int
@@ -56,6 +58,7 @@ class Replay:
     retries: int
     failed: int | None
     stats: Mapping[str, Any]
+    step_device_allocations: tuple[int, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -93,7 +96,10 @@ def replay(
             "largest_free_block_bytes": allocator.largest_free_block_bytes(),
             "reserved_bytes": allocator.reserved_bytes,
             "allocated_bytes": allocator.allocated_bytes,
+            "inactive_split_bytes": allocator.inactive_split_bytes,
+            "segments": allocator.segments,
         },
+        step_device_allocations=tuple(run.device_allocations),
     )
 
 
@@ -110,6 +116,7 @@ class _Run:
         self.peak = 0
         self.peak_event = 0
         self.step_peaks: list[tuple[int, int]] = []
+        self.device_allocations: list[int] = []
 
     def play(self) -> int | None:
         """Returns the event that failed, or ``None``."""
@@ -139,6 +146,7 @@ class _Run:
                 free(blocks.pop(number))
             elif code == STEP_END:
                 self.step_peaks.append((step_peak, allocator.reserved_bytes))
+                self.device_allocations.append(allocator.num_device_alloc)
                 step_peak = allocator.allocated_bytes
             else:
                 allocator.empty_cache()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from trainfit.hardware import GpuSpec, catalogue
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
 from trainfit.memory.fit import LARGEST
+from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.command import Command, CommandError
 from trainfit.plan.failures import ScriptError, is_inference, shortfall
@@ -25,6 +27,7 @@ from trainfit.plan.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.plan import Basis, Configuration, PlanResult, Remedies
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
+from trainfit.simgpu.settling import LEAST_STEPS
 
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
@@ -35,13 +38,14 @@ _SETTLED = 0.999
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the user set: see ``trainfit plan --help``. ``headroom`` is a share of the GPU.
+    """What the user set: see ``trainfit plan --help``.
 
+    ``headroom`` is a share of the GPU; ``steps`` of ``None`` are until memory has settled.
     ``remedies`` are names of remedies to try; ``None``: all where the job does not fit.
     """
 
     headroom: float = 0.10
-    steps: int = 3
+    steps: int | None = None
     time_limit_s: float = 600.0
     remedies: tuple[str, ...] | None = None
 
@@ -135,6 +139,7 @@ class _Planner:
             seconds=0.0,
             remedies=remedies,
             inference=inference,
+            pattern=step_pattern(_recording(first), reserved_bytes=now.memory.reserved_bytes),
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -374,7 +379,7 @@ class _Planner:
             max(peak[i] for peak in peaks[:2]) >= _SETTLED * max(peak[i] for peak in peaks)
             for i in range(2)
         )
-        return 2 if settled else self._settings.steps
+        return 2 if settled else self._settings.steps or first.outcome.steps
 
     # -- words -----------------------------------------------------------------------------
 
@@ -387,12 +392,14 @@ class _Planner:
         what = shortfall(first, self._command)
         if what is not None:
             self._notes.insert(0, f"{what}; planned from what it did until then")
-        elif first.outcome.status == "ended" and first.outcome.steps < self._settings.steps:
+            return
+        asked = self._settings.steps or LEAST_STEPS
+        if first.outcome.status == "ended" and first.outcome.steps < asked:
             what = "call" if self._runs.counts_calls else "optimizer step"
             steps = count(first.outcome.steps, what)
             self._notes.insert(
                 0,
-                f"the script ended after {steps} of the {self._settings.steps} asked for"
+                f"the script ended after {steps} of the {asked} asked for"
                 + ("; a second step can need more" if first.outcome.steps == 1 else ""),
             )
 
@@ -430,7 +437,9 @@ def _most_full(first: Trace, batch: int | None) -> int | None:
     loader = first.outcome.loader
     if loader is None or loader.samples is None or loader.batch_size != batch:
         return None
-    return loader.samples // max(loader.batches, 1)
+    # Other batch sizes are compared over the least number of steps.
+    share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
+    return loader.samples // max(math.ceil(loader.batches * share), 1)
 
 
 def _pairs(batch: int, most: int | None) -> Iterator[tuple[int, int]]:

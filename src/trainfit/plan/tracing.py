@@ -27,6 +27,7 @@ from trainfit.results.trace import (
     TraceRequest,
 )
 from trainfit.simgpu.allocator import AllocatorSettings
+from trainfit.simgpu.settling import MOST_STEPS
 
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
@@ -56,6 +57,7 @@ class Tracer:
 
     It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
     from a process that has imported PyTorch already, where the system allows that.
+    ``steps`` of ``None`` are as many as memory takes to settle, within bounds.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Tracer:
         gpu: str,
         *,
         gpu_memory_bytes: int | None = None,
-        steps: int = 3,
+        steps: int | None = None,
         limited: bool = False,
         time_limit_s: float = 600.0,
         warm: bool = False,
@@ -76,7 +78,8 @@ class Tracer:
         self._common: dict[str, Any] = {
             "gpu": gpu,
             "gpu_memory_bytes": gpu_memory_bytes,
-            "steps": steps,
+            "steps": MOST_STEPS if steps is None else steps,
+            "until_settled": steps is None,
             "limited": limited,
             "time_limit_s": time_limit_s,
         }

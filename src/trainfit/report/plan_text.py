@@ -6,6 +6,7 @@ from trainfit.report.launch_text import launch_lines
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
 from trainfit.report.remedies_text import inference_section, remedies_section
 from trainfit.report.sizes import printable, size, wrapped
+from trainfit.report.steps_text import only_seen, pattern_notes
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.words import count
 
@@ -34,7 +35,7 @@ def plan_text(result: PlanResult) -> str:
         _amp_section(result),
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
-        notes_section([*result.notes, *detail], result.assumptions),
+        notes_section([*pattern_notes(result.pattern), *result.notes, *detail], result.assumptions),
         _launch_section(result),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -58,7 +59,7 @@ def _at(configuration: Configuration) -> str:
 
 def _batch_section(result: PlanResult) -> str:
     now = result.now
-    title = f"Batch size ({_BASIS[result.basis]})"
+    title = f"Batch size ({_BASIS[result.basis]}{only_seen(result.pattern)})"
     if now.largest_batch is None:
         return "\n".join([title, *_unknown(result)])
     if now.largest_batch == 0:

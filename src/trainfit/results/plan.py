@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
+from trainfit.results.steps import StepPattern
 
 FORMAT: Final = "trainfit-plan"
 VERSION: Final = 2
@@ -182,6 +183,7 @@ class PlanResult:
     where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue
     on which the present batch size would run when it does not here, smallest first.
     ``remedies`` are ``None`` where none were tried, ``inference`` where the script trains.
+    ``pattern`` says how memory goes on from step to step at the present batch size.
     """
 
     command: str
@@ -203,6 +205,7 @@ class PlanResult:
     seconds: float
     remedies: Remedies | None = None
     inference: Inference | None = None
+    pattern: StepPattern | None = None
 
     @property
     def fits(self) -> bool:

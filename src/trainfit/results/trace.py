@@ -62,6 +62,8 @@ class TraceRequest:
     catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
     forces autocast. ``survey`` asks which interventions would apply. ``count`` says what
     ``steps`` are: steps of the optimizer, or calls of the model where none is trained.
+    With ``until_settled`` the run ends before ``steps`` are done
+    if memory has settled by then, or grows by the same with each step.
     """
 
     target: Target
@@ -77,6 +79,7 @@ class TraceRequest:
     survey: bool = False
     count: Literal["steps", "calls"] = "steps"
     time_limit_s: float = 600.0
+    until_settled: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), allow_nan=False)

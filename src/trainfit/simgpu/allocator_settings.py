@@ -121,6 +121,29 @@ class AllocatorSettings:
             return self.large_segment_bytes
         return -(-rounded // ROUND_LARGE) * ROUND_LARGE
 
+    def to_conf(self) -> str:
+        """What ``PYTORCH_ALLOC_CONF`` has to say for these settings; empty for the defaults."""
+        entries: list[tuple[str, object]] = []
+        if self.expandable_segments:
+            entries.append(("expandable_segments", True))
+        if self.large_segment_bytes != LARGE_SEGMENT:
+            entries.append(("large_segment_size_mb", self.large_segment_bytes // MIB))
+        if self.max_split_bytes is not None:
+            entries.append(("max_split_size_mb", self.max_split_bytes // MIB))
+        if self.max_non_split_rounding_bytes != self.large_segment_bytes:
+            mib = self.max_non_split_rounding_bytes // MIB
+            entries.append(("max_non_split_rounding_mb", mib))
+        if self.rounds_to_divisions:
+            divisions = self.roundup_power2_divisions
+            by_class = ",".join(f"{1 << each}:{number}" for each, number in enumerate(divisions))
+            same = len(set(divisions)) == 1
+            entries.append(("roundup_power2_divisions", divisions[0] if same else f"[{by_class}]"))
+        if self.garbage_collection_threshold:
+            entries.append(("garbage_collection_threshold", self.garbage_collection_threshold))
+        if self.per_process_memory_fraction != 1:
+            entries.append(("per_process_memory_fraction", self.per_process_memory_fraction))
+        return ",".join(f"{key}:{value}" for key, value in entries)
+
     @property
     def rounds_to_divisions(self) -> bool:
         """Whether any size class rounds to more than multiples of 512 bytes."""

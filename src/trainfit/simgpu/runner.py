@@ -1,9 +1,10 @@
 """Runs a user's script on the simulated GPU: ``main()`` with a request file as argument.
 
 This is the child process. The script is ``__main__``, sees its own arguments, and is
-stopped from within the optimizer step that completes the wanted number of steps, by an
-exception that unwinds it (``finally`` blocks, ``with`` statements and ``atexit`` run). What
-happened goes to the outcome file; both files are written before the script is unwound.
+stopped from within the optimizer step that completes the wanted number of steps (or with
+which memory has settled), by an exception that unwinds it (``finally`` blocks, ``with``
+statements and ``atexit`` run). What happened goes to the outcome file; both files are
+written before the script is unwound.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.precision import AutocastSwitch
 from trainfit.simgpu.recorder import BACKWARD
 from trainfit.simgpu.session import Simulation
+from trainfit.simgpu.settling import LEAST_STEPS, judge
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3
@@ -103,7 +105,7 @@ class Runner:
 
     def _after_step(self, steps: int) -> None:
         self._loaders.note_step()
-        if steps < self._request.steps:
+        if not self._seen_enough(steps):
             return
         self._finish("finished", {})
         self._stop()
@@ -129,6 +131,19 @@ class Runner:
         if self._stops > _PATIENCE:
             _end_by_force()
         raise StopScript
+
+    def _seen_enough(self, steps: int) -> bool:
+        """Are there as many steps as were asked for, or has memory settled before?
+
+        Steps beyond the least number are worth half of the time limit, not all of it.
+        """
+        request = self._request
+        if steps >= request.steps or not request.until_settled:
+            return steps >= request.steps
+        if steps < LEAST_STEPS:
+            return False
+        late = time.monotonic() - self._started > request.time_limit_s / 2
+        return late or judge(self._simulation.step_uses()).course in ("settled", "growing")
 
     def _finish(self, status: Status, details: dict[str, Any]) -> bool:
         """Write recording and outcome, once; what the script does later does not count.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trainfit.simgpu.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.location import place_of_user
 from trainfit.simgpu.recorder import Recorder
 
 
@@ -48,6 +49,7 @@ class DeviceMemory:
         self._streams = _CurrentStream()
         self._lock = threading.Lock()
         self._pending: list[Life] = []
+        self._lines: dict[tuple[str, int] | None, int] = {None: -1}
 
     @property
     def stream(self) -> int:
@@ -80,9 +82,18 @@ class DeviceMemory:
     def _malloc(self, life: Life) -> None:
         with self._lock:
             life.block = self.allocator.malloc(life.nbytes, self.stream)
-            life.number = self.recorder.malloc(life.nbytes, self.stream)
+            life.number = self.recorder.malloc(life.nbytes, self.stream, self._line())
         if self._pending:
             self.flush()
+
+    def _line(self) -> int:
+        """The string index of the user's line that is being executed."""
+        place = place_of_user()
+        line = self._lines.get(place)
+        if line is None:
+            assert place is not None
+            line = self._lines[place] = self.recorder.string("{}:{}".format(*place))
+        return line
 
     def resize(self, life: Life, nbytes: int) -> None:
         """The storage was resized: the new block is taken before the old one is freed."""
