@@ -6,6 +6,7 @@ and one JSON header, so reading it executes nothing.
 
 Format history
     1   first version
+    2   events USED and DONE: frees that wait for other streams
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from trainfit.results.errors import ResultFileError
 
 FORMAT: Final = "trainfit-recording"
-VERSION: Final = 1
+VERSION: Final = 2
 
 #: Phases of a step, in the order of their codes.
 PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
@@ -44,7 +45,10 @@ KINDS: Final = (
 )
 
 #: Codes of the event stream: ``event = value * 4 + code``.
-MALLOC, FREE, STEP_END, EMPTY_CACHE = 0, 1, 2, 3
+MALLOC, FREE, STEP_END, OTHER = 0, 1, 2, 3
+#: Values of OTHER: :data:`EMPTY_CACHE`, or ``allocation * 2`` plus USED (another stream uses
+#: the allocation, so its block waits for that stream after its free) or DONE (the wait is over).
+EMPTY_CACHE, USED, DONE = 0, 1, 2
 
 IntArray = npt.NDArray[np.int64]
 
@@ -242,6 +246,9 @@ def _check_events(events: IntArray, allocs: int) -> None:
     """Each allocation is made once, in order, and freed at most once and later."""
     values, codes = events >> 2, events & 3
     made, freed = values[codes == MALLOC], values[codes == FREE]
+    other = values[codes == OTHER]
+    if len(other) and (other.min() < 0 or other.max() > 2 * allocs):
+        raise ValueError("another stream uses an allocation that is not there")
     if not np.array_equal(made, np.arange(allocs)):
         raise ValueError("column events does not belong to the others")
     if len(freed):

@@ -166,6 +166,10 @@ class Engine:
         text = f"{text} (at {place})" if place else text
         self.assumptions[text] = self.assumptions.get(text, 0) + 1
 
+    def wait_for_device(self) -> None:
+        """The host waits until the current stream has done what was submitted to it."""
+        self.memory.synchronize(self.memory.stream)
+
     # -- operators ---------------------------------------------------------------------
 
     def info(self, func: Any) -> OperatorInfo:
