@@ -147,6 +147,11 @@ class Engine:
             return phases.INPUT
         return phases.FORWARD if self.forward_seen else phases.SETUP
 
+    @staticmethod
+    def in_backward() -> bool:
+        """Does autograd run the present operator? On a GPU that is a thread of its own."""
+        return bool(_graph_task() != -1)
+
     def record(self, info: OperatorInfo) -> None:
         phase = self.phase()
         self.recorder.op(info.name, phase, self.modules.current(phase == phases.BACKWARD))
@@ -419,9 +424,11 @@ class Engine:
             ]
         )
 
-    def library_workspace(self, model: str, arguments: tuple[int, ...]) -> None:
-        """Take a workspace that a library allocates once and keeps."""
-        key = (model, self.memory.stream)
+    def library_workspace(
+        self, model: str, arguments: tuple[int, ...], owner: Any = None
+    ) -> None:
+        """Take a workspace that a library allocates once for each owner and stream, and keeps."""
+        key = (model, owner, self.memory.stream)
         if key not in self.library_memory:
             self.library_memory.add(key)
             nbytes = workspace_bytes(model, arguments)

@@ -1,4 +1,6 @@
-"""What CUDA's kernels allocate besides their results, operator by operator."""
+"""What cuDNN's convolutions allocate besides their results; the other kernels' models are in
+``kernels_products``, ``kernels_attention``, ``kernels_indexing`` and ``rnn``.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,6 @@ from trainfit.simgpu.tensor import SimulatedTensor
 aten = torch.ops.aten
 
 _HALVES = (torch.float16, torch.bfloat16)
-
-
-@allocates(
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten.addmv.default,
-    aten.mv.default,
-    aten.dot.default,
-    aten._addmm_activation.default,
-)
-def matrix_product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    """cuBLAS takes its workspace at the first product on a stream."""
-    engine.library_workspace("cublas_handle", (engine.gpu.capability[0],))
 
 
 @allocates(aten.convolution.default)
@@ -129,18 +116,3 @@ def _layout_copies(tensors: tuple[Any, ...], like: Any) -> list[tuple[str, tuple
         and tensor.dim() == 4
         and not tensor._meta.is_contiguous(memory_format=wanted)
     ]
-
-
-@allocates(aten._scaled_dot_product_flash_attention_backward.default)
-def flash_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    batch, heads, queries, head_size = args[1]._spec.size
-    engine.workspace(("flash_backward", (batch, heads, queries, head_size)))
-
-
-@allocates(aten._scaled_dot_product_efficient_attention_backward.default)
-def efficient_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    query, key, value = args[1], args[2], args[3]
-    batch, heads, queries, head_size = query._spec.size
-    half = int(query._spec.dtype in _HALVES)
-    shape = (batch, heads, queries, key._spec.size[2], head_size, value._spec.size[3], half)
-    engine.workspace(("efficient_backward", shape))

@@ -290,6 +290,7 @@ def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(aten.masked_select.default)
 def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, mask = args
+    engine.wait_for_device()
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     contents = _contents(engine, mask)
     if contents is not None:
@@ -298,7 +299,9 @@ def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         count = math.prod(shape)
         engine.assume(f"masked_select() by an unknown mask was taken to keep all {count} elements")
-    return _result(engine, func, (count,), tensor.dtype)
+    result = _result(engine, func, (count,), tensor.dtype)
+    engine.workspace(("index_tensors", (count * len(shape),)))
+    return result
 
 
 @handles(aten.index.Tensor)
@@ -345,6 +348,8 @@ def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     along = args[1] if func is aten.unique_dim.default else None
     count = tensor.numel() if along is None else tensor.shape[along]
+    inverts = any(flag is True for flag in args[1:])
+    engine.workspace(("unique", (tensor.numel(), tensor.dtype.itemsize, int(inverts))))
     engine.assume(f"unique() of unknown data was taken to keep all {count} values")
     shape = (count,) if along is None else tuple(tensor.shape)
     inverse = tuple(tensor.shape) if along is None else (count,)
