@@ -155,10 +155,14 @@ class ReferenceAllocator:
             power = 512
             while power * 2 <= size:
                 power *= 2
-            return size if power == size else next(
-                power + step * power // of_class
-                for step in range(of_class + 1)
-                if power + step * power // of_class >= size
+            return (
+                size
+                if power == size
+                else next(
+                    power + step * power // of_class
+                    for step in range(of_class + 1)
+                    if power + step * power // of_class >= size
+                )
             )
         return size + -size % 512
 
@@ -216,8 +220,10 @@ class ReferenceAllocator:
         if self.collects():
             self.collect()
         size = self.segment_size(need)
-        if self.rules.rejects_early and self.limit is not None and (
-            self.reserved + size > self.limit
+        if (
+            self.rules.rejects_early
+            and self.limit is not None
+            and (self.reserved + size > self.limit)
         ):
             self.rejections += 1
             raise ReferenceOutOfMemory

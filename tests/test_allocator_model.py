@@ -12,17 +12,6 @@ import random
 from typing import Any
 
 import pytest
-from helpers_allocator import (
-    LIVE,
-    MIB,
-    UNMAPPED,
-    WAITING,
-    Part,
-    ReferenceAllocator,
-    ReferenceOutOfMemory,
-    Rules,
-)
-from helpers_allocator import FREE as FREE_PART
 from hypothesis import HealthCheck, Phase, settings, strategies
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -33,6 +22,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from helpers_allocator import FREE as FREE_PART
+from helpers_allocator import (
+    LIVE,
+    MIB,
+    UNMAPPED,
+    WAITING,
+    Part,
+    ReferenceAllocator,
+    ReferenceOutOfMemory,
+    Rules,
+)
 from trainfit.simgpu.allocator import CachingAllocator, OutOfDeviceMemory
 from trainfit.simgpu.allocator_blocks import ACTIVE, FREE, PENDING, Block
 from trainfit.simgpu.allocator_blocks import UNMAPPED as UNMAPPED_BLOCK
@@ -96,9 +96,7 @@ class Pair:
     """The model and the reference, fed with the same calls."""
 
     def __init__(self, capacity: int, rules: Rules, *, defers: bool) -> None:
-        self.tested = CachingAllocator(
-            capacity, context_bytes=CONTEXT, settings=settings_of(rules)
-        )
+        self.tested = CachingAllocator(capacity, context_bytes=CONTEXT, settings=settings_of(rules))
         self.tested.defers_events = defers
         self.base = self.tested._next_address
         self.reference = ReferenceAllocator(capacity, CONTEXT, rules)

@@ -79,7 +79,9 @@ def choose_backend(
     if query.dim() != 4 or any(type(t) is not SimulatedTensor for t in tensors):
         return "math"
     grouped = len({t.shape[1] for t in tensors}) > 1
-    if grouped and not (gqa and query.shape[1] % key.shape[1] == 0 == key.shape[1] - value.shape[1]):
+    if grouped and not (
+        gqa and query.shape[1] % key.shape[1] == 0 == key.shape[1] - value.shape[1]
+    ):
         return "math"
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     for name in _order(gpu):
@@ -135,9 +137,7 @@ def _common(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool
     )
 
 
-def _fits_flash(
-    gpu: GpuSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> bool:
+def _fits_flash(gpu: GpuSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     return (
         gpu.capability >= (8, 0)
         and query.dtype in _HALVES

@@ -424,9 +424,7 @@ class Engine:
             ]
         )
 
-    def library_workspace(
-        self, model: str, arguments: tuple[int, ...], owner: Any = None
-    ) -> None:
+    def library_workspace(self, model: str, arguments: tuple[int, ...], owner: Any = None) -> None:
         """Take a workspace that a library allocates once for each owner and stream, and keeps."""
         key = (model, owner, self.memory.stream)
         if key not in self.library_memory:

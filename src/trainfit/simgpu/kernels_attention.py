@@ -29,9 +29,7 @@ def flash_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 def flash_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     query, key = args[1]._spec, args[2]._spec
     batch, heads, queries, head_size = query.size
-    processors = (
-        engine.gpu.sm_count if torch.are_deterministic_algorithms_enabled() else 0
-    )
+    processors = engine.gpu.sm_count if torch.are_deterministic_algorithms_enabled() else 0
     others = (key.size[2], key.size[1], query.dtype.itemsize, processors)
     engine.workspace(("flash_backward", (batch, heads, queries, head_size, *others)))
 
@@ -62,7 +60,6 @@ def efficient_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     elif capability == (7, 0) and max(head_size, value.size[3]) > widest:
         products = 3
     if products:
-        shape = (batch, heads, queries, value.size[3], products)
-        engine.workspace(("efficient_delta", shape))
+        engine.workspace(("efficient_delta", (batch, heads, queries, value.size[3], products)))
     shape = (batch, heads, queries, key.size[2], head_size, value.size[3], int(half), widest)
     engine.workspace(("efficient_backward", shape))

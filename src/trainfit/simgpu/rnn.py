@@ -68,7 +68,7 @@ def _padded(op: Any, mode: int) -> Callable[..., Any]:
                 _COMPOSITE, source, hx, params, biases, layers, dropout, train, bidirectional,
                 batch_first,
             )  # fmt: skip
-        options = (layers, batch_first, dropout, train, bidirectional, [])
+        options: Any = (layers, batch_first, dropout, train, bidirectional, [])
         return _cudnn(source, hx, params, biases, mode, options)
 
     return kernel
@@ -136,7 +136,9 @@ def autocast_kernel(cast: Callable[[Any, torch.dtype], Any]) -> Callable[..., An
     Always float16, whatever autocast's dtype is, and past autocast's weight cache.
     """
 
-    def kernel(source: Any, weights: Any, stride: int, flat: Any, hx: Any, cx: Any, *rest: Any) -> Any:
+    def kernel(
+        source: Any, weights: Any, stride: int, flat: Any, hx: Any, cx: Any, *rest: Any
+    ) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_OFF):
             if weights[0].dtype is torch.float32:
                 flat, weights = _halves(weights)
@@ -156,11 +158,15 @@ def _halves(weights: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     for weight in weights:
         with no_dispatch():
             meta = torch.empty(0, dtype=torch.float16, device=META)
-            meta.set_(flat._meta.untyped_storage(), at, weight.shape)
+            meta.set_(flat._meta.untyped_storage(), at, weight.shape, _strides(weight.shape))
         part: Any = wrap(meta, spec_of(meta), flat._life)
         parts.append(part.copy_(weight))
         at += weight.numel()
     return flat, parts
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 # -- the operators ---------------------------------------------------------------------------
@@ -257,9 +263,7 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     dx = _new(engine, _step_major(source, call), source.dtype)
     dhx = _new(engine, tuple(hx.shape), hx.dtype)
     dcx = _new(engine, tuple(cx.shape), cx.dtype) if cx is not None else None
-    _take_workspace(
-        engine, call, mode, hidden, 1 + bidirectional, flat, sum(filled) + sum(copies)
-    )
+    _take_workspace(engine, call, mode, hidden, 1 + bidirectional, flat, sum(filled) + sum(copies))
     dw = _weight_gradients(engine, weights, flat) if wanted[3] else [None] * len(weights)
     if wanted[3]:
         _take_workspace(engine, call, mode, hidden, 1 + bidirectional, flat, sum(copies[:1]))
@@ -278,7 +282,7 @@ def _weight_gradients(engine: Engine, weights: Any, flat: Any) -> list[Any]:
     for weight in weights:
         with no_dispatch():
             meta = torch.empty(0, dtype=flat.dtype, device=META)
-            meta.set_(buffer._meta.untyped_storage(), at, weight.shape)
+            meta.set_(buffer._meta.untyped_storage(), at, weight.shape, _strides(weight.shape))
         gradients.append(wrap(meta, spec_of(meta), buffer._life))
         at += math.prod(weight.shape)
     return gradients

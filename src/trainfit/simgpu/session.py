@@ -15,8 +15,10 @@ from torch.utils import _foreach_utils
 
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.results.recording import Recording
-from trainfit.simgpu import checkpoints, devices, generators
 from trainfit.simgpu import (  # noqa: F401  (register the kernel models)
+    checkpoints,
+    devices,
+    generators,
     kernels,
     kernels_attention,
     kernels_indexing,

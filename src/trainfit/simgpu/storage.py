@@ -216,9 +216,7 @@ class DeviceMemory:
         reached = self.recorder.op_count - LAUNCH_QUEUE
         with self._lock:
             # Where memory ran out, the allocator has waited for all of them.
-            while self._waits and (
-                not self.allocator.waits or self._waits[0].submitted <= reached
-            ):
+            while self._waits and (not self.allocator.waits or self._waits[0].submitted <= reached):
                 self._complete(self._waits.popleft())
 
     def _complete(self, wait: _Wait) -> None:
