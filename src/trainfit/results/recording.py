@@ -7,7 +7,8 @@ and one JSON header, so reading it executes nothing.
 Format history
     1   first version
     2   column alloc_line; of the header's optional entries: batch_size, script, template,
-        optimizer, alloc_conf, parameters, out_of_memory
+        optimizer, alloc_conf, parameters, out_of_memory; events USED and DONE: frees that
+        wait for other streams
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ KINDS: Final = (
 )
 
 #: Codes of the event stream: ``event = value * 4 + code``.
-MALLOC, FREE, STEP_END, EMPTY_CACHE = 0, 1, 2, 3
+MALLOC, FREE, STEP_END, OTHER = 0, 1, 2, 3
+#: Values of OTHER: :data:`EMPTY_CACHE`, or ``allocation * 2`` plus USED (another stream uses
+#: the allocation, so its block waits for that stream after its free) or DONE (the wait is over).
+EMPTY_CACHE, USED, DONE = 0, 1, 2
 
 IntArray = npt.NDArray[np.int64]
 
@@ -303,6 +307,9 @@ def _check_events(events: IntArray, allocs: int) -> None:
     """Each allocation is made once, in order, and freed at most once and later."""
     values, codes = events >> 2, events & 3
     made, freed = values[codes == MALLOC], values[codes == FREE]
+    other = values[codes == OTHER]
+    if len(other) and (other.min() < 0 or other.max() > 2 * allocs):
+        raise ValueError("another stream uses an allocation that is not there")
     if not np.array_equal(made, np.arange(allocs)):
         raise ValueError("column events does not belong to the others")
     if len(freed):

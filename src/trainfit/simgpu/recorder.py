@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from trainfit.results.recording import (
+    DONE,
     EMPTY_CACHE,
     FREE,
     KINDS,
     MALLOC,
+    OTHER,
     PHASES,
     STEP_END,
+    USED,
     IntArray,
     Recording,
 )
@@ -88,6 +91,14 @@ class Recorder:
     def free(self, number: int) -> None:
         self._events.append(number * 4 + FREE)
 
+    def used(self, number: int) -> None:
+        """A stream other than its own uses allocation ``number``."""
+        self._events.append((number * 2 + USED) * 4 + OTHER)
+
+    def done(self, number: int) -> None:
+        """The other streams are done with allocation ``number``, which was freed before."""
+        self._events.append((number * 2 + DONE) * 4 + OTHER)
+
     def workspace(self, number: int, model: int, arguments: tuple[int, ...]) -> None:
         """Allocation ``number`` is a workspace whose size a model computes."""
         self._workspace_alloc.append(number)
@@ -111,7 +122,7 @@ class Recorder:
         self.step += 1
 
     def empty_cache(self) -> None:
-        self._events.append(EMPTY_CACHE)
+        self._events.append(EMPTY_CACHE * 4 + OTHER)
 
     def step_uses(self) -> list[StepUse]:
         """What the steps completed so far took."""

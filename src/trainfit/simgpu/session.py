@@ -15,9 +15,15 @@ from torch.utils import _foreach_utils
 
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.results.recording import Recording
-from trainfit.simgpu import checkpoints, devices, generators
-from trainfit.simgpu import convolutions as _convolutions  # noqa: F401  (registers its models)
-from trainfit.simgpu import kernels as _kernels  # noqa: F401  (registers the kernel models)
+from trainfit.simgpu import (  # noqa: F401  (register the kernel models)
+    checkpoints,
+    devices,
+    generators,
+    kernels_attention,
+    kernels_convolution,
+    kernels_indexing,
+    kernels_products,
+)
 from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
 from trainfit.simgpu.autocast import Autocast
