@@ -16,12 +16,9 @@ from trainfit.memory.peak import peak, phase_at, remaining
 from trainfit.memory.replay import Replay, Stream
 from trainfit.memory.summary import recorded_settings, timeline
 from trainfit.results.errors import TrainfitError
-from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, Remaining
+from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable
 from trainfit.results.plan import MemoryFigures
 from trainfit.results.recording import STEP_END, Recording
-
-#: What parameters, gradients and the optimizer's state are called among the kinds.
-_OF_PARAMETERS = ("parameter", "gradient", "optimizer_state")
 
 
 class ExplainError(TrainfitError):
@@ -60,7 +57,6 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
     full = header.get("out_of_memory")
     shown = limited if limited.fits else device.unlimited(stream)
     batches = _batches(first, second, device) if second is not None else None
-    stays = remaining(recording, stream, shown)
     settings = compare_settings(
         stream, device.capacity_bytes, device.context_bytes, device.settings
     )
@@ -73,8 +69,8 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         memory=_figures(recording, shown),
         fits=limited.fits and full is None,
         peak=peak(recording, stream, shown),
-        remaining=stays,
-        optimizers=_optimizers(recording, stays),
+        remaining=remaining(recording, stream, shown),
+        optimizers=_optimizers(recording),
         pattern=step_pattern(recording, reserved_bytes=shown.peak_reserved),
         fragmentation=fragmentation(
             stream,
@@ -176,13 +172,10 @@ def _figures(recording: Recording, outcome: Replay) -> MemoryFigures:
     )
 
 
-def _optimizers(recording: Recording, stays: Remaining | None) -> OptimizerTable | None:
-    if stays is None:
-        return None
+def _optimizers(recording: Recording) -> OptimizerTable | None:
     from trainfit.memory.optimizers import optimizer_table  # the one part that needs torch
 
-    present = sum(stays.after_step_bytes[kind] for kind in _OF_PARAMETERS)
-    return optimizer_table(recording, present)
+    return optimizer_table(recording)
 
 
 def _phases(recording: Recording, points: int) -> tuple[str, ...]:

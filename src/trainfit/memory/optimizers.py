@@ -1,7 +1,8 @@
 """What other optimizers would keep for the recorded parameters, by running them.
 
 Each runs two steps on the simulated GPU on empty parameters of the recorded shapes and
-types, so its figures come from its own code and the allocator, not from a rule.
+types, so its figures come from its own code, not from a rule. They are bytes as asked for:
+what the allocator charges on top depends on the blocks that it happens to have.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from trainfit.hardware import GpuSpec, find_gpu
+from trainfit.memory.replay import Stream, live_at
 from trainfit.results.memory import OptimizerTable, OptimizerUse
-from trainfit.results.recording import Parameter, Recording
+from trainfit.results.recording import KINDS, STEP_END, Parameter, Recording
 from trainfit.simgpu.session import Simulation
 
 _Make = Callable[[list[Any]], Optimizer]
@@ -71,15 +74,14 @@ _OPTIMIZERS: Mapping[str, _Make] = {
 }
 
 
-def optimizer_table(recording: Recording, present_bytes: int) -> OptimizerTable | None:
-    """All optimizers on the recorded parameters; ``None`` where none are known.
+def optimizer_table(recording: Recording) -> OptimizerTable | None:
+    """All optimizers on the recorded parameters.
 
-    ``present_bytes`` are parameters, gradients and state in the recording itself, frozen
-    parameters included.
+    ``None`` where no parameters are known, or no optimizer step was completed.
     """
     parameters = recording.parameters() or ()
     trained = [each for each in parameters if each.trained]
-    if not trained:
+    if not trained or not recording.steps:
         return None
     gpu = dataclasses.replace(
         find_gpu("custom:24GiB"), memory_bytes=int(recording.header["gpu_memory_bytes"])
@@ -93,7 +95,7 @@ def optimizer_table(recording: Recording, present_bytes: int) -> OptimizerTable 
         trained_bytes=measured,
         frozen_bytes=frozen,
         present=str(recording.header.get("optimizer") or ""),
-        present_bytes=max(present_bytes - frozen, 0),
+        present_bytes=_after_last_step(recording) - frozen,
         rows=tuple(rows),
     )
 
@@ -106,10 +108,10 @@ def _run(
     with Simulation(gpu, limited=False):
         # cuBLAS's workspace, which the training step has already when the optimizer runs.
         torch.empty(2, 2, device="cuda").mm(torch.empty(2, 2, device="cuda"))
-        others = torch.cuda.memory_allocated()
+        others = _requested("current")
         try:
             tensors = [_parameter(each) for each in parameters]
-            alone = torch.cuda.memory_allocated() - others
+            alone = _requested("current") - others
             for tensor in tensors:
                 tensor.grad = torch.empty_like(tensor)
             optimizer = make(tensors)
@@ -118,8 +120,13 @@ def _run(
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             reason = " ".join(str(error).split())[:200]
             return OptimizerUse(name, None, None, f"{type(error).__name__}: {reason}"), alone
-        between, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        between, most = _requested("current"), _requested("peak")
     return OptimizerUse(name, between - others, most - others), alone
+
+
+def _requested(which: str) -> int:
+    nbytes: int = torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
+    return nbytes
 
 
 def _parameter(recorded: Parameter) -> Any:
@@ -129,6 +136,15 @@ def _parameter(recorded: Parameter) -> Any:
     return torch.nn.Parameter(torch.empty(recorded.shape, dtype=dtype, device="cuda"))
 
 
+def _after_last_step(recording: Recording) -> int:
+    """Parameters, gradients and the optimizer's state at the end of the last step."""
+    stream = Stream.of(recording)
+    end = int(np.flatnonzero(recording.events % 4 == STEP_END)[-1])
+    live = live_at(stream, end)
+    kinds = [KINDS.index(kind) for kind in ("parameter", "gradient", "optimizer_state")]
+    return int(recording.alloc_bytes[live[np.isin(recording.alloc_kind[live], kinds)]].sum())
+
+
 def _bytes_of(recording: Recording, parameters: Sequence[Parameter]) -> int:
     allocs = {each.alloc for each in parameters if each.alloc < len(recording.alloc_bytes)}
-    return sum(-(-int(recording.alloc_bytes[alloc]) // 512) * 512 for alloc in allocs)
+    return sum(int(recording.alloc_bytes[alloc]) for alloc in allocs)

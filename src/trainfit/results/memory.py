@@ -73,7 +73,7 @@ class Remaining:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerUse:
-    """An optimizer on parameters of the recorded sizes, simulated.
+    """An optimizer on parameters of the recorded sizes, simulated; bytes as asked for.
 
     ``between_steps`` are parameters, gradients and the optimizer's state, ``peak`` the most
     during an optimizer step. ``reason`` says why there is no figure.
