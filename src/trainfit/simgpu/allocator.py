@@ -84,10 +84,6 @@ class CachingAllocator(DeviceSegments):
         self.num_alloc_retries = 0
         self.num_ooms = 0
         self.num_sync_all_streams = 0
-        #: Default settings: best fit needs no other rule than the size.
-        self._plain = not (
-            settings.expandable_segments or self._collects or settings.max_split_bytes is not None
-        )
         self._pow2 = settings.rounds_to_divisions
         self._statistics = Statistics(self, self._small_counters, self._large_counters)
         self._oversize_allocations = Counter()
@@ -182,6 +178,8 @@ class CachingAllocator(DeviceSegments):
             self.peak_requested_bytes = value
         if size >= self._max_split:
             self._oversize_allocations.increase()
+        if self.tracer is not None:
+            self.tracer("alloc", block.address, requested, block.stream)
         return block
 
     def free(self, block: Block) -> None:
@@ -198,6 +196,8 @@ class CachingAllocator(DeviceSegments):
         counters.allocated_bytes -= size
         self.allocations -= 1
         self.allocated_bytes -= size
+        if self.tracer is not None:
+            self.tracer("free_requested", block.address, block.requested, block.stream)
         if size >= self._max_split:
             self._oversize_allocations.decrease()
         if block.stream_uses is not None:
@@ -216,6 +216,8 @@ class CachingAllocator(DeviceSegments):
         """
         pool = block.pool
         counters = pool.counters
+        if self.tracer is not None:
+            self.tracer("free_completed", block.address, block.requested, block.stream)
         counters.requested_bytes -= block.requested
         self.requested_bytes -= block.requested
         size = block.size
@@ -289,6 +291,8 @@ class CachingAllocator(DeviceSegments):
             block = self._alloc_block(pool, rounded, segment)
         if block is None:
             self.num_ooms += 1
+            if self.tracer is not None:
+                self.tracer("oom", self.free_device_bytes(), rounded, pool.stream)
             raise OutOfDeviceMemory(self, segment)
         return block
 

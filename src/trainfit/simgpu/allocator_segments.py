@@ -7,6 +7,7 @@ C++ functions. All sizes and addresses are in bytes.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from trainfit.simgpu.allocator_blocks import (
     FREE,
@@ -27,6 +28,10 @@ from trainfit.simgpu.allocator_stats import Counter
 #: Where the device's addresses begin; any multiple of 2 MiB would do.
 _FIRST_ADDRESS = 0x7F00_0000_0000
 
+#: Told of every event that PyTorch's memory history records (``TraceEntry``): its action,
+#: address, bytes and stream. The address of "oom" is the device's free memory.
+Tracer = Callable[[str, int, int, int], None]
+
 
 class DeviceSegments(Counters):
     """The segments that an allocator holds of one device, and their free blocks by pool."""
@@ -42,15 +47,12 @@ class DeviceSegments(Counters):
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
         self.settings = settings
-        #: setMemoryFraction: a fraction of 1.0 sets no limit.
-        self.allowed_bytes = int(memory_fraction * capacity_bytes) if memory_fraction < 1 else None
         self.num_device_alloc = 0
         self.num_device_free = 0
+        self.tracer: Tracer | None = None
         limit = settings.max_split_bytes
         self._max_split = float("inf") if limit is None else limit
-        self._collects = (
-            self.allowed_bytes is not None and settings.garbage_collection_threshold > 0
-        )
+        self.set_memory_fraction(memory_fraction, capacity_bytes)
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._small_counters = Counters()
@@ -61,6 +63,18 @@ class DeviceSegments(Counters):
         self._next_address = _FIRST_ADDRESS
         #: get_free_blocks_call_count of the large and the small blocks, for the collection.
         self._searches = [0, 0]
+
+    def set_memory_fraction(self, fraction: float, total_bytes: int) -> None:
+        """``setMemoryFraction``: at most this share of the device's memory; 1.0 is no limit."""
+        self.allowed_bytes = int(fraction * total_bytes) if fraction < 1 else None
+        settings = self.settings
+        self._collects = (
+            self.allowed_bytes is not None and settings.garbage_collection_threshold > 0
+        )
+        #: Default settings: best fit needs no other rule than the size.
+        self._plain = not (
+            settings.expandable_segments or self._collects or settings.max_split_bytes is not None
+        )
 
     def free_device_bytes(self) -> int:
         """The free memory that cudaMemGetInfo reports."""
@@ -118,6 +132,8 @@ class DeviceSegments(Counters):
         pool.counters.total_segments += 1
         if segment >= self._max_split:
             self._oversize_segments.increase()
+        if self.tracer is not None:
+            self.tracer("segment_alloc", block.address, segment, pool.stream)
         return block
 
     def _reserve(self, counters: Counters, nbytes: int) -> None:
@@ -152,6 +168,8 @@ class DeviceSegments(Counters):
     def _release_block(self, block: Block) -> None:
         """``release_block``: cudaFree of a segment."""
         pool = block.pool
+        if self.tracer is not None:
+            self.tracer("segment_free", block.address, block.size, block.stream)
         pool.remove(block)
         del self._heads[block.address]
         self.num_device_free += 1
@@ -259,10 +277,13 @@ class DeviceSegments(Counters):
         if nbytes < block.size:
             pool.add(block.split(nbytes, UNMAPPED))
         block.state = FREE
+        address = block.address
         block = block.merge_neighbours()
         block.born = self._searches[pool.is_small]
         pool.add(block)
         self._reserve(pool.counters, nbytes)
+        if self.tracer is not None:
+            self.tracer("segment_map", address, nbytes, pool.stream)
         return block
 
     def _unmap_block(self, block: Block, segment: ExpandableSegment) -> None:
@@ -289,6 +310,8 @@ class DeviceSegments(Counters):
         self.num_device_free += 1
         for counters in (self, pool.counters):
             counters.reserved_bytes -= end - begin
+        if self.tracer is not None:
+            self.tracer("segment_unmap", begin, end - begin, pool.stream)
         if block.prev is None and block.next is None:
             pool.remove(block)
             del self._heads[block.address]
