@@ -63,13 +63,13 @@ class ExpandableSegment:
 
     __slots__ = ("address", "page", "size")
 
-    def __init__(self, address: int, page: int, capacity: int) -> None:
-        """``page`` bytes are mapped at a time.
+    def __init__(self, page: int, capacity: int) -> None:
+        """``page`` bytes are mapped at a time; the address is set once it is known.
 
         The range covers 1 1/8 of the device's memory, so that pages which are unmapped in
         its middle can be mapped anew at its end.
         """
-        self.address = address
+        self.address = 0
         self.page = page
         self.size = -(-(capacity + capacity // 8) // page) * page
 

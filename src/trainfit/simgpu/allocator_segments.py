@@ -239,8 +239,8 @@ class DeviceSegments(Counters):
             if room >= size:
                 return start
         page = SMALL_BUFFER if pool.is_small else self.settings.large_segment_bytes
-        segment = ExpandableSegment(self._next_address, page, self.capacity_bytes)
-        self._reserve_addresses(segment.size)
+        segment = ExpandableSegment(page, self.capacity_bytes)
+        segment.address = self._reserve_addresses(segment.size)
         block = Block(segment.address, segment.size, pool, segment, UNMAPPED)
         self._heads[block.address] = block
         pool.add(block)
