@@ -13,6 +13,7 @@ import dataclasses
 import gzip
 import json
 import os
+import signal
 import sys
 import tarfile
 import tempfile
@@ -61,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     campaign = Campaign(options)
+    # As it ends when told to by a time limit from outside.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         campaign.run()
     except KeyboardInterrupt:
@@ -85,7 +88,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--time-limit", type=float, default=1500.0, metavar="S", help="stop after S seconds (1500)"
     )
     parser.add_argument(
-        "--case-limit", type=float, default=150.0, metavar="S", help="seconds for one case (150)"
+        "--case-limit",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds for one case (120); twice that for a family of kernels",
     )
     parser.add_argument(
         "--ready", type=int, default=3, metavar="N",
@@ -135,7 +142,7 @@ class Campaign:
         if self.options.force:
             return name in self.outcomes
         found = status_of(self.path(name))
-        return found is not None and found != "failed"
+        return found not in (None, "failed", "skipped")
 
     def run(self) -> None:
         if self.options.list:
@@ -195,18 +202,26 @@ class Campaign:
             "waits": True,
             "profile": not self.options.no_profile,
             "quick": self.options.quick,
+            "limit_s": self.limit_s(job) * 0.8,
             **job.request,
         }
         conf = "" if job.case is None else job.case.alloc_conf
         return children.Child(Path(self.scratch.name), job.name, request, conf)
 
+    def limit_s(self, job: Job) -> float:
+        """Seconds for a job; a family of kernels is many measurements."""
+        return self.options.case_limit * (2.0 if job.case is None else 1.0)
+
     def finish(self, job: Job, child: children.Child) -> str:
         """Let a child measure, and see what it wrote; returns the result's status."""
         began = time.monotonic()
-        limit = min(self.options.case_limit, max(self.left_s(), 1.0))
+        limit = min(self.limit_s(job), max(self.left_s(), 1.0))
         problem = child.measure(limit)
-        status = status_of(self.path(job.name)) if problem is None else None
-        if problem is not None or status is None:
+        path = self.path(job.name)
+        # What a family of kernels wrote before it was ended is good.
+        written = path.exists() and path.stat().st_mtime >= child.started - 1
+        status = status_of(path) if written else None
+        if status is None:
             status = "failed"
             self.write_failure(job, problem or "it wrote no result", child.output())
         self.outcomes[job.name] = status
@@ -225,8 +240,8 @@ class Campaign:
 
     def summary(self, name: str, status: str) -> str:
         result = read(self.path(name)) or {}
-        if status == "failed":
-            return f"FAILED: {str(result.get('message', '')).splitlines()[:1]}"
+        if status in ("failed", "skipped"):
+            return f"{status}: {str(result.get('message', '')).partition(chr(10))[0]}"
         memory = result.get("memory")
         if memory is None:
             return f"{status}, {len(result.get('rows', result.get('device_memory', ())))} rows"
@@ -267,6 +282,7 @@ class Campaign:
         if isinstance(predicted, str):
             return f"skipped: {predicted}"
         search = CappedSearch(predicted)
+        machine = None
         while (batch := search.next()) is not None and self.left_s() > 0:
             job = job_of(case.at(batch))
             if not self.done(job.name):
@@ -274,10 +290,11 @@ class Campaign:
             else:
                 status = status_of(self.path(job.name)) or "failed"
             search.tell(batch, status)
+            machine = (read(self.path(job.name)) or {}).get("machine", machine)
         result = {
             "format": FORMAT, "version": VERSION, "status": "searched", "message": "",
             "simulated": bool(self.options.simulate), "case": dataclasses.asdict(case),
-            "capped": search.result(),
+            "machine": machine, "capped": search.result(),
         }  # fmt: skip
         if not search.complete:
             return "out of time" if self.left_s() <= 0 else f"not found: {search.result()}"
@@ -328,9 +345,7 @@ def _is_short(text: str) -> bool:
 def jobs(options: argparse.Namespace) -> Iterator[Job]:
     """Plain jobs in their order: the context, then kernels among the cases."""
     plain = [
-        job_of(case)
-        for case in cases.chosen(options.only, options.quick)
-        if case.cap_bytes is None
+        job_of(case) for case in cases.chosen(options.only, options.quick) if case.cap_bytes is None
     ]
     families = [
         Job(f"kernels-{name}", {"kind": "kernels", "family": name})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 from gpu.cases import Case
-from gpu.children import environment
+from gpu.children import environment, run
 
 PREDICT = Path(__file__).resolve().parent / "predict.py"
 
@@ -79,16 +78,11 @@ def predict(case: Case, gpu: str | dict[str, Any], scratch: str) -> int | str:
     """
     request = Path(scratch) / f"predict-{uuid.uuid4().hex}.json"
     request.write_text(json.dumps({"case": dataclasses.asdict(case), "gpu": gpu}))
-    done = subprocess.run(
-        [sys.executable, str(PREDICT), str(request)],
-        capture_output=True,
-        text=True,
-        timeout=PREDICTION_S,
-        # It must not touch the GPU, on which something else is being measured.
-        env={**environment(""), "CUDA_VISIBLE_DEVICES": ""},
-    )
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+    # It must not touch the GPU, on which something else is being measured.
+    env = {**environment(""), "CUDA_VISIBLE_DEVICES": ""}
+    code, output, errors = run([sys.executable, str(PREDICT), str(request)], env, PREDICTION_S)
+    lines = output.strip().splitlines()
+    if code != 0 or not lines:
+        reason = errors.strip().splitlines()[-1:] or [f"it ended with exit code {code}"]
         return f"no prediction: {reason[0]}"[:300]
     return int(json.loads(lines[-1])["largest"])

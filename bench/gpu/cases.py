@@ -40,7 +40,7 @@ class Case:
 
     def at(self, batch: int) -> Case:
         """The same job with another batch size, and a name that says so."""
-        return dataclasses.replace(self, name=f"{self.name}@{batch}", batch=batch)
+        return dataclasses.replace(self, name=f"{self.name}-b{batch}", batch=batch)
 
 
 def case(model: str, batch: int, *words: str, **options: Any) -> Case:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ ROOT = MEASURE.parents[2]
 PREPARATION_S = 180.0
 
 _alive: set[Child] = set()
+_helpers: set[subprocess.Popen[str]] = set()
 
 
 def environment(alloc_conf: str) -> dict[str, str]:
@@ -62,13 +64,13 @@ def ask_gpu() -> dict[str, Any] | None:
 class Child:
     """One measuring process."""
 
-    def __init__(
-        self, scratch: Path, name: str, request: dict[str, Any], alloc_conf: str
-    ) -> None:
+    def __init__(self, scratch: Path, name: str, request: dict[str, Any], alloc_conf: str) -> None:
         folder = scratch / name.replace("/", "-")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "request.json").write_text(json.dumps(request))
         self._log = folder / "output.txt"
+        #: Seconds since the epoch, to tell its result from an older one.
+        self.started = time.time()
         self._lines: queue.Queue[str | None] = queue.Queue()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -134,11 +136,7 @@ class Child:
 
     def stop(self) -> None:
         """End the process, and whatever it started."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=30)
+        _end(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -146,7 +144,38 @@ class Child:
         _alive.discard(self)
 
 
+def run(command: list[str], env: dict[str, str], limit: float) -> tuple[int, str, str]:
+    """A helper to its end: exit code, output and error output; raises ``TimeoutExpired``."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
+    )
+    _helpers.add(process)
+    try:
+        output, errors = process.communicate(timeout=limit)
+    finally:
+        _end(process)
+        _helpers.discard(process)
+    return process.returncode, output, errors
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """End a process, and whatever it started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=30)
+
+
 def stop_all() -> None:
-    """End every child that is still there."""
+    """End every process that is still there."""
     for child in list(_alive):
         child.stop()
+    for process in list(_helpers):
+        _end(process)

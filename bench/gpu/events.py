@@ -67,6 +67,13 @@ def compact(trace: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def beginning(trace: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The first ``count`` entries or a few less, so that no allocation is cut in two."""
+    while count and trace[count - 1]["action"] not in ("alloc", "free_completed"):
+        count -= 1
+    return trace[:count]
+
+
 def _completes(entry: dict[str, Any], entries: list[dict[str, Any]], place: int) -> bool:
     """Is the free that ``entry`` asks for complete with the next event?"""
     if place == len(entries):

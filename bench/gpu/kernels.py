@@ -40,27 +40,46 @@ class Row:
 class Family:
     """The rows of one family, measured in one process."""
 
-    def __init__(self, name: str, quick: bool = False) -> None:
+    def __init__(self, name: str, limit_s: float, quick: bool = False) -> None:
+        """``limit_s``: seconds after which the remaining rows are left out."""
         self.name = name
+        self._limit_s = limit_s
         self._quick = quick
 
-    def measure(self, simulated: bool) -> dict[str, Any]:
+    def measure(self, simulated: bool, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """``save`` gets what there is, now and then."""
         torch.cuda.init()
+        started = time.monotonic()
         rows = list(FAMILIES[self.name]())
-        if self._quick:
-            rows = rows[:: max(len(rows) // 4, 1)]
-        measured = []
-        for row in rows:
-            measured.append({"name": row.name, "arguments": row.arguments, **measure_row(row)})
-        torch.cuda.memory._record_memory_history(None)
-        return {
+        wanted = rows[:: max(len(rows) // 4, 1)] if self._quick else spread(rows)
+        result = {
             "status": "ran",
             "simulated": simulated,
             "family": self.name,
             "machine": machine.describe(simulated),
-            "rows": measured,
+            "rows": [],
+            "left_out": len(wanted),
             "recorded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
+        measured: list[dict[str, Any]] = result["rows"]
+        for row in wanted:
+            if time.monotonic() - started > self._limit_s:
+                break
+            measured.append({"name": row.name, "arguments": row.arguments, **measure_row(row)})
+            result["left_out"] = len(wanted) - len(measured)
+            if len(measured) % SAVE_EVERY == 0:
+                save(result)
+        torch.cuda.memory._record_memory_history(None)
+        return result
+
+
+#: Rows after which what was measured is written down.
+SAVE_EVERY = 40
+
+
+def spread(rows: list[Row], stride: int = 11) -> list[Row]:
+    """The rows in an order in which the first ones are of all kinds."""
+    return [rows[i] for start in range(stride) for i in range(start, len(rows), stride)]
 
 
 def measure_row(row: Row) -> dict[str, Any]:
@@ -172,9 +191,7 @@ def _convolution(a: dict[str, Any]) -> Call:
     options: dict[str, Any] = {"dtype": _DTYPES[a["precision"]], "device": "cuda"}
     padding = a["kernel"] // 2 if a["kernel"] < 16 else 0
     x = torch.zeros(a["batch"], a["inputs"], a["side"], a["side"], **options)
-    w = torch.zeros(
-        a["outputs"], a["inputs"] // a["groups"], a["kernel"], a["kernel"], **options
-    )
+    w = torch.zeros(a["outputs"], a["inputs"] // a["groups"], a["kernel"], a["kernel"], **options)
     x, w = x.contiguous(memory_format=layout), w.contiguous(memory_format=layout)
     stride = [a["stride"]] * 2
     tail = (stride, [padding] * 2, [1, 1], False, [0, 0], a["groups"])
@@ -196,9 +213,7 @@ def _row(operator: str, make: Callable[..., Call], /, **arguments: Any) -> Row:
 
 
 def _random(*shape: int, precision: str = "fp32", grad: bool = False) -> torch.Tensor:
-    return torch.zeros(
-        *shape, dtype=_DTYPES[precision], device="cuda", requires_grad=grad
-    )
+    return torch.zeros(*shape, dtype=_DTYPES[precision], device="cuda", requires_grad=grad)
 
 
 def products() -> Iterator[Row]:

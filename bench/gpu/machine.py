@@ -130,9 +130,7 @@ def _nvidia_smi(query: str) -> list[str] | None:
 
 
 def _run(command: list[str]) -> str:
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=20
-    ).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
 
 
 class DeviceMemory:
@@ -144,7 +142,7 @@ class DeviceMemory:
 
     def note(self, stage: str, context: bool = True) -> None:
         """Remember the present state; ``context`` says whether there is a CUDA context."""
-        free, total = (torch.cuda.mem_get_info() if context else (None, None))
+        free, total = torch.cuda.mem_get_info() if context else (None, None)
         nvml = self._nvml
         self.stages.append(
             {

@@ -47,8 +47,10 @@ def main(path: str) -> int:
 def failure(request: dict[str, Any], error: Exception) -> dict[str, Any]:
     """A result that says what went wrong; the campaign goes on with the next case."""
     lines = traceback.format_exception(error)
+    # A package that is there may lack another one that it needs.
+    absent = isinstance(error, ModuleNotFoundError)
     return {
-        "status": "failed",
+        "status": "skipped" if absent else "failed",
         "message": f"{type(error).__name__}: {error}"[:2000],
         "traceback": "".join(lines)[-6000:],
         "case": request.get("case"),
@@ -90,8 +92,12 @@ def prepare(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     if request["kind"] == "kernels":
         from gpu.kernels import Family
 
-        family = Family(request["family"], quick=request["quick"])
-        return lambda: family.measure(bool(request["simulate"]))
+        family = Family(request["family"], request["limit_s"], quick=request["quick"])
+        header = {"format": FORMAT, "version": VERSION}
+        target = Path(request["output"])
+        return lambda: family.measure(
+            bool(request["simulate"]), lambda partial: write(target, header | partial)
+        )
     if request["kind"] == "context":
         from gpu.context import measure
 
@@ -247,10 +253,12 @@ class CaseMeasurement:
         entries = snapshot["device_traces"][0] if snapshot["device_traces"] else []
         columns = events.compact(entries)
         whole = len(columns["kinds"]) <= MOST_EVENTS
+        if not whole:
+            columns = events.compact(events.beginning(entries, MOST_EVENTS))
         return {
             "settings": self._job.case.alloc_conf,
             "allowed_bytes": self._allowed,
-            **(columns if whole else events.compact(entries[:MOST_EVENTS])),
+            **columns,
             "whole": whole,
             "marks": self._marks,
             "segments": events.segments(snapshot) if whole else [],

@@ -127,9 +127,7 @@ class ResNet(nn.Module):
                 blocks.append(ResidualBlock(inputs, width, stride, bottleneck))
                 inputs = width * 4 if bottleneck else width
         self.blocks = nn.ModuleList(blocks)
-        self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES)
-        )
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(through(self.blocks, self.stem(x), self.checkpointing))

@@ -6,6 +6,7 @@ allocator's own figures after every event, as it reported them.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def _reports(events: list[_Event]) -> dict[str, Any]:
     """The signed bytes of every report, and whether the allocator's sums agree with them."""
     sums_agree = all(
         after.allocated - before.allocated == after.nbytes
-        for before, after in zip(events, events[1:], strict=False)
+        for before, after in itertools.pairwise(events)
     )
     first = events[0].allocated - events[0].nbytes if events else 0
     return {

@@ -11,21 +11,26 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def import_trainfit() -> None:
-    """Make trainfit importable from this checkout where it is not installed."""
+    """Make trainfit importable: the one of this checkout, whatever is installed."""
     source = str(ROOT / "src")
     if source not in sys.path:
-        sys.path.append(source)
+        sys.path.insert(0, source)
     from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
     define_torchvision_operators()
 
 
-def simulated(gpu: Any, limited: bool = True) -> Any:
-    """A simulation of ``gpu``: a name, or a specification."""
+def simulated(gpu: Any, limited: bool = True, conf: str | None = None) -> Any:
+    """A simulation of ``gpu``: a name, or a specification.
+
+    ``conf`` is the value of PYTORCH_CUDA_ALLOC_CONF; ``None``: as in the environment.
+    """
     import_trainfit()
     import trainfit
+    from trainfit.simgpu.allocator import AllocatorSettings
 
-    return trainfit.simulate(gpu, limited=limited)
+    settings = None if conf is None else AllocatorSettings.from_conf(conf)
+    return trainfit.simulate(gpu, limited=limited, allocator=settings)
 
 
 def spec_of(machine: dict[str, Any]) -> Any:
@@ -69,7 +74,7 @@ def record(case: Any, gpu: Any) -> Any:
     """A recording of the case on a GPU without end."""
     from gpu.training import Job
 
-    with simulated(gpu, limited=False) as simulation:
+    with simulated(gpu, limited=False, conf="") as simulation:
         job = Job(dataclasses.replace(case, cap_bytes=None))
         job.run()
         recording = simulation.recording

@@ -63,9 +63,7 @@ class Job:
         mark("moved")
         self.optimizer = make_optimizer(case, self.module)
         # No loss scale above 1: with random data it could overflow, and steps would be skipped.
-        self.scaler = torch.amp.GradScaler(
-            "cuda", enabled=case.precision == "fp16", init_scale=1.0
-        )
+        self.scaler = torch.amp.GradScaler("cuda", enabled=case.precision == "fp16", init_scale=1.0)
         for step in range(case.steps):
             with around_last() if step == case.steps - 1 else contextlib.nullcontext():
                 started = time.perf_counter()

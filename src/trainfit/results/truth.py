@@ -241,7 +241,40 @@ class LimitTruth:
 
     simulated: bool
     case: TruthCase
+    machine: Machine
     capped: Limit
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCall:
+    """One call of an operator: the blocks it asked for as (bytes, kept), in order.
+
+    ``peak_bytes`` is how far allocated memory rose above what it was before the call,
+    ``kept_bytes`` how much of that stayed with the results and with libraries.
+    """
+
+    blocks: tuple[tuple[int, bool], ...]
+    kept_bytes: int
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelRow:
+    """An operator on fresh operands: its first call and a second one, or why there is none."""
+
+    name: str
+    calls: tuple[KernelCall, ...]
+    error: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelFamily:
+    """The rows of one family of operators (bench/gpu/kernels.py)."""
+
+    simulated: bool
+    family: str
+    machine: Machine
+    rows: tuple[KernelRow, ...]
 
 
 def read_json(path: Path) -> Any:
@@ -255,8 +288,8 @@ def read_json(path: Path) -> Any:
         raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
 
 
-def read_truth(path: Path) -> Truth | LimitTruth | None:
-    """A truth file; ``None`` where it holds no case (a failure, a family of kernels).
+def read_truth(path: Path) -> Truth | LimitTruth | KernelFamily | None:
+    """A truth file; ``None`` where it holds nothing to compare (a failure, the context).
 
     Raises :class:`ResultFileError` for a damaged, foreign or newer file.
     """
@@ -273,10 +306,12 @@ def read_truth(path: Path) -> Truth | LimitTruth | None:
         raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
 
 
-def _decoded(document: dict[str, Any]) -> Truth | LimitTruth | None:
+def _decoded(document: dict[str, Any]) -> Truth | LimitTruth | KernelFamily | None:
     if document.get("status") == "searched":
-        names = ("simulated", "case", "capped")
+        names = ("simulated", "case", "machine", "capped")
         return decode(LimitTruth, {name: document.get(name) for name in names})
+    if "rows" in document:
+        return _family(document)
     if "trace" not in document:
         return None
     fields = {key: value for key, value in document.items() if key not in ("format", "version")}
@@ -286,3 +321,18 @@ def _decoded(document: dict[str, Any]) -> Truth | LimitTruth | None:
     truth = decode(Truth, fields)
     truth.trace.check()
     return truth
+
+
+def _family(document: dict[str, Any]) -> KernelFamily:
+    """What the names of the rows say already, ``arguments``, is for people."""
+    names = ("simulated", "family", "machine")
+    rows = document["rows"]
+    if not isinstance(rows, list):
+        raise DecodingError("rows is not a list")
+    plain = [
+        {key: value for key, value in row.items() if key != "arguments"}
+        if isinstance(row, dict)
+        else row
+        for row in rows
+    ]
+    return decode(KernelFamily, {**{name: document.get(name) for name in names}, "rows": plain})
