@@ -22,13 +22,21 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from _bench import Figure, finish
 from gpu import cases, simulated
 
 from trainfit.memory.device_trace import replay_trace
 from trainfit.results.errors import ResultFileError
-from trainfit.results.truth import KernelFamily, LimitTruth, Truth, TruthCase, read_truth
+from trainfit.results.truth import (
+    KernelCall,
+    KernelFamily,
+    LimitTruth,
+    Truth,
+    TruthCase,
+    read_truth,
+)
 
 HERE = Path(__file__).resolve().parent
 TRUTH = HERE / "gpu" / "truth"
@@ -262,8 +270,13 @@ def compare_kernels(truth: KernelFamily) -> ComparedKernels:
         found = calls[1] if len(calls) == 2 else None
         rows.append((row.name, row.calls[1].peak_bytes, found and found["peak_bytes"]))
         if found is not None:
-            exact += tuple((n, kept) for n, kept in found["blocks"]) == row.calls[1].blocks
+            exact += same_blocks(found, row.calls[1])
     return ComparedKernels(truth.family, truth.machine.gpu, tuple(rows), exact)
+
+
+def same_blocks(found: dict[str, Any], wanted: KernelCall) -> bool:
+    blocks = tuple((nbytes, kept) for nbytes, kept in found["blocks"])
+    return blocks == wanted.blocks and found["block_count"] == wanted.block_count
 
 
 def case_of(case: TruthCase) -> cases.Case:

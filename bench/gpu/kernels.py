@@ -73,6 +73,9 @@ class Family:
         return result
 
 
+#: Blocks of a call that are kept; no kernel takes so many, a chain of operators may.
+MOST_BLOCKS = 64
+
 #: Rows after which what was measured is written down.
 SAVE_EVERY = 40
 
@@ -109,8 +112,10 @@ def measure_call(call: Call) -> dict[str, Any]:
     after, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     traces = read_history()["device_traces"]
     del result
+    found = blocks(traces[0] if traces else [])
     return {
-        "blocks": blocks(traces[0] if traces else []),
+        "blocks": found[:MOST_BLOCKS],
+        "block_count": len(found),
         "kept_bytes": after - before,
         "peak_bytes": peak - before,
     }

@@ -247,13 +247,15 @@ class LimitTruth:
 
 @dataclasses.dataclass(frozen=True)
 class KernelCall:
-    """One call of an operator: the blocks it asked for as (bytes, kept), in order.
+    """One call of an operator: the first blocks it asked for as (bytes, kept), in order.
 
+    ``block_count`` is how many there were in all.
     ``peak_bytes`` is how far allocated memory rose above what it was before the call,
     ``kept_bytes`` how much of that stayed with the results and with libraries.
     """
 
     blocks: tuple[tuple[int, bool], ...]
+    block_count: int
     kept_bytes: int
     peak_bytes: int
 
