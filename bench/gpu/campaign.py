@@ -142,7 +142,7 @@ class Campaign:
         if self.options.force:
             return name in self.outcomes
         found = status_of(self.path(name))
-        return found not in (None, "failed", "skipped")
+        return found not in (None, "failed", "skipped", "bracketed")
 
     def run(self) -> None:
         if self.options.list:
@@ -291,15 +291,23 @@ class Campaign:
                 status = status_of(self.path(job.name)) or "failed"
             search.tell(batch, status)
             machine = (read(self.path(job.name)) or {}).get("machine", machine)
-        result = {
-            "format": FORMAT, "version": VERSION, "status": "searched", "message": "",
-            "simulated": bool(self.options.simulate), "case": dataclasses.asdict(case),
-            "machine": machine, "capped": search.result(),
-        }  # fmt: skip
-        if not search.complete:
-            return "out of time" if self.left_s() <= 0 else f"not found: {search.result()}"
-        write(self.path(case.name), result)
+        if not search.tries:
+            return "out of time"
         found = search.result()
+        result = {
+            "format": FORMAT,
+            "version": VERSION,
+            "status": "searched" if search.complete else "bracketed",
+            "message": "",
+            "simulated": bool(self.options.simulate),
+            "case": dataclasses.asdict(case),
+            "machine": machine,
+            "capped": found,
+        }
+        if machine is not None:
+            write(self.path(case.name), result)
+        if not search.complete:
+            return f"not found: {found['largest_ran']} ran, {found['smallest_full']} did not"
         return f"largest batch {found['largest_ran']}, predicted {found['predicted']}"
 
     # -- the end -----------------------------------------------------------------------------

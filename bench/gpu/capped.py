@@ -25,7 +25,7 @@ class CappedSearch:
     after ``most`` tries.
     """
 
-    def __init__(self, predicted: int, most: int = 10) -> None:
+    def __init__(self, predicted: int, most: int = 8) -> None:
         self.predicted = predicted
         self._most = most
         self.tries: list[tuple[int, str]] = []

@@ -227,7 +227,11 @@ class Truth:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Which batches ran under a limit; ``predicted`` is what was foretold at the time."""
+    """Which batches ran under a limit; ``predicted`` is what was foretold at the time.
+
+    ``smallest_full`` is the smallest batch that ran out of memory, ``None`` where none did.
+    Between it and ``largest_ran`` there may be batches that were not tried.
+    """
 
     predicted: int
     largest_ran: int
@@ -309,7 +313,7 @@ def read_truth(path: Path) -> Truth | LimitTruth | KernelFamily | None:
 
 
 def _decoded(document: dict[str, Any]) -> Truth | LimitTruth | KernelFamily | None:
-    if document.get("status") == "searched":
+    if document.get("status") in ("searched", "bracketed"):
         names = ("simulated", "case", "machine", "capped")
         return decode(LimitTruth, {name: document.get(name) for name in names})
     if "rows" in document:
