@@ -7,9 +7,10 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 
-from trainfit.hardware import GpuSpec, catalogue
+from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
+from trainfit.memory.device import context_parts, figures
 from trainfit.memory.fit import LARGEST, largest_batch
 from trainfit.memory.replay import Replay, Stream, replay
 from trainfit.plan.command import Command, CommandError
@@ -17,7 +18,8 @@ from trainfit.plan.failures import ScriptError, shortfall
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
-from trainfit.results.plan import Basis, Configuration, MemoryFigures, PlanResult
+from trainfit.results.constants import Constant, DeviceConstants, total
+from trainfit.results.plan import Basis, Configuration, PlanResult
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
 
@@ -55,8 +57,11 @@ def plan(
     gpu_name: str,
     settings: Settings,
     progress: Progress = lambda text: None,
+    constants: DeviceConstants | None = None,
 ) -> PlanResult:
     """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
+
+    ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
 
     Raises :class:`~trainfit.plan.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.CommandError` where its placeholder for the
@@ -70,25 +75,41 @@ def plan(
             gpu_memory_bytes=gpu.memory_bytes,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
+            constants=constants,
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
-        result = _Planner(command, gpu, settings, runs).run()
+        constants = device_constants(gpu) if constants is None else constants
+        result = _Planner(command, gpu, settings, runs, constants).run()
     return dataclasses.replace(result, seconds=time.monotonic() - started)
 
 
 class _Planner:
-    def __init__(self, command: Command, gpu: GpuSpec, settings: Settings, runs: Runs) -> None:
+    def __init__(
+        self,
+        command: Command,
+        gpu: GpuSpec,
+        settings: Settings,
+        runs: Runs,
+        constants: DeviceConstants,
+    ) -> None:
         self._command = command
         self._gpu = gpu
         self._settings = settings
         self._runs = runs
         self._allocator = allocator_settings(command)
-        self._usable_bytes = int(gpu.memory_bytes * (1 - settings.headroom))
+        self._constants = constants
+        others = constants.other_processes_bytes
+        self._capacity_bytes = gpu.memory_bytes - others
+        self._usable_bytes = int(gpu.memory_bytes * (1 - settings.headroom)) - others
+        #: What the process takes besides, by the libraries that the command uses.
+        self._context: tuple[Constant, ...] = ()
         self._notes: list[str] = []
 
     def run(self) -> PlanResult:
         first, batch = self._first()
+        self._context = context_parts(_recording(first))
+        self._notes += _recording(first).header["notes"]
         pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
         flipped = self._flipped(first)
         self._start(batch, pairs, flipped)
@@ -105,7 +126,7 @@ class _Planner:
             headroom_share=self._settings.headroom,
             steps=first.outcome.steps,
             now=now,
-            recommended=self._figures(peak) if peak is not None else None,
+            recommended=figures(peak, self._context) if peak is not None else None,
             other_amp=other,
             basis=here.basis,
             basis_detail=here.basis_detail,
@@ -116,6 +137,8 @@ class _Planner:
             gpu_sources=dict(self._gpu.sources),
             environment=_environment(first),
             seconds=0.0,
+            other_processes_bytes=self._constants.other_processes_bytes,
+            profile=self._constants.profile,
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -217,7 +240,7 @@ class _Planner:
 
     def _by_law(self, law: AffineStream) -> _Batches:
         """Exact for every batch size: the largest that runs, and that leaves the headroom."""
-        gpu = (self._gpu.memory_bytes, self._gpu.context_bytes, self._allocator)
+        gpu = (self._capacity_bytes, self._context_bytes, self._allocator)
         largest = largest_batch(law, *gpu)
         best = largest_batch(law, *gpu, within_bytes=self._usable_bytes) if largest else 0
         best = _rounded(best)
@@ -226,12 +249,12 @@ class _Planner:
 
     def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
         """By simulating one batch size after the other."""
-        context = self._gpu.context_bytes
+        context = self._context_bytes
         loader = next(iter(known.values())).outcome.loader
         found = search(
             [self._trial(batch, trace) for batch, trace in known.items()],
             lambda batches: self._trials(batches, variant),
-            free_bytes=self._gpu.memory_bytes - context,
+            free_bytes=self._capacity_bytes - context,
             free_with_headroom_bytes=self._usable_bytes - context,
             most=loader.samples if loader is not None and loader.samples else LARGEST,
         )
@@ -257,7 +280,7 @@ class _Planner:
     def _trial(self, batch: int, trace: Trace) -> Trial:
         stream = Stream.of(_recording(trace))
         limited = self._limited(stream)
-        taken = limited.peak_reserved + self._gpu.context_bytes
+        taken = limited.peak_reserved + self._context_bytes
         return Trial(
             batch=batch,
             reserved_bytes=replay(stream, settings=self._allocator).peak_reserved,
@@ -288,7 +311,7 @@ class _Planner:
         return Configuration(
             batch_size=batch,
             amp=trace.outcome.autocast or "off",
-            memory=self._figures(shown),
+            memory=figures(shown, context_parts(recording)),
             fits=limited.fits,
             by_kind_bytes=by_kind(recording, stream, shown),
             by_module_bytes=by_module(recording, stream, shown),
@@ -317,20 +340,14 @@ class _Planner:
         """At the GPU's capacity."""
         return replay(
             stream,
-            capacity_bytes=self._gpu.memory_bytes,
-            context_bytes=self._gpu.context_bytes,
+            capacity_bytes=self._capacity_bytes,
+            context_bytes=self._context_bytes,
             settings=self._allocator,
         )
 
-    def _figures(self, outcome: Replay) -> MemoryFigures:
-        low, high = self._gpu.context_range_bytes
-        return MemoryFigures(
-            allocated_bytes=outcome.peak_allocated,
-            reserved_bytes=outcome.peak_reserved,
-            device_bytes=outcome.peak_reserved + self._gpu.context_bytes,
-            context_bytes=self._gpu.context_bytes,
-            context_range_bytes=(low, high),
-        )
+    @property
+    def _context_bytes(self) -> int:
+        return total(self._context)[0]
 
     # -- words -----------------------------------------------------------------------------
 
@@ -371,7 +388,12 @@ class _Planner:
     def _other_gpus(self, first: Trace) -> tuple[str, ...]:
         """GPUs of the catalogue on which the present batch size runs, smallest first."""
         need = replay(Stream.of(_recording(first)), settings=self._allocator).peak_reserved
-        able = [gpu for gpu in catalogue() if need + gpu.context_bytes <= gpu.memory_bytes]
+        libraries = {part.name for part in self._context}
+        able = [
+            gpu
+            for gpu in catalogue()
+            if need + total(device_constants(gpu).used(libraries))[0] <= gpu.memory_bytes
+        ]
         able.sort(key=lambda gpu: (gpu.memory_bytes, gpu.key))
         return tuple(gpu.key for gpu in able)
 

@@ -10,6 +10,7 @@ from trainfit.memory.summary import summarize
 from trainfit.plan.command import Command
 from trainfit.plan.failures import ScriptError, require_step, script_output, shortfall
 from trainfit.plan.tracing import Tracer, allocator_settings
+from trainfit.results.constants import DeviceConstants
 from trainfit.results.summary import RecordingSummary
 
 
@@ -22,6 +23,7 @@ def simulate_command(
     time_limit_s: float,
     output: Path,
     progress: Callable[[str], None],
+    constants: DeviceConstants | None = None,
 ) -> tuple[RecordingSummary, ScriptError | None]:
     """Simulate ``command`` at the GPU's capacity and save the recording to ``output``.
 
@@ -38,6 +40,7 @@ def simulate_command(
         steps=steps,
         limited=True,
         time_limit_s=time_limit_s,
+        constants=constants,
     ) as tracer:
         trace = tracer.trace()
     recording = trace.recording

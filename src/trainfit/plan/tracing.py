@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from trainfit.plan.command import Command, CommandError
+from trainfit.results.constants import DeviceConstants
 from trainfit.results.errors import ResultFileError
 from trainfit.results.recording import Recording
 from trainfit.results.trace import LoaderOverride, TraceOutcome, TraceRequest
@@ -61,6 +62,7 @@ class Tracer:
         steps: int = 3,
         limited: bool = False,
         time_limit_s: float = 600.0,
+        constants: DeviceConstants | None = None,
     ) -> None:
         self._command = command
         self._common: dict[str, Any] = {
@@ -69,6 +71,7 @@ class Tracer:
             "steps": steps,
             "limited": limited,
             "time_limit_s": time_limit_s,
+            "constants": constants,
         }
         self._limit = time_limit_s
         self._numbers = itertools.count(1)
@@ -107,6 +110,7 @@ class Tracer:
             outcome=str(folder / "outcome.json"),
             loader=loader,
             amp=amp,
+            command=self._command.line(**values),
             **self._common,
         )
         (folder / "request.json").write_text(request.to_json())

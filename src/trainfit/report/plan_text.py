@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 
-from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
+from trainfit.report.memory_text import (
+    breakdown_section,
+    memory_section,
+    notes_section,
+    profile_note,
+)
 from trainfit.report.sizes import WIDTH, printable, size, wrapped
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.words import count
@@ -34,7 +39,7 @@ def plan_text(result: PlanResult) -> str:
         breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
-        notes_section([*result.notes, *detail], result.assumptions),
+        notes_section([*profile_note(result.profile), *result.notes, *detail], result.assumptions),
         _launch_section(result),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -43,8 +48,10 @@ def plan_text(result: PlanResult) -> str:
 def _title(result: PlanResult) -> str:
     torch = printable(result.environment.get("torch", ""))
     steps = count(result.steps, "optimizer step")
+    others = result.other_processes_bytes
+    held = f", of which other processes hold {size(others)}" if others else ""
     return (
-        f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)} "
+        f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)}{held} "
         f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)"
     )
 

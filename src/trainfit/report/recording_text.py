@@ -6,7 +6,12 @@ import dataclasses
 import itertools
 import json
 
-from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
+from trainfit.report.memory_text import (
+    breakdown_section,
+    memory_section,
+    notes_section,
+    profile_note,
+)
 from trainfit.report.sizes import printable, size
 from trainfit.results.summary import RecordingSummary
 from trainfit.results.words import count
@@ -27,8 +32,11 @@ def recording_text(summary: RecordingSummary) -> str:
     full = summary.out_of_memory
     # The rest of PyTorch's message is advice.
     notes = [f"does not fit: {full.partition(' If reserved')[0]}"] if full else []
+    notes += [*profile_note(summary.profile), *summary.notes]
+    others = summary.other_processes_bytes
+    held = f", of which other processes hold {size(others)}" if others else ""
     parts = [
-        f"{printable(summary.gpu)}, {size(summary.gpu_memory_bytes)} "
+        f"{printable(summary.gpu)}, {size(summary.gpu_memory_bytes)}{held} "
         f"({count(summary.steps, 'optimizer step')}, {count(summary.operators, 'operator')}, "
         f"torch {printable(summary.torch)})",
         memory_section("Memory at the peak", summary.memory),

@@ -23,6 +23,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trainfit.results.constants import Constant
+from trainfit.results.decoding import decode
 from trainfit.results.errors import ResultFileError
 
 FORMAT: Final = "trainfit-recording"
@@ -89,6 +91,10 @@ class Recording:
                 raise ValueError(f"{key} is {self.header.get(key)!r}")
         if [type(each) for each in self.header["context_range_bytes"]] != [int, int]:
             raise ValueError("context_range_bytes is no pair of numbers")
+        for key, kind in _LATER_HEADER.items():
+            if type(self.header.get(key, kind())) is not kind:
+                raise ValueError(f"{key} is {self.header[key]!r}")
+        decode_context_parts(self.header)
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
         workspaces, strings = len(self.workspace_alloc), len(self.strings)
         for name, length, low, high in (
@@ -182,6 +188,14 @@ class Recording:
         return recording
 
 
+def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
+    """The context's parts as the header holds them; none in recordings of earlier versions.
+
+    Raises ``ValueError``.
+    """
+    return tuple(decode(Constant, part) for part in header.get("context_parts", ()))
+
+
 _COLUMNS: Final = tuple(
     field.name for field in dataclasses.fields(Recording) if field.name not in ("header", "strings")
 )
@@ -235,6 +249,15 @@ _HEADER: Final[Mapping[str, type]] = {
     "torch": str,
     "assumptions": dict,
     "limited": bool,
+}
+
+#: What later versions added. Files without it are read; readers take the empty value.
+_LATER_HEADER: Final[Mapping[str, type]] = {
+    "context_parts": list,
+    "other_processes_bytes": int,
+    "profile": str,
+    "notes": list,
+    "command": str,
 }
 
 

@@ -13,7 +13,8 @@ class RecordingSummary:
     """What one simulated run needed.
 
     ``timeline_bytes`` holds allocated memory at evenly spaced events of the last whole step.
-    ``out_of_memory`` is the message of the simulated GPU where the run ended by it.
+    ``out_of_memory`` is the message of the simulated GPU where the run ended by it, and
+    ``notes`` say what the figures rest on.
     """
 
     file: str
@@ -29,3 +30,6 @@ class RecordingSummary:
     timeline_bytes: tuple[int, ...]
     assumptions: Mapping[str, int]
     out_of_memory: str | None = None
+    other_processes_bytes: int = 0
+    profile: str = ""
+    notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from trainfit.results.constants import DeviceConstants
 from trainfit.results.decoding import decode
 
 Status = Literal[
@@ -44,7 +45,8 @@ class TraceRequest:
 
     ``recording`` and ``outcome`` are the files to write. ``gpu_memory_bytes`` overrides the
     catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
-    forces autocast on or off.
+    forces autocast on or off. ``constants`` are what the process takes besides (``None``:
+    the catalogue's); ``command`` is the launch command, for the recording's header.
     """
 
     target: Target
@@ -57,6 +59,8 @@ class TraceRequest:
     loader: LoaderOverride | None = None
     amp: Literal["on", "off"] | None = None
     time_limit_s: float = 600.0
+    constants: DeviceConstants | None = None
+    command: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), allow_nan=False)

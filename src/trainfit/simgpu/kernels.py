@@ -34,7 +34,7 @@ def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """Forward convolution; args as aten::convolution, ``out`` the result."""
     source, weight = args[0], args[1]
     stride, dilation, transposed, groups = args[3], args[5], args[6], args[8]
-    if _is_depthwise(source, weight, groups, transposed):
+    if is_depthwise(source, weight, groups, transposed):
         return
     requests = _layout_copies((source, weight), out)
     requests += _algorithm(engine, source, weight, out, stride, dilation, transposed, groups)
@@ -46,7 +46,7 @@ def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> Non
     """Gradients of a convolution: cuDNN runs data and weight gradient one after another."""
     grad, source, weight = args[0], args[1], args[2]
     stride, dilation, transposed, groups = args[4], args[6], args[7], args[9]
-    if _is_depthwise(source, weight, groups, transposed):
+    if is_depthwise(source, weight, groups, transposed):
         return
     requests = _layout_copies((grad, source, weight), source)
     requests += _algorithm(engine, source, weight, grad, stride, dilation, transposed, groups)
@@ -99,7 +99,7 @@ def _uses_tensor_cores(engine: Engine, dtype: torch.dtype) -> bool:
     return dtype is torch.float32 and ampere and torch.backends.cudnn.allow_tf32
 
 
-def _is_depthwise(source: Any, weight: Any, groups: int, transposed: bool) -> bool:
+def is_depthwise(source: Any, weight: Any, groups: int, transposed: bool) -> bool:
     """PyTorch's own depthwise kernels, which need no workspace (Convolution.cpp)."""
     channels = source._spec.size[1]
     return (

@@ -56,7 +56,9 @@ class Runner:
         if request.gpu_memory_bytes is not None:
             gpu = dataclasses.replace(gpu, memory_bytes=request.gpu_memory_bytes)
         self._request = request
-        self._simulation = Simulation(gpu, limited=request.limited)
+        self._simulation = Simulation(
+            gpu, limited=request.limited, constants=request.constants, command=request.command
+        )
         self._loaders = LoaderTracker(request.loader)
         self._autocast = AutocastSwitch(
             request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
