@@ -24,7 +24,7 @@ from trainfit.hardware.constants import (
     gpu_of_profile,
     shipped_profiles,
 )
-from trainfit.hardware.local_gpu import local_usage, process_bytes
+from trainfit.hardware.local_gpu import Usage, local_usage, process_bytes
 from trainfit.memory.device import context_parts
 from trainfit.memory.summary import summarize
 from trainfit.results.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants, total
@@ -364,7 +364,8 @@ class FakeNvml:
 
     NVMLError = NvmlError
 
-    def __init__(self, newer: bool = True) -> None:
+    def __init__(self, newer: bool = True, driver: bytes | str = b"580.1") -> None:
+        self.driver = driver
         if newer:
             self.nvmlMemory_v2 = 2
 
@@ -378,8 +379,8 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.1"
+    def nvmlSystemGetDriverVersion(self) -> bytes | str:
+        return self.driver
 
     def nvmlDeviceGetMemoryInfo(self, device: int, version: int = 1) -> Any:
         used = 100 * (device + 1) + (50 if version == 1 else 0)
@@ -392,9 +393,10 @@ class FakeNvml:
 
 def test_what_nvml_says_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    newer, older = local_usage(FakeNvml()), local_usage(FakeNvml(newer=False))
-    assert newer is not None and older is not None
-    assert (newer.driver, newer.used_bytes, older.used_bytes) == ("580.1", 100, 150)
+    assert local_usage(FakeNvml()) == Usage("580.1", 100)
+    assert local_usage(FakeNvml(newer=False, driver="470.82.01")) == Usage("470.82.01", 150)
+    # A new driver asked in the old way counts its own reserve as used.
+    assert local_usage(FakeNvml(newer=False)) == Usage("580.1", None)
     assert [process_bytes(pid, FakeNvml()) for pid in (1, 2, 3)] == [None, 7, None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     second = local_usage(FakeNvml())

@@ -47,7 +47,8 @@ def local_usage(nvml: Any = None) -> Usage | None:
         if nvml.nvmlDeviceGetCount() == 0:
             return None
         device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
-        return Usage(_driver(nvml), _used(nvml, device))
+        driver = _driver(nvml)
+        return Usage(driver, _used(nvml, device, driver))
     except nvml.NVMLError:
         return None
     finally:
@@ -96,12 +97,20 @@ def _driver(nvml: Any) -> str | None:
     return version.decode() if isinstance(version, bytes) else str(version)
 
 
-def _used(nvml: Any, device: Any) -> int | None:
+#: From this driver on the first version of NVML's query counts the driver's own reserve (some
+#: hundred MiB) as used, and only the second tells the two apart.
+_RESERVE_IS_USED = 510
+
+
+def _used(nvml: Any, device: Any, driver: str | None) -> int | None:
     if hasattr(nvml, "nvmlMemory_v2"):
         try:
             return int(nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2).used)
         except nvml.NVMLError:
             pass  # an older driver: ask as it was asked before
+    branch = (driver or "").partition(".")[0]
+    if not branch.isdigit() or int(branch) >= _RESERVE_IS_USED:
+        return None
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(device).used)
     except nvml.NVMLError:

@@ -46,6 +46,16 @@ def from_json(
         raise ResultFileError(path, f"it is damaged ({error})", again) from error
 
 
+def format_of(text: str) -> str | None:
+    """The name of the format that a document says it is in; ``None`` if it says nothing."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    name = document.get("format") if isinstance(document, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def read(path: Path, again: str) -> str:
     """The file's text; raises :class:`ResultFileError`."""
     try:
