@@ -15,12 +15,18 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from trainfit import __version__
-from trainfit.cli import calibrate, plan, show, simulate
+from trainfit.cli import calibrate, plan, show, simulate, verify
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
 
-_VERBS = {"plan": plan, "simulate": simulate, "show": show, "calibrate": calibrate}
+_VERBS = {
+    "plan": plan,
+    "simulate": simulate,
+    "show": show,
+    "calibrate": calibrate,
+    "verify": verify,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

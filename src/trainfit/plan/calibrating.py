@@ -347,6 +347,14 @@ class Processes:
         both = two.memory.outside_bytes[CONTEXT]
         return max(0, 2 * alone - both), "from two processes with a context each, without NVML"
 
+    def context(self, limit_s: float, python: str = sys.executable) -> MeasuringOutcome:
+        """A fresh process that makes nothing but its context, in the interpreter ``python``.
+
+        Raises ``TimeoutError`` past ``limit_s``.
+        """
+        with _process("memory", self.stand_in, hold=True, python=python) as (process, result):
+            return _outcome(process, result, limit_s, keep=True)
+
     def driver(self) -> str | None:
         """The version of the GPU's driver."""
         if self.stand_in is not None:
@@ -367,7 +375,11 @@ def driver_of_proc(root: Path = Path("/")) -> str | None:
 
 @contextlib.contextmanager
 def _process(
-    subject: Subject, stand_in: StandIn | None, *, hold: bool = False
+    subject: Subject,
+    stand_in: StandIn | None,
+    *,
+    hold: bool = False,
+    python: str = sys.executable,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A measuring process and the file that it will write; it does not outlive the block."""
     source = str(Path(__file__).resolve().parents[2])
@@ -377,7 +389,7 @@ def _process(
         start = _START.format(source=source, module=_MODULES[subject])
         with (Path(folder) / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", start, str(request)],
+                [python, "-c", start, str(request)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

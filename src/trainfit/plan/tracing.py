@@ -30,8 +30,8 @@ _OVERTIME_S = 30.0
 #: Bytes of the script's output that are kept.
 _OUTPUT_BYTES = 1 << 16
 
-#: Starts the runner in the user's interpreter, whose environment stays as it is.
-_START = "import sys; sys.path.append({source!r}); from trainfit.simgpu.runner import main; main()"
+#: Starts a run in the user's interpreter, whose environment stays as it is.
+_START = "import sys; sys.path.append({source!r}); from {module} import main; main()"
 
 
 class Stopped(Exception):
@@ -117,39 +117,80 @@ class Tracer:
         return self._run(folder, {**os.environ, **self._command.environment(**values)})
 
     def _run(self, folder: Path, environment: Mapping[str, str]) -> Trace:
-        source = str(Path(__file__).resolve().parents[2])
-        command = [
-            self._command.python,
-            *("-u", *self._command.python_flags),  # what it printed is there when it is killed
-            *("-c", _START.format(source=source), str(folder / "request.json")),
-        ]
-        started = time.monotonic()
-        log = folder / "output.txt"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-            try:
-                code = self._wait(process, folder / "outcome.json")
-            finally:
-                _end_group(process)
-        outcome = _outcome(folder, code, time.monotonic() - started, self._limit)
-        return Trace(outcome, _recording(folder), _tail_of_file(log))
+        child = run_child(
+            self._command,
+            "trainfit.simgpu.runner",
+            folder,
+            environment,
+            self._limit,
+            self._stopped,
+        )
+        outcome = _outcome(folder, child, self._limit)
+        return Trace(outcome, _recording(folder), child.output)
 
-    def _wait(self, process: subprocess.Popen[bytes], outcome: Path) -> int | None:
-        """Until the process ends; not for long once the outcome is written."""
-        deadline = time.monotonic() + self._limit + _OVERTIME_S
-        while (code := process.poll()) is None and time.monotonic() < deadline:
-            if self._stopped.wait(0.05):
-                raise Stopped
-            if outcome.is_file():
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
-        return code
+
+@dataclasses.dataclass(frozen=True)
+class Child:
+    """A child process that has ended: its exit code (``None``: it had to be ended), the
+    seconds that it ran, and the end of what it printed."""
+
+    code: int | None
+    seconds: float
+    output: str
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        return _ending(self.code or 0)
+
+
+def run_child(
+    command: Command,
+    module: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    limit_s: float,
+    stopped: threading.Event,
+) -> Child:
+    """Run ``main`` of ``module`` in the command's interpreter, with ``request.json`` of ``folder``.
+
+    It is waited for until it ends, and not for long once ``outcome.json`` is written there.
+    Raises :class:`Stopped` when ``stopped`` is set. No process outlives the call.
+    """
+    source = str(Path(__file__).resolve().parents[2])
+    words = [
+        command.python,
+        *("-u", *command.python_flags),  # what it printed is there when it is killed
+        *("-c", _START.format(source=source, module=module), str(folder / "request.json")),
+    ]
+    started = time.monotonic()
+    log = folder / "output.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = _wait(process, folder / "outcome.json", limit_s, stopped)
+        finally:
+            _end_group(process)
+    return Child(code, time.monotonic() - started, _tail_of_file(log))
+
+
+def _wait(
+    process: subprocess.Popen[bytes], outcome: Path, limit_s: float, stopped: threading.Event
+) -> int | None:
+    deadline = time.monotonic() + limit_s + _OVERTIME_S
+    while (code := process.poll()) is None and time.monotonic() < deadline:
+        if stopped.wait(0.05):
+            raise Stopped
+        if outcome.is_file():
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+    return code
 
 
 def allocator_settings(command: Command) -> AllocatorSettings:
@@ -160,13 +201,13 @@ def allocator_settings(command: Command) -> AllocatorSettings:
         raise CommandError(f"{error}; correct the variable, or unset it") from None
 
 
-def _outcome(folder: Path, code: int | None, seconds: float, limit: float) -> TraceOutcome:
+def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
     """What the child wrote, or what its silence means."""
     with contextlib.suppress(OSError, ValueError):
         return TraceOutcome.load(folder / "outcome.json")
-    if seconds >= limit:
-        return TraceOutcome(status="timeout", steps=0, seconds=seconds)
-    return TraceOutcome(status="died", steps=0, seconds=seconds, message=_ending(code or 0))
+    if child.seconds >= limit:
+        return TraceOutcome(status="timeout", steps=0, seconds=child.seconds)
+    return TraceOutcome(status="died", steps=0, seconds=child.seconds, message=child.ending)
 
 
 def _ending(code: int) -> str:

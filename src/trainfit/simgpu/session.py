@@ -30,6 +30,7 @@ from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.overrides import Overrides
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recorder import Recorder
+from trainfit.simgpu.script import MainOptimizer
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.surface import Surface
 from trainfit.simgpu.tensor import CUDA, SimulatedTensor, current_engine, set_engine
@@ -148,7 +149,7 @@ class Simulation:
         self._grow_context()
         self._autocast = Autocast()
         self._modes = Modes(self.engine)
-        self._main_optimizer: weakref.ref[Any] | None = None
+        self._main_optimizer = MainOptimizer()
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._owners: dict[int, int] = {}
@@ -269,9 +270,7 @@ class Simulation:
             self._recorder.mark(tensor._life.number, kind, module)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._main_optimizer is None or self._main_optimizer() is None:
-            # The first one alive: a search by trial makes one for each batch size.
-            self._main_optimizer = weakref.ref(optimizer)
+        self._main_optimizer.before_step(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 owner = self._owners.get(id(parameter), -1)
@@ -285,7 +284,7 @@ class Simulation:
             owner = self._owners.get(id(parameter), -1)
             for value in state.values() if isinstance(state, dict) else ():
                 self._mark(value, "optimizer_state", owner)
-        if self._main_optimizer is None or self._main_optimizer() is not optimizer:
+        if not self._main_optimizer.made(optimizer):
             return
         self._recorder.step_end()
         self._modules.step_end()
