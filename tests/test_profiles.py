@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainfit
-from helpers_cli import error_line, json_of
+from helpers_cli import ROOT, error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import catalogue, device_constants, find_gpu
 from trainfit.hardware.constants import (
@@ -487,6 +488,54 @@ def test_a_profile_of_a_gpu_without_memory(tmp_path: Path) -> None:
     done = run("simulate", "--profile", "p.json", "s.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "its GPU has no memory: usable is 0" in error_line(done)
+
+
+NVML = """
+from types import SimpleNamespace
+class NVMLError(Exception): ...
+nvmlMemory_v2 = 2
+def nvmlInit(): ...
+def nvmlShutdown(): ...
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(device): return "NVIDIA GeForce RTX 4090"
+def nvmlSystemGetDriverVersion(): return "550.2"
+def nvmlDeviceGetMemoryInfo(device, version=1):
+    return SimpleNamespace(total=24564 << 20, reserved=357 << 20, used=3 << 30)
+"""
+
+
+def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
+    """Its driver and what others hold of it are asked of NVML (here: one that is made up)."""
+    (tmp_path / "s.py").write_text(SCRIPT.replace("{batch}", "8"))
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml/pynvml.py").write_text(NVML)
+    both = f"{ROOT / 'src'}{os.pathsep}{tmp_path / 'nvml'}"
+    path = saved(PROFILE, tmp_path)
+    plain = run("simulate", "--json", "s.py", cwd=tmp_path, PYTHONPATH=both)
+    assert plain.returncode == 0, plain.stderr
+    result = json_of(plain)
+    assert result["gpu_memory_bytes"] == (24564 - 357) * MIB
+    assert result["other_processes_bytes"] == 3 << 30
+    told = run(
+        *("simulate", "--json", "--other-processes", "1GB", "s.py"), cwd=tmp_path, PYTHONPATH=both
+    )
+    assert json_of(told)["other_processes_bytes"] == 10**9
+    for gpu in ((), ("--gpu", "4090")):
+        words = ("simulate", *gpu, "--profile", path)
+        refused = run(*words, "s.py", cwd=tmp_path, PYTHONPATH=both)
+        assert refused.returncode == 2
+        assert "measured under driver 580.1, this one is 550.2" in error_line(refused)
+        forced = run(*words, "--force-profile", "s.py", cwd=tmp_path, PYTHONPATH=both)
+        assert forced.returncode == 0, forced.stderr
+        assert "was forced: it was measured under driver" in " ".join(forced.stdout.split())
+    # Another GPU than this machine's has a driver that is not known here.
+    other = dataclasses.replace(PROFILE, gpus=("NVIDIA GeForce RTX 3090",))
+    usable = figure(find_gpu("RTX 3090").memory_bytes / MIB)
+    other = dataclasses.replace(other, memory=dataclasses.replace(PROFILE.memory, usable=usable))
+    words = ("simulate", "--gpu", "RTX 3090", "--profile", saved(other, tmp_path), "s.py")
+    done = run(*words, cwd=tmp_path, PYTHONPATH=both)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "8 giga", "-1GiB", "1e9", "nan", "∞"])

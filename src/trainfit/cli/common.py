@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainfit.hardware import GpuSpec, device_constants, find_gpu, local_gpu
+from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
 from trainfit.hardware.constants import check_profile, gpu_of_profile
 from trainfit.hardware.local_gpu import local_usage
 from trainfit.results.constants import DeviceConstants
@@ -101,6 +101,7 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
         raise UsageError("--force-profile is for use with --profile FILE")
     here = local_gpu() if options.gpu is None else None
     usage = local_usage() if here is not None else None
+    driver = usage.driver if usage is not None else None
     if options.gpu is None and here is None and profile is not None:
         gpu = gpu_of_profile(profile)
         name = gpu.key
@@ -108,7 +109,8 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
         gpu, name = (here, here.key) if here is not None else chosen_gpu(options.gpu)
     notes: tuple[str, ...] = ()
     if profile is not None:
-        driver = usage.driver if usage is not None else None
+        if options.gpu is not None:
+            driver = _driver_here(gpu)
         notes = check_profile(
             profile, str(options.profile), gpu, driver, force=options.force_profile
         )
@@ -131,6 +133,16 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
         notes=notes,
     )
     return Device(gpu, name, constants)
+
+
+def _driver_here(gpu: GpuSpec) -> str | None:
+    """The driver of this machine, if its GPU is the one that was named."""
+    try:
+        here = local_gpu()
+    except GpuNameError:  # there is one that is not known, and thus not the one
+        return None
+    usage = local_usage() if here is not None and here.name == gpu.name else None
+    return usage.driver if usage is not None else None
 
 
 def _loads_eagerly(environment: Mapping[str, str]) -> bool:

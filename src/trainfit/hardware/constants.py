@@ -156,7 +156,7 @@ def shipped_profile(gpu: GpuSpec, module_loading: ModuleLoading) -> tuple[Profil
 @cache
 def shipped_profiles() -> Mapping[str, Profile]:
     """The profiles that come with trainfit, by name."""
-    folder = resources.files("trainfit.hardware") / "profiles"
+    folder = resources.files("trainfit.hardware.profiles")
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return {
         file.name.removesuffix(".json"): Profile.from_json(

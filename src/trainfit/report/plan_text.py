@@ -50,9 +50,11 @@ def _title(result: PlanResult) -> str:
     steps = count(result.steps, "optimizer step")
     others = result.other_processes_bytes
     held = f", of which other processes hold {size(others)}" if others else ""
-    return (
+    return wrapped(
         f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)}{held} "
-        f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)"
+        f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)",
+        "",
+        "  ",
     )
 
 

@@ -12,7 +12,7 @@ from trainfit.report.memory_text import (
     notes_section,
     profile_note,
 )
-from trainfit.report.sizes import printable, size
+from trainfit.report.sizes import printable, size, wrapped
 from trainfit.results.summary import RecordingSummary
 from trainfit.results.words import count
 
@@ -35,10 +35,13 @@ def recording_text(summary: RecordingSummary) -> str:
     notes += [*profile_note(summary.profile), *summary.notes]
     others = summary.other_processes_bytes
     held = f", of which other processes hold {size(others)}" if others else ""
-    parts = [
+    title = (
         f"{printable(summary.gpu)}, {size(summary.gpu_memory_bytes)}{held} "
         f"({count(summary.steps, 'optimizer step')}, {count(summary.operators, 'operator')}, "
-        f"torch {printable(summary.torch)})",
+        f"torch {printable(summary.torch)})"
+    )
+    parts = [
+        wrapped(title, "", "  "),
         memory_section("Memory at the peak", summary.memory),
         breakdown_section(summary.by_kind_bytes, summary.by_module_bytes, total),
         _course(summary.timeline_bytes),

@@ -319,13 +319,14 @@ def simulate(
     *,
     allocator: AllocatorSettings | None = None,
     limited: bool = True,
+    constants: DeviceConstants | None = None,
 ) -> Simulation:
     """A simulated GPU: ``with trainfit.simulate("RTX 4090"): ...`` or ``@trainfit.simulate(...)``.
 
     See :class:`Simulation` for the arguments. Raises ``trainfit.hardware.GpuNameError`` for
     a name that the catalogue does not know or that fits several GPUs.
     """
-    return Simulation(gpu, allocator=allocator, limited=limited)
+    return Simulation(gpu, allocator=allocator, limited=limited, constants=constants)
 
 
 def _other_version(profiled: str) -> list[str]:
