@@ -174,9 +174,11 @@ def test_a_shipped_profile_is_used_for_its_gpu_and_way_of_loading_only() -> None
     lazy, eager = device_constants(v100), device_constants(v100, module_loading="eager")
     assert (lazy.profile, lazy.parts[0].basis) == ("", "assumed")
     assert eager.profile == "v100-sxm2-16gb-eager"
-    counted = {part.name for part in eager.parts if part.value_bytes}
-    # Its context holds all kernels of PyTorch and cuBLAS; cuDNN is loaded later.
-    assert counted.isdisjoint({"cublas", "kernels"})
+    # Its context holds all kernels of PyTorch and cuBLAS; cuDNN is loaded later, and whole.
+    bases = {part.name: part.basis for part in eager.parts if part.value_bytes}
+    assert bases == {CONTEXT: "published", "cudnn_forward": "assumed"}
+    a100 = device_constants(find_gpu("A100 40GB SXM"), module_loading="eager")
+    assert total(a100.parts) == (1750 * MIB, 1700 * MIB, 1830 * MIB)
     assert device_constants(find_gpu("V100 32GB SXM"), module_loading="eager").profile == ""
 
 

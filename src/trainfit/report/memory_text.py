@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfit.report.sizes import printable, share, size, wrapped
+from trainfit.report.sizes import WIDTH, printable, share, size, wrapped
 from trainfit.results.plan import MemoryFigures
 from trainfit.results.words import count
 
 #: Modules that are listed by name, and the share of the peak from which they are.
 _MODULES = 12
 _MODULE_SHARE = 0.005
+
+#: Where the words beside a memory figure begin.
+_INDENT = 26
 
 _KIND_TITLES = {
     "parameter": "parameters",
@@ -28,17 +31,16 @@ def memory_section(title: str, memory: MemoryFigures) -> str:
     """The three figures, each with what it is called elsewhere."""
     low, high = map(size, memory.context_range_bytes)
     between = f"; {low} to {high}" if low != high else ""
-    context = (
-        f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)} "
-        f"({_context_basis(memory)}{between})"
-    )
+    context = f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)}"
+    basis = f"({_context_basis(memory)}{between})"
+    # Where the line is too long the brackets get one of their own.
+    gap = " " if _INDENT + len(context) + 1 + len(basis) <= WIDTH else "\n" + " " * _INDENT
     rows = [
         ("allocated", memory.allocated_bytes, "torch.cuda.max_memory_allocated()"),
         ("reserved", memory.reserved_bytes, "torch.cuda.max_memory_reserved()"),
-        ("device", memory.device_bytes, context),
+        ("device", memory.device_bytes, context + gap + basis),
     ]
-    lines = (wrapped(what, f"  {n:<10}{size(b):>11}   ", " " * 26) for n, b, what in rows)
-    return "\n".join([title, *lines])
+    return "\n".join([title, *(f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows)])
 
 
 def profile_note(profile: str) -> list[str]:
