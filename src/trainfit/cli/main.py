@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from trainfit import __version__
-from trainfit.cli import calibrate, plan, show, simulate, verify
+from trainfit.cli import calibrate, memory, plan, show, simulate, verify
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
@@ -23,6 +23,7 @@ from trainfit.results.errors import TrainfitError
 _VERBS = {
     "plan": plan,
     "simulate": simulate,
+    "memory": memory,
     "show": show,
     "calibrate": calibrate,
     "verify": verify,

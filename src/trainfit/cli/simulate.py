@@ -17,6 +17,7 @@ from trainfit.cli.common import (
     output_file,
     progress,
     split_command,
+    whole_number,
 )
 from trainfit.plan.command import parse_command
 from trainfit.plan.simulation import simulate_command
@@ -30,7 +31,10 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit simulate [options] SCRIPT.py [ARGS …]  |  -m MODULE [ARGS …]",
 }
 
-_WITH_VALUE = ("--gpu", "--profile", "--other-processes", "--steps", "--time-limit", "--output")
+_WITH_VALUE = (
+    *("--gpu", "--profile", "--other-processes"),
+    *("--steps", "--time-limit", "--output", "--batch-size"),
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_gpu(parser)
     add_device_memory(parser)
     add_simulation(parser)
+    parser.add_argument(
+        "--batch-size",
+        type=whole_number,
+        metavar="N",
+        help="another batch size, for {batch_size:…} in the command or else its DataLoader",
+    )
     parser.add_argument(
         "--output",
         metavar="FILE",
@@ -65,6 +75,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         steps=options.steps,
         time_limit_s=options.time_limit,
         output=output_file(options.output),
+        batch_size=options.batch_size,
         progress=progress,
         constants=device.constants,
     )

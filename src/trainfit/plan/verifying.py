@@ -7,7 +7,6 @@ import dataclasses
 import math
 import os
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +62,8 @@ def read_prediction(path: Path, *, recommended: bool = False) -> Prediction:
     if zipfile.is_zipfile(path):
         return _of_recording(path, recommended)
     plan = PlanResult.load(path)
+    if plan.inference is not None:
+        raise VerificationError(f"{str(path)!r} plans a script that does not train")
     if not recommended:
         torch = plan.environment.get("torch", "")
         return Prediction(path, plan.command, plan.gpu, torch, plan.now.memory, plan.now.fits)
@@ -82,14 +83,15 @@ def _of_recording(path: Path, recommended: bool) -> Prediction:
         raise VerificationError(f"{str(path)!r} is a recording: it recommends nothing")
     if not command:
         raise VerificationError(
-            f"{str(path)!r} holds no command: it was recorded inside of a Python program or by "
-            "an earlier version; record the script with `trainfit simulate`"
+            f"{str(path)!r} holds no command: it was recorded inside of a Python program, by an "
+            "earlier version, or with another batch size than its command has; record the "
+            "script with `trainfit simulate`"
         )
     if not recording.steps:
         raise VerificationError(f"{str(path)!r} holds no optimizer step; record a longer run")
     summary = summarize(recording, str(path))
-    # Recorded at the GPU's capacity, a job that did not fit broke off before its last step.
-    return Prediction(path, command, summary.gpu, summary.torch, summary.memory, True)
+    fits = summary.out_of_memory is None
+    return Prediction(path, command, summary.gpu, summary.torch, summary.memory, fits)
 
 
 class RealGpu(Protocol):
@@ -277,10 +279,7 @@ class ThisMachine:
             )
             (folder / "request.json").write_text(request.to_json())
             environment = {**os.environ, **command.environment()}
-            child = run_child(
-                *(command, "trainfit.memory.verification", folder, environment, limit_s),
-                threading.Event(),
-            )
+            child = run_child(command, "trainfit.memory.verification", folder, environment, limit_s)
             with contextlib.suppress(OSError, ValueError):
                 return RealRunOutcome.load(folder / "outcome.json"), child.output
         return RealRunOutcome("died", 0, child.seconds, message=child.ending), child.output

@@ -15,7 +15,8 @@ _MODULE_SHARE = 0.005
 #: Where the words beside a memory figure begin.
 _INDENT = 26
 
-_KIND_TITLES = {
+#: Kinds of allocation as they are shown.
+KIND_TITLES = {
     "parameter": "parameters",
     "buffer": "buffers",
     "gradient": "gradients",
@@ -32,7 +33,7 @@ def memory_section(title: str, memory: MemoryFigures) -> str:
     low, high = map(size, memory.context_range_bytes)
     between = f"; {low} to {high}" if low != high else ""
     context = f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)}"
-    basis = f"({_context_basis(memory)}{between})"
+    basis = f"({context_basis(memory)}{between})"
     # Where the line is too long the brackets get one of their own.
     gap = " " if _INDENT + len(context) + 1 + len(basis) <= WIDTH else "\n" + " " * _INDENT
     rows = [
@@ -60,7 +61,7 @@ def _context_name(memory: MemoryFigures) -> str:
     return ", ".join(["CUDA context", *names])
 
 
-def _context_basis(memory: MemoryFigures) -> str:
+def context_basis(memory: MemoryFigures) -> str:
     """Where the figure is from: "assumed", "measured", or which part is what."""
     bases = {part.name: part.basis for part in memory.context_parts if part.value_bytes}
     context = bases.pop("context", "assumed")
@@ -76,7 +77,7 @@ def breakdown_section(
     lines = ["At the peak, by kind"]
     for kind, nbytes in sorted(by_kind_bytes.items(), key=_activations_first):
         if nbytes:
-            lines.append(_row(_KIND_TITLES.get(kind, kind), nbytes, total_bytes))
+            lines.append(_row(KIND_TITLES.get(kind, kind), nbytes, total_bytes))
     lines.append("At the peak, by module")
     named = {path: nbytes for path, nbytes in by_module_bytes.items() if path and nbytes}
     largest = sorted(named, key=lambda path: -named[path])[:_MODULES]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from trainfit.results.plan import MemoryFigures
+from trainfit.results.steps import StepPattern
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,8 +14,8 @@ class RecordingSummary:
     """What one simulated run needed.
 
     ``timeline_bytes`` holds allocated memory at evenly spaced events of the last whole step.
-    ``out_of_memory`` is the message of the simulated GPU where the run ended by it, and
-    ``notes`` say what the figures rest on.
+    ``out_of_memory`` is the message of the simulated GPU where the run ended by it.
+    ``pattern`` says how memory goes on from step to step, ``notes`` what the figures rest on.
     """
 
     file: str
@@ -30,6 +31,7 @@ class RecordingSummary:
     timeline_bytes: tuple[int, ...]
     assumptions: Mapping[str, int]
     out_of_memory: str | None = None
+    pattern: StepPattern | None = None
     other_processes_bytes: int = 0
     profile: str = ""
     notes: tuple[str, ...] = ()

@@ -44,15 +44,15 @@ class DeviceSegments(Counters):
         #: What other processes hold of the device.
         self.other_processes_bytes = 0
         self.settings = settings
-        #: setMemoryFraction: a fraction of 1.0 sets no limit.
-        self.allowed_bytes = int(memory_fraction * capacity_bytes) if memory_fraction < 1 else None
         self.num_device_alloc = 0
         self.num_device_free = 0
-        limit = settings.max_split_bytes
-        self._max_split = float("inf") if limit is None else limit
-        self._collects = (
-            self.allowed_bytes is not None and settings.garbage_collection_threshold > 0
-        )
+        #: The limit that a memory fraction sets, ``None`` without one.
+        self.allowed_bytes: int | None = None
+        self._limit(memory_fraction)
+        #: Is there a block of an expandable segment, or was there one?
+        self._was_expandable = False
+        #: Does the garbage collection run, or did it?
+        self._keeps_age = False
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._small_counters = Counters()
@@ -64,6 +64,23 @@ class DeviceSegments(Counters):
         #: get_free_blocks_call_count of the large and the small blocks, for the collection.
         self._searches = [0, 0]
 
+    def _limit(self, fraction: float) -> None:
+        self.allowed_bytes = int(fraction * self.capacity_bytes) if fraction < 1 else None
+
+    def _exceeds_fraction(self, segment: int) -> bool:
+        return self.allowed_bytes is not None and self.reserved_bytes + segment > self.allowed_bytes
+
+    def _follow_settings(self) -> None:
+        limit = self.settings.max_split_bytes
+        self._max_split = float("inf") if limit is None else limit
+        self._collects = (
+            self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
+        )
+        self._keeps_age = self._keeps_age or self._collects
+        for pools in (self._small, self._large):
+            for pool in pools.values():
+                self._set_split_rule(pool)
+
     def free_device_bytes(self) -> int:
         """The free memory that cudaMemGetInfo reports."""
         taken = self.context_bytes + self.other_processes_bytes + self.reserved_bytes
@@ -73,14 +90,18 @@ class DeviceSegments(Counters):
     def _new_pool(self, stream: int, is_small: bool) -> Pool:
         pools = self._small if is_small else self._large
         pool = Pool(stream, is_small, self._small_counters if is_small else self._large_counters)
-        if is_small or self.settings.expandable_segments:
+        self._set_split_rule(pool)
+        pools[stream] = pool
+        return pool
+
+    def _set_split_rule(self, pool: Pool) -> None:
+        """``should_split``."""
+        if pool.is_small or self.settings.expandable_segments:
             pool.split_remainder = MIN_BLOCK
             pool.split_below = float("inf")
         else:
             pool.split_remainder = SMALL_SIZE + 1
             pool.split_below = self._max_split
-        pools[stream] = pool
-        return pool
 
     def _get_free_block(self, pool: Pool, rounded: int) -> Block | None:
         """``get_free_block``: best fit, with the rules of the settings."""
@@ -90,12 +111,10 @@ class DeviceSegments(Counters):
         index = bisect_left(free, (rounded,))
         if index == len(free):
             return None
-        if self.settings.expandable_segments:
-            # A block at the edge of the mapped range counts as large as it could become.
-            while index + 1 < len(free) and _expandable_size(free[index + 1][2]) < (
-                _expandable_size(free[index][2])
-            ):
-                index += 1
+        if free[index][2].expandable is not None:
+            index = self._among_expandable(free, index)
+            if index == len(free):
+                return None
         size = free[index][0]
         if rounded < self._max_split <= size:
             return None
@@ -103,11 +122,27 @@ class DeviceSegments(Counters):
             return None
         return free.pop(index)[2]
 
+    def _among_expandable(self, free: list[tuple[int, int, Block]], index: int) -> int:
+        """Best fit where the smallest block that fits is part of an expandable segment."""
+        if not self.settings.expandable_segments:
+            # Expandable segments were switched off meanwhile: their blocks are passed over.
+            while index < len(free) and free[index][2].expandable is not None:
+                index += 1
+            return index
+        # A block at the edge of the mapped range counts as large as it could become.
+        while (
+            free[index][2].expandable is not None
+            and index + 1 < len(free)
+            and _expandable_size(free[index + 1][2]) < _expandable_size(free[index][2])
+        ):
+            index += 1
+        return index
+
     # -- taking memory from the device --------------------------------------------------------
 
     def _alloc_block(self, pool: Pool, rounded: int, segment: int) -> Block | None:
         """``alloc_block``: new memory from the device, or ``None``."""
-        if self.allowed_bytes is not None and self.reserved_bytes + segment > self.allowed_bytes:
+        if self._exceeds_fraction(segment):
             return None
         if self.settings.expandable_segments:
             return self._try_allocate_expandable(pool, rounded)
@@ -150,7 +185,7 @@ class DeviceSegments(Counters):
         for _, _, block in list(pool.free):
             if block.expandable is not None:
                 self._unmap_block(block, block.expandable)
-            elif block.prev is None and block.next is None:
+            elif _is_segment(block):
                 self._release_block(block)
 
     def _release_block(self, block: Block) -> None:
@@ -175,7 +210,7 @@ class DeviceSegments(Counters):
             return False
         wanted = max(rounded, limit)
         index = bisect_left(pool.free, (wanted,))
-        if index < len(pool.free) and pool.free[index][2].expandable is None:
+        if index < len(pool.free) and _is_segment(pool.free[index][2]):
             self._release_block(pool.free[index][2])
             return True
         # No single block is large enough: several, from the largest down.
@@ -183,7 +218,7 @@ class DeviceSegments(Counters):
         for size, _, block in reversed(pool.free[:index]):
             if released >= wanted or size < limit:
                 break
-            if block.expandable is None:
+            if _is_segment(block):
                 released += size
                 self._release_block(block)
         return released >= wanted
@@ -201,7 +236,7 @@ class DeviceSegments(Counters):
             entry[2]
             for pool in self._large.values()
             for entry in pool.free
-            if entry[2].prev is None and entry[2].next is None and entry[2].expandable is None
+            if _is_segment(entry[2])
         ]
         now = self._searches[False]
         while target > 0 and whole:
@@ -225,6 +260,7 @@ class DeviceSegments(Counters):
             if room >= size:
                 return start
         page = SMALL_BUFFER if pool.is_small else self.settings.large_segment_bytes
+        self._was_expandable = True
         segment = ExpandableSegment(self._next_address, page, self.capacity_bytes)
         self._reserve_addresses(segment.size)
         block = Block(segment.address, segment.size, pool, segment, UNMAPPED)
@@ -296,6 +332,14 @@ class DeviceSegments(Counters):
         if block.prev is None and block.next is None:
             pool.remove(block)
             del self._heads[block.address]
+
+
+def _is_segment(block: Block) -> bool:
+    """Is the block all of what one cudaMalloc returned?
+
+    Oversize blocks always are, unless the split limit was lowered in a running program.
+    """
+    return block.prev is None and block.next is None and block.expandable is None
 
 
 def _expandable_size(block: Block) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from trainfit.results.constants import Library
 from trainfit.simgpu.engine import LIBRARY_OF, Engine
-from trainfit.simgpu.kernels import is_depthwise
+from trainfit.simgpu.kernels_convolution import native_depthwise
 
 _PRODUCTS = (
     *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot"),
@@ -48,13 +48,13 @@ def _sdpa(engine: Engine, args: tuple[Any, ...]) -> Library:
 
 def _convolution(engine: Engine, args: tuple[Any, ...]) -> Library | None:
     """aten::convolution: cuDNN, or PyTorch's own depthwise kernels, or matrix products."""
-    if is_depthwise(args[0], args[1], args[8], args[6]):
+    if native_depthwise(args[0], args[1], *args[3:9]):
         return None
     return "cudnn_forward" if torch.backends.cudnn.enabled else "cublas"
 
 
 def _convolution_backward(engine: Engine, args: tuple[Any, ...]) -> Library | None:
-    if is_depthwise(args[1], args[2], args[9], args[7]):
+    if native_depthwise(args[1], args[2], *args[4:10]):
         return None
     return "cudnn_backward" if torch.backends.cudnn.enabled else "cublas"
 

@@ -62,10 +62,16 @@ class MainOptimizer:
     def __init__(self) -> None:
         self._first: weakref.ref[Any] | None = None
 
-    def before_step(self, optimizer: Any) -> None:
-        """``optimizer`` is about to make a step."""
-        if self._first is None or self._first() is None:
-            self._first = weakref.ref(optimizer)
+    def before_step(self, optimizer: Any) -> bool:
+        """``optimizer`` is about to make a step; is it the first to, and the one from now on?"""
+        if self._first is not None and self._first() is not None:
+            return False
+        self.choose(optimizer)
+        return True
+
+    def choose(self, optimizer: Any) -> None:
+        """Let the steps of ``optimizer`` count."""
+        self._first = weakref.ref(optimizer)
 
     def made(self, optimizer: Any) -> bool:
         """Is a step of ``optimizer`` one that counts?"""
