@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainfit.report.batches_text import batches_section
 from trainfit.report.memory_text import (
     KIND_TITLES,
-    context_basis,
     breakdown_section,
+    context_basis,
     memory_section,
     notes_section,
 )

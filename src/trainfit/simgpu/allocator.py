@@ -111,9 +111,10 @@ class CachingAllocator(DeviceSegments):
             self._limit(settings.per_process_memory_fraction)
         self._follow_settings()
 
-    def set_memory_fraction(self, fraction: float) -> None:
-        """``setMemoryFraction``: ``fraction`` of the device's memory; 1.0 sets no limit."""
-        self._limit(fraction)
+    def set_memory_fraction(self, fraction: float, total_bytes: int | None = None) -> None:
+        """``setMemoryFraction``: a share of the device's memory (``total_bytes``, where it is
+        not the capacity); 1.0 sets no limit."""
+        self._limit(fraction, total_bytes)
         self._follow_settings()
 
     def _follow_settings(self) -> None:
@@ -218,6 +219,8 @@ class CachingAllocator(DeviceSegments):
             self._raise_active_peaks(counters)
         if size >= self._max_split:
             self._oversize_allocations.increase()
+        if self.tracer is not None:
+            self.tracer("alloc", block.address, requested, block.stream)
         return block
 
     def _raise_active_peaks(self, counters: Counters) -> None:
@@ -241,6 +244,8 @@ class CachingAllocator(DeviceSegments):
         counters.allocated_bytes -= size
         self.allocations -= 1
         self.allocated_bytes -= size
+        if self.tracer is not None:
+            self.tracer("free_requested", block.address, block.requested, block.stream)
         if size >= self._max_split:
             self._oversize_allocations.decrease()
         if block.stream_uses is not None:
@@ -262,6 +267,8 @@ class CachingAllocator(DeviceSegments):
         """
         pool = block.pool
         counters = pool.counters
+        if self.tracer is not None:
+            self.tracer("free_completed", block.address, block.requested, block.stream)
         counters.requested_bytes -= block.requested
         self.requested_bytes -= block.requested
         size = block.size
@@ -338,6 +345,8 @@ class CachingAllocator(DeviceSegments):
             block = self._alloc_block(pool, rounded, segment)
         if block is None:
             self.num_ooms += 1
+            if self.tracer is not None:
+                self.tracer("oom", self.free_device_bytes(), rounded, pool.stream)
             raise OutOfDeviceMemory(self, segment)
         return block
 

@@ -26,7 +26,8 @@ class Counters:
         "allocated_bytes", "allocations", "inactive_split_bytes", "inactive_splits",
         "peak_active_blocks", "peak_active_bytes", "peak_allocated_bytes", "peak_allocations",
         "peak_inactive_split_bytes", "peak_inactive_splits", "peak_requested_bytes",
-        "peak_reserved_bytes", "peak_segments", "pending_blocks", "pending_bytes", "requested_bytes",
+        "peak_reserved_bytes", "peak_segments", "pending_blocks", "pending_bytes",
+        "requested_bytes",
         "reserved_bytes", "segments", "total_allocated_bytes", "total_allocations",
         "total_inactive_split_bytes", "total_inactive_splits", "total_requested_bytes",
         "total_reserved_bytes", "total_segments",
@@ -65,13 +66,13 @@ class ExpandableSegment:
 
     __slots__ = ("address", "page", "size")
 
-    def __init__(self, address: int, page: int, capacity: int) -> None:
-        """``page`` bytes are mapped at a time.
+    def __init__(self, page: int, capacity: int) -> None:
+        """``page`` bytes are mapped at a time; the address is set once it is known.
 
         The range covers 1 1/8 of the device's memory, so that pages which are unmapped in
         its middle can be mapped anew at its end.
         """
-        self.address = address
+        self.address = 0
         self.page = page
         self.size = -(-(capacity + capacity // 8) // page) * page
 

@@ -7,6 +7,7 @@ C++ functions. All sizes and addresses are in bytes.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from trainfit.simgpu.allocator_blocks import (
     FREE,
@@ -27,6 +28,10 @@ from trainfit.simgpu.allocator_stats import Counter
 #: Where the device's addresses begin; any multiple of 2 MiB would do.
 _FIRST_ADDRESS = 0x7F00_0000_0000
 
+#: Told of every event that PyTorch's memory history records (``TraceEntry``): its action,
+#: address, bytes and stream. The address of "oom" is the device's free memory.
+Tracer = Callable[[str, int, int, int], None]
+
 
 class DeviceSegments(Counters):
     """The segments that an allocator holds of one device, and their free blocks by pool."""
@@ -46,6 +51,7 @@ class DeviceSegments(Counters):
         self.settings = settings
         self.num_device_alloc = 0
         self.num_device_free = 0
+        self.tracer: Tracer | None = None
         #: The limit that a memory fraction sets, ``None`` without one.
         self.allowed_bytes: int | None = None
         self._limit(memory_fraction)
@@ -64,8 +70,9 @@ class DeviceSegments(Counters):
         #: get_free_blocks_call_count of the large and the small blocks, for the collection.
         self._searches = [0, 0]
 
-    def _limit(self, fraction: float) -> None:
-        self.allowed_bytes = int(fraction * self.capacity_bytes) if fraction < 1 else None
+    def _limit(self, fraction: float, total_bytes: int | None = None) -> None:
+        total = self.capacity_bytes if total_bytes is None else total_bytes
+        self.allowed_bytes = int(fraction * total) if fraction < 1 else None
 
     def _exceeds_fraction(self, segment: int) -> bool:
         return self.allowed_bytes is not None and self.reserved_bytes + segment > self.allowed_bytes
@@ -157,6 +164,8 @@ class DeviceSegments(Counters):
         pool.counters.total_segments += 1
         if segment >= self._max_split:
             self._oversize_segments.increase()
+        if self.tracer is not None:
+            self.tracer("segment_alloc", block.address, segment, pool.stream)
         return block
 
     def _reserve(self, counters: Counters, nbytes: int) -> None:
@@ -191,6 +200,8 @@ class DeviceSegments(Counters):
     def _release_block(self, block: Block) -> None:
         """``release_block``: cudaFree of a segment."""
         pool = block.pool
+        if self.tracer is not None:
+            self.tracer("segment_free", block.address, block.size, block.stream)
         pool.remove(block)
         del self._heads[block.address]
         self.num_device_free += 1
@@ -261,8 +272,8 @@ class DeviceSegments(Counters):
                 return start
         page = SMALL_BUFFER if pool.is_small else self.settings.large_segment_bytes
         self._was_expandable = True
-        segment = ExpandableSegment(self._next_address, page, self.capacity_bytes)
-        self._reserve_addresses(segment.size)
+        segment = ExpandableSegment(page, self.capacity_bytes)
+        segment.address = self._reserve_addresses(segment.size)
         block = Block(segment.address, segment.size, pool, segment, UNMAPPED)
         self._heads[block.address] = block
         pool.add(block)
@@ -299,10 +310,13 @@ class DeviceSegments(Counters):
         if nbytes < block.size:
             pool.add(block.split(nbytes, UNMAPPED))
         block.state = FREE
+        address = block.address
         block = block.merge_neighbours()
         block.born = self._searches[pool.is_small]
         pool.add(block)
         self._reserve(pool.counters, nbytes)
+        if self.tracer is not None:
+            self.tracer("segment_map", address, nbytes, pool.stream)
         return block
 
     def _unmap_block(self, block: Block, segment: ExpandableSegment) -> None:
@@ -329,6 +343,8 @@ class DeviceSegments(Counters):
         self.num_device_free += 1
         for counters in (self, pool.counters):
             counters.reserved_bytes -= end - begin
+        if self.tracer is not None:
+            self.tracer("segment_unmap", begin, end - begin, pool.stream)
         if block.prev is None and block.next is None:
             pool.remove(block)
             del self._heads[block.address]

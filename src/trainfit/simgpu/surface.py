@@ -18,6 +18,7 @@ from torch.nn.parallel import scatter_gather
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.history import History
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal, current_engine
@@ -278,6 +279,12 @@ class Surface:
         def set_settings(text: str) -> None:
             allocator.apply(allocator.settings.changed_by(text))
 
+        history = History(allocator, self._clock.now)
+
+        def snapshot(*_: Any) -> dict[str, Any]:
+            memory.flush()
+            return history.snapshot()
+
         functions: dict[str, Any] = {
             "_cuda_getDeviceCount": lambda: 1,
             "_cuda_getDevice": lambda: 0,
@@ -287,16 +294,12 @@ class Surface:
             "_cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
             "_cuda_emptyCache": memory.empty_cache,
             "_cuda_memoryStats": stats,
-            "_cuda_memorySnapshot": lambda *_: {
-                "segments": allocator.snapshot(),
-                "device_traces": [],
-                "allocator_settings": {},
-                "external_annotations": [],
-            },
+            "_cuda_memorySnapshot": snapshot,
             "_cuda_resetPeakMemoryStats": lambda *_: allocator.reset_peaks(),
             "_cuda_resetAccumulatedMemoryStats": lambda *_: allocator.reset_accumulated(),
             "_cuda_getAllocatorBackend": lambda: "native",
-            "_cuda_record_memory_history": nothing,
+            "_cuda_record_memory_history": history.configure,
+            "_cuda_record_memory_history_legacy": history.configure_legacy,
             "_cuda_isInBadFork": lambda: False,
             "_cuda_isCurrentStreamCapturing": lambda: False,
             "_cuda_canDeviceAccessPeer": lambda *_: False,
@@ -397,7 +400,7 @@ class Surface:
             if not isinstance(fraction, float) or not 0 <= fraction <= 1:
                 raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0.0~1.0")
             self._fraction = fraction
-            self._memory.allocator.set_memory_fraction(fraction)
+            self._memory.allocator.set_memory_fraction(fraction, self._gpu.memory_bytes)
 
         return {
             "mem_get_info": lambda device=None: self._mem_get_info(),
