@@ -8,9 +8,10 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 
-from trainfit.hardware import GpuSpec, catalogue
+from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
+from trainfit.memory.device import context_parts
 from trainfit.memory.fit import LARGEST
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Replay, Stream
@@ -24,6 +25,7 @@ from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.plan import Basis, Configuration, PlanResult, Remedies
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
@@ -71,8 +73,11 @@ def plan(
     gpu_name: str,
     settings: Settings,
     progress: Progress = lambda text: None,
+    constants: DeviceConstants | None = None,
 ) -> PlanResult:
     """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
+
+    ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
 
     Raises :class:`~trainfit.plan.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.CommandError` where its placeholder for the
@@ -86,21 +91,38 @@ def plan(
             gpu_memory_bytes=gpu.memory_bytes,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
+            constants=constants,
             warm=True,
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
-        result = _Planner(command, gpu, settings, runs).run()
+        constants = device_constants(gpu) if constants is None else constants
+        result = _Planner(command, gpu, settings, runs, constants).run()
     return dataclasses.replace(result, seconds=time.monotonic() - started)
 
 
 class _Planner:
-    def __init__(self, command: Command, gpu: GpuSpec, settings: Settings, runs: Runs) -> None:
+    def __init__(
+        self,
+        command: Command,
+        gpu: GpuSpec,
+        settings: Settings,
+        runs: Runs,
+        constants: DeviceConstants,
+    ) -> None:
         self._command = command
         self._gpu = gpu
         self._settings = settings
         self._runs = runs
-        self._judge = Judge(gpu, allocator_settings(command), settings.headroom)
+        self._constants = constants
+        # What the command uses of it is known once it has run.
+        self._judge = Judge(
+            gpu,
+            allocator_settings(command),
+            settings.headroom,
+            constants.used(LIBRARIES),
+            constants.other_processes_bytes,
+        )
         self._notes: list[str] = []
 
     def run(self) -> PlanResult:
@@ -108,6 +130,9 @@ class _Planner:
         infers = is_inference(first)
         if infers:
             first, batch = self._counting_calls(first)
+        recording = _recording(first)
+        self._judge = dataclasses.replace(self._judge, context=context_parts(recording))
+        self._notes += recording.header.get("notes", ())
         pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
         flipped = self._flipped(first)
         self._start(batch, pairs, flipped)
@@ -140,6 +165,8 @@ class _Planner:
             remedies=remedies,
             inference=inference,
             pattern=step_pattern(_recording(first), reserved_bytes=now.memory.reserved_bytes),
+            other_processes_bytes=self._constants.other_processes_bytes,
+            profile=self._constants.profile,
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -265,12 +292,12 @@ class _Planner:
 
     def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
         """By simulating one batch size after the other."""
-        context = self._gpu.context_bytes
+        context = self._judge.context_bytes
         loader = next(iter(known.values())).outcome.loader
         found = search(
             [self._trial(batch, trace) for batch, trace in known.items()],
             lambda batches: self._trials(batches, variant),
-            free_bytes=self._gpu.memory_bytes - context,
+            free_bytes=self._judge.capacity_bytes - context,
             free_with_headroom_bytes=self._judge.usable_bytes - context,
             most=loader.samples if loader is not None and loader.samples else LARGEST,
         )
@@ -296,7 +323,7 @@ class _Planner:
     def _trial(self, batch: int, trace: Trace) -> Trial:
         stream = Stream.of(_recording(trace))
         limited = self._judge.limited(stream)
-        taken = limited.peak_reserved + self._gpu.context_bytes
+        taken = limited.peak_reserved + self._judge.context_bytes
         return Trial(
             batch=batch,
             reserved_bytes=self._judge.unlimited(stream).peak_reserved,
@@ -326,7 +353,7 @@ class _Planner:
         return Configuration(
             batch_size=batch,
             amp=trace.outcome.autocast or "off",
-            memory=self._judge.figures(shown),
+            memory=self._judge.figures(shown, context_parts(recording)),
             fits=fits,
             by_kind_bytes=by_kind(recording, stream, shown),
             by_module_bytes=by_module(recording, stream, shown),
@@ -423,7 +450,12 @@ class _Planner:
     def _other_gpus(self, first: Trace) -> tuple[str, ...]:
         """GPUs of the catalogue on which the present batch size runs, smallest first."""
         need = self._judge.unlimited(Stream.of(_recording(first))).peak_reserved
-        able = [gpu for gpu in catalogue() if need + gpu.context_bytes <= gpu.memory_bytes]
+        libraries = {part.name for part in self._judge.context}
+        able = [
+            gpu
+            for gpu in catalogue()
+            if need + total(device_constants(gpu).used(libraries))[0] <= gpu.memory_bytes
+        ]
         able.sort(key=lambda gpu: (gpu.memory_bytes, gpu.key))
         return tuple(gpu.key for gpu in able)
 

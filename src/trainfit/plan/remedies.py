@@ -211,7 +211,7 @@ class _Remedies:
             if item.status != "estimated" and self._wins(item) and not slots & taken:
                 chain.append(item)
                 taken |= slots
-        missing = self._before.device_bytes - self._judge.gpu.memory_bytes
+        missing = self._before.device_bytes - self._judge.capacity_bytes
         saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
         enough = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
         sizes = [n for n in (*enough, len(chain)) if n > 1]
