@@ -45,9 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--headroom",
         type=share,
-        default=0.10,
         metavar="SHARE",
-        help="share of the GPU's memory to leave free (default 0.10, also 10%%)",
+        help="share of the GPU's memory to leave free, as 0.1 or 10%% (default: as much as the "
+        "figures may be too low)",
     )
     add_simulation(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")

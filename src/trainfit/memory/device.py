@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trainfit.memory.interval import bounds_of
 from trainfit.memory.replay import Replay
 from trainfit.results.constants import CONTEXT, Constant, total
 from trainfit.results.plan import MemoryFigures
@@ -27,6 +28,7 @@ def figures(outcome: Replay, parts: Iterable[Constant]) -> MemoryFigures:
     """The three quantities of a replay, with the process's other memory."""
     listed = tuple(parts)
     context, low, high = total(listed)
+    allocated, reserved = bounds_of(outcome)
     return MemoryFigures(
         allocated_bytes=outcome.peak_allocated,
         reserved_bytes=outcome.peak_reserved,
@@ -34,4 +36,7 @@ def figures(outcome: Replay, parts: Iterable[Constant]) -> MemoryFigures:
         context_bytes=context,
         context_range_bytes=(low, high),
         context_parts=listed,
+        allocated_range_bytes=(allocated.low, allocated.high),
+        reserved_range_bytes=(reserved.low, reserved.high),
+        device_range_bytes=(reserved.low + low, reserved.high + high),
     )

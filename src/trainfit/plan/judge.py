@@ -11,6 +11,7 @@ from trainfit.memory.fit import largest_batch
 from trainfit.memory.replay import Replay, Stream, replay
 from trainfit.results.constants import Constant, total
 from trainfit.results.plan import MemoryFigures
+from trainfit.results.recording import Recording
 from trainfit.simgpu.allocator import AllocatorSettings
 
 
@@ -42,6 +43,12 @@ class Judge:
     def usable_bytes(self) -> int:
         """What the job may take, headroom left free."""
         return int(self.gpu.memory_bytes * (1 - self.headroom)) - self.other_processes_bytes
+
+    def margin(self, recording: Recording) -> float:
+        """The share of a full GPU by which the figures may be too low (the upper bound)."""
+        figures = self.figures(self.unlimited(Stream.of(recording)))
+        assert figures.device_range_bytes is not None
+        return 1 - figures.device_bytes / figures.device_range_bytes[1]
 
     def limited(self, stream: Stream) -> Replay:
         """At the GPU's capacity."""

@@ -42,11 +42,12 @@ _SETTLED = 0.999
 class Settings:
     """What the user set: see ``trainfit plan --help``.
 
-    ``headroom`` is a share of the GPU; ``steps`` of ``None`` are until memory has settled.
+    ``headroom`` is a share of the GPU (``None``: as much as the figures may be too low);
+    ``steps`` of ``None`` are until memory has settled.
     ``remedies`` are names of remedies to try; ``None``: all where the job does not fit.
     """
 
-    headroom: float = 0.10
+    headroom: float | None = None
     steps: int | None = None
     time_limit_s: float = 600.0
     remedies: tuple[str, ...] | None = None
@@ -119,7 +120,7 @@ class _Planner:
         self._judge = Judge(
             gpu,
             allocator_settings(command),
-            settings.headroom,
+            settings.headroom or 0.0,
             constants.used(LIBRARIES),
             constants.other_processes_bytes,
         )
@@ -132,6 +133,8 @@ class _Planner:
             first, batch = self._counting_calls(first)
         recording = _recording(first)
         self._judge = dataclasses.replace(self._judge, context=context_parts(recording))
+        if self._settings.headroom is None:
+            self._judge = dataclasses.replace(self._judge, headroom=self._judge.margin(recording))
         self._notes += recording.header.get("notes", ())
         pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
         flipped = self._flipped(first)
@@ -148,7 +151,8 @@ class _Planner:
             command=self._command.line(),
             gpu=self._gpu.key,
             gpu_memory_bytes=self._gpu.memory_bytes,
-            headroom_share=self._settings.headroom,
+            headroom_share=self._judge.headroom,
+            headroom_is_set=self._settings.headroom is not None,
             steps=first.outcome.steps,
             now=now,
             recommended=self._judge.figures(peak) if peak is not None else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainfit.report.sizes import WIDTH, printable, share, size, wrapped
-from trainfit.results.plan import MemoryFigures
+from trainfit.results.plan import RANGE_COVERAGE, RANGE_EXCEEDED, MemoryFigures
 from trainfit.results.words import count
 
 #: Modules that are listed by name, and the share of the peak from which they are.
@@ -41,7 +41,25 @@ def memory_section(title: str, memory: MemoryFigures) -> str:
         ("reserved", memory.reserved_bytes, "torch.cuda.max_memory_reserved()"),
         ("device", memory.device_bytes, context + gap + basis),
     ]
-    return "\n".join([title, *(f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows)])
+    lines = [f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows]
+    return "\n".join([title, *lines, *_ranges(memory)])
+
+
+def _ranges(memory: MemoryFigures) -> list[str]:
+    """How sure the figures are; nothing in files of versions that did not say."""
+    ranges = {
+        "device": memory.device_range_bytes,
+        "reserved": memory.reserved_range_bytes,
+        "allocated": memory.allocated_range_bytes,
+    }
+    parts = [f"{n} {size(r[0])} to {size(r[1])}" for n, r in ranges.items() if r is not None]
+    if not parts:
+        return []
+    text = (
+        f"{', '.join(parts)} (of measured jobs, {RANGE_COVERAGE:.0%} lay within the device "
+        f"range, {RANGE_EXCEEDED:.0%} above it)"
+    )
+    return [wrapped(text, "  between   ", " " * 12)]
 
 
 def profile_note(profile: str) -> list[str]:

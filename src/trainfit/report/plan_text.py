@@ -98,12 +98,14 @@ def _unknown(result: PlanResult) -> list[str]:
 
 def _recommended(result: PlanResult) -> list[str]:
     best, memory = result.now.recommended_batch, result.recommended
-    free = f"{100 * result.headroom_share:.4g}% of the GPU free"
+    free = f"{100 * result.headroom_share:.2g}% of the GPU free"
     if not best:
         none = "none was seen to leave" if best is None else "no batch size leaves"
         return [f"  {'recommended':<20}  none: {none} {free}"]
     why = "the present one; " if best == result.now.batch_size else ""
     why += f"the largest that leaves {free}"
+    if not result.headroom_is_set:
+        why += " (as much as the figures may be too low)"
     if best >= 8 and best % 8 == 0 and result.basis == "two traces":
         why += ", as a multiple of 8 (tensor cores)"
     lines = [_batch_row("recommended", best, why)]
