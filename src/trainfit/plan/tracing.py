@@ -116,13 +116,9 @@ class Tracer:
         amp: ForcedAmp | None = None,
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
-        steps: int | None = None,
         count: Literal["steps", "calls"] = "steps",
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders.
-
-        ``steps`` is another number of optimizer steps than usual.
-        """
+        """Simulate the command with ``values`` in its placeholders."""
         values = dict(values or {})
         folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
@@ -136,7 +132,7 @@ class Tracer:
             survey=survey,
             count=count,
             command=self._command.line(**values),
-            **self._common | ({} if steps is None else {"steps": steps}),
+            **self._common,
         )
         (folder / "request.json").write_text(request.to_json())
         return self._run(folder, {**os.environ, **self._command.environment(**values)})
