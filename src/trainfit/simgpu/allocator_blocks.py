@@ -25,7 +25,8 @@ class Counters:
     __slots__ = (
         "allocated_bytes", "allocations", "inactive_split_bytes", "inactive_splits",
         "peak_active_blocks", "peak_active_bytes", "peak_allocated_bytes", "peak_allocations",
-        "peak_inactive_split_bytes", "peak_inactive_splits", "peak_requested_bytes", "peak_reserved_bytes",
+        "peak_inactive_split_bytes", "peak_inactive_splits", "peak_requested_bytes",
+        "peak_reserved_bytes",
         "peak_segments", "pending_blocks", "pending_bytes", "requested_bytes",
         "reserved_bytes", "segments", "total_allocated_bytes", "total_allocations",
         "total_inactive_split_bytes", "total_inactive_splits", "total_requested_bytes",
