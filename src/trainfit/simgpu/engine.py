@@ -449,9 +449,16 @@ class Engine:
             ]
         )
 
+    def has_library_workspace(self, owner: Any) -> bool:
+        """Was :meth:`library_workspace` called for this owner on the present stream?"""
+        return (owner, self.memory.stream) in self.library_memory
+
     def library_workspace(self, model: str, arguments: tuple[int, ...], owner: Any = None) -> None:
-        """Take a workspace that a library allocates once for each owner and stream, and keeps."""
-        key = (model, owner, self.memory.stream)
+        """Take a workspace that a library allocates once for each owner and stream, and keeps.
+
+        Without an owner it is the process's. 0 bytes are noted, too.
+        """
+        key = (model if owner is None else owner, self.memory.stream)
         if key not in self.library_memory:
             self.library_memory.add(key)
             nbytes = workspace_bytes(model, arguments)
