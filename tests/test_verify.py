@@ -456,3 +456,20 @@ def test_constants_of_the_catalogue_are_what_a_plan_takes() -> None:
     with package.simulate(gpu) as simulation:
         torch.zeros(1, device="cuda")
     assert simulation.constants == device_constants(gpu)
+
+
+def test_without_a_tolerance_the_predictions_own_ranges_count() -> None:
+    memory = MemoryFigures(
+        *(4 * GIB, 5 * GIB, 6 * GIB, GIB, (GIB, GIB)),
+        allocated_range_bytes=(4 * GIB, 4 * GIB),
+        reserved_range_bytes=(4 * GIB, 7 * GIB),
+        device_range_bytes=(5 * GIB, 8 * GIB),
+    )
+    assert stated_ranges(memory, None) == {
+        "allocated": (4 * GIB - 2 * MIB, 4 * GIB + 2 * MIB),
+        "reserved": (4 * GIB, 7 * GIB),
+        "device": (5 * GIB, 8 * GIB),
+    }
+    assert stated_ranges(memory, 0.02)["reserved"][1] < 5.2 * GIB
+    bare = dataclasses.replace(memory, device_range_bytes=None)
+    assert stated_ranges(bare, None) == stated_ranges(memory, 0.02)

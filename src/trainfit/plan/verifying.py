@@ -36,6 +36,8 @@ WARM_UP: Final = 2
 #: for allocated memory, a large one for reserved (c10/core/AllocatorConfig.h).
 _LEAST_ALLOCATED: Final = 2 << 20
 _LEAST_RESERVED: Final = 20 << 20
+#: For predictions of versions that stated no range.
+_TOLERANCE: Final = 0.02
 
 
 class VerificationError(TrainfitError):
@@ -117,7 +119,7 @@ def verify(
     gpu: RealGpu,
     *,
     steps: int,
-    tolerance: float,
+    tolerance: float | None,
     time_limit_s: float,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Verification:
@@ -147,7 +149,7 @@ def verify(
         gpu_predicted=prediction.gpu,
         gpu_measured=device.gpu,
         steps=outcome.steps,
-        range_basis=f"±{100 * tolerance:g}%, and the context's range for the device",
+        range_basis=_range_basis(prediction.memory, tolerance),
         compared=_compare(prediction.memory, outcome, held, tolerance) if ran else {},
         fits_predicted=prediction.fits,
         fits_measured=ran,
@@ -163,7 +165,7 @@ def verify(
 
 
 def _compare(
-    memory: MemoryFigures, outcome: RealRunOutcome, held: int, tolerance: float
+    memory: MemoryFigures, outcome: RealRunOutcome, held: int, tolerance: float | None
 ) -> dict[str, Comparison]:
     ranges = stated_ranges(memory, tolerance)
     measured = {
@@ -179,12 +181,26 @@ def _compare(
     return {name: Comparison(predicted[name], *ranges[name], measured[name]) for name in predicted}
 
 
-def stated_ranges(memory: MemoryFigures, tolerance: float) -> dict[str, tuple[int, int]]:
-    """The range in which each figure is said to lie: a share of it to both sides, and for the
-    device the range of the context besides."""
+def stated_ranges(memory: MemoryFigures, tolerance: float | None) -> dict[str, tuple[int, int]]:
+    """The range in which each figure is said to lie.
+
+    The prediction's own; with a ``tolerance``, or where the prediction has none (then 2%), that
+    share to both sides, and for the device the range of the context besides. Never narrower
+    than what a few small tensors take.
+    """
+    own = (memory.allocated_range_bytes, memory.reserved_range_bytes, memory.device_range_bytes)
+    if tolerance is None and None not in own:
+        least = {"allocated": _LEAST_ALLOCATED, "reserved": _LEAST_RESERVED, "device": 0}
+        values = (memory.allocated_bytes, memory.reserved_bytes, memory.device_bytes)
+        return {
+            name: (max(0, min(bounds[0], value - least[name])), max(bounds[1], value + least[name]))
+            for name, bounds, value in zip(least, own, values, strict=True)
+            if bounds is not None
+        }
+    share = _TOLERANCE if tolerance is None else tolerance
 
     def around(value: int, least: int) -> tuple[int, int]:
-        margin = max(math.ceil(value * tolerance), least)
+        margin = max(math.ceil(value * share), least)
         return max(0, value - margin), value + margin
 
     low, high = around(memory.reserved_bytes, _LEAST_RESERVED)
@@ -194,6 +210,13 @@ def stated_ranges(memory: MemoryFigures, tolerance: float) -> dict[str, tuple[in
         "reserved": (low, high),
         "device": (low + context_low, high + context_high),
     }
+
+
+def _range_basis(memory: MemoryFigures, tolerance: float | None) -> str:
+    if tolerance is None and memory.device_range_bytes is not None:
+        return "the prediction's own"
+    share = _TOLERANCE if tolerance is None else tolerance
+    return f"±{100 * share:g}%, and the context's range for the device"
 
 
 def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:

@@ -52,7 +52,11 @@ def _ranges(memory: MemoryFigures) -> list[str]:
         "reserved": memory.reserved_range_bytes,
         "allocated": memory.allocated_range_bytes,
     }
-    parts = [f"{n} {size(r[0])} to {size(r[1])}" for n, r in ranges.items() if r is not None]
+    parts = [
+        f"{name} {size(bounds[0])} to {size(bounds[1])}"
+        for name, bounds in ranges.items()
+        if bounds is not None and bounds[0] != bounds[1]
+    ]
     if not parts:
         return []
     text = (
