@@ -41,9 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance",
         type=share,
-        default=0.02,
         metavar="SHARE",
-        help="share by which a prediction may miss (default 0.02, also 2%%)",
+        help="share by which a prediction may miss (0.02, 2%%); default: the range that the "
+        "result states",
     )
     parser.add_argument(
         "--time-limit",

@@ -32,6 +32,8 @@ from trainfit.results.words import count
 
 #: Steps at the beginning whose times do not count: kernels are loaded, clocks rise.
 WARM_UP: Final = 2
+#: The share by which a prediction without a range of its own may miss.
+TOLERANCE: Final = 0.02
 #: A prediction's range is never narrower than the allocator's smallest step: a small segment
 #: for allocated memory, a large one for reserved (c10/core/AllocatorConfig.h).
 _LEAST_ALLOCATED: Final = 2 << 20
@@ -117,7 +119,7 @@ def verify(
     gpu: RealGpu,
     *,
     steps: int,
-    tolerance: float,
+    tolerance: float | None,
     time_limit_s: float,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Verification:
@@ -147,7 +149,7 @@ def verify(
         gpu_predicted=prediction.gpu,
         gpu_measured=device.gpu,
         steps=outcome.steps,
-        range_basis=f"±{100 * tolerance:g}%, and the context's range for the device",
+        range_basis=_range_basis(prediction.memory, tolerance),
         compared=_compare(prediction.memory, outcome, held, tolerance) if ran else {},
         fits_predicted=prediction.fits,
         fits_measured=ran,
@@ -163,7 +165,7 @@ def verify(
 
 
 def _compare(
-    memory: MemoryFigures, outcome: RealRunOutcome, held: int, tolerance: float
+    memory: MemoryFigures, outcome: RealRunOutcome, held: int, tolerance: float | None
 ) -> dict[str, Comparison]:
     ranges = stated_ranges(memory, tolerance)
     measured = {
@@ -179,21 +181,45 @@ def _compare(
     return {name: Comparison(predicted[name], *ranges[name], measured[name]) for name in predicted}
 
 
-def stated_ranges(memory: MemoryFigures, tolerance: float) -> dict[str, tuple[int, int]]:
-    """The range in which each figure is said to lie: a share of it to both sides, and for the
-    device the range of the context besides."""
+def stated_ranges(memory: MemoryFigures, tolerance: float | None) -> dict[str, tuple[int, int]]:
+    """The range in which each figure is said to lie.
 
-    def around(value: int, least: int) -> tuple[int, int]:
-        margin = max(math.ceil(value * tolerance), least)
-        return max(0, value - margin), value + margin
-
-    low, high = around(memory.reserved_bytes, _LEAST_RESERVED)
-    context_low, context_high = memory.context_range_bytes
-    return {
-        "allocated": around(memory.allocated_bytes, _LEAST_ALLOCATED),
-        "reserved": (low, high),
-        "device": (low + context_low, high + context_high),
+    It is the result's own unless a ``tolerance`` is asked for, a share to both sides (and for
+    the device the range of the context besides). Files of earlier versions state none: then
+    it is :data:`TOLERANCE`.
+    """
+    stated = {
+        "allocated": memory.allocated_range_bytes,
+        "reserved": memory.reserved_range_bytes,
+        "device": memory.device_range_bytes,
     }
+    share = TOLERANCE if tolerance is None else tolerance
+    least = {"allocated": _LEAST_ALLOCATED, "reserved": _LEAST_RESERVED, "device": _LEAST_RESERVED}
+    found = {}
+    for name, (low, high) in _by_share(memory, share).items():
+        own = stated[name] if tolerance is None else None
+        if own is not None:
+            low, high = own
+        predicted = getattr(memory, f"{name}_bytes")
+        found[name] = max(0, min(low, predicted - least[name])), max(high, predicted + least[name])
+    return found
+
+
+def _by_share(memory: MemoryFigures, share: float) -> dict[str, tuple[int, int]]:
+    allocated, reserved = (
+        (value - math.ceil(value * share), value + math.ceil(value * share))
+        for value in (memory.allocated_bytes, memory.reserved_bytes)
+    )
+    low, high = memory.context_range_bytes
+    device = (reserved[0] + low, reserved[1] + high)
+    return {"allocated": allocated, "reserved": reserved, "device": device}
+
+
+def _range_basis(memory: MemoryFigures, tolerance: float | None) -> str:
+    if tolerance is None and memory.device_range_bytes is not None:
+        return "the result's own"
+    share = TOLERANCE if tolerance is None else tolerance
+    return f"±{100 * share:g}%, and the context's range for the device"
 
 
 def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:
