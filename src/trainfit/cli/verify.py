@@ -42,8 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=share,
         metavar="SHARE",
-        help="share by which a prediction may miss, as 0.02 or 2%% (default: the range that it "
-        "states)",
+        help="share by which a prediction may miss (0.02, 2%%); default: the range that the "
+        "result states",
     )
     parser.add_argument(
         "--time-limit",

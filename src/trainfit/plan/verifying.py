@@ -32,12 +32,12 @@ from trainfit.results.words import count
 
 #: Steps at the beginning whose times do not count: kernels are loaded, clocks rise.
 WARM_UP: Final = 2
+#: The share by which a prediction without a range of its own may miss.
+TOLERANCE: Final = 0.02
 #: A prediction's range is never narrower than the allocator's smallest step: a small segment
 #: for allocated memory, a large one for reserved (c10/core/AllocatorConfig.h).
 _LEAST_ALLOCATED: Final = 2 << 20
 _LEAST_RESERVED: Final = 20 << 20
-#: For predictions of versions that stated no range.
-_TOLERANCE: Final = 0.02
 
 
 class VerificationError(TrainfitError):
@@ -184,38 +184,41 @@ def _compare(
 def stated_ranges(memory: MemoryFigures, tolerance: float | None) -> dict[str, tuple[int, int]]:
     """The range in which each figure is said to lie.
 
-    The prediction's own; with a ``tolerance``, or where the prediction has none (then 2%), that
-    share to both sides, and for the device the range of the context besides. Never narrower
-    than what a few small tensors take.
+    It is the result's own unless a ``tolerance`` is asked for, a share to both sides (and for
+    the device the range of the context besides). Files of earlier versions state none: then
+    it is :data:`TOLERANCE`.
     """
-    own = (memory.allocated_range_bytes, memory.reserved_range_bytes, memory.device_range_bytes)
-    if tolerance is None and None not in own:
-        least = {"allocated": _LEAST_ALLOCATED, "reserved": _LEAST_RESERVED, "device": 0}
-        values = (memory.allocated_bytes, memory.reserved_bytes, memory.device_bytes)
-        return {
-            name: (max(0, min(bounds[0], value - least[name])), max(bounds[1], value + least[name]))
-            for name, bounds, value in zip(least, own, values, strict=True)
-            if bounds is not None
-        }
-    share = _TOLERANCE if tolerance is None else tolerance
-
-    def around(value: int, least: int) -> tuple[int, int]:
-        margin = max(math.ceil(value * share), least)
-        return max(0, value - margin), value + margin
-
-    low, high = around(memory.reserved_bytes, _LEAST_RESERVED)
-    context_low, context_high = memory.context_range_bytes
-    return {
-        "allocated": around(memory.allocated_bytes, _LEAST_ALLOCATED),
-        "reserved": (low, high),
-        "device": (low + context_low, high + context_high),
+    stated = {
+        "allocated": memory.allocated_range_bytes,
+        "reserved": memory.reserved_range_bytes,
+        "device": memory.device_range_bytes,
     }
+    share = TOLERANCE if tolerance is None else tolerance
+    least = {"allocated": _LEAST_ALLOCATED, "reserved": _LEAST_RESERVED, "device": _LEAST_RESERVED}
+    found = {}
+    for name, (low, high) in _by_share(memory, share).items():
+        own = stated[name] if tolerance is None else None
+        if own is not None:
+            low, high = own
+        predicted = getattr(memory, f"{name}_bytes")
+        found[name] = max(0, min(low, predicted - least[name])), max(high, predicted + least[name])
+    return found
+
+
+def _by_share(memory: MemoryFigures, share: float) -> dict[str, tuple[int, int]]:
+    allocated, reserved = (
+        (value - math.ceil(value * share), value + math.ceil(value * share))
+        for value in (memory.allocated_bytes, memory.reserved_bytes)
+    )
+    low, high = memory.context_range_bytes
+    device = (reserved[0] + low, reserved[1] + high)
+    return {"allocated": allocated, "reserved": reserved, "device": device}
 
 
 def _range_basis(memory: MemoryFigures, tolerance: float | None) -> str:
     if tolerance is None and memory.device_range_bytes is not None:
-        return "the prediction's own"
-    share = _TOLERANCE if tolerance is None else tolerance
+        return "the result's own"
+    share = TOLERANCE if tolerance is None else tolerance
     return f"±{100 * share:g}%, and the context's range for the device"
 
 

@@ -216,15 +216,18 @@ class Engine:
         """
         info = self._infos.get(func) or self.info(func)
         try:
-            if info.library is not None:
-                self.use_library(info.library(self, args))
             if info.handler is not None:
-                return info.handler(self, func, args, kwargs)
-            if info.composite:
-                return self._decomposed(func, args, kwargs)
-            return self.generic(info, args, kwargs)
+                result = info.handler(self, func, args, kwargs)
+            elif info.composite:
+                result = self._decomposed(func, args, kwargs)
+            else:
+                result = self.generic(info, args, kwargs)
         except OutOfDeviceMemory as error:
             raise out_of_memory(error) from None
+        # Its arguments are known to be good now.
+        if info.library is not None:
+            self.use_library(info.library(self, args))
+        return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Autograd takes composite operators apart; inference mode leaves it out."""
