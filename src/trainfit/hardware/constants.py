@@ -31,19 +31,19 @@ _ASSUMED_MIB = {
 _ASSUMED_LIBRARY = "assumed: our guess at a lazily loaded library; `trainfit calibrate` measures it"
 
 #: CUDA_MODULE_LOADING=EAGER loads every kernel of PyTorch and its libraries with the context.
-#: Two publications give 16.8 (V100, without cuDNN) and 16.2 MiB an SM (A100); see profiles/.
-_EAGER_PER_SM_MIB = 16.4
+#: Two publications give 16.8 (V100, without cuDNN) and 15.7 MiB an SM (A100); see profiles/.
+_EAGER_PER_SM_MIB = 16.2
 _EAGER_SHARES = (0.6, 1.5)
 _EAGER_SOURCE = (
-    "assumed: 16.4 MiB per SM with CUDA_MODULE_LOADING=EAGER, all libraries included; between "
-    "1,341 MiB on a V100 (huggingface.co/docs/transformers/model_memory_anatomy) and 1,750 on "
+    "assumed: 16.2 MiB per SM with CUDA_MODULE_LOADING=EAGER, all libraries included; between "
+    "1,341 MiB on a V100 (huggingface.co/docs/transformers/model_memory_anatomy) and 1,700 on "
     "an A100 (github.com/itu-rad/GPUMemNet)"
 )
 
 #: What cuDNN adds where everything is loaded eagerly and a profile's context is without it, MiB.
-_EAGER_CUDNN_MIB = {"cudnn_forward": (400, 800), "cudnn_backward": (0, 200)}
+_EAGER_CUDNN_MIB = {"cudnn_forward": (360, 800), "cudnn_backward": (0, 200)}
 _EAGER_CUDNN_SOURCE = (
-    "assumed: cuDNN's libraries are loaded whole at their first use; an A100 with them takes 409 "
+    "assumed: cuDNN's libraries are loaded whole at their first use; an A100 with them takes 359 "
     "MiB more than a V100 without"
 )
 
