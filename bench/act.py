@@ -13,6 +13,8 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ def main() -> int:
         Figure("act_allocated_at_most", allocated, 7.0, True, " GiB"),
         Figure("act_amp_saves", 100 * saved, 1.0, False, "%"),
         Figure("act_plan_seconds", plan["seconds"], 60.0, True, " s"),
+        Figure("act_largest_batch_seconds", search_seconds(options.dataset), 1.0, True, " s"),
     ]
     return finish(figures, options.json, {"plan": plan})
 
@@ -66,6 +69,31 @@ def run_plan(dataset: Path) -> dict[str, Any]:
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
+
+
+def search_seconds(dataset: Path) -> float:
+    """CPU time from two recordings to the largest batch that fits."""
+    from trainfit.hardware import find_gpu
+    from trainfit.memory.affine import AffineStream
+    from trainfit.memory.fit import largest_batch
+    from trainfit.results.recording import Recording
+
+    recordings = []
+    with tempfile.TemporaryDirectory() as folder:
+        for batch in (8, 16):
+            file = Path(folder) / f"{batch}.trainfit"
+            command = [
+                *(sys.executable, "-m", "trainfit", "simulate", "--gpu", "RTX 4090"),
+                *("--output", str(file), str(EXAMPLE / "train.py"), f"--dataset={dataset}"),
+                *(f"--batch_size={batch}", "--amp=true"),
+            ]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            recordings.append(Recording.load(file))
+    gpu = find_gpu("RTX 4090")
+    started = time.process_time()
+    law = AffineStream.between(recordings[0], 8, recordings[1], 16)
+    largest_batch(law, gpu.memory_bytes, gpu.context_bytes)
+    return time.process_time() - started
 
 
 def print_beside_estimate(now: dict[str, Any]) -> None:

@@ -337,7 +337,8 @@ def stream(*events: int | str) -> Stream:
         else:
             column.append(int(event) * 4 + FREE)
     array = np.array
-    return Stream(array(column), array(sizes), np.zeros(len(sizes), dtype=np.int64))
+    zeros = np.zeros(len(sizes), dtype=np.int64)
+    return Stream(array(column), array(sizes), zeros, zeros.astype(bool))
 
 
 def by_name(outcomes: tuple[SettingOutcome, ...]) -> dict[str, SettingOutcome]:
