@@ -41,7 +41,9 @@ lint: .venv/.dev-ready
 bench: .venv/.dev-ready
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
+	$(BIN)/python bench/remedies.py
 	$(BIN)/python bench/memory_accuracy.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv
+	$(BIN)/python bench/memory_truth.py || test $$? -eq 3  # 3: nothing was recorded yet
 
 clean:
 	rm -rf .venv $(DATA) build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -147,6 +147,9 @@ def test_custom_devices(name: str, memory_bytes: int, capability: tuple[int, int
     assert spec.memory_bytes == memory_bytes
     assert spec.capability == capability
     assert spec.has_tensor_cores == (capability >= (7, 0))
+    again = find_gpu(spec.key)
+    assert again.key == spec.key, "as commands in reports name it"
+    assert abs(again.memory_bytes - memory_bytes) < 1e-5 * memory_bytes
     check_sane(spec)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainfit.plan.command import quote
-from trainfit.report.plan_text import launch_lines, plan_text
+from trainfit.report.launch_text import launch_lines
+from trainfit.report.plan_text import plan_text
 from trainfit.report.recording_text import recording_json, recording_text
 from trainfit.report.sizes import WIDTH, printable, share, size
 from trainfit.results.plan import Configuration, MemoryFigures, PlanResult
+from trainfit.results.steps import GrowthSource, StepPattern
 from trainfit.results.summary import RecordingSummary
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -108,6 +111,47 @@ Notes
 Launch
   python train.py --batch_size=24"""
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (
+            StepPattern(
+                "growing",
+                6,
+                (9, 9),
+                (8, 9),
+                growth_bytes_per_step=2 << 20,
+                steps_until_full=1234,
+                sources=(
+                    GrowthSource(1 << 20, "aten.mm", "Net.\x1b", "input", "forward", "a.py:3"),
+                ),
+            ),
+            "grows by 2 MiB with each optimizer step, and the figures are for the first 6 only; "
+            "the GPU would be full after about 1,234 steps; the script keeps 1 MiB a step of "
+            "inputs made by aten.mm in Net.\\x1b (a.py:3);",
+        ),
+        (
+            StepPattern("irregular", 4, (9 << 30, 2 << 30, 3 << 30, 1 << 30), (1,) * 4),
+            "the peaks of 4 steps lie between 1.00 GiB and 9.00 GiB (step 1)",
+        ),
+        (StepPattern("unknown", 1, (1,), (1,)), "1 optimizer step cannot tell whether memory"),
+        (StepPattern("unknown", 3, (1,), (1,)), "3 optimizer steps that differ cannot tell"),
+    ],
+    ids=lambda value: getattr(value, "course", ""),
+)
+def test_memory_that_does_not_settle_is_said(pattern: StepPattern, words: str) -> None:
+    plan = dataclasses.replace(PLAN, pattern=pattern)
+    text = plan_text(plan)
+    assert words in " ".join(section(text, "Notes").split())
+    assert f"for the {pattern.steps} simulated step" in section(text, "Batch size")
+    assert PlanResult.from_json(plan.to_json(), Path("x")) == plan
+
+
+def test_memory_that_has_settled_is_no_note() -> None:
+    settled = StepPattern("settled", 3, (1, 2, 2), (1, 1, 1), settled_from=2, period=1)
+    assert plan_text(dataclasses.replace(PLAN, pattern=settled)) == plan_text(PLAN)
 
 
 def test_the_present_batch_size_may_be_the_recommended() -> None:

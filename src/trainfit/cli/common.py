@@ -30,9 +30,9 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=whole_number,
-        default=3,
+        default=None,
         metavar="N",
-        help="optimizer steps to simulate (default 3)",
+        help="optimizer steps to simulate (default: until memory has settled, 3 to 12)",
     )
     parser.add_argument(
         "--time-limit",

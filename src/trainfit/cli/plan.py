@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainfit.cli.common import (
+    UsageError,
     add_gpu,
     add_simulation,
     chosen_gpu,
@@ -17,6 +18,7 @@ from trainfit.cli.common import (
 )
 from trainfit.plan.command import parse_command
 from trainfit.plan.planner import Settings, plan
+from trainfit.plan.remedy_kinds import NAMES
 from trainfit.report.plan_text import plan_text
 
 PARSER: dict[str, Any] = {
@@ -43,6 +45,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_simulation(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--remedies",
+        nargs="?",
+        const="all",
+        metavar="NAME,…",
+        help="try what lowers the memory, also where the job fits; all, or those in --remedies=A,B "
+        f"({', '.join(NAMES)})",
+    )
+    choice.add_argument(
+        "--no-remedies", action="store_true", help="try none, also where the job does not fit"
+    )
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -52,12 +66,27 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
+    remedies = _remedies(options)
     parsed = parse_command(command)
     gpu, name = chosen_gpu(options.gpu)
     output = output_file(options.output) if options.output is not None else None
-    settings = Settings(options.headroom, options.steps, options.time_limit)
+    settings = Settings(options.headroom, options.steps, options.time_limit, remedies)
     result = plan(parsed, gpu, name, settings, progress)
     if output is not None:
         result.save(output)
     print(result.to_json() if options.json else plan_text(result))
     return 0 if result.fits else 1
+
+
+def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:
+    """The remedies to try; ``None``: all where the job does not fit."""
+    if options.no_remedies:
+        return ()
+    if options.remedies is None:
+        return None
+    if options.remedies == "all":
+        return NAMES
+    names = [name.strip() for name in options.remedies.split(",")]
+    if unknown := [name for name in names if name not in NAMES]:
+        raise UsageError(f"--remedies: {unknown[0]!r} is no remedy; known are {', '.join(NAMES)}")
+    return tuple(dict.fromkeys(names))

@@ -15,6 +15,7 @@ from trainfit.cli.common import (
     output_file,
     progress,
     split_command,
+    whole_number,
 )
 from trainfit.plan.command import parse_command
 from trainfit.plan.simulation import simulate_command
@@ -28,13 +29,19 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit simulate [options] SCRIPT.py [ARGS …]  |  -m MODULE [ARGS …]",
 }
 
-_WITH_VALUE = ("--gpu", "--steps", "--time-limit", "--output")
+_WITH_VALUE = ("--gpu", "--steps", "--time-limit", "--output", "--batch-size")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_gpu(parser)
     add_simulation(parser)
+    parser.add_argument(
+        "--batch-size",
+        type=whole_number,
+        metavar="N",
+        help="another batch size, for {batch_size:…} in the command or else its DataLoader",
+    )
     parser.add_argument(
         "--output",
         metavar="FILE",
@@ -62,6 +69,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         steps=options.steps,
         time_limit_s=options.time_limit,
         output=output_file(options.output),
+        batch_size=options.batch_size,
         progress=progress,
     )
     print((recording_json if options.json else recording_text)(summary))

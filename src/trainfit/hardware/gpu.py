@@ -428,8 +428,8 @@ def _derived_tensor_fp16(record: GPUSpecification) -> Figure:
 
 # --- Devices made to measure ----------------------------------------------------------------
 _CUSTOM = re.compile(
-    r"custom:\s*(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>gib|gb|mib|mb)"
-    r"(?::\s*(?P<major>\d+)\.(?P<minor>\d))?",
+    r"custom[:\s]\s*(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>gib|gb|mib|mb)"
+    r"(?::\s*(?P<major>\d+)\.(?P<minor>\d)|\s+sm_(?P<key_major>\d+)(?P<key_minor>\d))?",
     re.IGNORECASE | re.ASCII,
 )
 _UNITS = {"gib": GIB, "mib": MIB, "gb": 10**9, "mb": 10**6}
@@ -454,6 +454,8 @@ def _custom_gpu(name: str, text: str) -> GpuSpec:
     capability = _CUSTOM_CAPABILITY
     if found["major"]:
         capability = int(found["major"]), int(found["minor"])
+    elif found["key_major"]:  # a custom GPU's own key, as results have it
+        capability = int(found["key_major"]), int(found["key_minor"])
     if capability not in gpu_table.ARCHITECTURES:
         known = [f"{major}.{minor}" for major, minor in gpu_table.ARCHITECTURES]
         raise GpuNameError(name, f"no compute capability {capability[0]}.{capability[1]}", known)

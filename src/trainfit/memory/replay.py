@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from trainfit.results.recording import FREE, MALLOC, STEP_END, IntArray, Recording
+from trainfit.results.recording import FREE, MALLOC, STEP_END, USED, IntArray, Recording
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator, OutOfDeviceMemory
 
 #: Stands for "no limit"; no job reaches it.
@@ -27,6 +28,14 @@ class Stream:
     def of(cls, recording: Recording) -> Stream:
         return cls(recording.events, recording.alloc_bytes, recording.alloc_stream)
 
+    def without(self, dropped: npt.NDArray[np.bool_]) -> Stream:
+        """The stream as if the allocations marked in ``dropped`` were never made."""
+        codes = self.events & 3
+        of_allocation = (codes == MALLOC) | (codes == FREE)
+        numbers = np.where(of_allocation, self.events >> 2, 0)
+        gone = of_allocation & dropped[numbers] if len(dropped) else of_allocation
+        return dataclasses.replace(self, events=self.events[~gone])
+
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
@@ -35,7 +44,9 @@ class Replay:
     ``granted`` is what each allocation was charged (its block), 0 for those that were never
     made. ``peak_event`` is the event at which allocated memory was at its peak, and
     ``step_peaks`` the peak of allocated and of reserved memory within each optimizer step.
-    ``failed`` is the event at which the device was out of memory, or ``None``.
+    ``step_device_allocations`` counts the memory taken from the device (cudaMalloc) until the
+    end of each step. ``failed`` is the event at which the device was out of memory, or
+    ``None``. ``stats`` are of the allocator after the last event.
     """
 
     peak_allocated: int
@@ -47,6 +58,7 @@ class Replay:
     retries: int
     failed: int | None
     stats: Mapping[str, Any]
+    step_device_allocations: tuple[int, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -67,6 +79,7 @@ def replay(
     allocator = CachingAllocator(
         capacity_bytes, context_bytes=context_bytes, settings=settings or AllocatorSettings()
     )
+    allocator.defers_events = True
     granted = np.zeros(len(stream.alloc_bytes), dtype=np.int64)
     after = np.zeros(len(stream.events), dtype=np.int64)
     run = _Run(allocator, stream, granted, after)
@@ -84,7 +97,10 @@ def replay(
             "largest_free_block_bytes": allocator.largest_free_block_bytes(),
             "reserved_bytes": allocator.reserved_bytes,
             "allocated_bytes": allocator.allocated_bytes,
+            "inactive_split_bytes": allocator.inactive_split_bytes,
+            "segments": allocator.segments,
         },
+        step_device_allocations=tuple(run.device_allocations),
     )
 
 
@@ -101,6 +117,10 @@ class _Run:
         self.peak = 0
         self.peak_event = 0
         self.step_peaks: list[tuple[int, int]] = []
+        self.device_allocations: list[int] = []
+        self._blocks: dict[int, Any] = {}
+        #: Freed blocks that wait for other streams.
+        self._waiting: dict[int, Any] = {}
 
     def play(self) -> int | None:
         """Returns the event that failed, or ``None``."""
@@ -108,7 +128,7 @@ class _Run:
         malloc, free = allocator.malloc, allocator.free
         sizes, streams = stream.alloc_bytes.tolist(), stream.alloc_stream.tolist()
         granted, after = [0] * len(sizes), [0] * len(stream.events)
-        blocks: dict[int, Any] = {}
+        blocks = self._blocks
         peak = step_peak = 0
         failed = None
         for index, event in enumerate(stream.events.tolist()):
@@ -127,10 +147,16 @@ class _Run:
                     if now > peak:
                         peak, self.peak_event = now, index
             elif code == FREE:
-                free(blocks.pop(number))
+                block = blocks.pop(number)
+                free(block)
+                if block.waits:
+                    self._waiting[number] = block
             elif code == STEP_END:
                 self.step_peaks.append((step_peak, allocator.reserved_bytes))
+                self.device_allocations.append(allocator.num_device_alloc)
                 step_peak = allocator.allocated_bytes
+            elif number:
+                self._other(number)
             else:
                 allocator.empty_cache()
             after[index] = allocator.allocated_bytes
@@ -138,6 +164,18 @@ class _Run:
         self._granted[:] = granted
         self._after[:] = after
         return failed
+
+    def _other(self, value: int) -> None:
+        """Another stream uses an allocation, or is done with it."""
+        number = (value - 1) >> 1
+        if value == number * 2 + USED:
+            self._allocator.record_stream(self._blocks[number], -1)
+            return
+        if not self._allocator.waits:  # it ran out of memory, and waited for them itself
+            self._waiting.clear()
+        block = self._waiting.pop(number, None)
+        if block is not None:
+            self._allocator.complete(block)
 
 
 def live_at(stream: Stream, event: int) -> IntArray:

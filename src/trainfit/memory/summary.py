@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from trainfit.memory.breakdown import by_kind, by_module
+from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
+from trainfit.results.errors import TrainfitError
 from trainfit.results.plan import MemoryFigures
 from trainfit.results.recording import STEP_END, Recording
 from trainfit.results.summary import RecordingSummary
@@ -22,7 +24,10 @@ def summarize(
     settings: AllocatorSettings | None = None,
     out_of_memory: str | None = None,
 ) -> RecordingSummary:
-    """Figures, breakdown and course of one recording, replayed at its GPU's capacity."""
+    """Figures, breakdown and course of one recording, replayed at its GPU's capacity.
+
+    ``settings`` and ``out_of_memory`` are those of the recording if they are not given.
+    """
     header = recording.header
     stream = Stream.of(recording)
     capacity = int(header["gpu_memory_bytes"]) if header["limited"] else UNLIMITED
@@ -30,7 +35,7 @@ def summarize(
         stream,
         capacity_bytes=capacity,
         context_bytes=int(header["context_bytes"]),
-        settings=settings,
+        settings=settings or recorded_settings(recording),
     )
     low, high = header["context_range_bytes"]
     context = int(header["context_bytes"])
@@ -53,8 +58,20 @@ def summarize(
         step_peak_allocated_bytes=tuple(peak for peak, _ in outcome.step_peaks),
         timeline_bytes=timeline(stream, outcome),
         assumptions=dict(header["assumptions"]),
-        out_of_memory=out_of_memory,
+        out_of_memory=out_of_memory or header.get("out_of_memory"),
+        pattern=step_pattern(recording, reserved_bytes=outcome.peak_reserved),
     )
+
+
+def recorded_settings(recording: Recording) -> AllocatorSettings:
+    """The allocator's settings during the run; the defaults where they were not recorded."""
+    conf = recording.header.get("alloc_conf") or ""
+    try:
+        return AllocatorSettings.from_conf(conf)
+    except ValueError as error:
+        raise TrainfitError(
+            f"the recording's allocator settings are not understood ({error}); record it again"
+        ) from None
 
 
 def timeline(stream: Stream, outcome: Replay) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfit.plan.command import Command
 from trainfit.plan.tracing import Trace
 from trainfit.results.errors import TrainfitError
+from trainfit.results.recording import PHASES
 from trainfit.results.trace import TraceOutcome
 from trainfit.results.words import count
 
@@ -24,8 +25,13 @@ class ScriptError(TrainfitError):
 
 
 def require_step(trace: Trace, command: Command) -> None:
-    """Raise :class:`ScriptError` unless the run completed an optimizer step on the GPU."""
+    """Raise :class:`ScriptError` unless the run completed an optimizer step on the GPU.
+
+    A script that only infers has none to complete.
+    """
     outcome = trace.outcome
+    if outcome.steps == 0 and is_inference(trace):
+        return
     if outcome.status == "unsupported":
         raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
     if outcome.steps == 0:
@@ -39,12 +45,22 @@ def require_step(trace: Trace, command: Command) -> None:
         )
 
 
+def is_inference(trace: Trace) -> bool:
+    """Did the script call a model on the GPU and neither train it nor set out to?"""
+    outcome, recording = trace.outcome, trace.recording
+    if outcome.status not in ("ended", "finished", "timeout") or outcome.optimizers:
+        return False
+    if recording is None or not outcome.forward.calls or not len(recording.alloc_bytes):
+        return False
+    return not (recording.op_phase == PHASES.index("backward")).any()
+
+
 def shortfall(trace: Trace, command: Command) -> str | None:
     """What went wrong after the first step, in one line; ``None`` if nothing did."""
     outcome = trace.outcome
     if outcome.status in ("finished", "ended"):
         return None
-    return f"{command.name}: {_what_happened(outcome)} after {_steps(outcome)}"
+    return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
 
 
 def script_output(trace: Trace) -> str:
@@ -55,7 +71,7 @@ def script_output(trace: Trace) -> str:
 
 
 def _without_step(outcome: TraceOutcome, command: Command) -> str:
-    what, after = _what_happened(outcome), f"after {outcome.seconds:.1f} s"
+    what, after = what_happened(outcome), f"after {outcome.seconds:.1f} s"
     if outcome.status == "ended":
         return (
             f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); "
@@ -72,7 +88,7 @@ def _without_step(outcome: TraceOutcome, command: Command) -> str:
     return f"{what} {after}, before its first optimizer step; {_remedy(outcome)}"
 
 
-def _what_happened(outcome: TraceOutcome) -> str:
+def what_happened(outcome: TraceOutcome) -> str:
     """The subject and its verb, to be continued with "after …"."""
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "exited":

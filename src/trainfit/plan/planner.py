@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -10,36 +11,50 @@ from collections.abc import Iterator, Sequence
 from trainfit.hardware import GpuSpec, catalogue
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
-from trainfit.memory.fit import LARGEST, largest_batch
-from trainfit.memory.replay import Replay, Stream, replay
+from trainfit.memory.fit import LARGEST
+from trainfit.memory.growth import step_pattern
+from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.command import Command, CommandError
-from trainfit.plan.failures import ScriptError, shortfall
+from trainfit.plan.failures import ScriptError, is_inference, shortfall
+from trainfit.plan.inference import gradients_both_ways
+from trainfit.plan.judge import Judge
+from trainfit.plan.remedies import try_remedies
+from trainfit.plan.remedy_kinds import NAMES
+from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
-from trainfit.results.plan import Basis, Configuration, MemoryFigures, PlanResult
+from trainfit.results.plan import Basis, Configuration, PlanResult, Remedies
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
+from trainfit.simgpu.settling import LEAST_STEPS
 
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
 _ROUND = 8
+#: Memory has settled after two steps if no later one takes more than this part above it.
+_SETTLED = 0.999
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the user set: see ``trainfit plan --help``. ``headroom`` is a share of the GPU."""
+    """What the user set: see ``trainfit plan --help``.
+
+    ``headroom`` is a share of the GPU; ``steps`` of ``None`` are until memory has settled.
+    ``remedies`` are names of remedies to try; ``None``: all where the job does not fit.
+    """
 
     headroom: float = 0.10
-    steps: int = 3
+    steps: int | None = None
     time_limit_s: float = 600.0
+    remedies: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Batches:
     """What is known of other batch sizes; ``recommended_peak`` is what the recommended takes.
 
-    ``basis_detail`` says why, where ``basis`` is not "two traces".
+    ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is.
     """
 
     basis: Basis
@@ -47,6 +62,7 @@ class _Batches:
     largest: int | None = None
     recommended: int | None = None
     recommended_peak: Replay | None = None
+    law: AffineStream | None = None
 
 
 def plan(
@@ -70,6 +86,7 @@ def plan(
             gpu_memory_bytes=gpu.memory_bytes,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
+            warm=True,
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
@@ -83,12 +100,14 @@ class _Planner:
         self._gpu = gpu
         self._settings = settings
         self._runs = runs
-        self._allocator = allocator_settings(command)
-        self._usable_bytes = int(gpu.memory_bytes * (1 - settings.headroom))
+        self._judge = Judge(gpu, allocator_settings(command), settings.headroom)
         self._notes: list[str] = []
 
     def run(self) -> PlanResult:
         first, batch = self._first()
+        infers = is_inference(first)
+        if infers:
+            first, batch = self._counting_calls(first)
         pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
         flipped = self._flipped(first)
         self._start(batch, pairs, flipped)
@@ -98,6 +117,8 @@ class _Planner:
         self._note_first(first)
         self._note_batches(first, batch, here)
         peak = here.recommended_peak
+        remedies = None if infers else self._remedies(first, batch, now, here, flipped)
+        inference = gradients_both_ways(self._runs, self._judge, batch, first) if infers else None
         return PlanResult(
             command=self._command.line(),
             gpu=self._gpu.key,
@@ -105,7 +126,7 @@ class _Planner:
             headroom_share=self._settings.headroom,
             steps=first.outcome.steps,
             now=now,
-            recommended=self._figures(peak) if peak is not None else None,
+            recommended=self._judge.figures(peak) if peak is not None else None,
             other_amp=other,
             basis=here.basis,
             basis_detail=here.basis_detail,
@@ -116,6 +137,9 @@ class _Planner:
             gpu_sources=dict(self._gpu.sources),
             environment=_environment(first),
             seconds=0.0,
+            remedies=remedies,
+            inference=inference,
+            pattern=step_pattern(_recording(first), reserved_bytes=now.memory.reserved_bytes),
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -136,6 +160,22 @@ class _Planner:
         self._runs.loader_index = loader.index
         self._runs.same(None, loader.batch_size, AS_WRITTEN)
         return first, loader.batch_size
+
+    def _counting_calls(self, whole: Trace) -> tuple[Trace, int | None]:
+        """The first run once more, of a script that does not train: calls are its steps."""
+        self._runs.counts_calls = True
+        self._runs.forget()
+        first, batch = self._first()
+        calls = count(first.outcome.steps, "call")
+        self._notes.append(f"the script does not train: figures are of {calls} of the model")
+        peaks = [self._judge.shown(Stream.of(_recording(t)))[0] for t in (first, whole)]
+        if peaks[1].peak_allocated > peaks[0].peak_allocated:
+            all_calls = count(whole.outcome.forward.calls, "call")
+            self._notes.append(
+                f"over {all_calls} the peak is larger: {peaks[1].peak_allocated} bytes allocated, "
+                f"{peaks[1].peak_reserved} reserved"
+            )
+        return first, batch
 
     def _flipped(self, first: Trace) -> Variant:
         """The command with autocast the other way round."""
@@ -217,12 +257,11 @@ class _Planner:
 
     def _by_law(self, law: AffineStream) -> _Batches:
         """Exact for every batch size: the largest that runs, and that leaves the headroom."""
-        gpu = (self._gpu.memory_bytes, self._gpu.context_bytes, self._allocator)
-        largest = largest_batch(law, *gpu)
-        best = largest_batch(law, *gpu, within_bytes=self._usable_bytes) if largest else 0
-        best = _rounded(best)
-        peak = self._limited(law.at(best)) if best else None
-        return _Batches("two traces", "", largest, best, peak)
+        judge = self._judge
+        largest = judge.largest(law)
+        best = _rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
+        peak = judge.limited(law.at(best)) if best else None
+        return _Batches("two traces", "", largest, best, peak, law)
 
     def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
         """By simulating one batch size after the other."""
@@ -232,13 +271,13 @@ class _Planner:
             [self._trial(batch, trace) for batch, trace in known.items()],
             lambda batches: self._trials(batches, variant),
             free_bytes=self._gpu.memory_bytes - context,
-            free_with_headroom_bytes=self._usable_bytes - context,
+            free_with_headroom_bytes=self._judge.usable_bytes - context,
             most=loader.samples if loader is not None and loader.samples else LARGEST,
         )
         best = found.recommended
         peak = None
         if best:
-            peak = self._limited(Stream.of(_recording(self._runs.trace(best, variant))))
+            peak = self._judge.limited(Stream.of(_recording(self._runs.trace(best, variant))))
         return _Batches(
             "one trace a batch size", f"{why}; {_tried(found)}", found.largest, best, peak
         )
@@ -256,13 +295,13 @@ class _Planner:
 
     def _trial(self, batch: int, trace: Trace) -> Trial:
         stream = Stream.of(_recording(trace))
-        limited = self._limited(stream)
+        limited = self._judge.limited(stream)
         taken = limited.peak_reserved + self._gpu.context_bytes
         return Trial(
             batch=batch,
-            reserved_bytes=replay(stream, settings=self._allocator).peak_reserved,
+            reserved_bytes=self._judge.unlimited(stream).peak_reserved,
             fits=limited.fits,
-            fits_with_headroom=limited.fits and taken <= self._usable_bytes,
+            fits_with_headroom=limited.fits and taken <= self._judge.usable_bytes,
         )
 
     def _without_effect(self, one: int, other: int) -> _Batches:
@@ -283,13 +322,12 @@ class _Planner:
     def _configure(self, trace: Trace, batch: int | None, batches: _Batches) -> Configuration:
         recording = _recording(trace)
         stream = Stream.of(recording)
-        limited = self._limited(stream)
-        shown = limited if limited.fits else replay(stream, settings=self._allocator)
+        shown, fits = self._judge.shown(stream)
         return Configuration(
             batch_size=batch,
             amp=trace.outcome.autocast or "off",
-            memory=self._figures(shown),
-            fits=limited.fits,
+            memory=self._judge.figures(shown),
+            fits=fits,
             by_kind_bytes=by_kind(recording, stream, shown),
             by_module_bytes=by_module(recording, stream, shown),
             step_peak_allocated_bytes=tuple(peak for peak, _ in shown.step_peaks),
@@ -313,24 +351,35 @@ class _Planner:
         batches = self._batches(trace, batch, pairs, flipped, by_trial=False)
         return self._configure(trace, batch, batches)
 
-    def _limited(self, stream: Stream) -> Replay:
-        """At the GPU's capacity."""
-        return replay(
-            stream,
-            capacity_bytes=self._gpu.memory_bytes,
-            context_bytes=self._gpu.context_bytes,
-            settings=self._allocator,
+    def _remedies(
+        self, first: Trace, batch: int | None, now: Configuration, here: _Batches, flipped: Variant
+    ) -> Remedies | None:
+        """What was asked for; of itself where the job does not fit."""
+        names = self._settings.remedies
+        if names is None:
+            names = () if now.fits else NAMES
+        if not names:
+            return None
+        job = Job(
+            command=self._command,
+            runs=self._runs,
+            judge=self._judge,
+            batch=batch,
+            law=here.law,
+            largest=here.largest,
+            flipped=flipped,
+            steps=self._enough_steps(first),
         )
+        return try_remedies(job, names)
 
-    def _figures(self, outcome: Replay) -> MemoryFigures:
-        low, high = self._gpu.context_range_bytes
-        return MemoryFigures(
-            allocated_bytes=outcome.peak_allocated,
-            reserved_bytes=outcome.peak_reserved,
-            device_bytes=outcome.peak_reserved + self._gpu.context_bytes,
-            context_bytes=self._gpu.context_bytes,
-            context_range_bytes=(low, high),
+    def _enough_steps(self, first: Trace) -> int:
+        """Two, where the later steps took no more memory; else as many as set."""
+        peaks = self._judge.unlimited(Stream.of(_recording(first))).step_peaks
+        settled = len(peaks) > 2 and all(
+            max(peak[i] for peak in peaks[:2]) >= _SETTLED * max(peak[i] for peak in peaks)
+            for i in range(2)
         )
+        return 2 if settled else self._settings.steps or first.outcome.steps
 
     # -- words -----------------------------------------------------------------------------
 
@@ -343,11 +392,14 @@ class _Planner:
         what = shortfall(first, self._command)
         if what is not None:
             self._notes.insert(0, f"{what}; planned from what it did until then")
-        elif first.outcome.status == "ended" and first.outcome.steps < self._settings.steps:
-            steps = count(first.outcome.steps, "optimizer step")
+            return
+        asked = self._settings.steps or LEAST_STEPS
+        if first.outcome.status == "ended" and first.outcome.steps < asked:
+            what = "call" if self._runs.counts_calls else "optimizer step"
+            steps = count(first.outcome.steps, what)
             self._notes.insert(
                 0,
-                f"the script ended after {steps} of the {self._settings.steps} asked for"
+                f"the script ended after {steps} of the {asked} asked for"
                 + ("; a second step can need more" if first.outcome.steps == 1 else ""),
             )
 
@@ -370,7 +422,7 @@ class _Planner:
 
     def _other_gpus(self, first: Trace) -> tuple[str, ...]:
         """GPUs of the catalogue on which the present batch size runs, smallest first."""
-        need = replay(Stream.of(_recording(first)), settings=self._allocator).peak_reserved
+        need = self._judge.unlimited(Stream.of(_recording(first))).peak_reserved
         able = [gpu for gpu in catalogue() if need + gpu.context_bytes <= gpu.memory_bytes]
         able.sort(key=lambda gpu: (gpu.memory_bytes, gpu.key))
         return tuple(gpu.key for gpu in able)
@@ -385,7 +437,9 @@ def _most_full(first: Trace, batch: int | None) -> int | None:
     loader = first.outcome.loader
     if loader is None or loader.samples is None or loader.batch_size != batch:
         return None
-    return loader.samples // max(loader.batches, 1)
+    # Other batch sizes are compared over the least number of steps.
+    share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
+    return loader.samples // max(math.ceil(loader.batches * share), 1)
 
 
 def _pairs(batch: int, most: int | None) -> Iterator[tuple[int, int]]:

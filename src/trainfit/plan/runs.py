@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Literal
 
 from trainfit.plan.command import Command
 from trainfit.plan.failures import require_step
 from trainfit.plan.tracing import Trace, Tracer
-from trainfit.results.trace import LoaderOverride
+from trainfit.results.trace import ForcedAmp, InterventionRequest, LoaderOverride
 
 #: Simulated runs at a time; each is a process that computes on one core.
 _PARALLEL = 2
@@ -25,10 +24,16 @@ class Variant:
     """How a run differs from the command, but for its batch size.
 
     ``amp`` is another value for the placeholder, ``force`` autocast switched from outside.
+    ``interventions`` change the script, ``survey`` asks which of them would; ``steps`` is
+    another number of optimizer steps. ``title`` is for the progress line.
     """
 
     amp: str | None = None
-    force: Literal["on", "off"] | None = None
+    force: ForcedAmp | None = None
+    interventions: tuple[InterventionRequest, ...] = ()
+    survey: bool = False
+    steps: int | None = None
+    title: str = dataclasses.field(default="", compare=False)
 
 
 AS_WRITTEN = Variant()
@@ -38,7 +43,8 @@ class Runs:
     """Starts runs ahead and hands out their traces; a context manager.
 
     ``loader_index`` says which DataLoader another batch size is for, where the command has
-    no placeholder for it. Leaving the context ends what still runs.
+    no placeholder for it; ``counts_calls`` that calls of the model are its steps, because the
+    script does not train. Leaving the context ends what still runs.
     """
 
     def __init__(self, command: Command, tracer: Tracer, progress: Progress) -> None:
@@ -49,6 +55,7 @@ class Runs:
         self._futures: dict[tuple[int | None, Variant], Future[Trace]] = {}
         self._lock = threading.Lock()
         self.loader_index: int | None = None
+        self.counts_calls = False
 
     def __enter__(self) -> Runs:
         return self
@@ -73,10 +80,18 @@ class Runs:
 
     def trace(self, batch: int | None, variant: Variant) -> Trace:
         """A run's trace; raises :class:`ScriptError` where it made no step on the GPU."""
-        self.start(batch, variant)
-        trace = self._futures[batch, variant].result()
+        trace = self.attempt(batch, variant)
         require_step(trace, self._command)
         return trace
+
+    def attempt(self, batch: int | None, variant: Variant) -> Trace:
+        """A run's trace, whatever became of it."""
+        self.start(batch, variant)
+        return self._futures[batch, variant].result()
+
+    def forget(self) -> None:
+        """Make all runs anew that are asked for from now on."""
+        self._futures = {}
 
     def same(self, batch: int | None, as_batch: int | None, variant: Variant) -> None:
         """The run at ``batch`` is that at ``as_batch`` too."""
@@ -92,10 +107,20 @@ class Runs:
             loader = LoaderOverride(self.loader_index, batch)
         with self._lock:
             self._progress(self._title(batch, variant))
-        return self._tracer.trace(values, loader=loader, amp=variant.force)
+        return self._tracer.trace(
+            values,
+            loader=loader,
+            amp=variant.force,
+            interventions=variant.interventions,
+            survey=variant.survey,
+            steps=variant.steps,
+            count="calls" if self.counts_calls else "steps",
+        )
 
     def _title(self, batch: int | None, variant: Variant) -> str:
         at = "" if batch is None else f" at batch size {batch}"
+        if variant.title:
+            return f"simulating {self._command.name}{at}, {variant.title}"
         if variant.amp is not None:
             return f"simulating {self._command.name}{at}, amp {variant.amp}"
         if variant.force is not None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory.summary import summarize
-from trainfit.plan.command import Command
+from trainfit.plan.command import Command, CommandError, quote
 from trainfit.plan.failures import ScriptError, require_step, script_output, shortfall
-from trainfit.plan.tracing import Tracer, allocator_settings
+from trainfit.plan.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.recording import Recording
 from trainfit.results.summary import RecordingSummary
+from trainfit.results.trace import LoaderOverride
 
 
 def simulate_command(
@@ -18,36 +22,43 @@ def simulate_command(
     gpu: GpuSpec,
     gpu_name: str,
     *,
-    steps: int,
+    steps: int | None,
     time_limit_s: float,
     output: Path,
     progress: Callable[[str], None],
+    batch_size: int | None = None,
 ) -> tuple[RecordingSummary, ScriptError | None]:
     """Simulate ``command`` at the GPU's capacity and save the recording to ``output``.
+
+    ``batch_size`` goes into its placeholder, else into the DataLoader that feeds the first
+    step, which a first run of one step finds out.
 
     Returns its figures and, where the script failed after a step, how. The recording is
     saved whatever becomes of the script; raises :class:`ScriptError` where it made no
     optimizer step on the GPU for another reason than memory.
     """
     settings = allocator_settings(command)
+    common: dict[str, Any] = {"gpu_memory_bytes": gpu.memory_bytes, "time_limit_s": time_limit_s}
+    values: dict[str, str] = {}
+    loader = None
+    if batch_size is not None and "batch_size" in command.present:
+        values["batch_size"] = str(batch_size)
+    elif batch_size is not None:
+        progress(f"looking for the DataLoader of {command.name}")
+        with Tracer(command, gpu_name, steps=1, **common) as tracer:
+            loader = _feeding(tracer.trace(), command, batch_size)
     progress(f"simulating {command.name} on {gpu.key}")
-    with Tracer(
-        command,
-        gpu_name,
-        gpu_memory_bytes=gpu.memory_bytes,
-        steps=steps,
-        limited=True,
-        time_limit_s=time_limit_s,
-    ) as tracer:
-        trace = tracer.trace()
+    with Tracer(command, gpu_name, steps=steps, limited=True, **common) as tracer:
+        trace = tracer.trace(values, loader=loader)
+    outcome = trace.outcome
+    place = f"{outcome.location}: " if outcome.location else ""
+    full = f"{place}{outcome.message}" if outcome.status == "out_of_memory" else None
     recording = trace.recording
     if recording is not None and not len(recording.op_name):
         recording = None  # nothing to keep
     if recording is not None:
+        recording = _described(recording, trace, command, values, full)
         recording.save(output)
-    outcome = trace.outcome
-    place = f"{outcome.location}: " if outcome.location else ""
-    full = f"{place}{outcome.message}" if outcome.status == "out_of_memory" else None
     if full is None or recording is None:
         try:
             require_step(trace, command)
@@ -61,3 +72,36 @@ def simulate_command(
     if failure is None:
         return summary, None
     return summary, ScriptError(failure, script_output(trace))
+
+
+def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
+    """The DataLoader that takes another batch size; raises where there is none."""
+    require_step(trace, command)
+    loader = trace.outcome.loader
+    if loader is None or loader.index is None or loader.batch_size is None:
+        raise CommandError(
+            f"--batch-size {batch_size}: no DataLoader with a batch size fed the first step of "
+            f"{command.name}; write {{batch_size:N}} into the command"
+        )
+    return LoaderOverride(loader.index, batch_size)
+
+
+def _described(
+    recording: Recording,
+    trace: Trace,
+    command: Command,
+    values: Mapping[str, str],
+    out_of_memory: str | None,
+) -> Recording:
+    """The recording with what is known of its command: batch size, script, words, end."""
+    header = dict(recording.header)
+    if out_of_memory is not None:
+        header["out_of_memory"] = out_of_memory
+    header["script"], header["template"] = command.name, " ".join(map(quote, command.words))
+    text = {**command.present, **values}.get("batch_size")
+    loader = trace.outcome.loader
+    if text is not None:
+        header["batch_size"] = int(text)
+    elif loader is not None and loader.batch_size is not None:
+        header["batch_size"] = loader.batch_size
+    return dataclasses.replace(recording, header=header)

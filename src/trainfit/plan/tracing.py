@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import os
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -17,20 +16,27 @@ from types import TracebackType
 from typing import Any, Literal
 
 from trainfit.plan.command import Command, CommandError
+from trainfit.plan.processes import OwnProcess, Process, WarmProcess, can_fork
 from trainfit.results.errors import ResultFileError
 from trainfit.results.recording import Recording
-from trainfit.results.trace import LoaderOverride, TraceOutcome, TraceRequest
+from trainfit.results.trace import (
+    ForcedAmp,
+    InterventionRequest,
+    LoaderOverride,
+    TraceOutcome,
+    TraceRequest,
+)
 from trainfit.simgpu.allocator import AllocatorSettings
+from trainfit.simgpu.settling import MOST_STEPS
 
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
 #: Seconds past the time limit after which the child is taken not to see to it itself.
 _OVERTIME_S = 30.0
+#: Seconds between looks at a running process.
+_TICK_S = 0.02
 #: Bytes of the script's output that are kept.
 _OUTPUT_BYTES = 1 << 16
-
-#: Starts the runner in the user's interpreter, whose environment stays as it is.
-_START = "import sys; sys.path.append({source!r}); from trainfit.simgpu.runner import main; main()"
 
 
 class Stopped(Exception):
@@ -49,7 +55,9 @@ class Trace:
 class Tracer:
     """Runs traces of one command, from any thread; a context manager.
 
-    It owns a scratch directory, and no process outlives it.
+    It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
+    from a process that has imported PyTorch already, where the system allows that.
+    ``steps`` of ``None`` are as many as memory takes to settle, within bounds.
     """
 
     def __init__(
@@ -58,15 +66,20 @@ class Tracer:
         gpu: str,
         *,
         gpu_memory_bytes: int | None = None,
-        steps: int = 3,
+        steps: int | None = None,
         limited: bool = False,
         time_limit_s: float = 600.0,
+        warm: bool = False,
     ) -> None:
         self._command = command
+        self._warm = warm and can_fork()
+        self._servers: dict[Any, WarmProcess] = {}
+        self._lock = threading.Lock()
         self._common: dict[str, Any] = {
             "gpu": gpu,
             "gpu_memory_bytes": gpu_memory_bytes,
-            "steps": steps,
+            "steps": MOST_STEPS if steps is None else steps,
+            "until_settled": steps is None,
             "limited": limited,
             "time_limit_s": time_limit_s,
         }
@@ -84,6 +97,8 @@ class Tracer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for server in self._servers.values():
+            server.close()
         self._scratch.cleanup()
 
     def stop(self) -> None:
@@ -95,9 +110,16 @@ class Tracer:
         values: Mapping[str, str] | None = None,
         *,
         loader: LoaderOverride | None = None,
-        amp: Literal["on", "off"] | None = None,
+        amp: ForcedAmp | None = None,
+        interventions: tuple[InterventionRequest, ...] = (),
+        survey: bool = False,
+        steps: int | None = None,
+        count: Literal["steps", "calls"] = "steps",
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders."""
+        """Simulate the command with ``values`` in its placeholders.
+
+        ``steps`` is another number of optimizer steps than usual.
+        """
         values = dict(values or {})
         folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
@@ -107,41 +129,39 @@ class Tracer:
             outcome=str(folder / "outcome.json"),
             loader=loader,
             amp=amp,
-            **self._common,
+            interventions=interventions,
+            survey=survey,
+            count=count,
+            **self._common | ({} if steps is None else {"steps": steps}),
         )
         (folder / "request.json").write_text(request.to_json())
         return self._run(folder, {**os.environ, **self._command.environment(**values)})
 
     def _run(self, folder: Path, environment: Mapping[str, str]) -> Trace:
-        source = str(Path(__file__).resolve().parents[2])
-        command = [
-            self._command.python,
-            *("-u", *self._command.python_flags),  # what it printed is there when it is killed
-            *("-c", _START.format(source=source), str(folder / "request.json")),
-        ]
         started = time.monotonic()
-        log = folder / "output.txt"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-            try:
-                code = self._wait(process, folder / "outcome.json")
-            finally:
-                _end_group(process)
+        process = self._start(folder, environment)
+        try:
+            code = self._wait(process, folder / "outcome.json")
+        finally:
+            process.end()
         outcome = _outcome(folder, code, time.monotonic() - started, self._limit)
-        return Trace(outcome, _recording(folder), _tail_of_file(log))
+        return Trace(outcome, _recording(folder), _tail_of_file(folder / "output.txt"))
 
-    def _wait(self, process: subprocess.Popen[bytes], outcome: Path) -> int | None:
+    def _start(self, folder: Path, environment: Mapping[str, str]) -> Process:
+        if not self._warm:
+            return OwnProcess(self._command, folder, environment)
+        key = tuple(sorted(environment.items()))
+        with self._lock:
+            if key not in self._servers:
+                log = folder.with_name(f"warm-{len(self._servers)}.txt")
+                self._servers[key] = WarmProcess(self._command, environment, log)
+        return self._servers[key].start(folder)
+
+    def _wait(self, process: Process, outcome: Path) -> int | None:
         """Until the process ends; not for long once the outcome is written."""
         deadline = time.monotonic() + self._limit + _OVERTIME_S
         while (code := process.poll()) is None and time.monotonic() < deadline:
-            if self._stopped.wait(0.05):
+            if self._stopped.wait(_TICK_S):
                 raise Stopped
             if outcome.is_file():
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
@@ -182,19 +202,9 @@ def _recording(folder: Path) -> Recording | None:
 
 
 def _tail_of_file(path: Path) -> str:
+    if not path.exists():
+        return ""
     with path.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - _OUTPUT_BYTES))
         return stream.read().decode(errors="replace")
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it left running (loader workers, its own children)."""
-    for kill, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
-        try:
-            os.killpg(process.pid, kill)
-        except (ProcessLookupError, PermissionError):
-            break
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-    process.wait()

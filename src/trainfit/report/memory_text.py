@@ -12,7 +12,8 @@ from trainfit.results.words import count
 _MODULES = 12
 _MODULE_SHARE = 0.005
 
-_KIND_TITLES = {
+#: Kinds of allocation as they are shown.
+KIND_TITLES = {
     "parameter": "parameters",
     "buffer": "buffers",
     "gradient": "gradients",
@@ -47,7 +48,7 @@ def breakdown_section(
     lines = ["At the peak, by kind"]
     for kind, nbytes in sorted(by_kind_bytes.items(), key=_activations_first):
         if nbytes:
-            lines.append(_row(_KIND_TITLES.get(kind, kind), nbytes, total_bytes))
+            lines.append(_row(KIND_TITLES.get(kind, kind), nbytes, total_bytes))
     lines.append("At the peak, by module")
     named = {path: nbytes for path, nbytes in by_module_bytes.items() if path and nbytes}
     largest = sorted(named, key=lambda path: -named[path])[:_MODULES]

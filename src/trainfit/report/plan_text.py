@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
+from trainfit.report.launch_text import launch_lines
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
-from trainfit.report.sizes import WIDTH, printable, size, wrapped
+from trainfit.report.remedies_text import inference_section, remedies_section
+from trainfit.report.sizes import printable, size, wrapped
+from trainfit.report.steps_text import only_seen, pattern_notes
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.words import count
 
@@ -13,8 +14,6 @@ from trainfit.results.words import count
 _COLUMN = 31
 #: Larger GPUs that are named.
 _GPUS = 4
-#: A word of a bash command line, quotes and all.
-_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 
 _BASIS = {
     "two traces": "from two simulated batch sizes",
@@ -34,7 +33,9 @@ def plan_text(result: PlanResult) -> str:
         breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
-        notes_section([*result.notes, *detail], result.assumptions),
+        inference_section(result.inference) if result.inference is not None else "",
+        remedies_section(result.remedies) if result.remedies is not None else "",
+        notes_section([*pattern_notes(result.pattern), *result.notes, *detail], result.assumptions),
         _launch_section(result),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -42,7 +43,8 @@ def plan_text(result: PlanResult) -> str:
 
 def _title(result: PlanResult) -> str:
     torch = printable(result.environment.get("torch", ""))
-    steps = count(result.steps, "optimizer step")
+    what = "optimizer step" if result.inference is None else "model call"
+    steps = count(result.steps, what)
     return (
         f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)} "
         f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)"
@@ -57,7 +59,7 @@ def _at(configuration: Configuration) -> str:
 
 def _batch_section(result: PlanResult) -> str:
     now = result.now
-    title = f"Batch size ({_BASIS[result.basis]})"
+    title = f"Batch size ({_BASIS[result.basis]}{only_seen(result.pattern)})"
     if now.largest_batch is None:
         return "\n".join([title, *_unknown(result)])
     if now.largest_batch == 0:
@@ -141,28 +143,3 @@ def _launch_section(result: PlanResult) -> str:
     if not result.now.fits and not result.now.recommended_batch:
         return ""
     return "Launch\n" + launch_lines(result.launch)
-
-
-def launch_lines(launch: str) -> str:
-    """The launch command, indented and broken between options; bash reads it as one line."""
-    lines: list[str] = []
-    for group in _option_groups(_WORD.findall(launch)):
-        if lines and len(lines[-1]) + 1 + len(group) <= WIDTH - 2:
-            lines[-1] += " " + group
-        else:
-            lines.append(("    " if lines else "  ") + group)
-    return " \\\n".join(printable(line) for line in lines)
-
-
-def _option_groups(words: list[str]) -> list[str]:
-    """An option and its values stay together."""
-    groups: list[str] = []
-    previous_is_option = False
-    for word in words:
-        is_option = word.startswith("-")
-        if previous_is_option and not is_option and "=" not in groups[-1]:
-            groups[-1] += " " + word
-        else:
-            groups.append(word)
-        previous_is_option = is_option
-    return groups

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 
 from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
 from trainfit.report.sizes import printable, size
+from trainfit.report.steps_text import steps_section
+from trainfit.report.timeline_text import timeline_section
 from trainfit.results.summary import RecordingSummary
 from trainfit.results.words import count
-
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 72
 
 
 def recording_json(summary: RecordingSummary) -> str:
@@ -33,20 +31,9 @@ def recording_text(summary: RecordingSummary) -> str:
         f"torch {printable(summary.torch)})",
         memory_section("Memory at the peak", summary.memory),
         breakdown_section(summary.by_kind_bytes, summary.by_module_bytes, total),
-        _course(summary.timeline_bytes),
+        timeline_section(summary.timeline_bytes),
+        steps_section(summary.pattern) if summary.pattern is not None else "",
         notes_section(notes, summary.assumptions),
         f"Recording: {printable(summary.file)} (show it again with `trainfit show`)",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _course(timeline: tuple[int, ...]) -> str:
-    if not timeline:
-        return ""
-    columns = min(_WIDTH, len(timeline))
-    edges = [round(i * len(timeline) / columns) for i in range(columns + 1)]
-    heights = [max(timeline[a:b]) for a, b in itertools.pairwise(edges) if b > a]
-    low, high = min(heights), max(heights)
-    span = max(high - low, 1)
-    bars = "".join(_BARS[(h - low) * (len(_BARS) - 1) // span] for h in heights)
-    return f"Allocated over the last step ({size(low)} to {size(high)})\n  {bars}"

@@ -53,7 +53,9 @@ def _dataclass(kind: type, value: Any, place: str) -> Any:
     if unknown := sorted(set(value) - set(hints)):
         raise DecodingError(f"{place} has the unknown key {unknown[0]!r}")
     for field in dataclasses.fields(kind):
-        without_default = field.default is dataclasses.MISSING
+        without_default = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
         if field.name not in value and without_default:
             raise DecodingError(f"{place} has no {field.name!r}")
     return kind(**{key: _decode(hints[key], v, f"{place}.{key}") for key, v in value.items()})

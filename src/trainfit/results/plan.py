@@ -4,6 +4,7 @@ All memory figures are bytes. ``None`` means not determined; 0 is a figure.
 
 Format history
     1   first version
+    2   remedies, inference; steps are calls of the model where there is an inference
 """
 
 from __future__ import annotations
@@ -16,13 +17,26 @@ from typing import Final, Literal
 
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
+from trainfit.results.steps import StepPattern
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 1
+VERSION: Final = 2
 
 #: How the batch sizes were obtained: computed from two simulated ones (exact for all),
 #: simulated one by one, or not at all.
 Basis = Literal["two traces", "one trace a batch size", "one trace"]
+
+#: How the figures of a remedy were obtained: the changed script was simulated; the recording
+#: was replayed with another allocator; the recording was replayed without the tensors that
+#: would go (not simulated). Or why there are none: the trial failed, or it does not apply.
+RemedyStatus = Literal["simulated", "replayed", "estimated", "failed", "not applicable"]
+
+#: What becomes of the training: the same up to rounding; the same in lower precision; another
+#: one, whose result has to be compared.
+Changes = Literal["nothing", "precision", "training"]
+
+#: Share of the device memory below which a remedy has won nothing worth a change.
+LEAST_GAIN: Final = 0.002
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +77,113 @@ class Configuration:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExtraCompute:
+    """The work of one optimizer step against the job as written; 0.25 is a quarter more.
+
+    ``flops_share`` counts matrix products, convolutions and attention; ``traffic_share`` the
+    bytes that all operators read and write; ``operators_share`` how many operators run.
+    """
+
+    flops_share: float
+    traffic_share: float
+    operators_share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+    """One remedy.
+
+    ``memory``, ``fits``, ``saved_bytes`` (of device memory; negative: it takes more),
+    ``extra`` and ``cost_percent`` are ``None`` where there are no figures; ``largest_batch`` also
+    where no law of the batch size was cheap to get. ``cost_percent`` is the price in percent of a
+    step's compute: see :mod:`trainfit.plan.pricing`. ``how`` are lines for people: what to
+    change, and where. ``launch`` is the command with it, where the command changes.
+    """
+
+    name: str
+    title: str
+    status: RemedyStatus
+    reason: str
+    changes: Changes
+    changes_detail: str
+    found: str = ""
+    memory: MemoryFigures | None = None
+    fits: bool | None = None
+    saved_bytes: int | None = None
+    largest_batch: int | None = None
+    extra: ExtraCompute | None = None
+    cost_percent: float | None = None
+    how: tuple[str, ...] = ()
+    launch: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """Several remedies at once, simulated together, because none alone is enough.
+
+    ``batch_size`` is what goes into the command or the DataLoader, smaller than the present
+    one where gradients are accumulated. ``memory`` is ``None`` where they could not be
+    simulated together; ``failure`` says why.
+    """
+
+    names: tuple[str, ...]
+    memory: MemoryFigures | None
+    fits: bool
+    batch_size: int | None
+    extra: ExtraCompute | None
+    launch: str
+    failure: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedies:
+    """Everything that was tried on a job, best first.
+
+    ``before`` are the figures of the job as written over the same ``steps`` as the trials.
+    ``combination`` is the last one tried where no remedy alone makes the job fit; ``failure``
+    says why nothing could be tried.
+    """
+
+    before: MemoryFigures | None
+    batch_size: int | None
+    largest_batch: int | None
+    steps: int
+    items: tuple[Remedy, ...]
+    combination: Combination | None = None
+    failure: str = ""
+
+    @property
+    def won(self) -> tuple[Remedy, ...]:
+        """Those that lower the memory of the job by :data:`LEAST_GAIN` or more."""
+        if self.before is None:
+            return ()
+        least = max(1, int(LEAST_GAIN * self.before.device_bytes))
+        return tuple(each for each in self.items if (each.saved_bytes or 0) >= least)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """Memory of a script that does not train, with gradients recorded and without.
+
+    ``records_gradients`` says what the script itself does; the other way round is ``None``
+    where it could not be simulated (``failure`` says why).
+    """
+
+    records_gradients: bool
+    without_gradients: MemoryFigures | None
+    with_gradients: MemoryFigures | None
+    failure: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class PlanResult:
     """Everything that ``trainfit plan`` found out.
 
     ``recommended`` are the figures at ``now.recommended_batch``. ``basis_detail`` says why,
     where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue
     on which the present batch size would run when it does not here, smallest first.
+    ``remedies`` are ``None`` where none were tried, ``inference`` where the script trains.
+    ``pattern`` says how memory goes on from step to step at the present batch size.
     """
 
     command: str
@@ -88,6 +203,9 @@ class PlanResult:
     gpu_sources: Mapping[str, str]
     environment: Mapping[str, str]
     seconds: float
+    remedies: Remedies | None = None
+    inference: Inference | None = None
+    pattern: StepPattern | None = None
 
     @property
     def fits(self) -> bool:

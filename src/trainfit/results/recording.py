@@ -6,6 +6,9 @@ and one JSON header, so reading it executes nothing.
 
 Format history
     1   first version
+    2   column alloc_line; of the header's optional entries: batch_size, script, template,
+        optimizer, alloc_conf, parameters, out_of_memory; events USED and DONE: frees that
+        wait for other streams
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import numpy.typing as npt
 from trainfit.results.errors import ResultFileError
 
 FORMAT: Final = "trainfit-recording"
-VERSION: Final = 1
+VERSION: Final = 2
 
 #: Phases of a step, in the order of their codes.
 PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
@@ -44,17 +47,31 @@ KINDS: Final = (
 )
 
 #: Codes of the event stream: ``event = value * 4 + code``.
-MALLOC, FREE, STEP_END, EMPTY_CACHE = 0, 1, 2, 3
+MALLOC, FREE, STEP_END, OTHER = 0, 1, 2, 3
+#: Values of OTHER: :data:`EMPTY_CACHE`, or ``allocation * 2`` plus USED (another stream uses
+#: the allocation, so its block waits for that stream after its free) or DONE (the wait is over).
+EMPTY_CACHE, USED, DONE = 0, 1, 2
 
 IntArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model: its allocation's number, shape, dtype ("float32"), and whether
+    an optimizer updates it."""
+
+    alloc: int
+    shape: tuple[int, ...]
+    dtype: str
+    trained: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
     """Columns of a simulated run.
 
-    ``strings`` is the table that ``op_name``, ``op_module``, ``alloc_module`` (-1: no module)
-    and ``workspace_model`` index.
+    ``strings`` is the table that ``op_name``, ``op_module``, ``alloc_module`` (-1: no module),
+    ``alloc_line`` ("file:line" of the user's code, -1: not known) and ``workspace_model`` index.
     ``alloc_bytes`` are bytes as asked of the allocator, before its rounding. A workspace's
     size is ``model(*arguments)`` of :mod:`trainfit.simgpu.workspaces`; the arguments of the
     i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
@@ -71,6 +88,7 @@ class Recording:
     alloc_kind: IntArray
     alloc_module: IntArray
     alloc_stream: IntArray
+    alloc_line: IntArray
     events: IntArray
     workspace_alloc: IntArray
     workspace_model: IntArray
@@ -87,9 +105,13 @@ class Recording:
         for key, kind in _HEADER.items():
             if type(self.header.get(key)) is not kind:
                 raise ValueError(f"{key} is {self.header.get(key)!r}")
+        for key, kind in _OPTIONAL_HEADER.items():
+            if type(self.header.get(key)) not in (kind, type(None)):
+                raise ValueError(f"{key} is {self.header.get(key)!r}")
         if [type(each) for each in self.header["context_range_bytes"]] != [int, int]:
             raise ValueError("context_range_bytes is no pair of numbers")
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
+        self._check_parameters(allocs)
         workspaces, strings = len(self.workspace_alloc), len(self.strings)
         for name, length, low, high in (
             ("op_name", ops, 0, strings),
@@ -101,6 +123,7 @@ class Recording:
             ("alloc_kind", allocs, 0, len(KINDS)),
             ("alloc_module", allocs, -1, strings),
             ("alloc_stream", allocs, 0, 1 << 60),
+            ("alloc_line", allocs, -1, strings),
             ("workspace_alloc", workspaces, 0, allocs),
             ("workspace_model", workspaces, 0, strings),
             ("workspace_start", workspaces + 1, 0, len(self.workspace_args) + 1),
@@ -109,6 +132,16 @@ class Recording:
             if len(column) != length or (length and (column.min() < low or column.max() >= high)):
                 raise ValueError(f"column {name} does not belong to the others")
         _check_events(self.events, allocs)
+
+    def parameters(self) -> tuple[Parameter, ...] | None:
+        """The model's parameters; ``None`` in a recording of version 1."""
+        entries = self.header.get("parameters")
+        return None if entries is None else tuple(_parameter(entry) for entry in entries)
+
+    def _check_parameters(self, allocs: int) -> None:
+        for parameter in self.parameters() or ():
+            if not 0 <= parameter.alloc < allocs:
+                raise ValueError(f"parameters name allocation {parameter.alloc}")
 
     def first_steps(self, count: int) -> Recording:
         """The recording up to the end of optimizer step ``count``; itself if it ends there."""
@@ -168,7 +201,14 @@ class Recording:
             with zipfile.ZipFile(path) as archive:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
-                columns = {name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS}
+                has_lines = "alloc_line.npy" in archive.namelist()
+                columns = {
+                    name: _read_npy(archive.read(f"{name}.npy"))
+                    for name in _COLUMNS
+                    if has_lines or name != "alloc_line"
+                }
+            if not has_lines:  # version 1
+                columns["alloc_line"] = np.full(len(columns["alloc_op"]), -1, dtype=np.int64)
             header, strings = dict(document["header"]), tuple(map(str, document["strings"]))
             recording = cls(header=header, strings=strings, **columns)
             recording.check()
@@ -238,10 +278,38 @@ _HEADER: Final[Mapping[str, type]] = {
 }
 
 
+#: What it may say besides: the batch size where it is known, the script's name, its command
+#: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
+#: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
+#: trained]``, and the message with which the simulated GPU was full.
+_OPTIONAL_HEADER: Final[Mapping[str, type]] = {
+    "batch_size": int,
+    "script": str,
+    "template": str,
+    "optimizer": str,
+    "alloc_conf": str,
+    "parameters": list,
+    "out_of_memory": str,
+}
+
+
+def _parameter(entry: Any) -> Parameter:
+    """One entry of the header; raises ``ValueError`` for anything else."""
+    match entry:
+        case [int(alloc), [*shape], str(dtype), bool(trained)] if all(
+            type(size) is int and size >= 0 for size in shape
+        ):
+            return Parameter(alloc, tuple(shape), dtype, trained)
+    raise ValueError(f"a parameter is {entry!r}")
+
+
 def _check_events(events: IntArray, allocs: int) -> None:
     """Each allocation is made once, in order, and freed at most once and later."""
     values, codes = events >> 2, events & 3
     made, freed = values[codes == MALLOC], values[codes == FREE]
+    other = values[codes == OTHER]
+    if len(other) and (other.min() < 0 or other.max() > 2 * allocs):
+        raise ValueError("another stream uses an allocation that is not there")
     if not np.array_equal(made, np.arange(allocs)):
         raise ValueError("column events does not belong to the others")
     if len(freed):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from trainfit.results.plan import MemoryFigures
+from trainfit.results.steps import StepPattern
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +15,7 @@ class RecordingSummary:
 
     ``timeline_bytes`` holds allocated memory at evenly spaced events of the last whole step.
     ``out_of_memory`` is the message of the simulated GPU where the run ended by it.
+    ``pattern`` says how memory goes on from step to step.
     """
 
     file: str
@@ -29,3 +31,4 @@ class RecordingSummary:
     timeline_bytes: tuple[int, ...]
     assumptions: Mapping[str, int]
     out_of_memory: str | None = None
+    pattern: StepPattern | None = None

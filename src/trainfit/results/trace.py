@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -38,13 +39,31 @@ class LoaderOverride:
     batch_size: int
 
 
+#: Autocast forced from outside: off, on in the GPU's best half precision, or in this one.
+ForcedAmp = Literal["off", "on", "bfloat16", "float16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class InterventionRequest:
+    """A change to make in the running script, by its name in :mod:`trainfit.simgpu.interventions`.
+
+    ``targets`` are what a survey found that it applies to: paths of modules, a number.
+    """
+
+    name: str
+    targets: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class TraceRequest:
     """One simulated run.
 
     ``recording`` and ``outcome`` are the files to write. ``gpu_memory_bytes`` overrides the
     catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
-    forces autocast on or off.
+    forces autocast. ``survey`` asks which interventions would apply. ``count`` says what
+    ``steps`` are: steps of the optimizer, or calls of the model where none is trained.
+    With ``until_settled`` the run ends before ``steps`` are done
+    if memory has settled by then, or grows by the same with each step.
     """
 
     target: Target
@@ -55,8 +74,12 @@ class TraceRequest:
     limited: bool = False
     gpu_memory_bytes: int | None = None
     loader: LoaderOverride | None = None
-    amp: Literal["on", "off"] | None = None
+    amp: ForcedAmp | None = None
+    interventions: tuple[InterventionRequest, ...] = ()
+    survey: bool = False
+    count: Literal["steps", "calls"] = "steps"
     time_limit_s: float = 600.0
+    until_settled: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), allow_nan=False)
@@ -85,11 +108,53 @@ class LoaderInfo:
 
 
 @dataclasses.dataclass(frozen=True)
+class Finding:
+    """Whether an intervention applies to a script, as a survey saw it.
+
+    ``reason`` says why it does not. ``targets`` are for the trial's request. ``places`` are
+    lines of the user's code to change ("file:line"), ``detail`` says in words what was found.
+    ``allocations`` are numbers of the recording's allocations that would not be made, where
+    the change cannot be tried.
+    """
+
+    name: str
+    applies: bool
+    reason: str = ""
+    targets: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    detail: str = ""
+    allocations: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """The work of one optimizer step, the last one of a run.
+
+    ``flops`` are those of matrix products, convolutions and attention (PyTorch's formulas in
+    ``torch.utils.flop_counter``); ``traffic_bytes`` what all operators read and write, if
+    nothing stays in a cache; ``operators`` how many ran.
+    """
+
+    flops: int
+    traffic_bytes: int
+    operators: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardCalls:
+    """Calls of models (outermost modules with parameters): all, those with gradients enabled."""
+
+    calls: int = 0
+    with_grad: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class TraceOutcome:
     """What became of a simulated run.
 
     ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none.
     ``message`` is for people; ``traceback`` is the script's own, ``location`` its line.
+    ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     """
 
     status: Status
@@ -103,6 +168,11 @@ class TraceOutcome:
     autocast: str | None = None
     gpu_operators: int = 0
     module_calls: int = 0
+    optimizers: int = 0
+    forward: ForwardCalls = ForwardCalls()
+    compute: Compute | None = None
+    findings: tuple[Finding, ...] = ()
+    changed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""

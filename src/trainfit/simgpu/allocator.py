@@ -1,8 +1,10 @@
 """A model of PyTorch's CUDA caching allocator (the native one).
 
 Reproduces which blocks ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp``
-hands out, splits, merges, reserves and releases, as read from the sources of late 2025 and
-the headers of torch 2.13.0; docstrings name the C++ functions. All sizes are in bytes.
+hands out, splits, merges, reserves and releases, as read from the sources of mid-2024 to
+mid-2026 and the headers of torch 2.13.0; docstrings name the C++ functions. All sizes are
+in bytes. What the versions 2.8 to 2.13 decide differently is settings that only the later
+ones know (:mod:`trainfit.simgpu.allocator_settings`).
 
 Outside the model: private pools (CUDA graphs, ``torch.cuda.MemPool``), free-memory
 callbacks, sharing between processes, and the driver's own fragmentation: a cudaMalloc
@@ -83,17 +85,50 @@ class CachingAllocator(DeviceSegments):
         super().__init__(capacity_bytes, context_bytes, settings, memory_fraction)
         self.num_alloc_retries = 0
         self.num_ooms = 0
+        self.num_oom_rejections = 0
         self.num_sync_all_streams = 0
-        #: Default settings: best fit needs no other rule than the size.
-        self._plain = not (
-            settings.expandable_segments or self._collects or settings.max_split_bytes is not None
-        )
-        self._pow2 = settings.rounds_to_divisions
+        #: Do freed blocks that other streams used wait until :meth:`complete` says that the
+        #: events are? Otherwise every event is complete when it is asked for.
+        self.defers_events = False
         self._statistics = Statistics(self, self._small_counters, self._large_counters)
         self._oversize_allocations = Counter()
-        #: Freed blocks that wait for other streams' events.
+        #: Freed blocks that wait for other streams' events, in the order of their frees, and
+        #: those of them whose events are complete.
+        self._waiting: dict[int, Block] = {}
         self._pending: list[Block] = []
         self._null = Block(0, 0, Pool(0, True, Counters()), None, NULL)
+        self._follow_settings()
+
+    # -- settings that change while a program runs -------------------------------------------
+
+    def apply(self, settings: AllocatorSettings) -> None:
+        """``torch._C._accelerator_setAllocatorSettings``: for what is allocated from now on.
+
+        A memory fraction below 1 in ``settings`` replaces the present one.
+        """
+        self.settings = settings
+        if settings.per_process_memory_fraction < 1:
+            self._limit(settings.per_process_memory_fraction)
+        self._follow_settings()
+
+    def set_memory_fraction(self, fraction: float, total_bytes: int | None = None) -> None:
+        """``setMemoryFraction``: a share of the device's memory (``total_bytes``, where it is
+        not the capacity); 1.0 sets no limit."""
+        self._limit(fraction, total_bytes)
+        self._follow_settings()
+
+    def _follow_settings(self) -> None:
+        """Work out what the hot path asks of the settings."""
+        settings = self.settings
+        super()._follow_settings()
+        #: Default settings: best fit needs no other rule than the size.
+        self._plain = not (
+            settings.expandable_segments
+            or self._collects
+            or settings.max_split_bytes is not None
+            or self._was_expandable
+        )
+        self._pow2 = settings.rounds_to_divisions
 
     # -- malloc and free: the hot path, hence inlined and unrolled --------------------------
 
@@ -105,7 +140,7 @@ class CachingAllocator(DeviceSegments):
         Raises:
             OutOfDeviceMemory: releasing all cached segments did not make room either.
         """
-        if self._pending:
+        if self._pending and size:
             self.process_events()
         if size < MIN_BLOCK:
             if size <= 0:
@@ -142,7 +177,7 @@ class CachingAllocator(DeviceSegments):
                 after.prev = rest
             block.next = rest
             block.size = size = rounded
-            if self._collects:
+            if self._keeps_age:
                 rest.born = self._searches[pool.is_small]
             insort(pool.free, (remainder, rest.address, rest))
             if block.expandable is None:
@@ -180,14 +215,25 @@ class CachingAllocator(DeviceSegments):
         self.requested_bytes = value = self.requested_bytes + requested
         if value > self.peak_requested_bytes:
             self.peak_requested_bytes = value
+        if self.pending_blocks:
+            self._raise_active_peaks(counters)
         if size >= self._max_split:
             self._oversize_allocations.increase()
+        if self.tracer is not None:
+            self.tracer("alloc", block.address, requested, block.stream)
         return block
+
+    def _raise_active_peaks(self, counters: Counters) -> None:
+        """Blocks that wait for other streams are active beyond the allocated ones."""
+        for each in (self, counters):
+            each.peak_active_bytes = max(each.peak_active_bytes, each.active_bytes)
+            each.peak_active_blocks = max(each.peak_active_blocks, each.active_blocks)
 
     def free(self, block: Block) -> None:
         """``DeviceCachingAllocator::free``: the block returns to its pool, not the device.
 
-        A block that other streams use returns at the next ``malloc`` or ``empty_cache``.
+        A block that other streams use returns when their events are complete, at the next
+        ``malloc`` or ``empty_cache``.
         """
         if block.state != ACTIVE:
             assert block.state == NULL, f"free of a block that is not allocated: {block}"
@@ -198,11 +244,16 @@ class CachingAllocator(DeviceSegments):
         counters.allocated_bytes -= size
         self.allocations -= 1
         self.allocated_bytes -= size
+        if self.tracer is not None:
+            self.tracer("free_requested", block.address, block.requested, block.stream)
         if size >= self._max_split:
             self._oversize_allocations.decrease()
         if block.stream_uses is not None:
             block.state = PENDING
-            self._pending.append(block)
+            block.stream_uses = None
+            self._waiting[block.address] = block
+            if not self.defers_events:
+                self.complete(block)
             for each in (self, counters):
                 each.pending_bytes += size
                 each.pending_blocks += 1
@@ -216,6 +267,8 @@ class CachingAllocator(DeviceSegments):
         """
         pool = block.pool
         counters = pool.counters
+        if self.tracer is not None:
+            self.tracer("free_completed", block.address, block.requested, block.stream)
         counters.requested_bytes -= block.requested
         self.requested_bytes -= block.requested
         size = block.size
@@ -244,7 +297,7 @@ class CachingAllocator(DeviceSegments):
                 after.prev = before
             block.state = MERGED
             block = before
-        if self._collects:
+        if self._keeps_age:
             block.born = self._searches[pool.is_small]
         insort(free, (block.size, block.address, block))
         if block.expandable is None:
@@ -280,6 +333,9 @@ class CachingAllocator(DeviceSegments):
         if self._collects:
             self._collect_garbage()
         segment = self.settings.segment_size(rounded)
+        if self.settings.rejects_early and self._exceeds_fraction(segment):
+            self.num_oom_rejections += 1
+            raise OutOfDeviceMemory(self, segment)
         block = self._alloc_block(pool, rounded, segment)
         if block is None and self._release_available(pool, rounded):
             block = self._alloc_block(pool, rounded, segment)
@@ -289,12 +345,16 @@ class CachingAllocator(DeviceSegments):
             block = self._alloc_block(pool, rounded, segment)
         if block is None:
             self.num_ooms += 1
+            if self.tracer is not None:
+                self.tracer("oom", self.free_device_bytes(), rounded, pool.stream)
             raise OutOfDeviceMemory(self, segment)
         return block
 
     def empty_cache(self) -> None:
         """``release_cached_blocks``: all wholly free segments go back to the device."""
         self.num_sync_all_streams += 1
+        for block in list(self._waiting.values()):
+            self.complete(block)
         self.process_events()
         self._release_cached_segments()
 
@@ -307,14 +367,20 @@ class CachingAllocator(DeviceSegments):
                 block.stream_uses = set()
             block.stream_uses.add(stream)
 
-    def process_events(self) -> None:
-        """``process_events``, with every outstanding event complete.
+    @property
+    def waits(self) -> bool:
+        """Are there freed blocks whose events are not complete?"""
+        return bool(self._waiting)
 
-        On a GPU an event may complete later, which keeps its block active for longer.
-        """
+    def complete(self, block: Block) -> None:
+        """The events of a freed block are complete; it returns at the next ``malloc``."""
+        if self._waiting.pop(block.address, None) is not None:
+            self._pending.append(block)
+
+    def process_events(self) -> None:
+        """``process_events``: blocks whose events are complete return to their pools."""
         pending, self._pending = self._pending, []
         for block in pending:
-            block.stream_uses = None
             for counters in (self, block.pool.counters):
                 counters.pending_bytes -= block.size
                 counters.pending_blocks -= 1
@@ -337,6 +403,7 @@ class CachingAllocator(DeviceSegments):
         """``resetAccumulatedStats``."""
         self._statistics.reset_accumulated()
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
+        self.num_oom_rejections = 0
         self.num_device_alloc = self.num_device_free = 0
         for counter in (self._oversize_allocations, self._oversize_segments):
             counter.allocated = counter.freed = 0
@@ -352,7 +419,7 @@ class CachingAllocator(DeviceSegments):
             "num_sync_all_streams": self.num_sync_all_streams,
             "num_device_alloc": self.num_device_alloc,
             "num_device_free": self.num_device_free,
-            "num_oom_rejections": 0,
+            "num_oom_rejections": self.num_oom_rejections,
             **self._statistics.arrays(),
             "reserved_bytes_by_private_pools": {},
             "oversize_allocations": self._oversize_allocations.as_dict(),

@@ -24,9 +24,10 @@ class Counters:
 
     __slots__ = (
         "allocated_bytes", "allocations", "inactive_split_bytes", "inactive_splits",
-        "peak_allocated_bytes", "peak_allocations", "peak_inactive_split_bytes",
-        "peak_inactive_splits", "peak_requested_bytes", "peak_reserved_bytes",
-        "peak_segments", "pending_blocks", "pending_bytes", "requested_bytes",
+        "peak_active_blocks", "peak_active_bytes", "peak_allocated_bytes", "peak_allocations",
+        "peak_inactive_split_bytes", "peak_inactive_splits", "peak_requested_bytes",
+        "peak_reserved_bytes", "peak_segments", "pending_blocks", "pending_bytes",
+        "requested_bytes",
         "reserved_bytes", "segments", "total_allocated_bytes", "total_allocations",
         "total_inactive_split_bytes", "total_inactive_splits", "total_requested_bytes",
         "total_reserved_bytes", "total_segments",
@@ -47,6 +48,8 @@ class Counters:
         self.inactive_splits = self.peak_inactive_splits = self.total_inactive_splits = 0
         #: Freed blocks that still wait for other streams (active but not allocated).
         self.pending_bytes = self.pending_blocks = 0
+        #: Peaks of the active values that were reached while blocks waited.
+        self.peak_active_bytes = self.peak_active_blocks = 0
 
     @property
     def active_bytes(self) -> int:
@@ -63,13 +66,13 @@ class ExpandableSegment:
 
     __slots__ = ("address", "page", "size")
 
-    def __init__(self, address: int, page: int, capacity: int) -> None:
-        """``page`` bytes are mapped at a time.
+    def __init__(self, page: int, capacity: int) -> None:
+        """``page`` bytes are mapped at a time; the address is set once it is known.
 
         The range covers 1 1/8 of the device's memory, so that pages which are unmapped in
         its middle can be mapped anew at its end.
         """
-        self.address = address
+        self.address = 0
         self.page = page
         self.size = -(-(capacity + capacity // 8) // page) * page
 
@@ -139,6 +142,11 @@ class Block:
         self.stream_uses: set[int] | None = None
         #: The pool kind's search count when the block was last freed (``gc_count_base``).
         self.born = 0
+
+    @property
+    def waits(self) -> bool:
+        """Was the block freed while other streams used it?"""
+        return self.state == PENDING
 
     def __repr__(self) -> str:
         return f"Block({self.address:#x}, size={self.size}, state={self.state})"

@@ -7,6 +7,7 @@ C++ functions. All sizes and addresses are in bytes.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from trainfit.simgpu.allocator_blocks import (
     FREE,
@@ -27,6 +28,10 @@ from trainfit.simgpu.allocator_stats import Counter
 #: Where the device's addresses begin; any multiple of 2 MiB would do.
 _FIRST_ADDRESS = 0x7F00_0000_0000
 
+#: Told of every event that PyTorch's memory history records (``TraceEntry``): its action,
+#: address, bytes and stream. The address of "oom" is the device's free memory.
+Tracer = Callable[[str, int, int, int], None]
+
 
 class DeviceSegments(Counters):
     """The segments that an allocator holds of one device, and their free blocks by pool."""
@@ -42,15 +47,16 @@ class DeviceSegments(Counters):
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
         self.settings = settings
-        #: setMemoryFraction: a fraction of 1.0 sets no limit.
-        self.allowed_bytes = int(memory_fraction * capacity_bytes) if memory_fraction < 1 else None
         self.num_device_alloc = 0
         self.num_device_free = 0
-        limit = settings.max_split_bytes
-        self._max_split = float("inf") if limit is None else limit
-        self._collects = (
-            self.allowed_bytes is not None and settings.garbage_collection_threshold > 0
-        )
+        self.tracer: Tracer | None = None
+        #: The limit that a memory fraction sets, ``None`` without one.
+        self.allowed_bytes: int | None = None
+        self._limit(memory_fraction)
+        #: Is there a block of an expandable segment, or was there one?
+        self._was_expandable = False
+        #: Does the garbage collection run, or did it?
+        self._keeps_age = False
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._small_counters = Counters()
@@ -62,6 +68,24 @@ class DeviceSegments(Counters):
         #: get_free_blocks_call_count of the large and the small blocks, for the collection.
         self._searches = [0, 0]
 
+    def _limit(self, fraction: float, total_bytes: int | None = None) -> None:
+        total = self.capacity_bytes if total_bytes is None else total_bytes
+        self.allowed_bytes = int(fraction * total) if fraction < 1 else None
+
+    def _exceeds_fraction(self, segment: int) -> bool:
+        return self.allowed_bytes is not None and self.reserved_bytes + segment > self.allowed_bytes
+
+    def _follow_settings(self) -> None:
+        limit = self.settings.max_split_bytes
+        self._max_split = float("inf") if limit is None else limit
+        self._collects = (
+            self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
+        )
+        self._keeps_age = self._keeps_age or self._collects
+        for pools in (self._small, self._large):
+            for pool in pools.values():
+                self._set_split_rule(pool)
+
     def free_device_bytes(self) -> int:
         """The free memory that cudaMemGetInfo reports."""
         return self.capacity_bytes - self.context_bytes - self.reserved_bytes
@@ -69,14 +93,18 @@ class DeviceSegments(Counters):
     def _new_pool(self, stream: int, is_small: bool) -> Pool:
         pools = self._small if is_small else self._large
         pool = Pool(stream, is_small, self._small_counters if is_small else self._large_counters)
-        if is_small or self.settings.expandable_segments:
+        self._set_split_rule(pool)
+        pools[stream] = pool
+        return pool
+
+    def _set_split_rule(self, pool: Pool) -> None:
+        """``should_split``."""
+        if pool.is_small or self.settings.expandable_segments:
             pool.split_remainder = MIN_BLOCK
             pool.split_below = float("inf")
         else:
             pool.split_remainder = SMALL_SIZE + 1
             pool.split_below = self._max_split
-        pools[stream] = pool
-        return pool
 
     def _get_free_block(self, pool: Pool, rounded: int) -> Block | None:
         """``get_free_block``: best fit, with the rules of the settings."""
@@ -86,12 +114,10 @@ class DeviceSegments(Counters):
         index = bisect_left(free, (rounded,))
         if index == len(free):
             return None
-        if self.settings.expandable_segments:
-            # A block at the edge of the mapped range counts as large as it could become.
-            while index + 1 < len(free) and _expandable_size(free[index + 1][2]) < (
-                _expandable_size(free[index][2])
-            ):
-                index += 1
+        if free[index][2].expandable is not None:
+            index = self._among_expandable(free, index)
+            if index == len(free):
+                return None
         size = free[index][0]
         if rounded < self._max_split <= size:
             return None
@@ -99,11 +125,27 @@ class DeviceSegments(Counters):
             return None
         return free.pop(index)[2]
 
+    def _among_expandable(self, free: list[tuple[int, int, Block]], index: int) -> int:
+        """Best fit where the smallest block that fits is part of an expandable segment."""
+        if not self.settings.expandable_segments:
+            # Expandable segments were switched off meanwhile: their blocks are passed over.
+            while index < len(free) and free[index][2].expandable is not None:
+                index += 1
+            return index
+        # A block at the edge of the mapped range counts as large as it could become.
+        while (
+            free[index][2].expandable is not None
+            and index + 1 < len(free)
+            and _expandable_size(free[index + 1][2]) < _expandable_size(free[index][2])
+        ):
+            index += 1
+        return index
+
     # -- taking memory from the device --------------------------------------------------------
 
     def _alloc_block(self, pool: Pool, rounded: int, segment: int) -> Block | None:
         """``alloc_block``: new memory from the device, or ``None``."""
-        if self.allowed_bytes is not None and self.reserved_bytes + segment > self.allowed_bytes:
+        if self._exceeds_fraction(segment):
             return None
         if self.settings.expandable_segments:
             return self._try_allocate_expandable(pool, rounded)
@@ -118,6 +160,8 @@ class DeviceSegments(Counters):
         pool.counters.total_segments += 1
         if segment >= self._max_split:
             self._oversize_segments.increase()
+        if self.tracer is not None:
+            self.tracer("segment_alloc", block.address, segment, pool.stream)
         return block
 
     def _reserve(self, counters: Counters, nbytes: int) -> None:
@@ -146,12 +190,14 @@ class DeviceSegments(Counters):
         for _, _, block in list(pool.free):
             if block.expandable is not None:
                 self._unmap_block(block, block.expandable)
-            elif block.prev is None and block.next is None:
+            elif _is_segment(block):
                 self._release_block(block)
 
     def _release_block(self, block: Block) -> None:
         """``release_block``: cudaFree of a segment."""
         pool = block.pool
+        if self.tracer is not None:
+            self.tracer("segment_free", block.address, block.size, block.stream)
         pool.remove(block)
         del self._heads[block.address]
         self.num_device_free += 1
@@ -171,7 +217,7 @@ class DeviceSegments(Counters):
             return False
         wanted = max(rounded, limit)
         index = bisect_left(pool.free, (wanted,))
-        if index < len(pool.free) and pool.free[index][2].expandable is None:
+        if index < len(pool.free) and _is_segment(pool.free[index][2]):
             self._release_block(pool.free[index][2])
             return True
         # No single block is large enough: several, from the largest down.
@@ -179,7 +225,7 @@ class DeviceSegments(Counters):
         for size, _, block in reversed(pool.free[:index]):
             if released >= wanted or size < limit:
                 break
-            if block.expandable is None:
+            if _is_segment(block):
                 released += size
                 self._release_block(block)
         return released >= wanted
@@ -197,7 +243,7 @@ class DeviceSegments(Counters):
             entry[2]
             for pool in self._large.values()
             for entry in pool.free
-            if entry[2].prev is None and entry[2].next is None and entry[2].expandable is None
+            if _is_segment(entry[2])
         ]
         now = self._searches[False]
         while target > 0 and whole:
@@ -221,8 +267,9 @@ class DeviceSegments(Counters):
             if room >= size:
                 return start
         page = SMALL_BUFFER if pool.is_small else self.settings.large_segment_bytes
-        segment = ExpandableSegment(self._next_address, page, self.capacity_bytes)
-        self._reserve_addresses(segment.size)
+        self._was_expandable = True
+        segment = ExpandableSegment(page, self.capacity_bytes)
+        segment.address = self._reserve_addresses(segment.size)
         block = Block(segment.address, segment.size, pool, segment, UNMAPPED)
         self._heads[block.address] = block
         pool.add(block)
@@ -259,10 +306,13 @@ class DeviceSegments(Counters):
         if nbytes < block.size:
             pool.add(block.split(nbytes, UNMAPPED))
         block.state = FREE
+        address = block.address
         block = block.merge_neighbours()
         block.born = self._searches[pool.is_small]
         pool.add(block)
         self._reserve(pool.counters, nbytes)
+        if self.tracer is not None:
+            self.tracer("segment_map", address, nbytes, pool.stream)
         return block
 
     def _unmap_block(self, block: Block, segment: ExpandableSegment) -> None:
@@ -289,9 +339,19 @@ class DeviceSegments(Counters):
         self.num_device_free += 1
         for counters in (self, pool.counters):
             counters.reserved_bytes -= end - begin
+        if self.tracer is not None:
+            self.tracer("segment_unmap", begin, end - begin, pool.stream)
         if block.prev is None and block.next is None:
             pool.remove(block)
             del self._heads[block.address]
+
+
+def _is_segment(block: Block) -> bool:
+    """Is the block all of what one cudaMalloc returned?
+
+    Oversize blocks always are, unless the split limit was lowered in a running program.
+    """
+    return block.prev is None and block.next is None and block.expandable is None
 
 
 def _expandable_size(block: Block) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MIB = 1 << 20
@@ -43,8 +43,6 @@ _HOST_ONLY = frozenset(
         "pinned_use_background_threads",
         "pinned_use_cuda_host_register",
         "release_lock_on_cudamalloc",
-        # Moves the failure of a request that exceeds the fraction before the retries.
-        "throw_on_cudamalloc_oom",
     }
 )
 
@@ -65,6 +63,9 @@ class AllocatorSettings:
     max_non_split_rounding_bytes: int = LARGE_SEGMENT
     large_segment_bytes: int = LARGE_SEGMENT
     per_process_memory_fraction: float = 1.0
+    #: A request that exceeds the memory fraction fails before any cache is released
+    #: (``throw_on_cudamalloc_oom``, PyTorch pull request 179473).
+    rejects_early: bool = False
 
     @classmethod
     def from_conf(cls, text: str) -> AllocatorSettings:
@@ -102,6 +103,19 @@ class AllocatorSettings:
                     raise ValueError(f"{name}: {error}") from None
         return cls()
 
+    def changed_by(self, text: str) -> AllocatorSettings:
+        """The settings after ``text`` is set in a running program.
+
+        As parseArgs does, what limits splitting, rounding and garbage collection returns to
+        its default where ``text`` does not name it; the rest stays.
+
+        Raises:
+            ValueError: as :meth:`from_conf`.
+        """
+        given = self.from_conf(text)
+        named = {_FIELDS[key] for key, _ in _entries(text) if key in _FIELDS} | _RESET
+        return replace(self, **{name: getattr(given, name) for name in named})
+
     def round_size(self, size: int) -> int:
         """``round_size``: the block size that a request of ``size`` bytes needs."""
         if size < MIN_BLOCK:
@@ -120,6 +134,29 @@ class AllocatorSettings:
         if rounded < MIN_LARGE_ALLOC:
             return self.large_segment_bytes
         return -(-rounded // ROUND_LARGE) * ROUND_LARGE
+
+    def to_conf(self) -> str:
+        """What ``PYTORCH_ALLOC_CONF`` has to say for these settings; empty for the defaults."""
+        entries: list[tuple[str, object]] = []
+        if self.expandable_segments:
+            entries.append(("expandable_segments", True))
+        if self.large_segment_bytes != LARGE_SEGMENT:
+            entries.append(("large_segment_size_mb", self.large_segment_bytes // MIB))
+        if self.max_split_bytes is not None:
+            entries.append(("max_split_size_mb", self.max_split_bytes // MIB))
+        if self.max_non_split_rounding_bytes != self.large_segment_bytes:
+            mib = self.max_non_split_rounding_bytes // MIB
+            entries.append(("max_non_split_rounding_mb", mib))
+        if self.rounds_to_divisions:
+            divisions = self.roundup_power2_divisions
+            by_class = ",".join(f"{1 << each}:{number}" for each, number in enumerate(divisions))
+            same = len(set(divisions)) == 1
+            entries.append(("roundup_power2_divisions", divisions[0] if same else f"[{by_class}]"))
+        if self.garbage_collection_threshold:
+            entries.append(("garbage_collection_threshold", self.garbage_collection_threshold))
+        if self.per_process_memory_fraction != 1:
+            entries.append(("per_process_memory_fraction", self.per_process_memory_fraction))
+        return ",".join(f"{key}:{value}" for key, value in entries)
 
     @property
     def rounds_to_divisions(self) -> bool:
@@ -198,10 +235,13 @@ def _memory_fraction(value: str, values: dict[str, Any]) -> None:
     values["per_process_memory_fraction"] = fraction
 
 
-def _expandable(value: str, values: dict[str, Any]) -> None:
-    if value not in ("True", "False"):
-        raise ValueError(f"expandable_segments must be True or False, got {value!r}")
-    values["expandable_segments"] = value == "True"
+def _flag(key: str, field: str) -> Callable[[str, dict[str, Any]], None]:
+    def parse(value: str, values: dict[str, Any]) -> None:
+        if value not in ("True", "False"):
+            raise ValueError(f"{key} must be True or False, got {value!r}")
+        values[field] = value == "True"
+
+    return parse
 
 
 def _backend(value: str, values: dict[str, Any]) -> None:
@@ -247,7 +287,7 @@ def _divisions(value: str, values: dict[str, Any]) -> None:
 
 _PARSERS: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "backend": _backend,
-    "expandable_segments": _expandable,
+    "expandable_segments": _flag("expandable_segments", "expandable_segments"),
     "garbage_collection_threshold": _collection_threshold,
     "large_segment_size_mb": _large_segment,
     "max_non_split_rounding_mb": _split_limit(
@@ -256,4 +296,18 @@ _PARSERS: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "max_split_size_mb": _split_limit("max_split_size_mb", "max_split_bytes"),
     "per_process_memory_fraction": _memory_fraction,
     "roundup_power2_divisions": _divisions,
+    "throw_on_cudamalloc_oom": _flag("throw_on_cudamalloc_oom", "rejects_early"),
 }
+
+#: The field that a key sets, and those that every change of the settings sets anew.
+_FIELDS = {
+    "expandable_segments": "expandable_segments",
+    "garbage_collection_threshold": "garbage_collection_threshold",
+    "large_segment_size_mb": "large_segment_bytes",
+    "max_non_split_rounding_mb": "max_non_split_rounding_bytes",
+    "max_split_size_mb": "max_split_bytes",
+    "per_process_memory_fraction": "per_process_memory_fraction",
+    "roundup_power2_divisions": "roundup_power2_divisions",
+    "throw_on_cudamalloc_oom": "rejects_early",
+}
+_RESET = {"max_split_bytes", "roundup_power2_divisions", "garbage_collection_threshold"}

@@ -13,8 +13,8 @@ from typing import Any
 from trainfit.simgpu.allocator_blocks import ACTIVE, FREE, UNMAPPED, Block, Counters
 
 #: Statistic -> names of its current value, peak and total in Counters. A block becomes
-#: active exactly when it is allocated, so the two share the total, and the peak too: no
-#: block is pending when malloc, which processes the events first, raises either.
+#: active exactly when it is allocated, so the two share the total, and the peak too unless
+#: blocks waited for other streams then (``peak_active_``).
 _STATISTICS = {
     "allocation": ("allocations", "peak_allocations", "total_allocations"),
     "segment": ("segments", "peak_segments", "total_segments"),
@@ -30,6 +30,9 @@ _STATISTICS = {
     ),
     "requested_bytes": ("requested_bytes", "peak_requested_bytes", "total_requested_bytes"),
 }
+
+#: Peaks beyond those of the allocated blocks.
+_WHILE_WAITING = {"active": "peak_active_blocks", "active_bytes": "peak_active_bytes"}
 
 _STATES = {ACTIVE: "active_allocated", FREE: "inactive"}
 
@@ -60,6 +63,8 @@ class Statistics:
         parts = ("small_pool", "large_pool") if kind == "all" else (kind,)
         total = sum(getattr(self._kinds[part], total_name) for part in parts)
         peak = max(getattr(self._kinds[kind], peak_name), self._floor[kind, name])
+        if name in _WHILE_WAITING:
+            peak = max(peak, getattr(self._kinds[kind], _WHILE_WAITING[name]))
         freed = total - current + self._base[kind, name]
         return {"current": current, "peak": peak, "allocated": total, "freed": freed}
 
@@ -69,8 +74,7 @@ class Statistics:
             for name, (current_name, peak_name, _) in _STATISTICS.items():
                 current = getattr(counters, current_name)
                 self._floor[kind, name] = current
-                if not name.startswith("active"):
-                    setattr(counters, peak_name, current)
+                setattr(counters, _WHILE_WAITING.get(name, peak_name), current)
 
     def reset_accumulated(self) -> None:
         """``resetAccumulatedStats``: ``allocated`` and ``freed`` start again from 0."""

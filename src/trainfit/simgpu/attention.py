@@ -8,6 +8,7 @@ padded, expanded and converted on the way).
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch.torch_version import TorchVersion
@@ -21,6 +22,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 #: Since this version PyTorch tries cuDNN's attention first on Hopper and B200/B300 (with
 #: the cuDNN >= 9.15.1 that its CUDA 13 wheels bring).
 _CUDNN_FIRST = (2, 11)
+#: at::SDPBackend by its number, and the order that Context.h begins with.
+_BACKENDS = ("math", "flash", "efficient", "cudnn", "overrideable")
+_FIRST_ORDER = [1, 2, 0, 3, 4]
 
 
 def attention(
@@ -36,7 +40,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """``F.scaled_dot_product_attention`` on ``gpu``; shapes (batch, heads, tokens, size)."""
-    backend = choose_backend(gpu, query, key, value, mask, causal, enable_gqa)
+    backend = choose_backend(gpu, query, key, value, mask, causal, enable_gqa, dropout)
     if backend == "math":
         return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
             query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa
@@ -65,28 +69,62 @@ def choose_backend(
     mask: torch.Tensor | None,
     causal: bool,
     gqa: bool,
+    dropout: float = 0.0,
 ) -> str:
-    """``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``."""
+    """``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``: select_sdp_backend.
+
+    Raises ``RuntimeError`` where the script allows none of those that are possible.
+    """
     tensors = (query, key, value)
     if query.dim() != 4 or any(type(t) is not SimulatedTensor for t in tensors):
         return "math"
-    usable = {
-        "cudnn": torch.backends.cuda.cudnn_sdp_enabled()
-        and gpu.capability[0] in (9, 10)
+    grouped = len({t.shape[1] for t in tensors}) > 1
+    if grouped and not (
+        gqa and query.shape[1] % key.shape[1] == 0 == key.shape[1] - value.shape[1]
+    ):
+        return "math"
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    for name in _order(gpu):
+        if name == "cudnn":
+            fits = torch.backends.cuda.cudnn_sdp_enabled() and _fits_cudnn(
+                gpu, query, key, value, dropout
+            )
+        elif name == "flash":
+            fits = (
+                torch.backends.cuda.flash_sdp_enabled()
+                and mask is None
+                and not (causal and query.shape[-2] != key.shape[-2])
+                and _fits_flash(gpu, query, key, value)
+                and not (trains and _lacks_backward(gpu, query.shape[-1], dropout))
+            )
+        elif name == "efficient":
+            fits = torch.backends.cuda.mem_efficient_sdp_enabled() and _fits_efficient(
+                gpu, query, key, value, mask
+            )
+        else:
+            fits = name == "math" and torch.backends.cuda.math_sdp_enabled()
+        if fits:
+            return name
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _order(gpu: GpuSpec) -> list[str]:
+    """priority_order: cuDNN first on Hopper and B200/B300, unless the script says otherwise."""
+    order = torch._C._get_sdp_priority_order()
+    first = (
+        gpu.capability[0] in (9, 10)
         and TorchVersion(torch.__version__) >= _CUDNN_FIRST  # type: ignore[operator]
-        and _fits_flash(gpu, query, key, value, 128),
-        "flash": torch.backends.cuda.flash_sdp_enabled()
-        and mask is None
-        and not (causal and query.shape[-2] != key.shape[-2])
-        and _fits_flash(gpu, query, key, value, 256),
-        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled()
-        and not gqa
-        and _fits_efficient(gpu, query, key, value, mask),
-    }
-    chosen = next((name for name, fits in usable.items() if fits), "math")
-    if chosen == "math" and not torch.backends.cuda.math_sdp_enabled():
-        raise RuntimeError("No available kernel. Aborting execution.")
-    return chosen
+        and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    )
+    if first and list(order) == _FIRST_ORDER:
+        return ["cudnn", "flash", "efficient", "math"]
+    return [_BACKENDS[number] for number in order if 0 <= number < len(_BACKENDS)]
+
+
+def _lacks_backward(gpu: GpuSpec, head_size: int, dropout: float) -> bool:
+    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120."""
+    small = (8, 6) <= gpu.capability <= (8, 9) or gpu.capability[0] == 12
+    return small and head_size > 192 and (head_size <= 224 or dropout > 0)
 
 
 def _common(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -99,13 +137,34 @@ def _common(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool
     )
 
 
-def _fits_flash(
-    gpu: GpuSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, widest: int
-) -> bool:
+def _fits_flash(gpu: GpuSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     return (
         gpu.capability >= (8, 0)
         and query.dtype in _HALVES
-        and query.shape[-1] == key.shape[-1] == value.shape[-1] <= widest
+        and query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256
+        and _common(query, key, value)
+    )
+
+
+def _fits_cudnn(
+    gpu: GpuSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float
+) -> bool:
+    """can_use_cudnn_attention, for the cuDNN that torch 2.13's wheels bring."""
+    wide, value_wide = query.shape[-1], value.shape[-1]
+    data_centre = gpu.capability == (9, 0) or gpu.capability[0] == 10
+    return (
+        gpu.capability >= (8, 0)
+        and query.dtype in _HALVES
+        and wide == key.shape[-1]
+        and wide % 8 == value_wide % 8 == 0
+        and (max(wide, value_wide) <= 128 or (data_centre and (wide, value_wide) == (192, 128)))
+        and key.shape[-2] != 1
+        and not (dropout > 0 and query.shape[-2] == 1)
+        and dropout * 16 == math.floor(dropout * 16)
+        and not (
+            torch.are_deterministic_algorithms_enabled()
+            and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
         and _common(query, key, value)
     )
 
@@ -122,6 +181,7 @@ def _fits_efficient(
     alignment = _gemm_alignment(gpu, query.dtype)
     return (
         query.dtype in dtypes
+        # Grouped queries: not before PyTorch pull request 191085.
         and query.shape[1] == key.shape[1] == value.shape[1]
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % alignment == 0

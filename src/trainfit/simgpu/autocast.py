@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu.rnn import autocast_kernel
 from trainfit.simgpu.tensor import SimulatedTensor
 
 _HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
@@ -70,6 +71,7 @@ class Autocast:
                 if name in known:
                     kernel = kernels[policy](_overload(name))
                     library.impl(name.removeprefix("aten::"), kernel, "AutocastCUDA")
+        library.impl("_cudnn_rnn", autocast_kernel(self._cast), "AutocastCUDA")
 
     def clear(self) -> None:
         """Drop the cached weights (the outermost autocast region ended)."""

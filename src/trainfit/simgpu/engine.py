@@ -3,7 +3,7 @@
 Every operator that touches a simulated tensor arrives in :meth:`Engine.run`, below
 autograd and autocast. Its result geometry comes from PyTorch's meta kernels and is cached
 by argument geometry; its result storages are allocated in :class:`DeviceMemory`; the
-memory that the GPU's kernel would take besides comes from :mod:`trainfit.simgpu.kernels`.
+memory that the GPU's kernel would take besides comes from the modules ``kernels_*``.
 """
 
 from __future__ import annotations
@@ -147,6 +147,11 @@ class Engine:
             return phases.INPUT
         return phases.FORWARD if self.forward_seen else phases.SETUP
 
+    @staticmethod
+    def in_backward() -> bool:
+        """Does autograd run the present operator? On a GPU that is a thread of its own."""
+        return bool(_graph_task() != -1)
+
     def record(self, info: OperatorInfo) -> None:
         phase = self.phase()
         self.recorder.op(info.name, phase, self.modules.current(phase == phases.BACKWARD))
@@ -165,6 +170,10 @@ class Engine:
         place = user_frame()
         text = f"{text} (at {place})" if place else text
         self.assumptions[text] = self.assumptions.get(text, 0) + 1
+
+    def wait_for_device(self) -> None:
+        """The host waits until the current stream has done what was submitted to it."""
+        self.memory.synchronize(self.memory.stream)
 
     # -- operators ---------------------------------------------------------------------
 
@@ -415,9 +424,9 @@ class Engine:
             ]
         )
 
-    def library_workspace(self, model: str, arguments: tuple[int, ...]) -> None:
-        """Take a workspace that a library allocates once and keeps."""
-        key = (model, self.memory.stream)
+    def library_workspace(self, model: str, arguments: tuple[int, ...], owner: Any = None) -> None:
+        """Take a workspace that a library allocates once for each owner and stream, and keeps."""
+        key = (model, owner, self.memory.stream)
         if key not in self.library_memory:
             self.library_memory.add(key)
             nbytes = workspace_bytes(model, arguments)

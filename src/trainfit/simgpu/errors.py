@@ -53,12 +53,14 @@ def format_size(nbytes: int) -> str:
 
 def out_of_memory(error: OutOfDeviceMemory) -> torch.OutOfMemoryError:
     """PyTorch's exception for the allocator's; same message as the CUDA build's."""
+    limit = error.allowed_bytes
+    allowed = "" if limit is None else f"{format_size(limit)} allowed; "
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {format_size(error.requested_bytes)}. "
         f"GPU 0 has a total capacity of {format_size(error.capacity_bytes)} "
         f"of which {format_size(error.free_bytes)} is free. "
         "Including non-PyTorch memory, this process has "
-        f"{format_size(error.capacity_bytes - error.free_bytes)} memory in use. "
+        f"{format_size(error.capacity_bytes - error.free_bytes)} memory in use. {allowed}"
         f"Of the allocated memory {format_size(error.allocated_bytes)} is allocated by PyTorch, "
         f"and {format_size(error.reserved_bytes - error.allocated_bytes)} "
         "is reserved by PyTorch but unallocated. "

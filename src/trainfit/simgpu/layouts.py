@@ -15,24 +15,25 @@ from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
 
-_CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
+CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 
 
-def _wanted(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+def convolution_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The format that cuDNN computes in and gives its result."""
     if torch.float64 not in (source.dtype, weight.dtype):
         for tensor in (source, weight):
             found = suggest_memory_format(tensor)
-            if found in _CHANNELS_LAST:
+            if found in CHANNELS_LAST:
                 return found
     return torch.contiguous_format
 
 
 def _of_forward(args: Any, result: Any) -> Any:
-    return _laid_out(result, _wanted(args[0], args[1]))
+    return _laid_out(result, convolution_format(args[0], args[1]))
 
 
 def _of_backward(args: Any, result: Any) -> Any:
-    wanted = _wanted(args[1], args[2])
+    wanted = convolution_format(args[1], args[2])
     return type(result)([*(_laid_out(each, wanted) for each in result[:2]), result[2]])
 
 

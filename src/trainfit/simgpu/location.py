@@ -15,6 +15,8 @@ _LIBRARIES = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _claimed: list[str] = []
+#: What :func:`is_library` said: a look-up costs less than a call.
+_known: dict[str, bool] = {}
 
 
 def claim(folder: str | Path) -> None:
@@ -22,6 +24,7 @@ def claim(folder: str | Path) -> None:
     if is_library(os.path.join(folder, "module.py")):
         _claimed.append(str(folder) + os.sep)
         is_library.cache_clear()
+        _known.clear()
 
 
 def user_frame() -> str | None:
@@ -30,6 +33,20 @@ def user_frame() -> str | None:
     ``None`` where every frame belongs to a library.
     """
     return frame_of_user(sys._getframe(1))
+
+
+def place_of_user() -> tuple[str, int] | None:
+    """Likewise, as file and line; for callers that ask at every allocation, hence unrolled."""
+    frame: FrameType | None = sys._getframe(2)
+    known = _known
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if filename not in known:
+            known[filename] = is_library(filename)
+        if not known[filename]:
+            return filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def frame_of_user(frame: FrameType | None) -> str | None:

@@ -83,6 +83,8 @@ def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tensor:
+    if not kwargs.get("non_blocking"):
+        engine.wait_for_device()
     content = engine.values.read(source)
     dtype = kwargs.get("dtype") or source.dtype
     if content is None:
@@ -102,6 +104,8 @@ def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
 
 def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
     """Host to device: the host casts, then the bytes are copied."""
+    if not (kwargs.get("non_blocking") and source.is_pinned()):
+        engine.wait_for_device()
     with engine.copying_input():
         engine.record(engine.info(func))
         with no_dispatch():
@@ -118,6 +122,8 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
 @handles(aten.copy_.default)
 def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[0], args[1]
+    if type(target) is not type(source) and not (len(args) > 2 and args[2]):
+        engine.wait_for_device()
     if type(target) is not SimulatedTensor:
         content = engine.values.read(source)
         if content is None:
@@ -147,6 +153,7 @@ def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """``.item()``: the known content, or a plausible healthy value."""
     tensor = args[0]
+    engine.wait_for_device()
     content = engine.values.read(tensor)
     if content is not None:
         with no_dispatch():
@@ -232,7 +239,7 @@ def randperm(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(aten.record_stream.default)
 def record_stream(engine: Engine, func: Any, args: Any, kwargs: Any) -> None:
-    return None
+    engine.memory.record_stream(args[0]._life, args[1].stream_id)
 
 
 @handles(aten._pin_memory.default, aten.pin_memory.default)
@@ -270,6 +277,7 @@ def _known_result(engine: Engine, func: Any, content: torch.Tensor) -> Any:
 @handles(aten.nonzero.default)
 def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """CUDA's nonzero; without content every element is assumed to be nonzero."""
+    engine.wait_for_device()
     contents = _contents(engine, args[0])
     if contents is not None:
         with no_dispatch():
@@ -282,6 +290,7 @@ def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(aten.masked_select.default)
 def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, mask = args
+    engine.wait_for_device()
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     contents = _contents(engine, mask)
     if contents is not None:
@@ -290,7 +299,9 @@ def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         count = math.prod(shape)
         engine.assume(f"masked_select() by an unknown mask was taken to keep all {count} elements")
-    return _result(engine, func, (count,), tensor.dtype)
+    result = _result(engine, func, (count,), tensor.dtype)
+    engine.workspace(("index_tensors", (count * len(shape),)))
+    return result
 
 
 @handles(aten.index.Tensor)
@@ -337,6 +348,8 @@ def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     along = args[1] if func is aten.unique_dim.default else None
     count = tensor.numel() if along is None else tensor.shape[along]
+    inverts = any(flag is True for flag in args[1:])
+    engine.workspace(("unique", (tensor.numel(), tensor.dtype.itemsize, int(inverts))))
     engine.assume(f"unique() of unknown data was taken to keep all {count} values")
     shape = (count,) if along is None else tuple(tensor.shape)
     inverse = tuple(tensor.shape) if along is None else (count,)

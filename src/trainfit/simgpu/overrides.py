@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trainfit.hardware import GpuSpec
+from trainfit.simgpu import rnn
 from trainfit.simgpu.attention import attention
 from trainfit.simgpu.autocast import Autocast
 from trainfit.simgpu.engine import HANDLERS, Engine, Handler
@@ -110,6 +111,7 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
         (aten.ctc_loss.Tensor, _ctc_loss),
         (aten.softmax.int, half_to_float(aten.softmax.int, aten._softmax.default)),
         (aten.log_softmax.int, half_to_float(aten.log_softmax.int, aten._log_softmax.default)),
+        *rnn.composites(),
     ):
         library.impl(op, kernel, "AutogradCUDA")
         HANDLERS[op] = _without_autograd(kernel)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.amp import autocast_mode
 from torch.nn.modules import module as nn_module
 
+from trainfit.results.trace import ForcedAmp
 from trainfit.simgpu.patching import PatchSet
 
 
 class AutocastSwitch:
-    """Forces autocast "on" (around outermost module calls) or "off"; notes what was used.
+    """Forces autocast on (around outermost module calls) or "off"; notes what was used.
 
-    ``dtype`` is what forced autocast computes in. ``used`` is the dtype of the autocast
-    regions of the GPU that were entered so far, ``None`` where there were none.
+    ``force`` names the dtype that forced autocast computes in, or is "on" for ``dtype``.
+    ``used`` is the dtype of the autocast regions of the GPU that were entered so far,
+    ``None`` where there were none.
     """
 
-    def __init__(self, force: Literal["on", "off"] | None, dtype: torch.dtype) -> None:
+    def __init__(self, force: ForcedAmp | None, dtype: torch.dtype) -> None:
         self._force = force
-        self._dtype = dtype
+        self._dtype = getattr(torch, force) if force in ("bfloat16", "float16") else dtype
         self._depth = 0
         self._context: Any = None
         self._handles: list[Any] = []
@@ -45,7 +47,7 @@ class AutocastSwitch:
 
         patches.set(autocast_mode.autocast, "__init__", __init__)
         patches.set(autocast_mode.autocast, "__enter__", __enter__)
-        if self._force == "on":
+        if self._force not in (None, "off"):
             self._handles = [
                 nn_module.register_module_forward_pre_hook(self._enter),
                 nn_module.register_module_forward_hook(self._leave, always_call=True),

@@ -10,20 +10,25 @@ from typing import Any
 import numpy as np
 
 from trainfit.results.recording import (
+    DONE,
     EMPTY_CACHE,
     FREE,
     KINDS,
     MALLOC,
+    OTHER,
     PHASES,
     STEP_END,
+    USED,
     IntArray,
     Recording,
 )
+from trainfit.simgpu.settling import StepUse, step_uses
 
 SETUP, INPUT, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 _COLUMNS = (
     "op_name", "op_phase", "op_module", "op_step", "alloc_bytes", "alloc_op", "alloc_stream",
-    "events", "workspace_alloc", "workspace_model", "workspace_start", "workspace_args",
+    "alloc_line", "events", "workspace_alloc", "workspace_model", "workspace_start",
+    "workspace_args",
 )  # fmt: skip
 _KIND = {name: code for code, name in enumerate(KINDS)}
 
@@ -36,7 +41,7 @@ class Recorder:
         self._op_name, self._op_phase = array("q"), array("q")
         self._op_module, self._op_step = array("q"), array("q")
         self._alloc_bytes, self._alloc_op = array("q"), array("q")
-        self._alloc_stream = array("q")
+        self._alloc_stream, self._alloc_line = array("q"), array("q")
         self._events = array("q")
         self._workspace_alloc, self._workspace_model = array("q"), array("q")
         self._workspace_start, self._workspace_args = array("q", [0]), array("q")
@@ -70,17 +75,29 @@ class Recorder:
             np.array(self._alloc_op[alloc:], dtype=np.int64),
         )
 
-    def malloc(self, nbytes: int, stream: int) -> int:
-        """An allocation by the latest operator; returns its number."""
+    def malloc(self, nbytes: int, stream: int, line: int = -1) -> int:
+        """An allocation by the latest operator; returns its number.
+
+        ``line`` is the index of "file:line" of the user's code, -1 if there is none.
+        """
         number = len(self._alloc_bytes)
         self._alloc_bytes.append(nbytes)
         self._alloc_op.append(len(self._op_name) - 1)
         self._alloc_stream.append(stream)
+        self._alloc_line.append(line)
         self._events.append(number * 4 + MALLOC)
         return number
 
     def free(self, number: int) -> None:
         self._events.append(number * 4 + FREE)
+
+    def used(self, number: int) -> None:
+        """A stream other than its own uses allocation ``number``."""
+        self._events.append((number * 2 + USED) * 4 + OTHER)
+
+    def done(self, number: int) -> None:
+        """The other streams are done with allocation ``number``, which was freed before."""
+        self._events.append((number * 2 + DONE) * 4 + OTHER)
 
     def workspace(self, number: int, model: int, arguments: tuple[int, ...]) -> None:
         """Allocation ``number`` is a workspace whose size a model computes."""
@@ -105,7 +122,12 @@ class Recorder:
         self.step += 1
 
     def empty_cache(self) -> None:
-        self._events.append(EMPTY_CACHE)
+        self._events.append(EMPTY_CACHE * 4 + OTHER)
+
+    def step_uses(self) -> list[StepUse]:
+        """What the steps completed so far took."""
+        columns = (np.array(each, dtype=np.int64) for each in (self._events, self._alloc_bytes))
+        return step_uses(*columns)
 
     def finish(self, header: Mapping[str, Any]) -> Recording:
         """The recording so far; may be called while the run goes on."""

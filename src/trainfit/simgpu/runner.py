@@ -1,9 +1,10 @@
 """Runs a user's script on the simulated GPU: ``main()`` with a request file as argument.
 
 This is the child process. The script is ``__main__``, sees its own arguments, and is
-stopped from within the optimizer step that completes the wanted number of steps, by an
-exception that unwinds it (``finally`` blocks, ``with`` statements and ``atexit`` run). What
-happened goes to the outcome file; both files are written before the script is unwound.
+stopped from within the optimizer step that completes the wanted number of steps (or with
+which memory has settled), by an exception that unwinds it (``finally`` blocks, ``with``
+statements and ``atexit`` run). What happened goes to the outcome file; both files are
+written before the script is unwound.
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ from trainfit.hardware import find_gpu
 from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, Target, TraceOutcome, TraceRequest
 from trainfit.simgpu.errors import UnsupportedOperatorError
+from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.loaders import LoaderTracker
 from trainfit.simgpu.location import claim, frame_of_user, is_library, line_of_user
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.precision import AutocastSwitch
+from trainfit.simgpu.recorder import BACKWARD
 from trainfit.simgpu.session import Simulation
+from trainfit.simgpu.settling import LEAST_STEPS, judge
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3
+#: Calls of models without an optimizer or a backward pass after which a script is taken not
+#: to train.
+_INFERENCE_CALLS = 100
 #: Attempts at a snapshot of a run that goes on meanwhile.
 _SNAPSHOTS = 5
 #: Seconds after the time limit at which the process ends even where Python cannot act.
@@ -61,10 +68,12 @@ class Runner:
         self._autocast = AutocastSwitch(
             request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
         )
+        self._interventions = Interventions(self._simulation, request.interventions, request.survey)
         self._patches = PatchSet()
         self._started = time.monotonic()
         self._process = os.getpid()
         self._stops = 0
+        self._trains = False
         self._done = threading.Event()
         self._finishing = threading.Lock()
 
@@ -73,10 +82,12 @@ class Runner:
         self._watch()
         status: Status = "ended"
         details: dict[str, Any] = {}
-        self._simulation.on_step(self._after_step)
         with self._simulation:
             self._loaders.install(self._patches)
             self._autocast.install(self._patches)
+            self._interventions.install(self._patches)
+            self._simulation.on_step(self._after_step)
+            self._interventions.after_call(self._after_call)
             try:
                 execute(self._request.target)
             except SystemExit as error:
@@ -87,19 +98,52 @@ class Runner:
             except BaseException as error:
                 status, details = _failure(error)
             finally:
+                self._interventions.remove()
                 self._autocast.remove()
                 self._patches.restore()
         self._finish(status, details)
 
     def _after_step(self, steps: int) -> None:
         self._loaders.note_step()
-        if steps < self._request.steps:
+        if not self._seen_enough(steps):
             return
         self._finish("finished", {})
+        self._stop()
+
+    def _after_call(self) -> None:
+        """A model was called: a step where calls are counted, else maybe the last of an
+        inference that would go on and on."""
+        if self._request.count == "calls":
+            self._simulation.end_step()
+        elif self._interventions.forward_calls().calls >= _INFERENCE_CALLS and self._only_infers():
+            self._finish("ended", {})
+            self._stop()
+
+    def _only_infers(self) -> bool:
+        """Was there no optimizer and no backward pass so far?"""
+        if self._interventions.optimizers or self._trains:
+            return False
+        self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
+        return not self._trains
+
+    def _stop(self) -> None:
         self._stops += 1
         if self._stops > _PATIENCE:
             _end_by_force()
         raise StopScript
+
+    def _seen_enough(self, steps: int) -> bool:
+        """Are there as many steps as were asked for, or has memory settled before?
+
+        Steps beyond the least number are worth half of the time limit, not all of it.
+        """
+        request = self._request
+        if steps >= request.steps or not request.until_settled:
+            return steps >= request.steps
+        if steps < LEAST_STEPS:
+            return False
+        late = time.monotonic() - self._started > request.time_limit_s / 2
+        return late or judge(self._simulation.step_uses()).course in ("settled", "growing")
 
     def _finish(self, status: Status, details: dict[str, Any]) -> bool:
         """Write recording and outcome, once; what the script does later does not count.
@@ -123,6 +167,11 @@ class Runner:
             autocast=self._autocast.used,
             gpu_operators=len(recording.op_name) if recording is not None else 0,
             module_calls=int(recording.header["module_calls"]) if recording is not None else 0,
+            optimizers=self._interventions.optimizers,
+            forward=self._interventions.forward_calls(),
+            compute=self._interventions.compute(),
+            findings=self._interventions.findings(),
+            changed=self._interventions.changed(),
             **details,
         ).save(Path(self._request.outcome))
         return True

@@ -15,8 +15,15 @@ from torch.utils import _foreach_utils
 
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.results.recording import Recording
-from trainfit.simgpu import checkpoints, devices, generators
-from trainfit.simgpu import kernels as _kernels  # noqa: F401  (registers the kernel models)
+from trainfit.simgpu import (  # noqa: F401  (register the kernel models)
+    checkpoints,
+    devices,
+    generators,
+    kernels_attention,
+    kernels_convolution,
+    kernels_indexing,
+    kernels_products,
+)
 from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
 from trainfit.simgpu.autocast import Autocast
@@ -27,6 +34,7 @@ from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.overrides import Overrides
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recorder import Recorder
+from trainfit.simgpu.settling import StepUse
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.surface import Surface
 from trainfit.simgpu.tensor import CUDA, SimulatedTensor, current_engine, set_engine
@@ -117,6 +125,11 @@ class Simulation:
         """Optimizer steps completed so far."""
         return self._recorder.step
 
+    def step_uses(self) -> list[StepUse]:
+        """What each optimizer step completed so far took of memory."""
+        self._memory.flush()
+        return self._recorder.step_uses()
+
     def on_step(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(steps)`` after each optimizer step of the first optimizer seen."""
         self._on_step.append(callback)
@@ -125,6 +138,8 @@ class Simulation:
 
     def _build(self) -> None:
         settings = self._settings or AllocatorSettings.from_environment(os.environ)
+        self._alloc_conf = settings.to_conf()
+        self._optimizer = ""
         self._recorder = Recorder()
         self.allocator = CachingAllocator(
             self.gpu.memory_bytes if self._limited else UNLIMITED,
@@ -140,6 +155,7 @@ class Simulation:
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._owners: dict[int, int] = {}
+        self._parameters: dict[int, list[Any]] = {}
         self._lifts_cpu_only = False
         self._default_device = devices.DefaultDevice()
 
@@ -227,12 +243,23 @@ class Simulation:
 
     # -- what is what ----------------------------------------------------------------------
 
+    def end_step(self) -> None:
+        """A step is over: of the main optimizer, or whatever else is counted as one."""
+        self._recorder.step_end()
+        self._modules.step_end()
+        for callback in self._on_step:
+            callback(self._recorder.step)
+
+    def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the steps of ``optimizer`` be the run's, not those of the first that steps."""
+        self._main_optimizer = weakref.ref(optimizer)
+
     def _mark_module(self, module: torch.nn.Module, name: int) -> None:
         """A module is met for the first time: its parameters and buffers are known now."""
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._owners.setdefault(id(parameter), name)
-                self._mark(parameter, "parameter", name)
+                self._mark_parameter(parameter, name)
         for buffer in module._buffers.values():
             self._mark(buffer, "buffer", name)
         # The ids of a dead module's parameters may come back as another's.
@@ -251,14 +278,27 @@ class Simulation:
         if type(tensor) is SimulatedTensor and tensor._life.number >= 0:
             self._recorder.mark(tensor._life.number, kind, module)
 
+    def _mark_parameter(self, parameter: Any, module: int, *, trained: bool = False) -> None:
+        """A parameter of a module that was called, or of an optimizer (``trained``)."""
+        self._mark(parameter, "parameter", module)
+        if type(parameter) is not SimulatedTensor or (number := parameter._life.number) < 0:
+            return
+        known = self._parameters.get(number)
+        if known is None:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            self._parameters[number] = [number, list(parameter.shape), dtype, trained]
+        elif trained:
+            known[3] = True
+
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._main_optimizer is None or self._main_optimizer() is None:
             # The first one alive: a search by trial makes one for each batch size.
             self._main_optimizer = weakref.ref(optimizer)
+            self._optimizer = type(optimizer).__name__
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 owner = self._owners.get(id(parameter), -1)
-                self._mark(parameter, "parameter", owner)
+                self._mark_parameter(parameter, owner, trained=True)
                 self._mark(parameter.grad, "gradient", owner)
         self.engine.in_optimizer += 1
 
@@ -270,10 +310,7 @@ class Simulation:
                 self._mark(value, "optimizer_state", owner)
         if self._main_optimizer is None or self._main_optimizer() is not optimizer:
             return
-        self._recorder.step_end()
-        self._modules.step_end()
-        for callback in self._on_step:
-            callback(self._recorder.step)
+        self.end_step()
 
     def _record(self) -> Recording:
         self._memory.flush()
@@ -287,6 +324,9 @@ class Simulation:
                 "assumptions": dict(self.engine.assumptions),
                 "module_calls": self._modules.calls,
                 "limited": self._limited,
+                "optimizer": self._optimizer,
+                "alloc_conf": self._alloc_conf,
+                "parameters": list(self._parameters.values()),
             }
         )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 import torch
 
 from trainfit.simgpu.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.location import place_of_user
 from trainfit.simgpu.recorder import Recorder
 
 
@@ -30,6 +32,21 @@ class Life(weakref.ref):  # type: ignore[type-arg]
     fill: bool | float | None
 
 
+#: Kernels that the host can be ahead of the device: CUDA's launch queue holds 1,024, and a
+#: further launch waits. Operators count here, each of which launches at least one kernel.
+LAUNCH_QUEUE = 1024
+
+
+class _Wait(NamedTuple):
+    """A freed block that other streams use: it may be handed out again when they are done."""
+
+    block: Block
+    number: int
+    streams: set[int]
+    #: Operators submitted before the free: when the streams have come so far, they are done.
+    submitted: int
+
+
 class _CurrentStream(threading.local):
     number = 0
 
@@ -48,6 +65,10 @@ class DeviceMemory:
         self._streams = _CurrentStream()
         self._lock = threading.Lock()
         self._pending: list[Life] = []
+        self._lines: dict[tuple[str, int] | None, int] = {None: -1}
+        #: By the time of the free.
+        self._waits: deque[_Wait] = deque()
+        allocator.defers_events = True
 
     @property
     def stream(self) -> int:
@@ -78,11 +99,22 @@ class DeviceMemory:
         return life
 
     def _malloc(self, life: Life) -> None:
+        if self._waits:
+            self._settle_waits()
         with self._lock:
             life.block = self.allocator.malloc(life.nbytes, self.stream)
-            life.number = self.recorder.malloc(life.nbytes, self.stream)
+            life.number = self.recorder.malloc(life.nbytes, self.stream, self._line())
         if self._pending:
             self.flush()
+
+    def _line(self) -> int:
+        """The string index of the user's line that is being executed."""
+        place = place_of_user()
+        line = self._lines.get(place)
+        if line is None:
+            assert place is not None
+            line = self._lines[place] = self.recorder.string("{}:{}".format(*place))
+        return line
 
     def resize(self, life: Life, nbytes: int) -> None:
         """The storage was resized: the new block is taken before the old one is freed."""
@@ -92,12 +124,13 @@ class DeviceMemory:
             self._malloc(life)
         if old is not None:
             with self._lock:
-                self.allocator.free(old)
-                self.recorder.free(number)
+                self._release(old, number)
 
     def transient(self, sizes: list[tuple[int, int, tuple[int, ...]]]) -> None:
         """Allocate workspaces ``(bytes, model, arguments)`` together, then free them."""
         held: list[tuple[Block, int]] = []
+        if self._waits:
+            self._settle_waits()
         with self._lock:
             try:
                 for nbytes, model, arguments in sizes:
@@ -138,9 +171,15 @@ class DeviceMemory:
 
     def _free(self, life: Life) -> None:
         assert life.block is not None
-        self.allocator.free(life.block)
-        self.recorder.free(life.number)
+        self._release(life.block, life.number)
         life.block = None
+
+    def _release(self, block: Block, number: int) -> None:
+        uses = block.stream_uses
+        self.allocator.free(block)
+        self.recorder.free(number)
+        if uses is not None:
+            self._waits.append(_Wait(block, number, set(uses), self.recorder.op_count))
 
     def flush(self) -> None:
         """Carry out the frees that had to wait."""
@@ -153,6 +192,48 @@ class DeviceMemory:
         with self._lock:
             self.allocator.empty_cache()
             self.recorder.empty_cache()
+            self._waits.clear()
+
+    # -- other streams -------------------------------------------------------------------
+
+    def record_stream(self, life: Life, stream: int) -> None:
+        """``Tensor.record_stream``: work on ``stream`` uses the storage, too."""
+        block = life.block
+        if block is None or stream == block.stream:
+            return
+        with self._lock:
+            if block.stream_uses is None:
+                self.recorder.used(life.number)
+            self.allocator.record_stream(block, stream)
+
+    def synchronize(self, stream: int | None = None, submitted: int | None = None) -> None:
+        """The host waits for ``stream`` (``None``: all) to carry out its work.
+
+        Of that the first ``submitted`` operators (``None``: all).
+        """
+        if not self._waits:
+            return
+        with self._lock:
+            for wait in list(self._waits):
+                if submitted is not None and wait.submitted > submitted:
+                    break
+                wait.streams.intersection_update(() if stream is None else wait.streams - {stream})
+                if not wait.streams:
+                    self._waits.remove(wait)
+                    self._complete(wait)
+
+    def _settle_waits(self) -> None:
+        """Waits that are over because the host cannot be that far ahead of the device."""
+        reached = self.recorder.op_count - LAUNCH_QUEUE
+        with self._lock:
+            # Where memory ran out, the allocator has waited for all of them.
+            while self._waits and (not self.allocator.waits or self._waits[0].submitted <= reached):
+                self._complete(self._waits.popleft())
+
+    def _complete(self, wait: _Wait) -> None:
+        if self.allocator.waits:
+            self.allocator.complete(wait.block)
+        self.recorder.done(wait.number)
 
 
 __all__ = ["DeviceMemory", "Life", "OutOfDeviceMemory"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
@@ -18,9 +18,10 @@ from torch.nn.parallel import scatter_gather
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.history import History
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.storage import DeviceMemory
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal
+from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal, current_engine
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
 CUDA_VERSION = "13.0"
@@ -76,16 +77,22 @@ def _shared_memory(major: int, minor: int) -> int:
     return kib.get((major, minor), 99 if major >= 12 else 48) * 1024
 
 
+#: PyTorch hands out streams from pools of so many, round robin (c10/cuda/CUDAStream.cpp).
+_STREAMS_IN_POOL = 32
+
+
 class Stream:
     """A CUDA stream of the simulated device; streams have separate allocator pools."""
 
-    _count = 0
+    #: Streams made so far, by whether they have high priority.
+    _counts: ClassVar[list[int]] = [0, 0]
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         number = kwargs.get("stream_id")
         if number is None:
-            Stream._count += 1
-            number = Stream._count
+            high = priority < 0
+            number = 1 + self._counts[high] % _STREAMS_IN_POOL + high * _STREAMS_IN_POOL
+            self._counts[high] += 1
         self.stream_id: int = number
         self.device = CUDA
         self.device_index = 0
@@ -101,7 +108,7 @@ class Stream:
         return True
 
     def synchronize(self) -> None:
-        return None
+        current_engine().memory.synchronize(self.stream_id)
 
     def is_capturing(self) -> bool:
         return False
@@ -135,7 +142,7 @@ class Stream:
         return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.stream_id:#x} simulated>"
 
 
-def _event_class(clock: Clock) -> type:
+def _event_class(clock: Clock, memory: DeviceMemory) -> type:
     class Event:
         """A CUDA event on the simulated clock."""
 
@@ -143,15 +150,20 @@ def _event_class(clock: Clock) -> type:
             self.enable_timing = enable_timing
             self.device = CUDA
             self._at: float | None = None
+            #: Stream, and how many operators were submitted before.
+            self._recorded: tuple[int, int] | None = None
 
         def record(self, stream: Any = None) -> None:
             self._at = clock.now()
+            number = memory.stream if stream is None else stream.stream_id
+            self._recorded = (number, memory.recorder.op_count)
 
         def query(self) -> bool:
             return True
 
         def synchronize(self) -> None:
-            return None
+            if self._recorded is not None:
+                memory.synchronize(*self._recorded)
 
         def wait(self, stream: Any = None) -> None:
             return None
@@ -219,11 +231,12 @@ class Surface:
         self._clock = clock
         self._properties = DeviceProperties(gpu)
         self._default = Stream(stream_id=0)
-        self._event = _event_class(clock)
+        self._event = _event_class(clock, memory)
         self._streams = threading.local()
         self._fraction = 1.0
 
     def install(self, patches: PatchSet) -> None:
+        Stream._counts[:] = [0, 0]
         for name, value in self._c_functions().items():
             patches.set(torch._C, name, value)
         for name, value in self._cuda_functions().items():
@@ -260,25 +273,33 @@ class Surface:
         def nothing(*_: Any, **__: Any) -> None:
             return None
 
+        def synchronize(*_: Any, **__: Any) -> None:
+            memory.synchronize()
+
+        def set_settings(text: str) -> None:
+            allocator.apply(allocator.settings.changed_by(text))
+
+        history = History(allocator, self._clock.now)
+
+        def snapshot(*_: Any) -> dict[str, Any]:
+            memory.flush()
+            return history.snapshot()
+
         functions: dict[str, Any] = {
             "_cuda_getDeviceCount": lambda: 1,
             "_cuda_getDevice": lambda: 0,
             "_cuda_setDevice": lambda index: check_ordinal(index),
-            "_cuda_synchronize": nothing,
+            "_cuda_synchronize": synchronize,
             "_cuda_ipc_collect": nothing,
             "_cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
             "_cuda_emptyCache": memory.empty_cache,
             "_cuda_memoryStats": stats,
-            "_cuda_memorySnapshot": lambda *_: {
-                "segments": allocator.snapshot(),
-                "device_traces": [],
-                "allocator_settings": {},
-                "external_annotations": [],
-            },
+            "_cuda_memorySnapshot": snapshot,
             "_cuda_resetPeakMemoryStats": lambda *_: allocator.reset_peaks(),
             "_cuda_resetAccumulatedMemoryStats": lambda *_: allocator.reset_accumulated(),
             "_cuda_getAllocatorBackend": lambda: "native",
-            "_cuda_record_memory_history": nothing,
+            "_cuda_record_memory_history": history.configure,
+            "_cuda_record_memory_history_legacy": history.configure_legacy,
             "_cuda_isInBadFork": lambda: False,
             "_cuda_isCurrentStreamCapturing": lambda: False,
             "_cuda_canDeviceAccessPeer": lambda *_: False,
@@ -290,7 +311,9 @@ class Surface:
             "_accelerator_setDeviceIndex": lambda index: check_ordinal(index),
             "_accelerator_exchangeDevice": lambda index: 0,
             "_accelerator_maybeExchangeDevice": lambda index: 0,
-            "_accelerator_synchronizeDevice": nothing,
+            "_accelerator_synchronizeDevice": synchronize,
+            "_accelerator_setAllocatorSettings": set_settings,
+            "_cuda_cudaCachingAllocator_set_allocator_settings": set_settings,
             "_accelerator_emptyCache": memory.empty_cache,
             "_accelerator_getDeviceStats": stats,
             "_accelerator_getMemoryInfo": lambda *_: self._mem_get_info(),
@@ -351,7 +374,7 @@ class Surface:
             ),
             "get_arch_list": lambda: ["sm_{}{}".format(*gpu.capability)],
             "is_current_stream_capturing": lambda: False,
-            "synchronize": lambda device=None: None,
+            "synchronize": lambda device=None: self._memory.synchronize(),
             "current_stream": lambda device=None: self._current_stream(),
             "default_stream": lambda device=None: self._default,
             "set_stream": self._set_stream,
@@ -377,8 +400,7 @@ class Surface:
             if not isinstance(fraction, float) or not 0 <= fraction <= 1:
                 raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0.0~1.0")
             self._fraction = fraction
-            allowed = int(fraction * self._gpu.memory_bytes)
-            self._memory.allocator.allowed_bytes = allowed if fraction < 1 else None
+            self._memory.allocator.set_memory_fraction(fraction, self._gpu.memory_bytes)
 
         return {
             "mem_get_info": lambda device=None: self._mem_get_info(),

@@ -180,7 +180,7 @@ class SimulatedTensor(torch.Tensor):
         return torch.empty(*(args or (0,)), dtype=self.dtype, device=CUDA)
 
     def record_stream(self, stream: Any) -> None:
-        """Other streams' work is done in time on the simulated device."""
+        current_engine().memory.record_stream(self._life, stream.stream_id)
 
     def share_memory_(self) -> SimulatedTensor:
         return self

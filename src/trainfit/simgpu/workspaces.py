@@ -1,51 +1,49 @@
 """Memory that GPU libraries take besides an operator's results.
 
-Each model is a pure function of integers, every one of which is affine in the batch size,
-so a recording can be evaluated at another batch size without running the script again.
+The models by library and kernel: cuBLAS and cuDNN's convolutions here, attention, sorting
+and indexing, and recurrent networks in modules of their own. Recordings name them; see
+:mod:`trainfit.simgpu.workspace_models`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-MiB: Final = 1 << 20
+from trainfit.simgpu import workspaces_attention as _attention  # noqa: F401  (registers)
+from trainfit.simgpu import workspaces_indexing as _indexing  # noqa: F401  (registers)
+from trainfit.simgpu import workspaces_rnn as _rnn  # noqa: F401  (registers)
+from trainfit.simgpu.workspace_models import MODELS, workspace_bytes
+from trainfit.simgpu.workspace_models import model as _model
 
-MODELS: dict[str, Callable[..., int]] = {}
+__all__ = ["MODELS", "workspace_bytes"]
+
+#: Models of what a closed library chooses by itself: estimates, not facts.
+ESTIMATED: Final = frozenset({"cudnn_tensor_core", "cudnn_winograd", "cudnn_rnn_workspace"})
 
 
-def _model(function: Callable[..., int]) -> Callable[..., int]:
-    MODELS[function.__name__] = function
-    return function
+@_model
+def cublas_workspace(nbytes: int) -> int:
+    """Workspace of a cuBLAS handle on one stream, kept for the life of the process.
 
-
-def workspace_bytes(model: str, arguments: tuple[int, ...]) -> int:
-    """Bytes that ``model`` asks for; 0 means that nothing is allocated."""
-    return MODELS[model](*arguments)
+    :mod:`trainfit.simgpu.kernels_products` works out its size.
+    """
+    return nbytes
 
 
 @_model
 def cublas_handle(capability_major: int) -> int:
-    """Workspace of a cuBLAS handle, allocated by PyTorch at the first matrix product.
-
-    ``:4096:2:16:8`` (two of 4 MiB and eight of 16 KiB) before Hopper, 32 MiB on Hopper and
-    data-centre Blackwell. Source: getChosenWorkspaceSize in ATen/cuda/CUDABlas.cpp /
-    CublasHandlePool.cpp; 8,519,680 bytes are reported in pytorch issue 95668.
-    """
-    if capability_major in (9, 10):
-        return 4096 * 8 * 1024
-    return 4096 * 1024 * 2 + 16 * 1024 * 8
+    """The same in recordings of format version 1, by compute capability."""
+    return 32 << 20 if capability_major in (9, 10) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
 @_model
-def cudnn_layout(input_bytes: int, output_bytes: int, weight_bytes: int) -> int:
-    """cuDNN's convolution on tensor cores for NCHW tensors.
+def cudnn_tensor_core(copies: int, input_bytes: int, output_bytes: int) -> int:
+    """cuDNN's tensor-core convolution: copies of the tensors of a pass in its workspace.
 
-    The tensor-core kernels read and write NHWC; cuDNN turns input and filter into that
-    layout and the result back, in its workspace (``nchwToNhwcKernel`` and
-    ``nhwcToNchwKernel`` in profiles of the cuDNN 8 and 9 engines).
+    One in the NHWC layout that the kernels want (``nchwToNhwcKernel`` and
+    ``nhwcToNchwKernel`` in profiles), one more where they are rounded to TF32.
     """
-    return input_bytes + output_bytes + weight_bytes
+    return copies * (input_bytes + output_bytes)
 
 
 @_model
@@ -66,37 +64,3 @@ def cudnn_winograd(
 def contiguous_copy(nbytes: int) -> int:
     """A copy that a kernel makes because it wants another memory layout."""
     return nbytes
-
-
-@_model
-def flash_backward(batch: int, heads: int, queries: int, head_size: int) -> int:
-    """Flash attention's backward: float32 accumulator of dQ, and softmax sums.
-
-    Rows are rounded up to 128, the head size to 32. Source: mha_bwd in
-    ATen/native/transformers/cuda/flash_attn/flash_api.cpp (dq_accum and softmax_d).
-    """
-    rows = _round_up(queries, 128)
-    return batch * heads * rows * (_round_up(head_size, 32) + 1) * 4
-
-
-@_model
-def efficient_backward(
-    batch: int, heads: int, queries: int, keys: int, head_size: int, value_size: int, half: int
-) -> int:
-    """Memory-efficient attention's backward: delta, and float32 accumulators for halves.
-
-    Source: _efficient_attention_backward in ATen/native/transformers/cuda/attention_backward.cu
-    (delta; workspace of the kernel, which accumulates dQ — and dK, dV when the head is wider
-    than its registers, 64 — in float32 where the result is of half precision).
-    """
-    delta = batch * heads * _round_up(queries, 32) * 4
-    if not half:
-        return delta
-    accumulators = _round_up(queries, 64) * head_size
-    if head_size > 64:
-        accumulators += _round_up(keys, 64) * (head_size + value_size)
-    return delta + batch * heads * accumulators * 4
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

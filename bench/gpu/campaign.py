@@ -1,0 +1,440 @@
+"""The truth campaign: measures GPU memory in at least 60 training jobs, each in a process of
+its own, and in some 900 single kernels. One command, resumable; see README.md beside this.
+
+    python bench/gpu/campaign.py [--out DIR] [--only PATTERN] [--quick] [--time-limit S]
+
+Needs an NVIDIA GPU and torch. What other packages would be needed for is listed as skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gzip
+import json
+import os
+import signal
+import sys
+import tarfile
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu import cases, children
+from gpu.capped import CappedSearch, predict
+from gpu.measure import FORMAT, VERSION, write
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+#: Families of kernels.py, by name, so that this process needs no torch.
+FAMILIES = (
+    "convolutions", "products", "attention", "selections", "optimizers", "norms", "recurrent",
+    "convolutions-benchmark",
+)  # fmt: skip
+QUICK_FAMILIES = ("convolutions", "optimizers")
+
+#: What each model needs besides torch (a test compares this with models.py).
+NEEDS = {"act_lerobot": "lerobot", "tv": "torchvision", "timm": "timm", "hf": "transformers"}
+
+
+@dataclasses.dataclass
+class Job:
+    """One result file to be made."""
+
+    name: str
+    request: dict[str, Any]
+    case: cases.Case | None = None
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.json.gz"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 when all is measured, 1 when something is missing, 2 for bad options."""
+    options = parse(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    campaign = Campaign(options)
+    # As it ends when told to by a time limit from outside.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        campaign.run()
+    except KeyboardInterrupt:
+        print("stopped; what was measured is kept, and the same command goes on")
+    finally:
+        campaign.close()
+    return campaign.report()
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "truth", help="where results go")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN",
+        help="only results with this in the name (* and ? may stand for more); repeatable",
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
+    parser.add_argument("--force", action="store_true", help="measure again what is there")
+    parser.add_argument(
+        "--time-limit", type=float, default=1500.0, metavar="S", help="stop after S seconds (1500)"
+    )
+    parser.add_argument(
+        "--case-limit",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds for one case (120); twice that for a family of kernels",
+    )
+    parser.add_argument(
+        "--ready", type=int, default=3, metavar="N",
+        help="processes kept prepared beside the one that measures (3)",
+    )  # fmt: skip
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="also pack all into one .tar")
+    parser.add_argument("--list", action="store_true", help="show what would be measured")
+    parser.add_argument("--no-profile", action="store_true", help="leave out operators' rows")
+    parser.add_argument(
+        "--simulate", metavar="GPU", help="a rehearsal on a simulated GPU: no truth"
+    )
+    options = parser.parse_args(argv)
+    if options.time_limit <= 0 or options.case_limit <= 0 or options.ready < 0:
+        parser.error("--time-limit and --case-limit must be above 0, --ready 0 or more")
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out {options.out}: not a folder")
+    if options.simulate and options.out == HERE / "truth":
+        parser.error("--simulate needs an --out of its own: a rehearsal is no truth")
+    return options
+
+
+class Campaign:
+    """The list of jobs, the processes that do them, and what became of each."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.started = time.monotonic()
+        self.scratch = tempfile.TemporaryDirectory(prefix="truth-")
+        self.pool = ThreadPoolExecutor(max_workers=2)
+        self.outcomes: dict[str, str] = {}
+        self.jobs = list(jobs(options))
+        self.capped = [
+            case for case in cases.chosen(options.only, options.quick) if case.cap_bytes is not None
+        ]
+        self._children: deque[children.Child] = deque()
+
+    # -- what there is to do ---------------------------------------------------------------
+
+    def left_s(self) -> float:
+        return self.options.time_limit - (time.monotonic() - self.started)
+
+    def path(self, name: str) -> Path:
+        return self.options.out / f"{name}.json.gz"
+
+    def done(self, name: str) -> bool:
+        """Is there a result that need not be made again?"""
+        if self.options.force:
+            return name in self.outcomes
+        found = status_of(self.path(name))
+        return found not in (None, "failed", "skipped", "bracketed")
+
+    def run(self) -> None:
+        if self.options.list:
+            for name in [*(job.name for job in self.jobs), *(case.name for case in self.capped)]:
+                print(name)
+            return
+        gpu = self.options.simulate or self.ask_gpu()
+        if gpu is None:
+            return
+        predictions = self.predictions(gpu)
+        self.plain()
+        self.limited(predictions)
+
+    def ask_gpu(self) -> dict[str, Any] | None:
+        """What the GPU is; this process itself never touches it."""
+        found = children.ask_gpu()
+        if found is None:
+            print("no NVIDIA GPU that torch can use: nothing was measured", file=sys.stderr)
+            self.outcomes["gpu"] = "missing"
+            return None
+        name = found["gpu"]
+        print(f"{name}: {len(self.jobs)} results and {len(self.capped)} limits to measure")
+        return found
+
+    # -- plain jobs --------------------------------------------------------------------------
+
+    def plain(self) -> None:
+        """One after the other on the GPU; the next ones prepare themselves meanwhile."""
+        waiting = deque(job for job in self.jobs if not self._settled(job))
+        running: deque[tuple[Job, children.Child]] = deque()
+        while (waiting or running) and self.left_s() > 0:
+            while waiting and len(running) < 1 + self.options.ready:
+                job = waiting.popleft()
+                running.append((job, self.start(job)))
+            job, child = running.popleft()
+            self.finish(job, child)
+        for job, child in running:
+            child.stop()
+            self.outcomes[job.name] = "out of time"
+        for job in waiting:
+            self.outcomes[job.name] = "out of time"
+
+    def _settled(self, job: Job) -> bool:
+        if self.done(job.name):
+            self.outcomes[job.name] = "there"
+            return True
+        package = lacking(job.case)
+        if package is not None:
+            self.outcomes[job.name] = f"skipped: {package} is not installed"
+            return True
+        return False
+
+    def start(self, job: Job) -> children.Child:
+        request = {
+            "output": str(self.path(job.name)),
+            "simulate": self.options.simulate,
+            "waits": True,
+            "profile": not self.options.no_profile,
+            "quick": self.options.quick,
+            "limit_s": self.limit_s(job) * 0.8,
+            **job.request,
+        }
+        conf = "" if job.case is None else job.case.alloc_conf
+        return children.Child(Path(self.scratch.name), job.name, request, conf)
+
+    def limit_s(self, job: Job) -> float:
+        """Seconds for a job; a family of kernels is many measurements."""
+        return self.options.case_limit * (2.0 if job.case is None else 1.0)
+
+    def finish(self, job: Job, child: children.Child) -> str:
+        """Let a child measure, and see what it wrote; returns the result's status."""
+        began = time.monotonic()
+        limit = min(self.limit_s(job), max(self.left_s(), 1.0))
+        problem = child.measure(limit)
+        path = self.path(job.name)
+        # What a family of kernels wrote before it was ended is good.
+        written = path.exists() and path.stat().st_mtime >= child.started - 1
+        status = status_of(path) if written else None
+        if status is None:
+            status = "failed"
+            self.write_failure(job, problem or "it wrote no result", child.output())
+        self.outcomes[job.name] = status
+        seconds = time.monotonic() - began
+        self.say(f"{job.name}: {self.summary(job.name, status)} ({seconds:.1f} s)")
+        self.pack(self.path(job.name))
+        return status
+
+    def write_failure(self, job: Job, problem: str, output: str) -> None:
+        case = None if job.case is None else dataclasses.asdict(job.case)
+        result = {
+            "format": FORMAT, "version": VERSION, "status": "failed", "message": problem,
+            "traceback": output[-6000:], "case": case, "simulated": bool(self.options.simulate),
+        }  # fmt: skip
+        write(self.path(job.name), result)
+
+    def summary(self, name: str, status: str) -> str:
+        result = read(self.path(name)) or {}
+        if status in ("failed", "skipped"):
+            return f"{status}: {str(result.get('message', '')).partition(chr(10))[0]}"
+        memory = result.get("memory")
+        if memory is None:
+            return f"{status}, {len(result.get('rows', result.get('device_memory', ())))} rows"
+        mib = 1 << 20
+        return (
+            f"{status}, allocated {memory['max_allocated_bytes'] / mib:.0f} MiB, "
+            f"reserved {memory['max_reserved_bytes'] / mib:.0f} MiB, "
+            f"{len(result['trace']['kinds'])} events"
+        )
+
+    # -- capped jobs -------------------------------------------------------------------------
+
+    def predictions(self, gpu: str | dict[str, Any]) -> dict[str, Future[int | str]]:
+        """Our own prediction of each limit's largest batch, made on the CPU meanwhile."""
+        return {
+            case.name: self.pool.submit(predict, case, gpu, self.scratch.name)
+            for case in self.capped
+            if not self.done(case.name) and lacking(case) is None
+        }
+
+    def limited(self, predictions: dict[str, Future[int | str]]) -> None:
+        for case in self.capped:
+            if case.name not in predictions:
+                self.outcomes[case.name] = (
+                    "there" if self.done(case.name) else f"skipped: {lacking(case)} is missing"
+                )
+                continue
+            if self.left_s() <= 0:
+                self.outcomes[case.name] = "out of time"
+                continue
+            predicted = wait_for(predictions[case.name], self.left_s())
+            self.outcomes[case.name] = self.search(case, predicted)
+            self.say(f"{case.name}: {self.outcomes[case.name]}")
+            self.pack(self.path(case.name))
+
+    def search(self, case: cases.Case, predicted: int | str) -> str:
+        """Run the predicted batch and the one above; find the limit where that was wrong."""
+        if isinstance(predicted, str):
+            return f"skipped: {predicted}"
+        search = CappedSearch(predicted)
+        machine = None
+        while (batch := search.next()) is not None and self.left_s() > 0:
+            job = job_of(case.at(batch))
+            if not self.done(job.name):
+                status = self.finish(job, self.start(job))
+            else:
+                status = status_of(self.path(job.name)) or "failed"
+            search.tell(batch, status)
+            machine = (read(self.path(job.name)) or {}).get("machine", machine)
+        if not search.tries:
+            return "out of time"
+        found = search.result()
+        result = {
+            "format": FORMAT,
+            "version": VERSION,
+            "status": "searched" if search.complete else "bracketed",
+            "message": "",
+            "simulated": bool(self.options.simulate),
+            "case": dataclasses.asdict(case),
+            "machine": machine,
+            "capped": found,
+        }
+        if machine is not None:
+            write(self.path(case.name), result)
+        if not search.complete:
+            return f"not found: {found['largest_ran']} ran, {found['smallest_full']} did not"
+        return f"largest batch {found['largest_ran']}, predicted {found['predicted']}"
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.started:6.0f} s] {text}", flush=True)
+
+    def pack(self, path: Path) -> None:
+        """Add a result to the bundle at once, so that a killed campaign keeps it."""
+        bundle: Path | None = self.options.bundle
+        if bundle is None or not path.exists():
+            return
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(bundle, "a") as archive:
+            archive.add(path, path.name)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        children.stop_all()
+        self.scratch.cleanup()
+
+    def report(self) -> int:
+        """Merge the kernels' rows, write the list of what was skipped, and sum up."""
+        if self.options.list:
+            return 0
+        out = self.options.out
+        merge_kernels(out)
+        write(out / "campaign.json", {"outcomes": self.outcomes})
+        if self.options.bundle is not None:
+            rebuild(self.options.bundle, out)
+        good = [name for name, text in self.outcomes.items() if not _is_short(text)]
+        print(f"{len(good)} of {len(self.outcomes)} results are in {out}")
+        for name, text in self.outcomes.items():
+            if _is_short(text):
+                print(f"  {name}: {text}")
+        return 0 if len(good) == len(self.outcomes) else 1
+
+
+def _is_short(text: str) -> bool:
+    return text.startswith(("skipped", "failed", "out of time", "not found", "missing"))
+
+
+def jobs(options: argparse.Namespace) -> Iterator[Job]:
+    """Plain jobs in their order: the context, then kernels among the cases."""
+    plain = [
+        job_of(case) for case in cases.chosen(options.only, options.quick) if case.cap_bytes is None
+    ]
+    families = [
+        Job(f"kernels-{name}", {"kind": "kernels", "family": name})
+        for name in (QUICK_FAMILIES if options.quick else FAMILIES)
+    ]
+    extra = [Job("context", {"kind": "context"}), *families]
+    if options.only:
+        patterns = [word.strip("*") for word in options.only]
+        extra = [job for job in extra if any(word in job.name for word in patterns)]
+    # A family after every few cases: whatever comes of the time, there is some of everything.
+    yield from extra[:2]
+    rest = extra[2:]
+    for index, job in enumerate(plain):
+        yield job
+        if index % 4 == 3 and rest:
+            yield rest.pop(0)
+    yield from rest
+
+
+def job_of(case: cases.Case) -> Job:
+    return Job(case.name, {"kind": "case", "case": dataclasses.asdict(case)}, case)
+
+
+def lacking(case: cases.Case | None) -> str | None:
+    """The package that the case's model needs and that is not installed."""
+    if case is None:
+        return None
+    for prefix, package in NEEDS.items():
+        if case.model == prefix or case.model.startswith(f"{prefix}_"):
+            return cases.missing((package,))
+    return None
+
+
+def wait_for(future: Future[int | str], limit: float) -> int | str:
+    try:
+        return future.result(timeout=max(limit, 1.0))
+    except TimeoutError:
+        return "the prediction took too long"
+    except Exception as error:
+        return f"no prediction: {type(error).__name__}: {error}"[:300]
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A result file, or ``None`` where there is none that is whole."""
+    try:
+        data = path.read_bytes()
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        found = json.loads(text)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def status_of(path: Path) -> str | None:
+    found = read(path)
+    return None if found is None else str(found.get("status"))
+
+
+def merge_kernels(out: Path) -> None:
+    """All families' rows in one table, kernels.json."""
+    families = {}
+    for path in sorted(out.glob("kernels-*.json.gz")):
+        found = read(path)
+        if found is not None and found.get("status") == "ran":
+            families[found["family"]] = {
+                name: found[name] for name in ("simulated", "machine", "recorded_at", "rows")
+            }
+    if families:
+        table = {"format": "trainfit-gpu-kernels", "version": VERSION, "families": families}
+        write(out / "kernels.json", table)
+
+
+def rebuild(bundle: Path, out: Path) -> None:
+    """The bundle anew, with each file once."""
+    scratch = bundle.with_name(bundle.name + ".part")
+    with tarfile.open(scratch, "w") as archive:
+        for path in sorted(out.glob("*.json*")):
+            if not path.name.endswith(".part"):
+                archive.add(path, path.name)
+    os.replace(scratch, bundle)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

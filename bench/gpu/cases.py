@@ -1,0 +1,211 @@
+"""The cases of the campaign: what is trained, how, and at which batch size. Data only."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import importlib.util
+from typing import Any
+
+GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One training job.
+
+    ``optimizer`` is sgd, momentum, adam or adamw, ``kind`` its implementation (default,
+    foreach, fused, loop). ``tf32`` "default" leaves PyTorch's settings: on in cuDNN, off in
+    cuBLAS. ``alloc_conf`` is the value of PYTORCH_CUDA_ALLOC_CONF. ``cap_bytes`` limits what
+    the allocator may reserve (``set_per_process_memory_fraction``), ``None``: it does not.
+    """
+
+    name: str
+    model: str
+    batch: int
+    precision: str = "fp32"
+    optimizer: str = "momentum"
+    kind: str = "default"
+    attention: str = "fused"
+    checkpointing: bool = False
+    accumulation: int = 1
+    clip: bool = False
+    channels_last: bool = False
+    benchmark: bool = False
+    tf32: str = "default"
+    set_to_none: bool = True
+    alloc_conf: str = ""
+    cap_bytes: int | None = None
+    steps: int = 3
+
+    def at(self, batch: int) -> Case:
+        """The same job with another batch size, and a name that says so."""
+        return dataclasses.replace(self, name=f"{self.name}-b{batch}", batch=batch)
+
+
+def case(model: str, batch: int, *words: str, **options: Any) -> Case:
+    """A case named after what differs from the defaults; ``words`` go into the name."""
+    name = "-".join((model, options.get("precision", "fp32"), *words, f"b{batch}"))
+    return Case(name=name.replace("_", "-"), model=model, batch=batch, **options)
+
+
+def _vision() -> list[Case]:
+    bf16, fp16 = {"precision": "bf16"}, {"precision": "fp16"}
+    adamw = {"optimizer": "adamw"}
+    cases = [case("resnet50", b) for b in (8, 32, 128)]
+    cases += [case("resnet50", b, **bf16) for b in (32, 128)]
+    cases += [
+        case("resnet50", 32, **fp16),
+        case("resnet50", 32, "tf32-off", tf32="off"),
+        case("resnet50", 32, "tf32-on", tf32="on"),
+        case("resnet50", 32, "benchmark", benchmark=True),
+        case("resnet50", 32, "benchmark", benchmark=True, **bf16),
+        case("resnet50", 32, "nhwc", channels_last=True),
+        case("resnet50", 32, "nhwc", channels_last=True, **bf16),
+        case("resnet50", 32, "nhwc-benchmark", channels_last=True, benchmark=True, **bf16),
+        case("resnet50", 32, "checkpointing", checkpointing=True),
+        case("resnet50", 16, "accumulation", accumulation=4),
+        case("resnet50", 16, "keep-gradients", set_to_none=False),
+        case("resnet50", 32, "sgd", optimizer="sgd"),
+        case("resnet50", 32, "adam", optimizer="adam"),
+        case("resnet50", 32, "adamw-loop", kind="loop", **adamw),
+        case("resnet50", 32, "adamw-fused", kind="fused", **adamw),
+        case("resnet50", 32, "expandable", alloc_conf="expandable_segments:True"),
+        case("resnet50", 32, "roundup", alloc_conf="roundup_power2_divisions:4"),
+        case("resnet50", 32, "split64", alloc_conf="max_split_size_mb:64"),
+    ]
+    cases += [case("resnet18", b, "sgd", optimizer="sgd") for b in (16, 64, 256)]
+    cases += [case("vgg16", b, "adam", optimizer="adam") for b in (16, 32, 64)]
+    cases += [
+        case("vgg16", 32, "tf32-off", tf32="off"),
+        case("vgg16", 32, "benchmark", benchmark=True),
+        case("vgg16", 32, "adam", optimizer="adam", **bf16),
+        case("tv_vgg16", 32, "adam", optimizer="adam"),
+    ]
+    cases += [case("convnext_tiny", b, "adamw", **adamw) for b in (8, 32)]
+    cases += [
+        case("convnext_tiny", 32, "adamw", **adamw, **bf16),
+        case("convnext_tiny", 32, "nhwc", channels_last=True, **bf16),
+        case("timm_convnext_tiny", 32, "adamw", **adamw),
+        case("timm_efficientnet_b0", 32, **bf16),
+        case("timm_efficientnet_b0", 32),
+        case("tv_mobilenet_v3", 64),
+    ]
+    cases += [case("unet", b, "adam", optimizer="adam") for b in (2, 8)]
+    cases += [
+        case("unet", 8, "adam", optimizer="adam", **bf16),
+        case("unet", 8, "nhwc", channels_last=True, **bf16),
+        case("ssd", 8),
+        case("ssd", 32, **fp16),
+        case("tv_faster_rcnn", 2, "sgd", optimizer="momentum"),
+    ]
+    return cases
+
+
+def _sequences() -> list[Case]:
+    bf16, fp16 = {"precision": "bf16"}, {"precision": "fp16"}
+    adamw = {"optimizer": "adamw"}
+    cases = [case("vit_b16", b, "adamw", **adamw) for b in (8, 32)]
+    cases += [
+        case("vit_b16", 32, "adamw", **adamw, **bf16),
+        case("vit_b16", 128, "adamw-fused", kind="fused", **adamw, **bf16),
+        case("vit_b16", 32, "written-out", attention="written out", **adamw),
+        case("vit_b16", 32, "written-out", attention="written out", **adamw, **bf16),
+        case("vit_b16", 32, "checkpointing", checkpointing=True, **adamw, **bf16),
+        case("vit_b16", 16, "accumulation", accumulation=4, **adamw, **bf16),
+        case("timm_vit_b16", 32, "adamw", **adamw, **bf16),
+        case("vit_s16", 64, "tf32-on", tf32="on", **adamw),
+        case("tv_swin_t", 16, "adamw", **adamw),
+        case("tv_swin_t", 32, "adamw", **adamw, **bf16),
+        case("gpt2", 2, "adamw", **adamw),
+        case("gpt2", 4, "adamw", **adamw, **bf16),
+        case("gpt2", 8, "adamw-fused", kind="fused", **adamw, **bf16),
+        case("gpt2", 4, "checkpointing", checkpointing=True, **adamw, **bf16),
+        case("gpt2", 2, "written-out", attention="written out", **adamw, **fp16),
+        case("gpt2", 4, "expandable", alloc_conf="expandable_segments:True", **adamw, **bf16),
+        case("hf_gpt2", 2, "adamw", **adamw, **bf16),
+        case("bert_base", 4, "adamw", **adamw),
+        case("bert_base", 16, "adamw", **adamw, **bf16),
+        case("bert_base", 8, "clip", clip=True, **adamw, **fp16),
+        case("hf_bert_large", 4, "adamw", **adamw),
+        case("hf_bert_large", 1, "accumulation", accumulation=4, **adamw),
+        case("lstm", 32, "adam", optimizer="adam"),
+        case("lstm", 128, "adam", optimizer="adam"),
+        case("lstm", 128, "adam", optimizer="adam", **bf16),
+        case("gru", 64, "adam", optimizer="adam"),
+        case("act", 4, "adamw", clip=True, **adamw),
+        case("act", 8, "adamw", clip=True, **adamw, **bf16),
+        case("act", 8, "benchmark", clip=True, benchmark=True, **adamw, **bf16),
+        case("act_lerobot", 8, "adamw", clip=True, **adamw, **bf16),
+    ]
+    for optimizer in ("sgd", "momentum", "adam", "adamw"):
+        for kind in ("foreach", "fused", "loop"):
+            words = {"optimizer": optimizer, "kind": kind}
+            cases.append(case("mlp", 256, optimizer, kind, **words))
+    return cases
+
+
+def _capped() -> list[Case]:
+    """Jobs whose largest batch under a limit is predicted, run, and exceeded by one.
+
+    The batch is where the prediction begins to measure.
+    """
+    adamw = {"optimizer": "adamw"}
+    bf16 = {"precision": "bf16"}
+    expandable = {"alloc_conf": "expandable_segments:True"}
+
+    def capped(model: str, gib: int, *words: str, **options: Any) -> Case:
+        made = case(model, 4, *words, **options, cap_bytes=gib * GIB)
+        name = made.name.removesuffix("-b4")
+        return dataclasses.replace(made, name=f"cap{gib}-{name}")
+
+    return [
+        capped("resnet50", 6),
+        capped("resnet50", 6, **bf16),
+        capped("resnet18", 3, "expandable", **expandable),
+        capped("vit_b16", 6, "adamw", **adamw, **bf16),
+        capped("gpt2", 8, "adamw", **adamw, **bf16),
+        capped("gpt2", 8, "expandable", **adamw, **bf16, **expandable),
+        capped("unet", 6, "adam", optimizer="adam"),
+        capped("act", 8, "adamw", clip=True, **adamw, **bf16),
+        capped("lstm", 2, "adam", optimizer="adam"),
+    ]
+
+
+#: What a look (--quick) takes: one of each kind.
+QUICK = (
+    "resnet18-fp32-sgd-b16", "resnet50-bf16-b32", "vit-b16-bf16-adamw-b32", "gpt2-bf16-adamw-b4",
+    "lstm-fp32-adam-b32", "mlp-fp32-adamw-fused-b256", "gpt2-bf16-expandable-b4",
+    "cap3-resnet18-fp32-expandable",
+)  # fmt: skip
+
+
+def all_cases() -> list[Case]:
+    """Every case; plain ones in an order that covers much early, capped ones last."""
+    plain = _interleaved(_vision(), _sequences())
+    cases = plain + _capped()
+    names = [each.name for each in cases]
+    assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
+    return cases
+
+
+def chosen(only: list[str], quick: bool = False) -> list[Case]:
+    """Cases whose names match one of the patterns (``*`` and ``?``, or a part of the name)."""
+    cases = [each for each in all_cases() if not quick or each.name in QUICK]
+    if not only:
+        return cases
+    patterns = [word if set("*?[") & set(word) else f"*{word}*" for word in only]
+    return [each for each in cases if any(fnmatch.fnmatch(each.name, p) for p in patterns)]
+
+
+def missing(packages: tuple[str, ...]) -> str | None:
+    """The first of ``packages`` that is not installed."""
+    return next((name for name in packages if importlib.util.find_spec(name) is None), None)
+
+
+def _interleaved(one: list[Case], two: list[Case]) -> list[Case]:
+    """A stride through both lists, so that a stopped campaign has some of everything."""
+    both = [each for pair in zip(one, two, strict=False) for each in pair]
+    both += one[len(two) :] + two[len(one) :]
+    stride = 7
+    return [both[i] for start in range(stride) for i in range(start, len(both), stride)]

@@ -1,0 +1,108 @@
+"""The simulated GPU in a real one's place, and predictions made on it; these need trainfit."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def import_trainfit() -> None:
+    """Make trainfit importable: the one of this checkout, whatever is installed."""
+    source = str(ROOT / "src")
+    if source not in sys.path:
+        sys.path.insert(0, source)
+    from trainfit.simgpu.torchvision_shim import define_torchvision_operators
+
+    define_torchvision_operators()
+
+
+def simulated(gpu: Any, limited: bool = True, conf: str | None = None) -> Any:
+    """A simulation of ``gpu``: a name, or a specification.
+
+    ``conf`` is the value of PYTORCH_CUDA_ALLOC_CONF; ``None``: as in the environment.
+    """
+    import_trainfit()
+    import trainfit
+    from trainfit.simgpu.allocator import AllocatorSettings
+
+    settings = None if conf is None else AllocatorSettings.from_conf(conf)
+    return trainfit.simulate(gpu, limited=limited, allocator=settings)
+
+
+def spec_of(machine: dict[str, Any]) -> Any:
+    """The GPU that a truth file's ``machine`` was: the catalogue's, with measured memory.
+
+    A GPU that the catalogue does not know (or a machine without the catalogue's data) gives
+    one with what was measured; its rates are unknown, which memory does not depend on.
+    """
+    import_trainfit()
+    from trainfit.hardware import GpuNameError, GpuSpec, find_gpu
+
+    measured = {
+        "name": machine["gpu"],
+        "capability": tuple(machine["capability"]),
+        "memory_bytes": machine["memory_bytes"],
+        "sm_count": machine["sm_count"],
+        "memory_is_assumed": False,
+    }
+    try:
+        return dataclasses.replace(find_gpu(machine["gpu"]), **measured)
+    except (GpuNameError, ImportError):
+        pass
+    mib = 1 << 20
+    return GpuSpec(
+        key=machine["gpu"],
+        bandwidth_bytes_per_s=1e12,
+        l2_bytes=None,
+        boost_clock_hz=None,
+        fp32_flops=1e13,
+        tensor_flops={},
+        power_watts=300.0,
+        shared_memory_device=False,
+        context_bytes=500 * mib,
+        context_range_bytes=(300 * mib, 700 * mib),
+        sources={},
+        **measured,
+    )
+
+
+def record(case: Any, gpu: Any) -> Any:
+    """A recording of the case on a GPU without end."""
+    from gpu.training import Job
+
+    with simulated(gpu, limited=False, conf="") as simulation:
+        job = Job(dataclasses.replace(case, cap_bytes=None))
+        job.run()
+        recording = simulation.recording
+    return recording
+
+
+def predict_largest(case: Any, gpu: Any) -> int:
+    """The largest batch of a capped case, from two simulated ones; 0 if none fits.
+
+    Raises ``trainfit.memory.affine.NotAffineError`` where two batch sizes give no law.
+    """
+    import_trainfit()
+    from trainfit.memory.affine import AffineStream
+    from trainfit.memory.fit import largest_batch
+    from trainfit.simgpu.allocator import AllocatorSettings
+
+    first, second = case.batch, 2 * case.batch
+    law = AffineStream.between(
+        record(case.at(first), gpu), first, record(case.at(second), gpu), second
+    )
+    settings = dataclasses.replace(
+        AllocatorSettings.from_conf(case.alloc_conf),
+        per_process_memory_fraction=case.cap_bytes / gpu.memory_bytes,
+    )
+    return largest_batch(
+        law,
+        gpu.memory_bytes,
+        gpu.context_bytes,
+        settings,
+        within_bytes=case.cap_bytes + gpu.context_bytes,
+    )

@@ -1,0 +1,373 @@
+"""Simulated against measured GPU memory, on the cases of the truth campaign (bench/gpu).
+
+For every truth file: the same job on the simulated GPU of that name, its peaks beside the
+measured ones; the recorded history of the allocator replayed through our model of it; for
+limits, the largest batch from two simulated ones beside the one that ran; for single kernels,
+the memory of a call (shown, without a goal: cuDNN chooses as it likes). Files are what
+`python bench/gpu/campaign.py` writes on a machine with an NVIDIA GPU; see bench/gpu/README.md.
+
+    python bench/memory_truth.py [--truth DIR] [--only PATTERN] [--quick] [--json]
+
+Exit status: 0 if every goal holds, 1 if one does not, 2 for bad input, 3 without truth files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import multiprocessing
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from _bench import Figure, finish
+from gpu import cases, simulated
+
+from trainfit.memory.device_trace import replay_trace
+from trainfit.results.errors import ResultFileError
+from trainfit.results.truth import (
+    KernelCall,
+    KernelFamily,
+    LimitTruth,
+    Truth,
+    TruthCase,
+    read_truth,
+)
+
+HERE = Path(__file__).resolve().parent
+TRUTH = HERE / "gpu" / "truth"
+QUICK_FILES = 8
+NO_TRUTH = 3
+WORST_KERNELS = 5
+MIB = 1 << 20
+
+ALLOCATED_PERCENT = 0.5
+RESERVED_PERCENT = 2.0
+
+NONE_YET = """no truth files in {folder}: none was recorded yet, so nothing is compared.
+To record: on a machine with an NVIDIA GPU and torch, run
+    python bench/gpu/campaign.py --out {folder}
+and run this again; it needs no GPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """One case: bytes measured and simulated, how the replay went, or why it could not be."""
+
+    name: str
+    gpu: str
+    replay: str | None
+    replayed_events: int
+    measured: tuple[int, int] = (0, 0)
+    simulated: tuple[int, int] | None = None
+    same_end: bool = True
+    problem: str | None = None
+
+    def error_percent(self, which: int) -> float:
+        """Signed, of allocated (0) or reserved (1) bytes."""
+        assert self.simulated is not None
+        return 100 * (self.simulated[which] / self.measured[which] - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedLimit:
+    """The largest batch under a limit: measured, and from two simulated batches.
+
+    ``full`` is the smallest batch that was too large, ``None`` where none was found.
+    """
+
+    name: str
+    gpu: str
+    measured: int
+    full: int | None
+    predicted: int | None
+    problem: str | None = None
+
+    @property
+    def right(self) -> bool | None:
+        """Did the predicted batch run and the next one up not? ``None``: nobody tried."""
+        if self.predicted is None or self.predicted < self.measured:
+            return False
+        if self.full is None:
+            return None
+        if self.predicted >= self.full:
+            return False
+        return True if self.full == self.measured + 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedKernels:
+    """A family's rows: (name, peak bytes of the second call measured, and simulated)."""
+
+    family: str
+    gpu: str
+    rows: tuple[tuple[str, int, int | None], ...]
+    exact: int
+    problem: str | None = None
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    try:
+        truths = read_all(options)
+    except ResultFileError as error:
+        print(f"bench/memory_truth.py: error: {error}", file=sys.stderr)
+        return 2
+    if not truths:
+        return say_none(options)
+    # A process for each: a simulation leaves nothing behind for the next.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, maxtasksperchild=1) as pool:
+        results = [pool.apply_async(compare_any, (truth,)) for truth in truths]
+        found = [result.get() for result in results]
+    rows = [each for each in found if isinstance(each, Compared)]
+    limits = [each for each in found if isinstance(each, ComparedLimit)]
+    kernels = [each for each in found if isinstance(each, ComparedKernels)]
+    if not options.json:
+        if options.rehearsal:
+            print("a rehearsal: the simulation compared with itself, no truth\n")
+        print_rows(rows)
+        print_limits(limits)
+        print_kernels(kernels)
+    details = {
+        "rehearsal": options.rehearsal,
+        "cases": [dataclasses.asdict(row) for row in rows],
+        "limits": [dataclasses.asdict(row) for row in limits],
+        "kernels": [dataclasses.asdict(row) for row in kernels],
+    }
+    prefix = "rehearsal" if options.rehearsal else "truth"
+    return finish(figures(rows, limits, prefix), options.json, details)
+
+
+AnyTruth = Truth | LimitTruth | KernelFamily
+
+
+def compare_any(truth: AnyTruth) -> Compared | ComparedLimit | ComparedKernels:
+    if isinstance(truth, Truth):
+        return compare(truth)
+    return compare_limit(truth) if isinstance(truth, LimitTruth) else compare_kernels(truth)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of truth files")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="names to compare")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_FILES} files")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument(
+        "--rehearsal", action="store_true",
+        help="compare files that were recorded on a simulated GPU: checks the machinery only",
+    )  # fmt: skip
+    options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error("--jobs must be 1 or more")
+    return options
+
+
+def read_all(options: argparse.Namespace) -> list[AnyTruth]:
+    """What the folder holds; raises ``ResultFileError`` for a damaged file."""
+    truths: list[AnyTruth] = []
+    for path in sorted(options.truth.glob("*.json*")):
+        name = path.name.partition(".")[0]
+        other = name in ("kernels", "campaign") or path.name.endswith(".part")
+        if other or not fnmatch.fnmatch(name, options.only):
+            continue
+        found = read_truth(path)
+        if found is not None and found.simulated is options.rehearsal:
+            truths.append(found)
+    return thin(truths) if options.quick else truths
+
+
+def thin(found: list[AnyTruth]) -> list[AnyTruth]:
+    """Some at equal distances: a choice that sees no error."""
+    step = max(len(found) / QUICK_FILES, 1)
+    return [found[int(index * step)] for index in range(min(QUICK_FILES, len(found)))]
+
+
+def say_none(options: argparse.Namespace) -> int:
+    text = NONE_YET.format(folder=options.truth)
+    if options.json:
+        print(json.dumps({"figures": [], "details": {"truth": "none was recorded yet"}}))
+        print(text, file=sys.stderr)
+    else:
+        print(text)
+    return NO_TRUTH
+
+
+# -- one file --------------------------------------------------------------------------------------
+
+
+def compare(truth: Truth) -> Compared:
+    """Replay the recorded history, and run the same job on the simulated GPU."""
+    replayed = replay_trace(truth.trace, truth.machine.memory_bytes, truth.reports)
+    measured = (truth.memory.max_allocated_bytes, truth.memory.max_reserved_bytes)
+    difference = replayed.difference
+    if difference is None and truth.trace.whole:
+        peaks = (replayed.peak_allocated_bytes, replayed.peak_reserved_bytes)
+        if peaks != measured:
+            difference = f"peaks {measured} bytes on the GPU, {peaks} in the model"
+    row = Compared(
+        name=truth.case.name,
+        gpu=truth.machine.gpu,
+        replay=difference,
+        replayed_events=replayed.events,
+        measured=measured,
+    )
+    try:
+        figures, status = simulate(truth)
+    except Exception as error:  # one case that cannot be simulated must not hide the others
+        return dataclasses.replace(row, problem=f"{type(error).__name__}: {error}"[:200])
+    return dataclasses.replace(row, simulated=figures, same_end=status == truth.status)
+
+
+def simulate(truth: Truth) -> tuple[tuple[int, int], str]:
+    """Peaks of allocated and reserved bytes of the same job, and how it ended."""
+    import torch
+
+    torch.set_num_threads(1)
+    case = case_of(truth.case)
+    gpu = simulated.spec_of(dataclasses.asdict(truth.machine))
+    status = "ran"
+    with simulated.simulated(gpu, conf=case.alloc_conf):
+        from gpu.training import Job
+
+        if case.cap_bytes is not None:
+            fraction = case.cap_bytes / gpu.memory_bytes
+            torch.cuda.set_per_process_memory_fraction(fraction)
+        try:
+            Job(case).run()
+        except torch.cuda.OutOfMemoryError:
+            status = "out_of_memory"
+        peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+    return peaks, status
+
+
+def compare_limit(truth: LimitTruth) -> ComparedLimit:
+    row = ComparedLimit(
+        name=truth.case.name,
+        gpu=truth.machine.gpu,
+        measured=truth.capped.largest_ran,
+        full=truth.capped.smallest_full,
+        predicted=None,
+    )
+    try:
+        spec = simulated.spec_of(dataclasses.asdict(truth.machine))
+        predicted = simulated.predict_largest(case_of(truth.case), spec)
+    except Exception as error:
+        return dataclasses.replace(row, problem=f"{type(error).__name__}: {error}"[:200])
+    return dataclasses.replace(row, predicted=predicted)
+
+
+def compare_kernels(truth: KernelFamily) -> ComparedKernels:
+    """The same calls on the simulated GPU: the memory that each takes at its peak."""
+    try:
+        spec = simulated.spec_of(dataclasses.asdict(truth.machine))
+        with simulated.simulated(spec, conf=""):
+            from gpu.kernels import FAMILIES, measure_row
+
+            wanted = {row.name for row in truth.rows}
+            mine = {
+                row.name: measure_row(row)["calls"]
+                for row in FAMILIES[truth.family]()
+                if row.name in wanted
+            }
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"[:200]
+        return ComparedKernels(truth.family, truth.machine.gpu, (), 0, problem)
+    rows, exact = [], 0
+    for row in truth.rows:
+        if len(row.calls) < 2:
+            continue
+        calls = mine.get(row.name, [])
+        found = calls[1] if len(calls) == 2 else None
+        rows.append((row.name, row.calls[1].peak_bytes, found and found["peak_bytes"]))
+        if found is not None:
+            exact += same_blocks(found, row.calls[1])
+    return ComparedKernels(truth.family, truth.machine.gpu, tuple(rows), exact)
+
+
+def same_blocks(found: dict[str, Any], wanted: KernelCall) -> bool:
+    blocks = tuple((nbytes, kept) for nbytes, kept in found["blocks"])
+    return blocks == wanted.blocks and found["block_count"] == wanted.block_count
+
+
+def case_of(case: TruthCase) -> cases.Case:
+    return cases.Case(**dataclasses.asdict(case))
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def figures(rows: list[Compared], limits: list[ComparedLimit], prefix: str) -> list[Figure]:
+    """Cases that could not be simulated have a figure of their own, and no error."""
+    done = [row for row in rows if row.simulated is not None]
+    found: list[Figure] = []
+
+    def all_of(name: str, values: Iterable[bool]) -> None:
+        kept = list(values)
+        if kept:
+            reached = 100 * sum(kept) / len(kept)
+            found.append(Figure(f"{prefix}_{name}", reached, 100, False, "%"))
+
+    all_of("replay_exact", (row.replay is None for row in rows))
+    all_of("cases_simulated", (row.problem is None for row in rows))
+    all_of("same_end", (row.same_end for row in done))
+    goals = {"allocated": ALLOCATED_PERCENT, "reserved": RESERVED_PERCENT}
+    for which, (name, goal) in enumerate(goals.items()):
+        errors = [abs(row.error_percent(which)) for row in done if row.same_end]
+        if errors:
+            median = statistics.median(errors)
+            found.append(Figure(f"{prefix}_{name}_median_error", median, goal, True, "%"))
+    all_of("limits_right", (each.right for each in limits if each.right is not None))
+    return found
+
+
+def print_rows(rows: list[Compared]) -> None:
+    if not rows:
+        return
+    print(f"{'case':<40}{'allocated, MiB':>22}{'':>8}{'reserved, MiB':>22}{'':>8}  replay")
+    for row in rows:
+        parts = []
+        for which in (0, 1):
+            measured = f"{row.measured[which] / MIB:.0f}"
+            if row.simulated is None:
+                parts.append(f"{measured:>22}{'':>8}")
+                continue
+            pair = f"{row.simulated[which] / MIB:.0f} of {measured}"
+            parts.append(f"{pair:>22}{row.error_percent(which):>+7.1f}%")
+        print(f"{row.name:<40}{''.join(parts)}  {row.replay or f'{row.replayed_events} exact'}")
+        if row.problem is not None:
+            print(f"    not simulated: {row.problem}")
+        if not row.same_end:
+            print("    one of them ran out of memory, the other did not")
+
+
+def print_limits(limits: list[ComparedLimit]) -> None:
+    for each in limits:
+        predicted = each.problem if each.predicted is None else str(each.predicted)
+        full = "no larger one tried" if each.full is None else f"{each.full} was too large"
+        print(f"{each.name:<40}batch {each.measured} ran, {full}; predicted {predicted}")
+
+
+def print_kernels(kernels: list[ComparedKernels]) -> None:
+    """A line for each family, and its worst rows."""
+    for each in kernels:
+        if each.problem is not None:
+            print(f"kernels, {each.family}: not simulated: {each.problem}")
+            continue
+        print(f"kernels, {each.family}: {each.exact} of {len(each.rows)} calls block by block")
+        off = [(abs(mine - peak), name, peak, mine) for name, peak, mine in each.rows
+               if mine is not None and mine != peak]  # fmt: skip
+        for _, name, peak, mine in sorted(off, reverse=True)[:WORST_KERNELS]:
+            print(f"    {mine / MIB:.1f} of {peak / MIB:.1f} MiB  {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""``trainfit memory``: explain a recording, or two at two batch sizes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit.cli.common import UsageError, progress, whole_number
+from trainfit.memory.explain import Source, explain, source
+from trainfit.report.explain_text import explain_text
+from trainfit.results.errors import ResultFileError
+from trainfit.results.plan import PlanResult
+
+PARSER: dict[str, Any] = {
+    "help": "explain what takes the memory, when, what stays, and what grows",
+    "description": "Explain a recording of `trainfit simulate`: what is at the peak and when it "
+    "is, what stays between steps, optimizers beside each other, fragmentation and the "
+    "allocator settings that would help. With a second recording of the same script at "
+    "another batch size also how memory grows with it, and where that law ends.",
+    "usage": "trainfit memory [options] RECORDING [RECORDING2]",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("file", type=Path, metavar="RECORDING")
+    parser.add_argument("second", type=Path, metavar="RECORDING2", nargs="?")
+    parser.add_argument(
+        "--batch-size",
+        type=batch_sizes,
+        metavar="N[,N2]",
+        default=(),
+        help="batch sizes of recordings that do not know theirs",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """There is no command: all words are ours."""
+    return list(words), []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Explain and print; returns the exit code."""
+    files = [each for each in (options.file, options.second) if each is not None]
+    if len(options.batch_size) > len(files):
+        raise UsageError(
+            f"--batch-size names {len(options.batch_size)} batch sizes for "
+            f"{len(files)} recording; give a second recording, or one batch size"
+        )
+    given = [*options.batch_size, None, None]
+    sources = [_source(file, batch) for file, batch in zip(files, given, strict=False)]
+    progress("explaining " + " and ".join(each.file for each in sources))
+    report = explain(*sources)
+    print(report.to_json() if options.json else explain_text(report))
+    return 0 if report.fits else 1
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """An argparse type: ``8`` or ``8,16``."""
+    sizes = tuple(whole_number(part.strip()) for part in text.split(","))
+    if len(sizes) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r} names more than two batch sizes")
+    return sizes
+
+
+def _source(path: Path, batch_size: int | None) -> Source:
+    """A recording; a plan's file is refused with the command that makes one."""
+    if path.is_file() and not zipfile.is_zipfile(path):
+        result = PlanResult.load(path)
+        gpu = shlex.quote(result.gpu)
+        raise ResultFileError(
+            path,
+            "it is a plan, which holds figures and no allocations",
+            f"record the run: trainfit simulate --gpu {gpu} -- {result.command}",
+        )
+    return source(path, batch_size)

@@ -1,0 +1,35 @@
+"""Scripts that do not train: what they need with gradients recorded, and without."""
+
+from __future__ import annotations
+
+from trainfit.memory.replay import Stream
+from trainfit.plan.failures import what_happened
+from trainfit.plan.judge import Judge
+from trainfit.plan.runs import Runs, Variant
+from trainfit.plan.tracing import Trace
+from trainfit.results.plan import Inference, MemoryFigures
+from trainfit.results.trace import InterventionRequest
+
+
+def gradients_both_ways(runs: Runs, judge: Judge, batch: int | None, first: Trace) -> Inference:
+    """The memory of ``first``, and of the same with gradients the other way round."""
+    records = first.outcome.forward.with_grad > 0
+    request = InterventionRequest("forward-grad", ("off" if records else "on",))
+    title = "gradients off" if records else "gradients on"
+    other = runs.attempt(batch, Variant(interventions=(request,), title=title))
+    mine, others, failure = _figures(judge, first), None, ""
+    if other.recording is not None and other.outcome.steps >= first.outcome.steps:
+        others = _figures(judge, other)
+    else:
+        failure = what_happened(other.outcome)
+    return Inference(
+        records_gradients=records,
+        without_gradients=others if records else mine,
+        with_gradients=mine if records else others,
+        failure=failure,
+    )
+
+
+def _figures(judge: Judge, trace: Trace) -> MemoryFigures:
+    assert trace.recording is not None
+    return judge.figures(judge.shown(Stream.of(trace.recording))[0])

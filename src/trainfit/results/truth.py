@@ -1,0 +1,344 @@
+"""What bench/gpu measured on a real GPU: one training job, one limit, or single kernels.
+
+Truth files are JSON (``.json`` or ``.json.gz``), data only. They are written by bench/gpu,
+which needs no trainfit, and read here. All sizes are in bytes.
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from trainfit.results.decoding import DecodingError, decode
+from trainfit.results.errors import ResultFileError
+
+FORMAT: Final = "trainfit-gpu-truth"
+VERSION: Final = 1
+
+#: Letters of ``AllocatorTrace.kinds`` that have an entry in ``sizes``; see there.
+SIZED: Final = frozenset("aSsMUo")
+LETTERS: Final = frozenset("afrcSsMUo")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where it was measured. ``cudnn`` is its version as one number (91501: 9.15.1)."""
+
+    gpu: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    sm_count: int
+    driver: str | None
+    torch: str
+    cuda: str | None
+    cudnn: int | None
+    python: str
+    libraries: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class TruthCase:
+    """The job: the fields of ``Case`` in bench/gpu/cases.py, which explains them."""
+
+    name: str
+    model: str
+    batch: int
+    precision: str
+    optimizer: str
+    kind: str
+    attention: str
+    checkpointing: bool
+    accumulation: int
+    clip: bool
+    channels_last: bool
+    benchmark: bool
+    tf32: str
+    set_to_none: bool
+    alloc_conf: str
+    cap_bytes: int | None
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryTotals:
+    """The allocator's figures at the end of the job."""
+
+    max_allocated_bytes: int
+    max_reserved_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    retries: int
+    ooms: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """The GPU's memory at a point of the process.
+
+    ``free_bytes`` and ``total_bytes`` are cudaMemGetInfo's (``None`` before there is a
+    context); ``device_used_bytes`` of all processes and ``process_used_bytes`` of this one
+    are NVML's, ``None`` where it could not be asked.
+    """
+
+    stage: str
+    free_bytes: int | None
+    total_bytes: int | None
+    device_used_bytes: int | None
+    process_used_bytes: int | None
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """The allocator's own statistics at a named point of a step.
+
+    The point is after ``allocations`` allocations and ``frees`` frees asked for since the
+    process began, which is where the trace begins. Peaks are since then, too.
+    """
+
+    name: str
+    allocations: int
+    frees: int
+    allocated_bytes: int
+    reserved_bytes: int
+    active_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A range of reserved memory; ``blocks`` are (address, bytes, asked for, state).
+
+    States: "a" in use, "p" freed but waiting for another stream, "i" free.
+    """
+
+    address: int
+    bytes: int
+    stream: int
+    small: bool
+    expandable: bool
+    blocks: tuple[tuple[int, int, int, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocatorTrace:
+    """Every event of the caching allocator from the process's first allocation on.
+
+    ``kinds`` has a letter per event: a allocation, f free that completed at once, r free that
+    waits for another stream, c its completion, S/s segment allocated/freed, M/U pages
+    mapped/unmapped, o out of memory. ``addresses`` (one for every letter but o) are in units
+    of ``unit_bytes`` from ``base_address``. ``sizes`` (one for each of "aSsMUo") are in bytes,
+    as asked for. ``streams`` are (event, stream): from that event on it is that stream, 0 at
+    first. ``free_bytes`` is the device's free memory at each o.
+
+    ``settings`` is the value of PYTORCH_CUDA_ALLOC_CONF, ``allowed_bytes`` what a memory
+    fraction allowed. ``whole`` is false where later events were left out; ``segments``, the
+    state at the end, is empty then.
+    """
+
+    settings: str
+    allowed_bytes: int | None
+    kinds: str
+    base_address: int
+    unit_bytes: int
+    addresses: tuple[int, ...]
+    sizes: tuple[int, ...]
+    streams: tuple[tuple[int, int], ...]
+    free_bytes: tuple[int, ...]
+    whole: bool
+    marks: tuple[Mark, ...]
+    segments: tuple[Segment, ...]
+
+    def check(self) -> None:
+        """Raise ``DecodingError`` unless the columns belong together."""
+        if unknown := set(self.kinds) - LETTERS:
+            raise DecodingError(f"trace.kinds has the unknown letter {min(unknown)!r}")
+        fulls = self.kinds.count("o")
+        sized = sum(self.kinds.count(letter) for letter in SIZED)
+        for name, length in (
+            ("addresses", len(self.kinds) - fulls),
+            ("sizes", sized),
+            ("free_bytes", fulls),
+        ):
+            column = getattr(self, name)
+            if len(column) != length or any(value < 0 for value in column):
+                raise DecodingError(f"trace.{name} does not belong to trace.kinds")
+        if self.unit_bytes < 1:
+            raise DecodingError(f"trace.unit_bytes is {self.unit_bytes}, not above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorRow:
+    """An operator that took blocks and freed them before it ended, in the last step.
+
+    ``inputs`` are its tensors as [dtype, size, size, …]; ``transient_bytes`` the blocks.
+    """
+
+    operator: str
+    inputs: tuple[tuple[str, ...], ...]
+    transient_bytes: tuple[int, ...]
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reports:
+    """What the allocator reported to the profiler in the last step.
+
+    ``block_bytes`` is the block's size of every allocation and, negative, of every free;
+    ``events`` how many of both there were before and at the end of the step.
+    """
+
+    allocated_before_bytes: int
+    block_bytes: tuple[int, ...]
+    sums_agree: bool
+    events: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """One measured training job. ``simulated``: a rehearsal, which is no truth."""
+
+    status: Literal["ran", "out_of_memory"]
+    message: str
+    simulated: bool
+    case: TruthCase
+    machine: Machine
+    memory: MemoryTotals
+    stats: Mapping[str, int]
+    device_memory: tuple[Stage, ...]
+    step_seconds: tuple[float, ...]
+    trace: AllocatorTrace
+    operators: tuple[OperatorRow, ...]
+    reports: Reports | None
+    profile_error: str | None
+    recorded_at: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """Which batches ran under a limit; ``predicted`` is what was foretold at the time.
+
+    ``smallest_full`` is the smallest batch that ran out of memory, ``None`` where none did.
+    Between it and ``largest_ran`` there may be batches that were not tried.
+    """
+
+    predicted: int
+    largest_ran: int
+    smallest_full: int | None
+    tries: tuple[tuple[int, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitTruth:
+    """The largest batch of a job under a limit of ``case.cap_bytes``."""
+
+    simulated: bool
+    case: TruthCase
+    machine: Machine
+    capped: Limit
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCall:
+    """One call of an operator: the first blocks it asked for as (bytes, kept), in order.
+
+    ``block_count`` is how many there were in all.
+    ``peak_bytes`` is how far allocated memory rose above what it was before the call,
+    ``kept_bytes`` how much of that stayed with the results and with libraries.
+    """
+
+    blocks: tuple[tuple[int, bool], ...]
+    block_count: int
+    kept_bytes: int
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelRow:
+    """An operator on fresh operands: its first call and a second one, or why there is none."""
+
+    name: str
+    calls: tuple[KernelCall, ...]
+    error: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelFamily:
+    """The rows of one family of operators (bench/gpu/kernels.py)."""
+
+    simulated: bool
+    family: str
+    machine: Machine
+    rows: tuple[KernelRow, ...]
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, gzip or not; raises :class:`ResultFileError`."""
+    try:
+        data = path.read_bytes()
+        return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except FileNotFoundError:
+        raise ResultFileError(path, "there is no such file", "check the path") from None
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
+
+
+def read_truth(path: Path) -> Truth | LimitTruth | KernelFamily | None:
+    """A truth file; ``None`` where it holds nothing to compare (a failure, the context).
+
+    Raises :class:`ResultFileError` for a damaged, foreign or newer file.
+    """
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ResultFileError(path, "it is no truth file", "give a file of bench/gpu")
+    version = document.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        reason = f"its format version {version!r} is not one that this trainfit reads ({VERSION})"
+        raise ResultFileError(path, reason, "upgrade trainfit")
+    try:
+        return _decoded(document)
+    except DecodingError as error:
+        raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
+
+
+def _decoded(document: dict[str, Any]) -> Truth | LimitTruth | KernelFamily | None:
+    if document.get("status") in ("searched", "bracketed"):
+        names = ("simulated", "case", "machine", "capped")
+        return decode(LimitTruth, {name: document.get(name) for name in names})
+    if "rows" in document:
+        return _family(document)
+    if "trace" not in document:
+        return None
+    fields = {key: value for key, value in document.items() if key not in ("format", "version")}
+    for row in fields.get("operators", ()):
+        if isinstance(row, dict) and isinstance(row.get("inputs"), list):
+            row["inputs"] = [[str(value) for value in shape] for shape in row["inputs"]]
+    truth = decode(Truth, fields)
+    truth.trace.check()
+    return truth
+
+
+def _family(document: dict[str, Any]) -> KernelFamily:
+    """What the names of the rows say already, ``arguments``, is for people."""
+    names = ("simulated", "family", "machine")
+    rows = document["rows"]
+    if not isinstance(rows, list):
+        raise DecodingError("rows is not a list")
+    plain = [
+        {key: value for key, value in row.items() if key != "arguments"}
+        if isinstance(row, dict)
+        else row
+        for row in rows
+    ]
+    return decode(KernelFamily, {**{name: document.get(name) for name in names}, "rows": plain})

@@ -1,0 +1,122 @@
+"""The interventions of one run: a survey of all of them, or a trial of some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trainfit.results.trace import Compute, Finding, ForwardCalls, InterventionRequest
+from trainfit.simgpu.interventions.accumulation import Accumulation
+from trainfit.simgpu.interventions.attention import AttentionWithoutWeights, WrittenAttention
+from trainfit.simgpu.interventions.backward_step import OptimizerInBackward
+from trainfit.simgpu.interventions.base import Intervention
+from trainfit.simgpu.interventions.checkpointing import Checkpointing
+from trainfit.simgpu.interventions.freezing import FreezeBackbone
+from trainfit.simgpu.interventions.grad_mode import ForwardGrad, NoGradInEvaluation
+from trainfit.simgpu.interventions.inplace import InplaceActivations
+from trainfit.simgpu.interventions.memory_format import ChannelsLast
+from trainfit.simgpu.interventions.optimizers import (
+    Adafactor,
+    Adam,
+    EightBit,
+    Fused,
+    Momentum,
+    Sgd,
+)
+from trainfit.simgpu.interventions.pooling import GlobalPooling
+from trainfit.simgpu.interventions.resolution import LowerResolution
+from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.zero_grad import SetToNone
+from trainfit.simgpu.operator_watch import OperatorWatch
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.session import Simulation
+
+#: In the order in which several are applied: what wraps ``optimizer.step`` last is outermost.
+_KINDS: tuple[type[Intervention], ...] = (
+    GlobalPooling,
+    FreezeBackbone,
+    ChannelsLast,
+    LowerResolution,
+    InplaceActivations,
+    AttentionWithoutWeights,
+    WrittenAttention,
+    Checkpointing,
+    NoGradInEvaluation,
+    ForwardGrad,
+    SetToNone,
+    Sgd,
+    Momentum,
+    Adam,
+    Adafactor,
+    EightBit,
+    Fused,
+    OptimizerInBackward,
+    Accumulation,
+)
+_BY_NAME = {kind.name: kind for kind in _KINDS}
+
+#: Names that a request may have.
+NAMES = tuple(_BY_NAME)
+
+
+class Interventions:
+    """Watches a run for a survey, or changes it as requested; neither: does nothing."""
+
+    def __init__(
+        self, simulation: Simulation, requests: Sequence[InterventionRequest], survey: bool
+    ) -> None:
+        self._wanted = bool(requests) or survey
+        self._survey = survey
+        self._operators = OperatorWatch(simulation)
+        self._scene = Scene(simulation, self._operators, find_models=self._wanted)
+        asked = {request.name: request for request in requests}
+        if unknown := sorted(set(asked) - set(_BY_NAME)):
+            raise ValueError(f"unknown intervention {unknown[0]!r}")
+        self._all = [
+            kind(asked[kind.name].targets) if kind.name in asked else kind()
+            for kind in _KINDS
+            if survey or kind.name in asked
+        ]
+
+    def install(self, patches: PatchSet) -> None:
+        """From now on, until ``patches`` is restored and :meth:`remove` is called."""
+        self._scene.install(patches)
+        self._operators.install(patches)
+        for each in self._all:
+            (each.watch if self._survey else each.apply)(self._scene)
+
+    def remove(self) -> None:
+        """Take away what was hooked; the patches are their owner's to restore."""
+        self._scene.remove()
+
+    # -- outcome -------------------------------------------------------------------------
+
+    @property
+    def optimizers(self) -> int:
+        """Optimizers that the script made."""
+        return len(self._scene.optimizers)
+
+    def after_call(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after every call of a model."""
+        self._scene.after_call.append(lambda module: callback())
+
+    def forward_calls(self) -> ForwardCalls:
+        return self._scene.forward_calls()
+
+    def compute(self) -> Compute | None:
+        return self._operators.last_step()
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What each would change, after a survey; empty after a trial."""
+        return tuple(_finding(each) for each in self._all) if self._survey else ()
+
+    def changed(self) -> dict[str, int]:
+        """How many things each changed, after a trial; empty after a survey."""
+        return {} if self._survey else {each.name: each.changed for each in self._all}
+
+
+def _finding(intervention: Intervention) -> Finding:
+    """Its finding; a script too odd to be examined costs one remedy, not the survey."""
+    try:
+        return intervention.finding()
+    except Exception as error:
+        return intervention.no(f"it could not be examined ({type(error).__name__}: {error})")
