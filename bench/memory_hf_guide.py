@@ -6,8 +6,9 @@ V100 16 GB, and prints what NVML says is occupied (MiB). Its first row, a tensor
 on the GPU, is the size of that machine's CUDA context: the one constant taken over. Every
 other row is predicted by running the guide's steps on the simulated V100.
 
-The guide was run on 11 January 2022 (its nvidia-smi output), with transformers 4.15 and
-PyTorch 1.10. Four things of that time need other memory than today's, and are done as then:
+The guide was run on 11 January 2022 (its nvidia-smi output; it names no versions, those of
+that day are transformers 4.15 and PyTorch 1.10). Four things of then need other memory than
+today's, and are done as then:
 
     attention   written out in BertSelfAttention; softmax kept its input as well as its result
                 for backward until PyTorch 1.11 (pytorch issue 49600, pull request 65242)
@@ -15,8 +16,8 @@ PyTorch 1.10. Four things of that time need other memory than today's, and are d
     zero_grad   filled gradients with zeros and kept them (set_to_none since PyTorch 2.0)
     checkpoints reentrant (the only kind until PyTorch 1.11)
 
-"today" in the table is the same script with the defaults of the installed versions. The
-guide's further rows were not looked at while those four were chosen.
+"today" in the table is the same script with the defaults of the installed versions. How the
+four were found, and which rows were looked at on the way: docs/decisions/0012.
 
     python bench/memory_hf_guide.py [--quick] [--json]
 """
@@ -72,9 +73,7 @@ FURTHER_CASES = (
     Case("batch 4, fp16", 13939, 4, 1, (HALF,)),
     Case("batch 1, 4 acc., chk., fp16", 7275, arguments=(CHECKPOINTED, HALF)),
     Case("batch 4, Adafactor", 12295, 4, 1, (ADAFACTOR,)),
-    Case(
-        "batch 1, 4 acc., chk., fp16, Adafactor", 4847, arguments=(CHECKPOINTED, HALF, ADAFACTOR)
-    ),
+    Case("batch 1, 4 acc., chk., fp16, Adafactor", 4847, arguments=(CHECKPOINTED, HALF, ADAFACTOR)),
 )
 
 
