@@ -46,17 +46,13 @@ VGG16_MIB = {32: 8222, 64: 13642, 128: 24408}
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement and what was predicted for it, in MiB of device memory.
-
-    ``bare`` is reserved memory without the workspaces that are an estimate.
-    """
+    """One measurement and what was predicted for it, in MiB of device memory."""
 
     model: str
     batch: int
     measured: int
     allocated: float
     reserved: float
-    bare: float
     low: float
     high: float
 
@@ -215,7 +211,7 @@ def predict_vgg16() -> list[Row]:
 def predict(name: str, build: Callable[[], Job], truth: dict[int, int]) -> list[Row]:
     """Two simulations, then every batch size of ``truth`` by replay."""
     from trainfit.memory.affine import AffineStream
-    from trainfit.memory.interval import bounds_of, without_workspaces
+    from trainfit.memory.interval import bounds_of
     from trainfit.memory.replay import replay
     from trainfit.simgpu.session import Simulation
 
@@ -227,8 +223,7 @@ def predict(name: str, build: Callable[[], Job], truth: dict[int, int]) -> list[
     for batch, measured in sorted(truth.items()):
         stream = law.at(batch)
         outcome = replay(stream, capacity_bytes=capacity, context_bytes=CONTEXT_MIB * mib)
-        _, bounds = bounds_of(stream, law.template, outcome)
-        bare = replay(without_workspaces(stream, law.template)).peak_reserved
+        _, bounds = bounds_of(outcome)
         rows.append(
             Row(
                 name,
@@ -236,7 +231,6 @@ def predict(name: str, build: Callable[[], Job], truth: dict[int, int]) -> list[
                 measured,
                 outcome.peak_allocated / mib,
                 outcome.peak_reserved / mib,
-                bare / mib,
                 bounds.low / mib + CONTEXT_MIB,
                 bounds.high / mib + CONTEXT_MIB,
             )

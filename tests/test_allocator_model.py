@@ -296,7 +296,7 @@ def _run(examples: int, steps: int) -> None:
 
 
 def test_random_programs_agree_with_the_reference() -> None:
-    _run(250, 40)
+    _run(80, 40)
 
 
 @pytest.mark.slow
@@ -350,11 +350,35 @@ def train(pair: Pair, rng: random.Random, steps: int) -> None:
 @pytest.mark.parametrize("capacity", [96 * MIB, 400 * MIB])
 def test_programs_like_training_agree_with_the_reference(name: str, capacity: int) -> None:
     rules = TRAINING[name]
-    for seed in range(3):
+    for seed in range(6):
         pair = Pair(capacity, Rules(**vars(rules)), defers=seed % 2 == 0)
-        train(pair, random.Random(seed), 12)
+        train(pair, random.Random(seed), 20)
         # Some of these run out of memory: then the retries and refusals were compared, too.
         assert pair.tested.peak_reserved_bytes > 0
+
+
+#: What blocks are cached, in MiB, when memory is short.
+CACHED = [(20, 20), (20, 40), (32, 32, 20), (64, 20), (84,), (40, 40), (12, 20, 32), (2, 64)]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_every_threshold_after_every_other(name: str) -> None:
+    """A request of each size meets one cached block of each other size, and caches when full."""
+    for cached, wanted in itertools.product(THRESHOLDS, THRESHOLDS):
+        pair = Pair(256 * MIB, Rules(**vars(TRAINING[name])), defers=False)
+        pair.malloc(cached, 0)
+        if pair.live:
+            pair.free(0)
+        pair.malloc(wanted, 0)
+        pair.check()
+    for sizes, wanted in itertools.product(CACHED, THRESHOLDS):
+        pair = Pair(CONTEXT + 104 * MIB, Rules(**vars(TRAINING[name])), defers=False)
+        for size in sizes:
+            pair.malloc(size * MIB, 0)
+        while pair.live:
+            pair.free(0)
+        pair.malloc(wanted, 0)
+        pair.check()
 
 
 def test_the_programs_reach_the_rare_branches() -> None:

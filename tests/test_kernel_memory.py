@@ -13,6 +13,8 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 import trainfit
+from trainfit.memory.affine import AffineStream
+from trainfit.results.recording import Recording
 from trainfit.simgpu import kernels_products
 from trainfit.simgpu.session import Simulation
 from trainfit.simgpu.workspaces import MODELS, workspace_bytes
@@ -337,6 +339,48 @@ def test_a_disabled_cudnn_is_not_used(sim: Simulation) -> None:
     with torch.backends.cudnn.flags(enabled=False):
         model(random(3, 2, 8))[0].sum().backward()
     assert "aten._cudnn_rnn.default" not in operators(sim)
+
+
+# -- other batch sizes ---------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5000, 48)
+        self.lstm = nn.LSTM(48, 32, 2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.tags = nn.Linear(64, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.lstm(self.words(x))
+        attended = F.scaled_dot_product_attention(
+            *(hidden.unflatten(2, (2, 32)).transpose(1, 2),) * 3
+        )
+        return self.tags(attended.transpose(1, 2).flatten(2).softmax(-1).sort(-1)[0])
+
+
+def tag(batch: int, autocast: bool) -> Recording:
+    with trainfit.simulate("RTX 4090") as sim:
+        model = Tagger().cuda()
+        update = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            x = torch.randint(0, 5000, (batch, 700)).cuda()
+            y = torch.randint(0, 9, (batch, 700)).cuda()
+            with torch.autocast("cuda", torch.float16, enabled=autocast):
+                loss = F.cross_entropy(model(x).transpose(1, 2), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            update.step()
+            update.zero_grad()
+    return sim.recording
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_two_recordings_give_the_third(autocast: bool) -> None:
+    """Every size of a recurrent network's step is known at a batch that was never run."""
+    law = AffineStream.between(tag(8, autocast), 8, tag(12, autocast), 12)
+    third = tag(32, autocast)
+    assert law.at(32).alloc_bytes.tolist() == third.alloc_bytes.tolist()
 
 
 # -- all models ----------------------------------------------------------------------------------

@@ -252,19 +252,22 @@ def train_bert(size: str, attention: str, bf16: bool, padded: bool = False) -> A
 
 @pytest.mark.parametrize("size", BERT_SIZES)
 def test_bert_trains(size: str) -> None:
-    peaks = {}
+    peaks, kept = {}, {}
     for attention in ("sdpa", "eager"):
         for bf16 in (False, True):
             simulation, peaks[attention, bf16] = train_bert(size, attention, bf16)
             assert simulation.recording.header["assumptions"] == {}
             fused = [name for name in operators(simulation.recording) if "attention" in name]
             assert bool(fused) == (attention == "sdpa")
+            kept[attention, bf16] = bytes_of(simulation.recording, "activation")
     if size == "base":  # The peak of the small one is its embedding's gradient.
-        for bf16 in (False, True):
-            # Eager attention keeps the scores.
-            assert peaks["sdpa", bf16] < peaks["eager", bf16]
-        for attention in ("sdpa", "eager"):
-            assert peaks[attention, True] < peaks[attention, False]
+        # At the peaks the optimizer runs: they differ by how blocks were split before.
+        assert max(peaks.values()) < 1.02 * min(peaks.values())
+    for bf16 in (False, True):
+        # Eager attention keeps the scores.
+        assert kept["sdpa", bf16] < kept["eager", bf16]
+    for attention in ("sdpa", "eager"):
+        assert kept[attention, True] < kept[attention, False]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.results.constants import Constant
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
 from trainfit.results.plan import (
@@ -40,8 +41,18 @@ from trainfit.results.trace import (
 _TEXT = st.text(max_size=20)
 _BYTES = st.integers(0, 1 << 50)
 _BY_NAME = st.dictionaries(_TEXT, _BYTES, max_size=4)
+_CONSTANT = st.builds(
+    lambda name, three, basis, source: Constant(name, three[1], three[0], three[2], basis, source),
+    _TEXT,
+    st.tuples(_BYTES, _BYTES, _BYTES).map(sorted),
+    st.sampled_from(["measured", "published", "derived", "assumed", "simulated"]),
+    _TEXT,
+)
 _MEMORY = st.builds(
-    MemoryFigures, _BYTES, _BYTES, _BYTES, _BYTES, context_range_bytes=st.tuples(_BYTES, _BYTES)
+    MemoryFigures,
+    *(_BYTES, _BYTES, _BYTES, _BYTES),
+    context_range_bytes=st.tuples(_BYTES, _BYTES),
+    context_parts=st.lists(_CONSTANT, max_size=3).map(tuple),
 )
 _CONFIGURATION = st.builds(
     Configuration,
@@ -115,6 +126,19 @@ _PLAN = st.builds(
 )
 
 _FIGURES = MemoryFigures(1, 2, 3, 4, (3, 5))
+#: Its low is above its value.
+_FOREIGN_PART = dataclasses.asdict(_FIGURES) | {
+    "context_parts": [
+        {
+            "name": "context",
+            "value_bytes": 1,
+            "low_bytes": 2,
+            "high_bytes": 3,
+            "basis": "measured",
+            "source": "",
+        }
+    ]
+}
 _NOW = Configuration(8, "off", _FIGURES, True, {}, {}, (1,), 24, 16)
 PLAN = PlanResult(
     command="python train.py",
@@ -210,6 +234,7 @@ def without(key: str) -> str:
         (without("version"), "its format version is None"),
         (without("now"), "PlanResult has no 'now'"),
         (change(now=[]), "PlanResult.now is [], not an object"),
+        (change(recommended=_FOREIGN_PART), "context_parts[0]: context is not between its own"),
         (change(colour=1), "unknown key 'colour'"),
         (change(steps="3"), "PlanResult.steps is '3', not int"),
         (change(steps=True), "PlanResult.steps is True, not int"),

@@ -56,6 +56,15 @@ def backend(sim: Simulation) -> str:
         ("a100-80gb-sxm", torch.bfloat16, 64, {"dropout_p": 0.1}, "flash"),
         ("h100-80gb-sxm", torch.bfloat16, 64, {}, HOPPER),
         ("h100-80gb-sxm", torch.float32, 64, {}, "efficient"),
+        # cuDNN's dropout has a resolution of 1/16, and its heads are up to 128 wide.
+        ("h100-80gb-sxm", torch.bfloat16, 64, {"dropout_p": 0.1}, "flash"),
+        ("h100-80gb-sxm", torch.bfloat16, 64, {"dropout_p": 0.125}, HOPPER),
+        ("h100-80gb-sxm", torch.bfloat16, 160, {}, "flash"),
+        # Flash has no backward for these heads where shared memory is small.
+        ("RTX 4090", torch.bfloat16, 200, {}, "efficient"),
+        ("RTX 4090", torch.bfloat16, 256, {}, "flash"),
+        ("RTX 4090", torch.bfloat16, 256, {"dropout_p": 0.1}, "efficient"),
+        ("a100-80gb-sxm", torch.bfloat16, 200, {}, "flash"),
         ("Tesla T4", torch.float16, 64, {}, "efficient"),  # flash needs Ampere
         ("Tesla T4", torch.bfloat16, 64, {}, "math"),  # and bf16 does, too
     ],
@@ -140,3 +149,32 @@ def test_inference_mode_takes_the_same_backend(sim: Simulation) -> None:
     with torch.inference_mode():
         F.scaled_dot_product_attention(*qkv(torch.bfloat16))
     assert backend(sim) == "flash"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "wanted"),
+    [
+        ([SDPBackend.CUDNN_ATTENTION], "cudnn"),
+        ([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], "efficient"),
+        ([SDPBackend.MATH], "math"),
+    ],
+)
+def test_the_scripts_order_of_backends(allowed: list[SDPBackend], wanted: str) -> None:
+    with trainfit.simulate("a100-80gb-sxm") as sim:
+        with sdpa_kernel(allowed, set_priority=True):
+            F.scaled_dot_product_attention(*qkv(torch.bfloat16))
+        assert backend(sim) == wanted
+
+
+def test_grouped_queries_need_flash_or_cudnn() -> None:
+    for gpu, dtype, wanted in (
+        ("RTX 4090", torch.bfloat16, "flash"),
+        ("RTX 4090", torch.float32, "math"),
+        ("Tesla T4", torch.float16, "math"),
+    ):
+        with trainfit.simulate(gpu) as sim:
+            query = torch.randn(2, 8, 32, 64, device="cuda", dtype=dtype)
+            key, value = (torch.randn(2, 2, 32, 64, device="cuda", dtype=dtype) for _ in range(2))
+            out = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+            assert out.shape == query.shape
+            assert backend(sim) == wanted

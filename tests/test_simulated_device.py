@@ -92,7 +92,9 @@ def test_there_is_only_one_gpu(sim: Simulation) -> None:
 def test_memory_counters(sim: Simulation) -> None:
     free, total = torch.cuda.mem_get_info()
     assert total == sim.gpu.memory_bytes
-    assert free == total - sim.gpu.context_bytes
+    context = sim.constants.used(())[0]
+    assert context.name == "context"
+    assert free == total - context.value_bytes
     tensor = torch.zeros(1000, device="cuda")
     assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == 4096
     assert torch.cuda.memory_reserved() == torch.cuda.max_memory_reserved(0) == 2 * MiB
@@ -520,7 +522,7 @@ def test_memory_can_be_freed_after_out_of_memory(sim: Simulation) -> None:
         while True:
             held.append(torch.empty(GiB, dtype=torch.uint8, device="cuda"))
     assert torch.cuda.memory_allocated() == len(held) * GiB
-    assert len(held) == (sim.gpu.memory_bytes - sim.gpu.context_bytes) // GiB
+    assert len(held) == (sim.gpu.memory_bytes - sim.constants.parts[0].value_bytes) // GiB
     assert torch.cuda.memory_stats()["num_ooms"] == 1
     held.clear()
     torch.cuda.empty_cache()

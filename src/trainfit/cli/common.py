@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainfit.hardware import GpuSpec, find_gpu, local_gpu
+from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
+from trainfit.hardware.constants import check_profile, gpu_of_profile
+from trainfit.hardware.local_gpu import local_usage
+from trainfit.results.constants import DeviceConstants
 from trainfit.results.errors import TrainfitError
+from trainfit.results.profile import Profile
+
+_SIZE = re.compile(
+    r"(?P<number>\d{1,15}(?:\.\d+)?)\s*(?P<unit>gib|mib|kib|gb|mb|kb|b|)", re.I | re.A
+)
+_UNITS = {
+    unit + suffix: base**power
+    for power, unit in enumerate(("", "k", "m", "g"))
+    for suffix, base in (("", 1), ("b", 1000), ("ib", 1024))
+    if unit or suffix != "ib"
+}
 
 
 class UsageError(TrainfitError):
@@ -22,6 +38,28 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="NAME",
         help='GPU to simulate: "RTX 4090", a100-80gb-sxm, custom:24GiB; default: this machine\'s',
+    )
+
+
+def add_device_memory(parser: argparse.ArgumentParser) -> None:
+    """Add what says how much of the GPU is not PyTorch's."""
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="the GPU's constants as `trainfit calibrate` measured them",
+    )
+    parser.add_argument(
+        "--force-profile",
+        action="store_true",
+        help="use the profile although it is of another GPU or driver",
+    )
+    parser.add_argument(
+        "--other-processes",
+        type=memory_size,
+        metavar="SIZE",
+        help="GPU memory that other processes hold, as in 800MiB (default: what they hold "
+        "now on this machine's GPU, 0 on a named one)",
     )
 
 
@@ -42,6 +80,74 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         help="seconds that one simulated run may take (default 600)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The GPU to simulate, the name that finds it again, and its constants."""
+
+    gpu: GpuSpec
+    name: str
+    constants: DeviceConstants
+
+
+def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> Device:
+    """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's.
+
+    Without ``--gpu`` it is this machine's GPU, else the profile's.
+    """
+    profile = Profile.load(options.profile) if options.profile is not None else None
+    if options.force_profile and profile is None:
+        raise UsageError("--force-profile is for use with --profile FILE")
+    here = local_gpu() if options.gpu is None else None
+    usage = local_usage() if here is not None else None
+    driver = usage.driver if usage is not None else None
+    if options.gpu is None and here is None and profile is not None:
+        gpu = gpu_of_profile(profile)
+        name = gpu.key
+    else:
+        gpu, name = (here, here.key) if here is not None else chosen_gpu(options.gpu)
+    notes: tuple[str, ...] = ()
+    if profile is not None:
+        if options.gpu is not None:
+            driver = _driver_here(gpu)
+        notes = check_profile(
+            profile, str(options.profile), gpu, driver, force=options.force_profile
+        )
+        if profile.memory.usable is not None and not notes:
+            gpu = dataclasses.replace(gpu, memory_bytes=int(profile.memory.usable.value))
+    others = options.other_processes
+    if others is None:
+        others = (usage.used_bytes or 0) if usage is not None else 0
+    if others >= gpu.memory_bytes:
+        raise UsageError(
+            f"other processes hold {others} of the {gpu.memory_bytes} bytes of {gpu.key}: "
+            "nothing is left; end them, or correct --other-processes"
+        )
+    constants = device_constants(
+        gpu,
+        profile=profile,
+        title=str(options.profile) if profile is not None else "",
+        module_loading="eager" if _loads_eagerly(environment) else "lazy",
+        other_processes_bytes=others,
+        notes=notes,
+    )
+    return Device(gpu, name, constants)
+
+
+def _driver_here(gpu: GpuSpec) -> str | None:
+    """The driver of this machine, if its GPU is the one that was named."""
+    try:
+        here = local_gpu()
+    except GpuNameError:  # there is one that is not known, and thus not the one
+        return None
+    usage = local_usage() if here is not None and here.name == gpu.name else None
+    return usage.driver if usage is not None else None
+
+
+def _loads_eagerly(environment: Mapping[str, str]) -> bool:
+    """Lazy is the default of PyTorch since 1.13, and of CUDA since 12.2."""
+    return environment.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
 
 
 def chosen_gpu(name: str | None) -> tuple[GpuSpec, str]:
@@ -101,6 +207,14 @@ def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
+
+
+def memory_size(text: str) -> int:
+    """An argparse type: ``800MiB``, ``1.5GiB``, ``2GB``, or a plain number of bytes."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 800MiB or 1.5GiB")
+    return int(float(found["number"]) * _UNITS[found["unit"].lower()])
 
 
 def seconds(text: str) -> float:

@@ -15,12 +15,19 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from trainfit import __version__
-from trainfit.cli import memory, plan, show, simulate
+from trainfit.cli import calibrate, memory, plan, show, simulate, verify
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
 
-_VERBS = {"plan": plan, "simulate": simulate, "memory": memory, "show": show}
+_VERBS = {
+    "plan": plan,
+    "simulate": simulate,
+    "memory": memory,
+    "show": show,
+    "calibrate": calibrate,
+    "verify": verify,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from trainfit.cli.common import (
     UsageError,
+    add_device_memory,
     add_gpu,
     add_simulation,
-    chosen_gpu,
+    chosen_device,
     output_file,
     progress,
     share,
@@ -30,18 +32,22 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit plan [options] -- COMMAND",
 }
 
-_WITH_VALUE = ("--gpu", "--headroom", "--steps", "--time-limit", "--output")
+_WITH_VALUE = (
+    *("--gpu", "--profile", "--other-processes", "--headroom"),
+    *("--steps", "--time-limit", "--output"),
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_gpu(parser)
+    add_device_memory(parser)
     parser.add_argument(
         "--headroom",
         type=share,
-        default=0.10,
         metavar="SHARE",
-        help="share of the GPU's memory to leave free (default 0.10, also 10%%)",
+        help="share of the GPU's memory to leave free, as 0.1 or 10%% (default: as much as the "
+        "figures may be too low)",
     )
     add_simulation(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
@@ -68,10 +74,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
     remedies = _remedies(options)
     parsed = parse_command(command)
-    gpu, name = chosen_gpu(options.gpu)
+    device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output) if options.output is not None else None
     settings = Settings(options.headroom, options.steps, options.time_limit, remedies)
-    result = plan(parsed, gpu, name, settings, progress)
+    result = plan(parsed, device.gpu, device.name, settings, progress, device.constants)
     if output is not None:
         result.save(output)
     print(result.to_json() if options.json else plan_text(result))

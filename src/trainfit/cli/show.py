@@ -10,13 +10,18 @@ from typing import Any
 
 from trainfit.memory.summary import summarize
 from trainfit.report.plan_text import plan_text
+from trainfit.report.profile_text import profile_text
 from trainfit.report.recording_text import recording_json, recording_text
+from trainfit.results import documents
 from trainfit.results.plan import PlanResult
+from trainfit.results.profile import FORMAT as PROFILE
+from trainfit.results.profile import Profile
 from trainfit.results.recording import Recording
 
 PARSER: dict[str, Any] = {
-    "help": "show a result file of plan or simulate",
-    "description": "Show a result file of `trainfit plan --output` or `trainfit simulate`.",
+    "help": "show a result file again",
+    "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate` or "
+    "`trainfit calibrate`.",
 }
 
 
@@ -37,7 +42,12 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if zipfile.is_zipfile(path):
         summary = summarize(Recording.load(path), str(path))
         print((recording_json if options.json else recording_text)(summary))
+        return 0
+    text = documents.read(path, "make it again")
+    if documents.format_of(text) == PROFILE:
+        profile = Profile.from_json(text, path)
+        print(profile.to_json() if options.json else profile_text(profile))
     else:
-        result = PlanResult.load(path)
+        result = PlanResult.from_json(text, path)
         print(result.to_json() if options.json else plan_text(result))
     return 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import (
     UsageError,
+    add_device_memory,
     add_gpu,
     add_simulation,
-    chosen_gpu,
+    chosen_device,
     output_file,
     progress,
     split_command,
@@ -29,12 +31,16 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit simulate [options] SCRIPT.py [ARGS …]  |  -m MODULE [ARGS …]",
 }
 
-_WITH_VALUE = ("--gpu", "--steps", "--time-limit", "--output", "--batch-size")
+_WITH_VALUE = (
+    *("--gpu", "--profile", "--other-processes"),
+    *("--steps", "--time-limit", "--output", "--batch-size"),
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_gpu(parser)
+    add_device_memory(parser)
     add_simulation(parser)
     parser.add_argument(
         "--batch-size",
@@ -61,16 +67,17 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
     is_bare = command[0].startswith("-m") or _is_script(command[0])
     parsed = parse_command(["python", *command] if is_bare else command)
-    gpu, name = chosen_gpu(options.gpu)
+    device = chosen_device(options, {**os.environ, **parsed.environment()})
     summary, failure = simulate_command(
         parsed,
-        gpu,
-        name,
+        device.gpu,
+        device.name,
         steps=options.steps,
         time_limit_s=options.time_limit,
         output=output_file(options.output),
         batch_size=options.batch_size,
         progress=progress,
+        constants=device.constants,
     )
     print((recording_json if options.json else recording_text)(summary))
     if failure is not None:

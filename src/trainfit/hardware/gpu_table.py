@@ -545,13 +545,13 @@ def _assumed(mib: float, rule: str) -> Figure:
 # SMs (github.com/unslothai/unsloth-zoo/pull/1053); one of torch 1.13 about 270 MiB after a first
 # tensor (github.com/pytorch/pytorch/pull/86509); a PyTorch developer names 300 to 400 MB
 # (github.com/pytorch/pytorch/issues/107667, /109888). It grows with the SMs. Kernels of cuBLAS
-# and cuDNN come on top as they are first used; 100 MiB is our guess. Eager loading
-# (CUDA_MODULE_LOADING=EAGER) takes 1 GiB or more and is not covered.
+# and cuDNN come on top as they are first used; 100 MiB is our guess. `constants`
+# splits it by library, and has a rule for eager loading (CUDA_MODULE_LOADING=EAGER).
 _CONTEXT_BASE_MIB = 120
 _CONTEXT_PER_SM_MIB = 2.15
 _LIBRARY_KERNELS_MIB = 100
 _LIBRARY_KERNELS_MOST_MIB = 250
-_CONTEXT_LEAST_SHARE = 0.8
+_CONTEXT_LEAST_SHARE, _CONTEXT_MOST_SHARE = 0.8, 1.1
 CONTEXT_SOURCE = (
     "assumed: 120 MiB + 2.15 MiB per SM for the context, + 100 MiB of lazily loaded kernels;"
     " anchored at 426 MiB on 142 SMs (github.com/unslothai/unsloth-zoo/pull/1053)"
@@ -560,8 +560,14 @@ CONTEXT_SOURCE = (
 
 def context_bytes(sm_count: int) -> tuple[int, tuple[int, int]]:
     """Bytes of the CUDA context with lazily loaded modules, and the (least, most) they may be."""
-    bare_mib = _CONTEXT_BASE_MIB + _CONTEXT_PER_SM_MIB * sm_count
+    bare_mib, least_mib, bare_most_mib = bare_context_mib(sm_count)
     expected = round(bare_mib + _LIBRARY_KERNELS_MIB) * MIB
-    least = round(bare_mib * _CONTEXT_LEAST_SHARE) * MIB
-    most = round(bare_mib + _LIBRARY_KERNELS_MOST_MIB) * MIB
+    least = round(least_mib) * MIB
+    most = round(bare_most_mib + _LIBRARY_KERNELS_MOST_MIB) * MIB
     return expected, (least, most)
+
+
+def bare_context_mib(sm_count: int) -> tuple[float, float, float]:
+    """MiB of a fresh process's context before any library is used: expected, least, most."""
+    bare_mib = _CONTEXT_BASE_MIB + _CONTEXT_PER_SM_MIB * sm_count
+    return bare_mib, bare_mib * _CONTEXT_LEAST_SHARE, bare_mib * _CONTEXT_MOST_SHARE

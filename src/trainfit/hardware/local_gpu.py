@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,104 @@ from trainfit.hardware.gpu_table import MIB
 # Two variants of a card differ by at least a third of their memory; a catalogue figure differs
 # from a measured one by some per cent (driver, system, ECC).
 _SAME_CARD = 0.1
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The machine's first GPU at this moment, by NVML.
+
+    ``used_bytes`` is what processes hold of it, without the driver's own reserve where the
+    driver tells the two apart.
+    """
+
+    driver: str | None
+    used_bytes: int | None
+
+
+def local_usage(nvml: Any = None) -> Usage | None:
+    """The driver, and what is held of the first GPU now; None without a GPU or without NVML.
+
+    ``nvml`` stands in for the module `pynvml`.
+    """
+    nvml = nvml if nvml is not None else _load_nvml()
+    if nvml is None:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        if nvml.nvmlDeviceGetCount() == 0:
+            return None
+        device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
+        driver = _driver(nvml)
+        return Usage(driver, _used(nvml, device, driver))
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def process_bytes(pid: int, nvml: Any = None) -> int | None:
+    """What NVML says that process ``pid`` holds of the first GPU; None where it does not.
+
+    Containers have process numbers of their own, under which NVML knows nothing.
+    """
+    nvml = nvml if nvml is not None else _load_nvml()
+    if nvml is None:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
+            if process.pid == pid and process.usedGpuMemory is not None:
+                return int(process.usedGpuMemory)
+        return None
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml_index(environment: Mapping[str, str]) -> int:
+    """NVML's number of the GPU that PyTorch calls cuda:0: NVML ignores CUDA_VISIBLE_DEVICES.
+
+    Names by UUID are left to mean the first. CUDA orders by speed unless it is told to
+    follow the bus, as NVML does: with several unlike GPUs that are not chosen, they differ.
+    """
+    first = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
+def _driver(nvml: Any) -> str | None:
+    try:
+        version = nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
+        return None
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+#: From this driver on the first version of NVML's query counts the driver's own reserve (some
+#: hundred MiB) as used, and only the second tells the two apart.
+_RESERVE_IS_USED = 510
+
+
+def _used(nvml: Any, device: Any, driver: str | None) -> int | None:
+    if hasattr(nvml, "nvmlMemory_v2"):
+        try:
+            return int(nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2).used)
+        except nvml.NVMLError:
+            pass  # an older driver: ask as it was asked before
+    branch = (driver or "").partition(".")[0]
+    if not branch.isdigit() or int(branch) >= _RESERVE_IS_USED:
+        return None
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(device).used)
+    except nvml.NVMLError:
+        return None
 
 
 def local_gpu(root: Path = Path("/"), nvml: Any = None) -> GpuSpec | None:
@@ -51,7 +151,7 @@ def _load_nvml() -> Any:
 def _first_gpu(nvml: Any, root: Path) -> GpuSpec | None:
     if nvml.nvmlDeviceGetCount() == 0:
         return None
-    device = nvml.nvmlDeviceGetHandleByIndex(0)
+    device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
     name = nvml.nvmlDeviceGetName(device)
     name = name.decode() if isinstance(name, bytes) else name
     memory = _measured_memory(nvml, device, root)

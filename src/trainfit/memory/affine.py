@@ -79,7 +79,7 @@ class AffineStream:
         ):
             arguments = tuple(args[start[index] : start[index + 1]])
             sizes[alloc] = workspace_bytes(strings[model], arguments)
-        return Stream(self.template.events, sizes, self.template.alloc_stream)
+        return Stream.with_bytes(self.template, sizes)
 
 
 def _law(

@@ -10,14 +10,14 @@ import numpy as np
 
 from trainfit.memory.affine import NotAffineError
 from trainfit.memory.batches import Device, batch_law
+from trainfit.memory.device import context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.peak import peak, phase_at, remaining
-from trainfit.memory.replay import Replay, Stream
+from trainfit.memory.replay import Stream
 from trainfit.memory.summary import recorded_settings, timeline
 from trainfit.results.errors import TrainfitError
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable
-from trainfit.results.plan import MemoryFigures
 from trainfit.results.recording import STEP_END, Recording
 
 
@@ -63,10 +63,10 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
     return MemoryReport(
         file=first.file,
         gpu=str(header["gpu"]),
-        gpu_memory_bytes=device.capacity_bytes,
+        gpu_memory_bytes=int(header["gpu_memory_bytes"]),
         torch=str(header["torch"]),
         batch_size=first.batch_size,
-        memory=_figures(recording, shown),
+        memory=figures(shown, context_parts(recording)),
         fits=limited.fits and full is None,
         peak=peak(recording, stream, shown),
         remaining=remaining(recording, stream, shown),
@@ -154,21 +154,9 @@ def _name(key: str, value: object) -> object:
 def _device(recording: Recording) -> Device:
     header = recording.header
     return Device(
-        int(header["gpu_memory_bytes"]),
+        int(header["gpu_memory_bytes"]) - int(header.get("other_processes_bytes") or 0),
         int(header["context_bytes"]),
         recorded_settings(recording),
-    )
-
-
-def _figures(recording: Recording, outcome: Replay) -> MemoryFigures:
-    low, high = recording.header["context_range_bytes"]
-    context = int(recording.header["context_bytes"])
-    return MemoryFigures(
-        allocated_bytes=outcome.peak_allocated,
-        reserved_bytes=outcome.peak_reserved,
-        device_bytes=outcome.peak_reserved + context,
-        context_bytes=context,
-        context_range_bytes=(int(low), int(high)),
     )
 
 

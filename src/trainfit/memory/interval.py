@@ -3,7 +3,7 @@
 What PyTorch's own code decides is exact. Three things are not: the workspaces that cuDNN takes
 (modelled, and its choice among algorithms changes with version and GPU), the fragmentation of
 the reserved memory (the real order of frees differs in details), and the CUDA context (given as
-a range with the GPU). The bounds hold the truth in nine of ten measured jobs.
+a range with the GPU). How often the bounds hold is in :mod:`trainfit.results.plan`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-import numpy as np
-
-from trainfit.memory.replay import Replay, Stream, replay
-from trainfit.results.recording import Recording
-from trainfit.simgpu.allocator import AllocatorSettings
-from trainfit.simgpu.workspaces import ESTIMATED
-
-#: Share of jobs whose memory lies between the bounds, and above the upper one. Measured by
-#: bench/memory_accuracy.py on models that the margins below were not derived from.
-COVERAGE: Final = 0.90
-UNDER_PREDICTION: Final = 0.05
+from trainfit.memory.replay import Replay, replay
 
 #: Margins as shares: of the reserved memory (fragmentation), and of what the estimated
-#: workspaces add to it. Quantiles of the errors of the published measurements of
-#: bench/memory_accuracy.py, over every second model (docs/figures.md).
-LOW_OF_RESERVED: Final = 0.04
-HIGH_OF_RESERVED: Final = 0.04
-LOW_OF_WORKSPACES: Final = 0.3
-HIGH_OF_WORKSPACES: Final = 0.3
+#: workspaces add to it. Quantiles of the errors of every second model of that table.
+LOW_OF_RESERVED: Final = 0.07
+HIGH_OF_RESERVED: Final = 0.10
+OF_WORKSPACES: Final = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,32 +31,24 @@ class Bounds:
 def reserved_bounds(peak_reserved: int, without_workspaces: int) -> Bounds:
     """Bounds of reserved memory, from the peaks with and without estimated workspaces."""
     added = max(peak_reserved - without_workspaces, 0)
-    low = peak_reserved * (1 - LOW_OF_RESERVED) - added * LOW_OF_WORKSPACES
-    high = peak_reserved * (1 + HIGH_OF_RESERVED) + added * HIGH_OF_WORKSPACES
+    low = peak_reserved * (1 - LOW_OF_RESERVED) - added * OF_WORKSPACES
+    high = peak_reserved * (1 + HIGH_OF_RESERVED) + added * OF_WORKSPACES
     return Bounds(int(low), int(high))
 
 
-def without_workspaces(stream: Stream, recording: Recording) -> Stream:
-    """``stream`` without the workspaces whose size is an estimate."""
-    models = [recording.strings[index] in ESTIMATED for index in recording.workspace_model.tolist()]
-    dropped = np.zeros(len(stream.alloc_bytes), dtype=bool)
-    dropped[recording.workspace_alloc[np.array(models, dtype=bool)]] = True
-    return stream.without(dropped)
-
-
-def bounds_of(
-    stream: Stream,
-    recording: Recording,
-    outcome: Replay,
-    *,
-    settings: AllocatorSettings | None = None,
-) -> tuple[Bounds, Bounds]:
-    """Bounds of allocated and of reserved memory for a stream whose replay is ``outcome``.
+def bounds_of(outcome: Replay) -> tuple[Bounds, Bounds]:
+    """Bounds of allocated and of reserved memory of a replay.
 
     Allocated memory is exact but for the workspaces: at least what it is without them, at
     most as much above the figure as below it.
     """
-    bare = replay(without_workspaces(stream, recording), settings=settings)
-    added = max(outcome.peak_allocated - bare.peak_allocated, 0)
-    allocated = Bounds(outcome.peak_allocated - added, outcome.peak_allocated + added)
-    return allocated, reserved_bounds(outcome.peak_reserved, bare.peak_reserved)
+    stream = outcome.stream
+    allocated, reserved = outcome.peak_allocated, outcome.peak_reserved
+    if stream.estimated.any():
+        bare = replay(stream.without(stream.estimated), settings=outcome.settings)
+        allocated, reserved = bare.peak_allocated, bare.peak_reserved
+    added = max(outcome.peak_allocated - allocated, 0)
+    return (
+        Bounds(outcome.peak_allocated - added, outcome.peak_allocated + added),
+        reserved_bounds(outcome.peak_reserved, reserved),
+    )

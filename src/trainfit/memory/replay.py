@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trainfit.results.recording import FREE, MALLOC, STEP_END, USED, IntArray, Recording
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.workspaces import ESTIMATED
 
 #: Stands for "no limit"; no job reaches it.
 UNLIMITED = 1 << 50
@@ -18,15 +19,28 @@ UNLIMITED = 1 << 50
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """What the allocator sees: events and, per allocation, bytes and CUDA stream."""
+    """What the allocator sees: events and, per allocation, bytes and CUDA stream.
+
+    ``estimated`` marks the workspaces whose size a library decides and we estimate.
+    """
 
     events: IntArray
     alloc_bytes: IntArray
     alloc_stream: IntArray
+    estimated: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, recording: Recording) -> Stream:
-        return cls(recording.events, recording.alloc_bytes, recording.alloc_stream)
+        return cls.with_bytes(recording, recording.alloc_bytes)
+
+    @classmethod
+    def with_bytes(cls, recording: Recording, alloc_bytes: IntArray) -> Stream:
+        """A recording's stream with other sizes."""
+        names = recording.strings
+        models = [names[index] in ESTIMATED for index in recording.workspace_model.tolist()]
+        estimated = np.zeros(len(alloc_bytes), dtype=bool)
+        estimated[recording.workspace_alloc[np.array(models, dtype=bool)]] = True
+        return cls(recording.events, alloc_bytes, recording.alloc_stream, estimated)
 
     def without(self, dropped: npt.NDArray[np.bool_]) -> Stream:
         """The stream as if the allocations marked in ``dropped`` were never made."""
@@ -46,8 +60,12 @@ class Replay:
     ``step_peaks`` the peak of allocated and of reserved memory within each optimizer step.
     ``step_device_allocations`` counts the memory taken from the device (cudaMalloc) until the
     end of each step. ``failed`` is the event at which the device was out of memory, or
-    ``None``. ``stats`` are of the allocator after the last event.
+    ``None``. ``stats`` are of the allocator after the last event. ``stream`` and ``settings``
+    are what was replayed.
     """
+
+    stream: Stream
+    settings: AllocatorSettings
 
     peak_allocated: int
     peak_reserved: int
@@ -85,6 +103,8 @@ def replay(
     run = _Run(allocator, stream, granted, after)
     failed = run.play()
     return Replay(
+        stream=stream,
+        settings=allocator.settings,
         peak_allocated=run.peak,
         peak_reserved=allocator.peak_reserved_bytes,
         peak_event=run.peak_event,

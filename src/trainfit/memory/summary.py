@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from trainfit.memory.breakdown import by_kind, by_module
+from trainfit.memory.device import context_parts, figures
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
 from trainfit.results.errors import TrainfitError
-from trainfit.results.plan import MemoryFigures
 from trainfit.results.recording import STEP_END, Recording
 from trainfit.results.summary import RecordingSummary
 from trainfit.simgpu.allocator import AllocatorSettings
@@ -30,15 +30,14 @@ def summarize(
     """
     header = recording.header
     stream = Stream.of(recording)
-    capacity = int(header["gpu_memory_bytes"]) if header["limited"] else UNLIMITED
+    others = int(header.get("other_processes_bytes") or 0)
+    capacity = int(header["gpu_memory_bytes"]) - others if header["limited"] else UNLIMITED
     outcome = replay(
         stream,
         capacity_bytes=capacity,
         context_bytes=int(header["context_bytes"]),
         settings=settings or recorded_settings(recording),
     )
-    low, high = header["context_range_bytes"]
-    context = int(header["context_bytes"])
     return RecordingSummary(
         file=file,
         gpu=str(header["gpu"]),
@@ -46,13 +45,7 @@ def summarize(
         torch=str(header["torch"]),
         steps=recording.steps,
         operators=len(recording.op_name),
-        memory=MemoryFigures(
-            allocated_bytes=outcome.peak_allocated,
-            reserved_bytes=outcome.peak_reserved,
-            device_bytes=outcome.peak_reserved + context,
-            context_bytes=context,
-            context_range_bytes=(int(low), int(high)),
-        ),
+        memory=figures(outcome, context_parts(recording)),
         by_kind_bytes=by_kind(recording, stream, outcome),
         by_module_bytes=by_module(recording, stream, outcome),
         step_peak_allocated_bytes=tuple(peak for peak, _ in outcome.step_peaks),
@@ -60,6 +53,9 @@ def summarize(
         assumptions=dict(header["assumptions"]),
         out_of_memory=out_of_memory or header.get("out_of_memory"),
         pattern=step_pattern(recording, reserved_bytes=outcome.peak_reserved),
+        other_processes_bytes=others,
+        profile=str(header.get("profile", "")),
+        notes=tuple(map(str, header.get("notes", ()))),
     )
 
 

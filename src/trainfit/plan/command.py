@@ -166,6 +166,38 @@ def parse_command(words: Sequence[str]) -> Command:
     )
 
 
+def split_line(line: str) -> list[str]:
+    """The words of a command that :meth:`Command.line` wrote; what looks like a placeholder
+    in them stays as it is (it was a value)."""
+    return [_literal(_unquote(word)) for word in _LINE_WORD.findall(line)]
+
+
+#: A word of a bash command line, quotes and all, as ``quote`` writes them.
+_LINE_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
+_ANSI_C = re.compile(r"\$'((?:\\.|[^'\\])*)'")
+
+
+def _unquote(word: str) -> str:
+    name = re.match(r"[A-Za-z_][A-Za-z0-9_]*=(?=\$')", word)
+    start, rest = (name.group(0), word[name.end() :]) if name else ("", word)
+    found = _ANSI_C.fullmatch(rest)
+    if found is None:
+        return "".join(shlex.split(word))
+    escaped = re.split(r"((?:\\x[0-9a-f]{2})+|\\.)", found[1])
+    return start + "".join(map(_plain_ansi_c, escaped))
+
+
+def _plain_ansi_c(part: str) -> str:
+    if part.startswith("\\x"):
+        return os.fsdecode(bytes.fromhex(part.replace("\\x", "")))
+    return part[1:] if part.startswith("\\") else part
+
+
+def _literal(word: str) -> str:
+    """``word`` with double braces around what would be read as a placeholder."""
+    return _PLACEHOLDER.sub(lambda match: "{" + match.group(0) + "}", word)
+
+
 def quote(word: str) -> str:
     """One word of a bash command, printable; an assignment's name stays readable."""
     match = _ASSIGNMENT.match(word)

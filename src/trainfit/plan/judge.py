@@ -5,32 +5,57 @@ from __future__ import annotations
 import dataclasses
 
 from trainfit.hardware import GpuSpec
+from trainfit.memory import device
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.fit import largest_batch
 from trainfit.memory.replay import Replay, Stream, replay
+from trainfit.results.constants import Constant, total
 from trainfit.results.plan import MemoryFigures
+from trainfit.results.recording import Recording
 from trainfit.simgpu.allocator import AllocatorSettings
 
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """A GPU, the allocator's settings, and the share of memory to leave free."""
+    """A GPU, the allocator's settings, and the share of memory to leave free.
+
+    ``context`` are the parts of what the process takes besides, by the libraries that it
+    uses; ``other_processes_bytes`` of the GPU are held by others.
+    """
 
     gpu: GpuSpec
     settings: AllocatorSettings
     headroom: float
+    context: tuple[Constant, ...]
+    other_processes_bytes: int = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What the GPU has for this process."""
+        return self.gpu.memory_bytes - self.other_processes_bytes
+
+    @property
+    def context_bytes(self) -> int:
+        """What the process takes besides PyTorch's memory."""
+        return total(self.context)[0]
 
     @property
     def usable_bytes(self) -> int:
         """What the job may take, headroom left free."""
-        return int(self.gpu.memory_bytes * (1 - self.headroom))
+        return int(self.gpu.memory_bytes * (1 - self.headroom)) - self.other_processes_bytes
+
+    def margin(self, recording: Recording) -> float:
+        """The share of a full GPU by which the figures may be too low (the upper bound)."""
+        figures = self.figures(self.unlimited(Stream.of(recording)))
+        assert figures.device_range_bytes is not None
+        return 1 - figures.device_bytes / figures.device_range_bytes[1]
 
     def limited(self, stream: Stream) -> Replay:
         """At the GPU's capacity."""
         return replay(
             stream,
-            capacity_bytes=self.gpu.memory_bytes,
-            context_bytes=self.gpu.context_bytes,
+            capacity_bytes=self.capacity_bytes,
+            context_bytes=self.context_bytes,
             settings=self.settings,
         )
 
@@ -43,22 +68,18 @@ class Judge:
         limited = self.limited(stream)
         return (limited if limited.fits else self.unlimited(stream)), limited.fits
 
-    def figures(self, outcome: Replay) -> MemoryFigures:
-        low, high = self.gpu.context_range_bytes
-        return MemoryFigures(
-            allocated_bytes=outcome.peak_allocated,
-            reserved_bytes=outcome.peak_reserved,
-            device_bytes=outcome.peak_reserved + self.gpu.context_bytes,
-            context_bytes=self.gpu.context_bytes,
-            context_range_bytes=(low, high),
-        )
+    def figures(
+        self, outcome: Replay, context: tuple[Constant, ...] | None = None
+    ) -> MemoryFigures:
+        """The three quantities; ``context`` is that of another run than the job's own."""
+        return device.figures(outcome, self.context if context is None else context)
 
     def largest(self, law: AffineStream, within_bytes: int | None = None) -> int:
         """The largest batch that runs, and takes no more than ``within_bytes``."""
         return largest_batch(
             law,
-            self.gpu.memory_bytes,
-            self.gpu.context_bytes,
+            self.capacity_bytes,
+            self.context_bytes,
             self.settings,
             within_bytes=within_bytes,
         )

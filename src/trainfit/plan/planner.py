@@ -8,9 +8,10 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 
-from trainfit.hardware import GpuSpec, catalogue
+from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
+from trainfit.memory.device import context_parts
 from trainfit.memory.fit import LARGEST
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Replay, Stream
@@ -24,6 +25,7 @@ from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.plan import Basis, Configuration, PlanResult, Remedies
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
@@ -32,19 +34,18 @@ from trainfit.simgpu.settling import LEAST_STEPS
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
 _ROUND = 8
-#: Memory has settled after two steps if no later one takes more than this part above it.
-_SETTLED = 0.999
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What the user set: see ``trainfit plan --help``.
 
-    ``headroom`` is a share of the GPU; ``steps`` of ``None`` are until memory has settled.
+    ``headroom`` is a share of the GPU (``None``: as much as the figures may be too low);
+    ``steps`` of ``None`` are until memory has settled.
     ``remedies`` are names of remedies to try; ``None``: all where the job does not fit.
     """
 
-    headroom: float = 0.10
+    headroom: float | None = None
     steps: int | None = None
     time_limit_s: float = 600.0
     remedies: tuple[str, ...] | None = None
@@ -71,8 +72,11 @@ def plan(
     gpu_name: str,
     settings: Settings,
     progress: Progress = lambda text: None,
+    constants: DeviceConstants | None = None,
 ) -> PlanResult:
     """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
+
+    ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
 
     Raises :class:`~trainfit.plan.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.CommandError` where its placeholder for the
@@ -86,21 +90,38 @@ def plan(
             gpu_memory_bytes=gpu.memory_bytes,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
+            constants=constants,
             warm=True,
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
-        result = _Planner(command, gpu, settings, runs).run()
+        constants = device_constants(gpu) if constants is None else constants
+        result = _Planner(command, gpu, settings, runs, constants).run()
     return dataclasses.replace(result, seconds=time.monotonic() - started)
 
 
 class _Planner:
-    def __init__(self, command: Command, gpu: GpuSpec, settings: Settings, runs: Runs) -> None:
+    def __init__(
+        self,
+        command: Command,
+        gpu: GpuSpec,
+        settings: Settings,
+        runs: Runs,
+        constants: DeviceConstants,
+    ) -> None:
         self._command = command
         self._gpu = gpu
         self._settings = settings
         self._runs = runs
-        self._judge = Judge(gpu, allocator_settings(command), settings.headroom)
+        self._constants = constants
+        # What the command uses of it is known once it has run.
+        self._judge = Judge(
+            gpu,
+            allocator_settings(command),
+            settings.headroom or 0.0,
+            constants.used(LIBRARIES),
+            constants.other_processes_bytes,
+        )
         self._notes: list[str] = []
 
     def run(self) -> PlanResult:
@@ -108,6 +129,11 @@ class _Planner:
         infers = is_inference(first)
         if infers:
             first, batch = self._counting_calls(first)
+        recording = _recording(first)
+        self._judge = dataclasses.replace(self._judge, context=context_parts(recording))
+        if self._settings.headroom is None:
+            self._judge = dataclasses.replace(self._judge, headroom=self._judge.margin(recording))
+        self._notes += recording.header.get("notes", ())
         pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
         flipped = self._flipped(first)
         self._start(batch, pairs, flipped)
@@ -117,13 +143,14 @@ class _Planner:
         self._note_first(first)
         self._note_batches(first, batch, here)
         peak = here.recommended_peak
-        remedies = None if infers else self._remedies(first, batch, now, here, flipped)
+        remedies = None if infers else self._remedies(batch, now, here, flipped)
         inference = gradients_both_ways(self._runs, self._judge, batch, first) if infers else None
         return PlanResult(
             command=self._command.line(),
             gpu=self._gpu.key,
             gpu_memory_bytes=self._gpu.memory_bytes,
-            headroom_share=self._settings.headroom,
+            headroom_share=self._judge.headroom,
+            headroom_is_set=self._settings.headroom is not None,
             steps=first.outcome.steps,
             now=now,
             recommended=self._judge.figures(peak) if peak is not None else None,
@@ -140,6 +167,8 @@ class _Planner:
             remedies=remedies,
             inference=inference,
             pattern=step_pattern(_recording(first), reserved_bytes=now.memory.reserved_bytes),
+            other_processes_bytes=self._constants.other_processes_bytes,
+            profile=self._constants.profile,
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -265,12 +294,12 @@ class _Planner:
 
     def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
         """By simulating one batch size after the other."""
-        context = self._gpu.context_bytes
+        context = self._judge.context_bytes
         loader = next(iter(known.values())).outcome.loader
         found = search(
             [self._trial(batch, trace) for batch, trace in known.items()],
             lambda batches: self._trials(batches, variant),
-            free_bytes=self._gpu.memory_bytes - context,
+            free_bytes=self._judge.capacity_bytes - context,
             free_with_headroom_bytes=self._judge.usable_bytes - context,
             most=loader.samples if loader is not None and loader.samples else LARGEST,
         )
@@ -296,7 +325,7 @@ class _Planner:
     def _trial(self, batch: int, trace: Trace) -> Trial:
         stream = Stream.of(_recording(trace))
         limited = self._judge.limited(stream)
-        taken = limited.peak_reserved + self._gpu.context_bytes
+        taken = limited.peak_reserved + self._judge.context_bytes
         return Trial(
             batch=batch,
             reserved_bytes=self._judge.unlimited(stream).peak_reserved,
@@ -326,7 +355,7 @@ class _Planner:
         return Configuration(
             batch_size=batch,
             amp=trace.outcome.autocast or "off",
-            memory=self._judge.figures(shown),
+            memory=self._judge.figures(shown, context_parts(recording)),
             fits=fits,
             by_kind_bytes=by_kind(recording, stream, shown),
             by_module_bytes=by_module(recording, stream, shown),
@@ -352,7 +381,7 @@ class _Planner:
         return self._configure(trace, batch, batches)
 
     def _remedies(
-        self, first: Trace, batch: int | None, now: Configuration, here: _Batches, flipped: Variant
+        self, batch: int | None, now: Configuration, here: _Batches, flipped: Variant
     ) -> Remedies | None:
         """What was asked for; of itself where the job does not fit."""
         names = self._settings.remedies
@@ -368,18 +397,8 @@ class _Planner:
             law=here.law,
             largest=here.largest,
             flipped=flipped,
-            steps=self._enough_steps(first),
         )
         return try_remedies(job, names)
-
-    def _enough_steps(self, first: Trace) -> int:
-        """Two, where the later steps took no more memory; else as many as set."""
-        peaks = self._judge.unlimited(Stream.of(_recording(first))).step_peaks
-        settled = len(peaks) > 2 and all(
-            max(peak[i] for peak in peaks[:2]) >= _SETTLED * max(peak[i] for peak in peaks)
-            for i in range(2)
-        )
-        return 2 if settled else self._settings.steps or first.outcome.steps
 
     # -- words -----------------------------------------------------------------------------
 
@@ -423,7 +442,12 @@ class _Planner:
     def _other_gpus(self, first: Trace) -> tuple[str, ...]:
         """GPUs of the catalogue on which the present batch size runs, smallest first."""
         need = self._judge.unlimited(Stream.of(_recording(first))).peak_reserved
-        able = [gpu for gpu in catalogue() if need + gpu.context_bytes <= gpu.memory_bytes]
+        libraries = {part.name for part in self._judge.context}
+        able = [
+            gpu
+            for gpu in catalogue()
+            if need + total(device_constants(gpu).used(libraries))[0] <= gpu.memory_bytes
+        ]
         able.sort(key=lambda gpu: (gpu.memory_bytes, gpu.key))
         return tuple(gpu.key for gpu in able)
 

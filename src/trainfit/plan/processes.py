@@ -16,9 +16,7 @@ from typing import Protocol
 from trainfit.plan.command import Command
 
 #: Starts a module of ours in the user's interpreter, whose environment stays as it is.
-_START = (
-    "import sys; sys.path.append({source!r}); from trainfit.simgpu.{module} import main; main()"
-)
+_START = "import sys; sys.path.append({source!r}); from {module} import main; main()"
 
 #: Seconds until a stopped run is taken to be gone; it is killed long before.
 _END_S = 12.0
@@ -37,8 +35,14 @@ class Process(Protocol):
 class OwnProcess:
     """A run in a process of its own; output goes to ``folder/output.txt``."""
 
-    def __init__(self, command: Command, folder: Path, environment: Mapping[str, str]) -> None:
-        words = [*_python(command, "runner"), str(folder / "request.json")]
+    def __init__(
+        self,
+        command: Command,
+        folder: Path,
+        environment: Mapping[str, str],
+        module: str = "trainfit.simgpu.runner",
+    ) -> None:
+        words = [*_python(command, module), str(folder / "request.json")]
         with (folder / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 words,
@@ -62,7 +66,7 @@ class WarmProcess:
     def __init__(self, command: Command, environment: Mapping[str, str], log: Path) -> None:
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                _python(command, "forking"),
+                _python(command, "trainfit.simgpu.forking"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

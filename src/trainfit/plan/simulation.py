@@ -12,6 +12,7 @@ from trainfit.memory.summary import summarize
 from trainfit.plan.command import Command, CommandError, quote
 from trainfit.plan.failures import ScriptError, require_step, script_output, shortfall
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.constants import DeviceConstants
 from trainfit.results.recording import Recording
 from trainfit.results.summary import RecordingSummary
 from trainfit.results.trace import LoaderOverride
@@ -27,6 +28,7 @@ def simulate_command(
     output: Path,
     progress: Callable[[str], None],
     batch_size: int | None = None,
+    constants: DeviceConstants | None = None,
 ) -> tuple[RecordingSummary, ScriptError | None]:
     """Simulate ``command`` at the GPU's capacity and save the recording to ``output``.
 
@@ -38,7 +40,11 @@ def simulate_command(
     optimizer step on the GPU for another reason than memory.
     """
     settings = allocator_settings(command)
-    common: dict[str, Any] = {"gpu_memory_bytes": gpu.memory_bytes, "time_limit_s": time_limit_s}
+    common: dict[str, Any] = {
+        "gpu_memory_bytes": gpu.memory_bytes,
+        "time_limit_s": time_limit_s,
+        "constants": constants,
+    }
     values: dict[str, str] = {}
     loader = None
     if batch_size is not None and "batch_size" in command.present:
@@ -58,6 +64,9 @@ def simulate_command(
         recording = None  # nothing to keep
     if recording is not None:
         recording = _described(recording, trace, command, values, full)
+        if loader is not None:
+            # The command alone does not run what was recorded.
+            recording = dataclasses.replace(recording, header={**recording.header, "command": ""})
         recording.save(output)
     if full is None or recording is None:
         try:

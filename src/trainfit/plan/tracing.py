@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from trainfit.plan.command import Command, CommandError
 from trainfit.plan.processes import OwnProcess, Process, WarmProcess, can_fork
+from trainfit.results.constants import DeviceConstants
 from trainfit.results.errors import ResultFileError
 from trainfit.results.recording import Recording
 from trainfit.results.trace import (
@@ -69,6 +70,7 @@ class Tracer:
         steps: int | None = None,
         limited: bool = False,
         time_limit_s: float = 600.0,
+        constants: DeviceConstants | None = None,
         warm: bool = False,
     ) -> None:
         self._command = command
@@ -82,6 +84,7 @@ class Tracer:
             "until_settled": steps is None,
             "limited": limited,
             "time_limit_s": time_limit_s,
+            "constants": constants,
         }
         self._limit = time_limit_s
         self._numbers = itertools.count(1)
@@ -113,13 +116,9 @@ class Tracer:
         amp: ForcedAmp | None = None,
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
-        steps: int | None = None,
         count: Literal["steps", "calls"] = "steps",
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders.
-
-        ``steps`` is another number of optimizer steps than usual.
-        """
+        """Simulate the command with ``values`` in its placeholders."""
         values = dict(values or {})
         folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
@@ -132,7 +131,8 @@ class Tracer:
             interventions=interventions,
             survey=survey,
             count=count,
-            **self._common | ({} if steps is None else {"steps": steps}),
+            command=self._command.line(**values),
+            **self._common,
         )
         (folder / "request.json").write_text(request.to_json())
         return self._run(folder, {**os.environ, **self._command.environment(**values)})
@@ -140,12 +140,8 @@ class Tracer:
     def _run(self, folder: Path, environment: Mapping[str, str]) -> Trace:
         started = time.monotonic()
         process = self._start(folder, environment)
-        try:
-            code = self._wait(process, folder / "outcome.json")
-        finally:
-            process.end()
-        outcome = _outcome(folder, code, time.monotonic() - started, self._limit)
-        return Trace(outcome, _recording(folder), _tail_of_file(folder / "output.txt"))
+        child = _child(process, folder, started, self._limit, self._stopped)
+        return Trace(_outcome(folder, child, self._limit), _recording(folder), child.output)
 
     def _start(self, folder: Path, environment: Mapping[str, str]) -> Process:
         if not self._warm:
@@ -157,15 +153,56 @@ class Tracer:
                 self._servers[key] = WarmProcess(self._command, environment, log)
         return self._servers[key].start(folder)
 
-    def _wait(self, process: Process, outcome: Path) -> int | None:
-        """Until the process ends; not for long once the outcome is written."""
-        deadline = time.monotonic() + self._limit + _OVERTIME_S
-        while (code := process.poll()) is None and time.monotonic() < deadline:
-            if self._stopped.wait(_TICK_S):
-                raise Stopped
-            if outcome.is_file():
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
-        return code
+
+@dataclasses.dataclass(frozen=True)
+class Child:
+    """A child process that has ended: its exit code (``None``: it had to be ended), the
+    seconds that it ran, and the end of what it printed."""
+
+    code: int | None
+    seconds: float
+    output: str
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        return _ending(self.code or 0)
+
+
+def run_child(
+    command: Command, module: str, folder: Path, environment: Mapping[str, str], limit_s: float
+) -> Child:
+    """Run ``main`` of ``module`` in the command's interpreter, with ``request.json`` of ``folder``.
+
+    It is waited for until it ends, and not for long once ``outcome.json`` is written there.
+    No process outlives the call.
+    """
+    started = time.monotonic()
+    process = OwnProcess(command, folder, environment, module)
+    return _child(process, folder, started, limit_s, threading.Event())
+
+
+def _child(
+    process: Process, folder: Path, started: float, limit_s: float, stopped: threading.Event
+) -> Child:
+    """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`."""
+    try:
+        code = _wait(process, folder / "outcome.json", limit_s, stopped)
+    finally:
+        process.end()
+    seconds = time.monotonic() - started
+    return Child(code, seconds, _tail_of_file(folder / "output.txt"))
+
+
+def _wait(process: Process, outcome: Path, limit_s: float, stopped: threading.Event) -> int | None:
+    """Until the process ends; not for long once the outcome is written."""
+    deadline = time.monotonic() + limit_s + _OVERTIME_S
+    while (code := process.poll()) is None and time.monotonic() < deadline:
+        if stopped.wait(_TICK_S):
+            raise Stopped
+        if outcome.is_file():
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+    return code
 
 
 def allocator_settings(command: Command) -> AllocatorSettings:
@@ -176,13 +213,13 @@ def allocator_settings(command: Command) -> AllocatorSettings:
         raise CommandError(f"{error}; correct the variable, or unset it") from None
 
 
-def _outcome(folder: Path, code: int | None, seconds: float, limit: float) -> TraceOutcome:
+def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
     """What the child wrote, or what its silence means."""
     with contextlib.suppress(OSError, ValueError):
         return TraceOutcome.load(folder / "outcome.json")
-    if seconds >= limit:
-        return TraceOutcome(status="timeout", steps=0, seconds=seconds)
-    return TraceOutcome(status="died", steps=0, seconds=seconds, message=_ending(code or 0))
+    if child.seconds >= limit:
+        return TraceOutcome(status="timeout", steps=0, seconds=child.seconds)
+    return TraceOutcome(status="died", steps=0, seconds=child.seconds, message=child.ending)
 
 
 def _ending(code: int) -> str:

@@ -6,6 +6,7 @@ from trainfit.report.batches_text import batches_section
 from trainfit.report.memory_text import (
     KIND_TITLES,
     breakdown_section,
+    context_basis,
     memory_section,
     notes_section,
 )
@@ -106,7 +107,7 @@ def _between(report: MemoryReport) -> str:
             note = f"{size(nbytes - kept[kind])} of it made anew in each step"
         lines.append(f"  {KIND_TITLES.get(kind, kind):<34}{size(nbytes):>10}  {note}".rstrip())
     context = f"  {'CUDA context':<34}{size(stays.context_bytes):>10}"
-    lines.append(f"{context}  assumed, beside the allocator")
+    lines.append(f"{context}  {context_basis(report.memory)}, beside the allocator")
     return "\n".join(lines)
 
 

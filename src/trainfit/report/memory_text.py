@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfit.report.sizes import printable, share, size, wrapped
-from trainfit.results.plan import MemoryFigures
+from trainfit.report.sizes import WIDTH, printable, share, size, wrapped
+from trainfit.results.plan import RANGE_COVERAGE, RANGE_EXCEEDED, MemoryFigures
 from trainfit.results.words import count
 
 #: Modules that are listed by name, and the share of the peak from which they are.
 _MODULES = 12
 _MODULE_SHARE = 0.005
+
+#: Where the words beside a memory figure begin.
+_INDENT = 26
 
 #: Kinds of allocation as they are shown.
 KIND_TITLES = {
@@ -27,17 +30,65 @@ KIND_TITLES = {
 
 def memory_section(title: str, memory: MemoryFigures) -> str:
     """The three figures, each with what it is called elsewhere."""
-    low, high = memory.context_range_bytes
-    context = (
-        f"nvidia-smi: reserved + {size(memory.context_bytes)} CUDA context "
-        f"(assumed; {size(low)} to {size(high)})"
-    )
+    low, high = map(size, memory.context_range_bytes)
+    between = f"; {low} to {high}" if low != high else ""
+    context = f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)}"
+    basis = f"({context_basis(memory)}{between})"
+    # Where the line is too long the brackets get one of their own.
+    gap = " " if _INDENT + len(context) + 1 + len(basis) <= WIDTH else "\n" + " " * _INDENT
     rows = [
         ("allocated", memory.allocated_bytes, "torch.cuda.max_memory_allocated()"),
         ("reserved", memory.reserved_bytes, "torch.cuda.max_memory_reserved()"),
-        ("device", memory.device_bytes, context),
+        ("device", memory.device_bytes, context + gap + basis),
     ]
-    return "\n".join([title, *(f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows)])
+    lines = [f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows]
+    return "\n".join([title, *lines, *_ranges(memory)])
+
+
+def _ranges(memory: MemoryFigures) -> list[str]:
+    """How sure the figures are; nothing in files of versions that did not say."""
+    ranges = {
+        "device": memory.device_range_bytes,
+        "reserved": memory.reserved_range_bytes,
+        "allocated": memory.allocated_range_bytes,
+    }
+    parts = [
+        f"{name} {size(bounds[0])} to {size(bounds[1])}"
+        for name, bounds in ranges.items()
+        if bounds is not None and bounds[0] != bounds[1]
+    ]
+    if not parts:
+        return []
+    text = (
+        f"{', '.join(parts)} (of measured jobs, {RANGE_COVERAGE:.0%} lay within the device "
+        f"range, {RANGE_EXCEEDED:.0%} above it)"
+    )
+    return [wrapped(text, "  between   ", " " * 12)]
+
+
+def profile_note(profile: str) -> list[str]:
+    """What a result says of the calibration profile that it used; nothing without one."""
+    return [f"CUDA context and libraries from the profile {profile}"] if profile else []
+
+
+#: How the parts of the process's other memory are called; what is PyTorch's own (its kernels,
+#: those of attention) goes under the context.
+_LIBRARY_TITLES = {"cublas": "cuBLAS", "cudnn_forward": "cuDNN", "cudnn_backward": "cuDNN"}
+
+
+def _context_name(memory: MemoryFigures) -> str:
+    """ "CUDA context", with the libraries that add to it."""
+    counted = [part.name for part in memory.context_parts if part.value_bytes]
+    names = dict.fromkeys(_LIBRARY_TITLES[name] for name in counted if name in _LIBRARY_TITLES)
+    return ", ".join(["CUDA context", *names])
+
+
+def context_basis(memory: MemoryFigures) -> str:
+    """Where the figure is from: "assumed", "measured", or which part is what."""
+    bases = {part.name: part.basis for part in memory.context_parts if part.value_bytes}
+    context = bases.pop("context", "assumed")
+    others = sorted(set(bases.values()) - {context})
+    return f"context {context}, rest {' and '.join(others)}" if others else context
 
 
 def breakdown_section(

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from trainfit.report.launch_text import launch_lines
-from trainfit.report.memory_text import breakdown_section, memory_section, notes_section
+from trainfit.report.memory_text import (
+    breakdown_section,
+    memory_section,
+    notes_section,
+    profile_note,
+)
 from trainfit.report.remedies_text import inference_section, remedies_section
 from trainfit.report.sizes import printable, size, wrapped
 from trainfit.report.steps_text import only_seen, pattern_notes
@@ -35,7 +40,15 @@ def plan_text(result: PlanResult) -> str:
         _amp_section(result),
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
-        notes_section([*pattern_notes(result.pattern), *result.notes, *detail], result.assumptions),
+        notes_section(
+            [
+                *pattern_notes(result.pattern),
+                *profile_note(result.profile),
+                *result.notes,
+                *detail,
+            ],
+            result.assumptions,
+        ),
         _launch_section(result),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -45,9 +58,13 @@ def _title(result: PlanResult) -> str:
     torch = printable(result.environment.get("torch", ""))
     what = "optimizer step" if result.inference is None else "model call"
     steps = count(result.steps, what)
-    return (
-        f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)} "
-        f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)"
+    others = result.other_processes_bytes
+    held = f", of which other processes hold {size(others)}" if others else ""
+    return wrapped(
+        f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)}{held} "
+        f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)",
+        "",
+        "  ",
     )
 
 
@@ -81,12 +98,14 @@ def _unknown(result: PlanResult) -> list[str]:
 
 def _recommended(result: PlanResult) -> list[str]:
     best, memory = result.now.recommended_batch, result.recommended
-    free = f"{100 * result.headroom_share:.4g}% of the GPU free"
+    free = f"{100 * result.headroom_share:.2g}% of the GPU free"
     if not best:
         none = "none was seen to leave" if best is None else "no batch size leaves"
         return [f"  {'recommended':<20}  none: {none} {free}"]
     why = "the present one; " if best == result.now.batch_size else ""
     why += f"the largest that leaves {free}"
+    if not result.headroom_is_set:
+        why += " (as much as the figures may be too low)"
     if best >= 8 and best % 8 == 0 and result.basis == "two traces":
         why += ", as a multiple of 8 (tensor cores)"
     lines = [_batch_row("recommended", best, why)]

@@ -58,7 +58,13 @@ def _dataclass(kind: type, value: Any, place: str) -> Any:
         )
         if field.name not in value and without_default:
             raise DecodingError(f"{place} has no {field.name!r}")
-    return kind(**{key: _decode(hints[key], v, f"{place}.{key}") for key, v in value.items()})
+    decoded = {key: _decode(hints[key], v, f"{place}.{key}") for key, v in value.items()}
+    try:
+        return kind(**decoded)
+    except DecodingError:
+        raise
+    except ValueError as error:  # the type's own checks
+        raise DecodingError(f"{place}: {error}") from error
 
 
 def _optional(arguments: tuple[Any, ...], value: Any, place: str) -> Any:

@@ -26,6 +26,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trainfit.results.constants import Constant
+from trainfit.results.decoding import decode
 from trainfit.results.errors import ResultFileError
 
 FORMAT: Final = "trainfit-recording"
@@ -110,6 +112,7 @@ class Recording:
                 raise ValueError(f"{key} is {self.header.get(key)!r}")
         if [type(each) for each in self.header["context_range_bytes"]] != [int, int]:
             raise ValueError("context_range_bytes is no pair of numbers")
+        decode_context_parts(self.header)
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
         self._check_parameters(allocs)
         workspaces, strings = len(self.workspace_alloc), len(self.strings)
@@ -222,6 +225,14 @@ class Recording:
         return recording
 
 
+def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
+    """The context's parts as the header holds them; none in recordings of earlier versions.
+
+    Raises ``ValueError``.
+    """
+    return tuple(decode(Constant, part) for part in header.get("context_parts") or ())
+
+
 _COLUMNS: Final = tuple(
     field.name for field in dataclasses.fields(Recording) if field.name not in ("header", "strings")
 )
@@ -281,7 +292,9 @@ _HEADER: Final[Mapping[str, type]] = {
 #: What it may say besides: the batch size where it is known, the script's name, its command
 #: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
 #: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
-#: trained]``, and the message with which the simulated GPU was full.
+#: trained]``, the message with which the simulated GPU was full, the parts of the context, what
+#: other processes held, the calibration profile, what a result has to say of these, and the
+#: launch command that was run.
 _OPTIONAL_HEADER: Final[Mapping[str, type]] = {
     "batch_size": int,
     "script": str,
@@ -290,6 +303,11 @@ _OPTIONAL_HEADER: Final[Mapping[str, type]] = {
     "alloc_conf": str,
     "parameters": list,
     "out_of_memory": str,
+    "context_parts": list,
+    "other_processes_bytes": int,
+    "profile": str,
+    "notes": list,
+    "command": str,
 }
 
 

@@ -15,7 +15,7 @@ class RecordingSummary:
 
     ``timeline_bytes`` holds allocated memory at evenly spaced events of the last whole step.
     ``out_of_memory`` is the message of the simulated GPU where the run ended by it.
-    ``pattern`` says how memory goes on from step to step.
+    ``pattern`` says how memory goes on from step to step, ``notes`` what the figures rest on.
     """
 
     file: str
@@ -32,3 +32,6 @@ class RecordingSummary:
     assumptions: Mapping[str, int]
     out_of_memory: str | None = None
     pattern: StepPattern | None = None
+    other_processes_bytes: int = 0
+    profile: str = ""
+    notes: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from trainfit.results.constants import DeviceConstants
 from trainfit.results.decoding import decode
 
 Status = Literal[
@@ -64,6 +65,8 @@ class TraceRequest:
     ``steps`` are: steps of the optimizer, or calls of the model where none is trained.
     With ``until_settled`` the run ends before ``steps`` are done
     if memory has settled by then, or grows by the same with each step.
+    ``constants`` are what the process takes besides (``None``: the catalogue's);
+    ``command`` is the launch command, for the recording's header.
     """
 
     target: Target
@@ -80,6 +83,8 @@ class TraceRequest:
     count: Literal["steps", "calls"] = "steps"
     time_limit_s: float = 600.0
     until_settled: bool = False
+    constants: DeviceConstants | None = None
+    command: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), allow_nan=False)

@@ -46,6 +46,8 @@ class DeviceSegments(Counters):
         super().__init__()
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
+        #: What other processes hold of the device.
+        self.other_processes_bytes = 0
         self.settings = settings
         self.num_device_alloc = 0
         self.num_device_free = 0
@@ -88,7 +90,9 @@ class DeviceSegments(Counters):
 
     def free_device_bytes(self) -> int:
         """The free memory that cudaMemGetInfo reports."""
-        return self.capacity_bytes - self.context_bytes - self.reserved_bytes
+        taken = self.context_bytes + self.other_processes_bytes + self.reserved_bytes
+        # A library that is loaded when the device is full leaves nothing, not less.
+        return max(0, self.capacity_bytes - taken)
 
     def _new_pool(self, stream: int, is_small: bool) -> Pool:
         pools = self._small if is_small else self._large

@@ -45,10 +45,19 @@ _Generator = torch._C.Generator
 
 Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
 KernelModel = Callable[["Engine", tuple[Any, ...], Any], None]
+LibraryFinder = Callable[["Engine", tuple[Any, ...]], str | None]
 
 #: Operators with their own implementation, and models of kernels' extra memory.
 HANDLERS: dict[Any, Handler] = {}
 KERNELS: dict[Any, KernelModel] = {}
+
+#: By an operator's name without "aten::": what finds the library that its kernel is from.
+LIBRARY_OF: dict[str, LibraryFinder] = {}
+
+#: An operator of PyTorch's own loads its kernels when it first runs. From so many different
+#: operators on, the library "kernels" counts as used: a process that only copies tensors does
+#: not pay for it.
+KERNELS_FROM = 24
 
 #: Operators that take CPU tensors with dimensions beside CUDA ones, as CUDA's kernels do.
 MIXED_DEVICE: set[Any] = set()
@@ -80,8 +89,8 @@ class OperatorInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "composite", "fresh", "func", "handler", "inplace_view", "kernel", "mutates", "name",
-        "random", "returns", "view",
+        "composite", "fresh", "func", "handler", "inplace_view", "kernel", "library", "mutates",
+        "name", "random", "returns", "view",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -90,6 +99,7 @@ class OperatorInfo:
         self.name = name
         self.handler = HANDLERS.get(func)
         self.kernel = KERNELS.get(func)
+        self.library = LIBRARY_OF.get(schema.name.removeprefix("aten::"))
         self.composite = self.handler is None and _is_composite(func)
         self.mutates = schema.is_mutable
         self.inplace_view = torch.Tag.inplace_view in func.tags
@@ -131,6 +141,10 @@ class Engine:
         #: Is a function running that looks for bad values in its arguments?
         self.trusts_data = False
         self.library_memory: set[Any] = set()
+        #: Libraries whose kernels ran, and who is told of the first time of each.
+        self.libraries: set[str] = set()
+        self.on_library: Callable[[], None] = lambda: None
+        self._own_kernels = 0
         self._infos: dict[Any, OperatorInfo] = {}
         self._results: dict[tuple[Any, ...], Any] = {}
         self._copy_phase = False
@@ -182,7 +196,16 @@ class Engine:
         if info is None:
             info = OperatorInfo(func, self.recorder.string(str(func)))
             self._infos[func] = info
+            self._own_kernels += not info.view and not info.composite
+            if self._own_kernels == KERNELS_FROM:
+                self.use_library("kernels")
         return info
+
+    def use_library(self, name: str | None) -> None:
+        """A kernel of the library ``name`` runs: from now on its memory is taken."""
+        if name is not None and name not in self.libraries:
+            self.libraries.add(name)
+            self.on_library()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator whose arguments or device keyword are on the simulated GPU.
@@ -194,12 +217,17 @@ class Engine:
         info = self._infos.get(func) or self.info(func)
         try:
             if info.handler is not None:
-                return info.handler(self, func, args, kwargs)
-            if info.composite:
-                return self._decomposed(func, args, kwargs)
-            return self.generic(info, args, kwargs)
+                result = info.handler(self, func, args, kwargs)
+            elif info.composite:
+                result = self._decomposed(func, args, kwargs)
+            else:
+                result = self.generic(info, args, kwargs)
         except OutOfDeviceMemory as error:
             raise out_of_memory(error) from None
+        # Its arguments are known to be good now.
+        if info.library is not None:
+            self.use_library(info.library(self, args))
+        return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Autograd takes composite operators apart; inference mode leaves it out."""
@@ -424,9 +452,16 @@ class Engine:
             ]
         )
 
+    def has_library_workspace(self, owner: Any) -> bool:
+        """Was :meth:`library_workspace` called for this owner on the present stream?"""
+        return (owner, self.memory.stream) in self.library_memory
+
     def library_workspace(self, model: str, arguments: tuple[int, ...], owner: Any = None) -> None:
-        """Take a workspace that a library allocates once for each owner and stream, and keeps."""
-        key = (model, owner, self.memory.stream)
+        """Take a workspace that a library allocates once for each owner and stream, and keeps.
+
+        Without an owner it is the process's. 0 bytes are noted, too.
+        """
+        key = (model if owner is None else owner, self.memory.stream)
         if key not in self.library_memory:
             self.library_memory.add(key)
             nbytes = workspace_bytes(model, arguments)

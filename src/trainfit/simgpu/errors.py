@@ -60,7 +60,7 @@ def out_of_memory(error: OutOfDeviceMemory) -> torch.OutOfMemoryError:
         f"GPU 0 has a total capacity of {format_size(error.capacity_bytes)} "
         f"of which {format_size(error.free_bytes)} is free. "
         "Including non-PyTorch memory, this process has "
-        f"{format_size(error.capacity_bytes - error.free_bytes)} memory in use. {allowed}"
+        f"{format_size(error.non_pytorch_bytes + error.reserved_bytes)} memory in use. {allowed}"
         f"Of the allocated memory {format_size(error.allocated_bytes)} is allocated by PyTorch, "
         f"and {format_size(error.reserved_bytes - error.allocated_bytes)} "
         "is reserved by PyTorch but unallocated. "

@@ -51,6 +51,11 @@ def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> Non
             _run(engine, geometry, way, copies)
 
 
+def native_depthwise(source: Any, weight: Any, *places: Any) -> bool:
+    """Does PyTorch's own depthwise kernel run? ``places`` are stride to groups."""
+    return _Geometry(source, weight, source, *places).native_depthwise
+
+
 class _Geometry:
     """One convolution's operands; ``result`` may stand for the gradient with its shape."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from trainfit.simgpu.engine import Engine, allocates
 from trainfit.simgpu.tensor import SimulatedTensor
+from trainfit.simgpu.workspaces_indexing import MANY_ROWS
 
 aten = torch.ops.aten
 
@@ -83,23 +85,24 @@ def foreach_norm(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 )
 def of_contiguous(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """Kernels that first make their operand contiguous."""
-    _copy(engine, args[:1])
+    if not args[0]._spec.contiguous:
+        engine.workspace(*_contiguous(args[:1]))
 
 
 @allocates(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    _copy(engine, args[:2])
+    if not (args[0]._spec.contiguous and args[1]._spec.contiguous):
+        engine.workspace(*_contiguous(args[:2]))
 
 
 @allocates(aten.native_layer_norm_backward.default)
 def layer_norm_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    grad, source, normalized = args[0], args[1], args[2]
-    width = 1
-    for size in normalized:
-        width *= size
-    spec = source._spec
-    shape = (spec.numel // max(width, 1), width, spec.dtype.itemsize, engine.gpu.sm_count)
-    engine.workspace(*_contiguous((grad, source)), ("layer_norm_backward", shape))
+    grad, source = args[0]._spec, args[1]._spec
+    width = math.prod(args[2])
+    rows = source.numel // max(width, 1)
+    if rows > MANY_ROWS or not (grad.contiguous and source.contiguous):
+        shape = (rows, width, source.dtype.itemsize, engine.gpu.sm_count)
+        engine.workspace(*_contiguous(args[:2]), ("layer_norm_backward", shape))
 
 
 @allocates(aten._fft_r2c.default, aten._fft_c2c.default)
@@ -118,11 +121,5 @@ def _contiguous(tensors: tuple[Any, ...]) -> list[tuple[str, tuple[int, ...]]]:
     return [
         ("contiguous_copy", (tensor._spec.nbytes,))
         for tensor in tensors
-        if type(tensor) is SimulatedTensor and not tensor._meta.is_contiguous()
+        if type(tensor) is SimulatedTensor and not tensor._spec.contiguous
     ]
-
-
-def _copy(engine: Engine, tensors: tuple[Any, ...]) -> None:
-    requests = _contiguous(tensors)
-    if requests:
-        engine.workspace(*requests)

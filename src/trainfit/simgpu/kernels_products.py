@@ -62,11 +62,17 @@ def _handle(engine: Engine) -> None:
 
     So the forward and the backward pass have a workspace each, on every stream.
     """
-    engine.library_workspace(
-        "cublas_workspace",
-        (cublas_bytes(engine.gpu.capability, os.environ),),
-        owner=engine.in_backward(),
-    )
+    owner = ("cublas", engine.in_backward())
+    if not engine.has_library_workspace(owner):
+        nbytes = cublas_bytes(engine.gpu.capability, os.environ)
+        engine.library_workspace("cublas_workspace", (nbytes,), owner)
+
+
+def _lt_handle(engine: Engine) -> None:
+    """What cuBLASLt takes besides, in versions where it does not share cuBLAS's workspace."""
+    owner = ("cublaslt", engine.in_backward())
+    if not engine.has_library_workspace(owner):
+        engine.library_workspace("cublas_workspace", (cublaslt_bytes(os.environ),), owner)
 
 
 @allocates(
@@ -81,31 +87,35 @@ def _handle(engine: Engine) -> None:
 def product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """cuBLAS takes its workspace at the first product on a stream."""
     _handle(engine)
-    _copies(engine, args[:2])
+    if not (args[0]._spec.suits_blas and args[1]._spec.suits_blas):
+        _copies(engine, args[:2])
 
 
 @allocates(aten.addmm.default, aten.addmm.out, aten.addmm_.default, aten._addmm_activation.default)
 def product_and_sum(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """``addmm`` goes to cuBLASLt where the summand is a bias (addmm_out_cuda_impl)."""
     _handle(engine)
-    bias, left, right = args[:3]
-    lt = (
-        bias.dim() == 1
-        and bias.is_contiguous()
-        and bias.shape[0] == right.shape[1]
-        and min(*left.shape, *right.shape) > 1
+    _, left, right = args[:3]
+    if _goes_to_lt(*(each._spec for each in args[:3])):
+        _lt_handle(engine)
+    if not (left._spec.suits_blas and right._spec.suits_blas):
+        _copies(engine, (left, right))
+
+
+def _goes_to_lt(bias: Any, left: Any, right: Any) -> bool:
+    return (
+        len(bias.size) == 1
+        and bias.contiguous
+        and bias.size[0] == right.size[1]
+        and min(*left.size, *right.size) > 1
     )
-    nbytes = cublaslt_bytes(os.environ) if lt else 0
-    if nbytes:
-        owner = (engine.in_backward(), "lt")
-        engine.library_workspace("cublas_workspace", (nbytes,), owner=owner)
-    _copies(engine, (left, right))
 
 
 @allocates(aten.bmm.default, aten.bmm.out)
 def batched_product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     _handle(engine)
-    _copies(engine, args[:2])
+    if not (args[0]._spec.suits_blas and args[1]._spec.suits_blas):
+        _copies(engine, args[:2])
 
 
 @allocates(
@@ -122,23 +132,10 @@ def batched_product_and_sum(engine: Engine, args: tuple[Any, ...], out: Any) -> 
 
 def _copies(engine: Engine, operands: tuple[Any, ...]) -> None:
     """Operands that are neither row- nor column-major are copied for the call."""
-    requests = [
-        ("contiguous_copy", (tensor._spec.nbytes,))
-        for tensor in operands
-        if type(tensor) is SimulatedTensor and not _suits_cublas(tensor._spec)
-    ]
-    if requests:
-        engine.workspace(*requests)
-
-
-def _suits_cublas(spec: Any) -> bool:
-    """prepare_matrix_for_cublas, and its like for batches."""
-    if len(spec.size) < 2 or spec.numel == 0:
-        return True
-    (rows, columns), (down, across) = spec.size[-2:], spec.stride[-2:]
-    if across == 1 and down >= max(1, columns):
-        return True
-    if down == 1 and across >= max(1, rows):
-        return True
-    # A contiguous tensor with a side of 1 has any stride there.
-    return bool(down and across and rows * columns == max(rows, columns))
+    engine.workspace(
+        *(
+            ("contiguous_copy", (tensor._spec.nbytes,))
+            for tensor in operands
+            if type(tensor) is SimulatedTensor and not tensor._spec.suits_blas
+        )
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -13,7 +14,8 @@ import torch
 from torch.optim import optimizer as optim
 from torch.utils import _foreach_utils
 
-from trainfit.hardware import GpuSpec, find_gpu
+from trainfit.hardware import GpuSpec, device_constants, find_gpu
+from trainfit.results.constants import DeviceConstants, total
 from trainfit.results.recording import Recording
 from trainfit.simgpu import (  # noqa: F401  (register the kernel models)
     checkpoints,
@@ -24,6 +26,7 @@ from trainfit.simgpu import (  # noqa: F401  (register the kernel models)
     kernels_indexing,
     kernels_products,
 )
+from trainfit.simgpu import libraries as _libraries  # noqa: F401  (registers whose kernels)
 from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
 from trainfit.simgpu.autocast import Autocast
@@ -34,6 +37,7 @@ from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.overrides import Overrides
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recorder import Recorder
+from trainfit.simgpu.script import MainOptimizer
 from trainfit.simgpu.settling import StepUse
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.surface import Surface
@@ -60,6 +64,9 @@ class Simulation:
             ``PYTORCH_ALLOC_CONF``.
         limited: ``False`` lets memory grow past the GPU's capacity, to measure a job that
             does not fit.
+        constants: what the process takes besides PyTorch's memory; by default the
+            catalogue's for this GPU.
+        command: the launch command, for the recording's header.
 
     Attributes: ``recording`` is what happened so far, also after the end.
     """
@@ -70,8 +77,12 @@ class Simulation:
         *,
         allocator: AllocatorSettings | None = None,
         limited: bool = True,
+        constants: DeviceConstants | None = None,
+        command: str = "",
     ) -> None:
         self.gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+        self.constants = device_constants(self.gpu) if constants is None else constants
+        self._command = command
         self._settings = allocator
         self._limited = limited
         self._patches = PatchSet()
@@ -143,15 +154,17 @@ class Simulation:
         self._recorder = Recorder()
         self.allocator = CachingAllocator(
             self.gpu.memory_bytes if self._limited else UNLIMITED,
-            context_bytes=self.gpu.context_bytes,
             settings=settings,
         )
+        self.allocator.other_processes_bytes = self.constants.other_processes_bytes
         self._memory = DeviceMemory(self.allocator, self._recorder)
         self._modules = ModuleTracker(self._recorder, self._mark_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
+        self.engine.on_library = self._grow_context
+        self._grow_context()
         self._autocast = Autocast()
         self._modes = Modes(self.engine)
-        self._main_optimizer: weakref.ref[Any] | None = None
+        self._main_optimizer = MainOptimizer()
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._owners: dict[int, int] = {}
@@ -241,6 +254,11 @@ class Simulation:
         self.engine.assume("CUDA graphs were left out: the calls were simulated one by one")
         return callables
 
+    def _grow_context(self) -> None:
+        """A library was used for the first time: the process takes its memory from now on."""
+        used = self.constants.used(self.engine.libraries)
+        self.allocator.context_bytes = total(used)[0]
+
     # -- what is what ----------------------------------------------------------------------
 
     def end_step(self) -> None:
@@ -252,7 +270,7 @@ class Simulation:
 
     def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the steps of ``optimizer`` be the run's, not those of the first that steps."""
-        self._main_optimizer = weakref.ref(optimizer)
+        self._main_optimizer.choose(optimizer)
 
     def _mark_module(self, module: torch.nn.Module, name: int) -> None:
         """A module is met for the first time: its parameters and buffers are known now."""
@@ -291,9 +309,7 @@ class Simulation:
             known[3] = True
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._main_optimizer is None or self._main_optimizer() is None:
-            # The first one alive: a search by trial makes one for each batch size.
-            self._main_optimizer = weakref.ref(optimizer)
+        if self._main_optimizer.before_step(optimizer):
             self._optimizer = type(optimizer).__name__
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -308,18 +324,25 @@ class Simulation:
             owner = self._owners.get(id(parameter), -1)
             for value in state.values() if isinstance(state, dict) else ():
                 self._mark(value, "optimizer_state", owner)
-        if self._main_optimizer is None or self._main_optimizer() is not optimizer:
+        if not self._main_optimizer.made(optimizer):
             return
         self.end_step()
 
     def _record(self) -> Recording:
         self._memory.flush()
+        used = self.constants.used(self.engine.libraries)
+        context, low, high = total(used)
         return self._recorder.finish(
             {
                 "gpu": self.gpu.key,
                 "gpu_memory_bytes": self.gpu.memory_bytes,
-                "context_bytes": self.gpu.context_bytes,
-                "context_range_bytes": list(self.gpu.context_range_bytes),
+                "context_bytes": context,
+                "context_range_bytes": [low, high],
+                "context_parts": [dataclasses.asdict(part) for part in used],
+                "other_processes_bytes": self.constants.other_processes_bytes,
+                "profile": self.constants.profile,
+                "notes": [*self.constants.notes, *_other_version(self.constants.torch)],
+                "command": self._command,
                 "torch": str(torch.__version__),
                 "assumptions": dict(self.engine.assumptions),
                 "module_calls": self._modules.calls,
@@ -336,13 +359,25 @@ def simulate(
     *,
     allocator: AllocatorSettings | None = None,
     limited: bool = True,
+    constants: DeviceConstants | None = None,
 ) -> Simulation:
     """A simulated GPU: ``with trainfit.simulate("RTX 4090"): ...`` or ``@trainfit.simulate(...)``.
 
     See :class:`Simulation` for the arguments. Raises ``trainfit.hardware.GpuNameError`` for
     a name that the catalogue does not know or that fits several GPUs.
     """
-    return Simulation(gpu, allocator=allocator, limited=limited)
+    return Simulation(gpu, allocator=allocator, limited=limited, constants=constants)
+
+
+def _other_version(profiled: str) -> list[str]:
+    """What to say where a profile was measured with another PyTorch than runs here.
+
+    The context depends on the CUDA libraries that come with it; patch releases change none.
+    """
+    here = str(torch.__version__)
+    if not profiled or profiled.split(".")[:2] == here.split(".")[:2]:
+        return []
+    return [f"the profile was measured with torch {profiled}, the job runs torch {here}"]
 
 
 def _forget(owners: dict[int, int], parameters: list[int]) -> None:

@@ -60,10 +60,30 @@ def current_engine() -> Engine:
     return _engine
 
 
+def _is_contiguous(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for extent, step in zip(reversed(size), reversed(stride), strict=True):
+        if extent != 1:
+            if step != expected:
+                return False
+            expected *= extent
+    return True
+
+
+def _has_leading_dimension(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    (rows, columns), (down, across) = size[-2:], stride[-2:]
+    if across == 1 and down >= max(1, columns):
+        return True
+    if down == 1 and across >= max(1, rows):
+        return True
+    # A contiguous tensor with a side of 1 has any stride there.
+    return bool(down and across and rows * columns == max(rows, columns))
+
+
 class Spec:
     """Interned geometry of a strided tensor; equal geometry is the same object."""
 
-    __slots__ = ("dtype", "nbytes", "numel", "offset", "size", "stride")
+    __slots__ = ("contiguous", "dtype", "nbytes", "numel", "offset", "size", "stride", "suits_blas")
 
     def __init__(
         self, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
@@ -76,6 +96,10 @@ class Spec:
         for extent in size:
             self.numel *= extent
         self.nbytes = self.numel * dtype.itemsize
+        self.contiguous = self.numel == 0 or _is_contiguous(size, stride)
+        #: Is the matrix, or each of a batch, row- or column-major? Others are copied for
+        #: cuBLAS (prepare_matrix_for_cublas in ATen/native/cuda/Blas.cpp).
+        self.suits_blas = self.numel == 0 or len(size) < 2 or _has_leading_dimension(size, stride)
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.size)}"

@@ -17,6 +17,8 @@ _SMALL_SORT = 4096
 #: embedding_dense_backward_cuda: without a sort up to so many indices.
 _FEW_INDICES = 3072
 _ROWS_PER_THREAD = 10
+#: Layer norm's weight gradients are summed in two steps for more rows than these.
+MANY_ROWS = 64 * 1024
 
 
 def _radix_sort(items: int, key: int, value: int) -> int:
@@ -90,7 +92,7 @@ def layer_norm_backward(rows: int, width: int, itemsize: int, processors: int) -
     cuComputePartGradGammaBeta's successor in GammaBetaBackward: blocks of 32 rows.
     """
     across = ceil_div(width, 32)
-    if rows <= 64 * 1024 or width // 32 >= processors // 2:
+    if rows <= MANY_ROWS or width // 32 >= processors // 2:
         return 0
     down = min(32 * 1024 // across, ceil_div(rows, 32))
     return 2 * down * width * itemsize

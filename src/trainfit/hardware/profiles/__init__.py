@@ -1,0 +1,1 @@
+"""Calibration profiles that trainfit ships: what publications state, each with its source."""

@@ -1,0 +1,207 @@
+"""Runs a user's script as Python would, and tells what became of it.
+
+What a run on the simulated GPU and one on a real GPU have in common. The script is
+``__main__``, sees its own arguments, and is stopped from within the optimizer step that
+completes the wanted number of steps, by an exception that unwinds it (``finally`` blocks,
+``with`` statements and ``atexit`` run).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainfit.results.trace import Status, Target
+from trainfit.simgpu.errors import UnsupportedOperatorError
+from trainfit.simgpu.location import claim, frame_of_user, is_library, line_of_user
+
+#: A bare ``except:`` catches the stop; after this many the script is ended by force.
+_PATIENCE = 3
+#: Seconds after the time limit at which the process ends even where Python cannot act.
+_LAST_RESORT_S = 10.0
+
+
+class StopScript(BaseException):
+    """Raised in the script when enough was seen; no ``except Exception`` catches it."""
+
+
+class Stopper:
+    """Stops the script; a script that does not let itself be stopped is ended by force."""
+
+    def __init__(self) -> None:
+        self._stops = 0
+
+    def stop(self) -> None:
+        """Raise :class:`StopScript`, to be called from within the script's own calls."""
+        self._stops += 1
+        if self._stops > _PATIENCE:
+            _end_by_force()
+        raise StopScript
+
+
+class MainOptimizer:
+    """The optimizer whose steps count: the first one alive (a search by trial makes one for
+    each batch size)."""
+
+    def __init__(self) -> None:
+        self._first: weakref.ref[Any] | None = None
+
+    def before_step(self, optimizer: Any) -> bool:
+        """``optimizer`` is about to make a step; is it the first to, and the one from now on?"""
+        if self._first is not None and self._first() is not None:
+            return False
+        self.choose(optimizer)
+        return True
+
+    def choose(self, optimizer: Any) -> None:
+        """Let the steps of ``optimizer`` count."""
+        self._first = weakref.ref(optimizer)
+
+    def made(self, optimizer: Any) -> bool:
+        """Is a step of ``optimizer`` one that counts?"""
+        return self._first is not None and self._first() is optimizer
+
+
+def run_script(target: Target) -> tuple[Status, dict[str, Any]]:
+    """Run the target to its stop or its end; status and details of what became of it."""
+    try:
+        execute(target)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            return "exited", {"message": _exit_message(error.code)}
+    except StopScript:
+        pass  # the outcome is written
+    except BaseException as error:
+        return _failure(error)
+    return "ended", {}
+
+
+def watch(
+    started: float, limit_s: float, done: threading.Event, late: Callable[[Any], bool]
+) -> None:
+    """End the process when its time is over or its parent has died.
+
+    ``late(place)`` writes the outcome of a run whose time is over and returns whether it did;
+    ``place`` is the user's line. Nothing is ended once ``done`` is set.
+    """
+    main, parent = threading.main_thread().ident, os.getppid()
+    deadline = started + limit_s
+    faulthandler.dump_traceback_later(limit_s + _LAST_RESORT_S, exit=True)
+
+    def look() -> None:
+        while not done.wait(max(0.0, min(1.0, deadline - time.monotonic()))):
+            if os.getppid() != parent:
+                os._exit(1)
+            if time.monotonic() >= deadline:
+                place = frame_of_user(sys._current_frames().get(main or 0))
+                if late(place):
+                    os._exit(0)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def execute(target: Target) -> None:
+    """Run the target as ``python script.py args…`` or ``python -m module args…`` would."""
+    sys.argv = [target.name, *target.args]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if target.kind == "module":
+        if not sys.flags.safe_path:
+            sys.path[0] = os.getcwd()
+        _claim_module(target.name)
+        runpy._run_module_as_main(target.name)  # type: ignore[attr-defined]
+        return
+    path = Path(target.name)
+    claim(path.parent)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(path.resolve().parent)
+    main.__file__ = target.name
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", target.name)
+    main.__dict__["__cached__"] = None
+    code = compile(path.read_bytes(), target.name, "exec")
+    exec(code, main.__dict__)
+
+
+def _claim_module(name: str) -> None:
+    """An installed package that is run with ``-m`` is the user's, not a library."""
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name.partition(".")[0])
+    if spec is not None and spec.origin is not None:
+        for folder in spec.submodule_search_locations or ():
+            claim(folder)
+
+
+def _end_by_force() -> None:
+    """The script does not let itself be stopped; its ``atexit`` handlers still run."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _exit_message(code: Any) -> str:
+    if isinstance(code, int):
+        return f"exit code {code}"
+    print(code, file=sys.stderr)  # as Python itself does with sys.exit("text")
+    return f"exit code 1: {code}"
+
+
+def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
+    """Status and details of a script that raised."""
+    details = {
+        "message": f"{type(error).__name__}: {error}".removesuffix(": "),
+        "traceback": "".join(_own_traceback(error).format()),
+        "location": line_of_user(error.__traceback__),
+    }
+    for cause in _causes(error):
+        if isinstance(cause, UnsupportedOperatorError):
+            return "unsupported", details | {"message": str(cause), "location": cause.location}
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out_of_memory", details
+    return "failed", details
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """The error and what led to it: a script may wrap the simulation's refusal in its own."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _own_traceback(error: BaseException) -> traceback.TracebackException:
+    """The traceback from the script's first frame on. Where the simulated device raised as it
+    should, it ends with the script's last frame: how the device works is no matter."""
+    own = traceback.TracebackException.from_exception(error)
+    expected = isinstance(error, (torch.OutOfMemoryError, UnsupportedOperatorError))
+    frames = list(own.stack)
+    while frames and _is_machinery(frames[0].filename):
+        frames.pop(0)
+    own_frames = [i for i, frame in enumerate(frames) if not is_library(frame.filename)]
+    if expected and own_frames:
+        frames = frames[: own_frames[-1] + 1]
+    # A syntax error in the script itself has no frame, and Python writes no heading then.
+    own.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    return own
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename in (__file__, "<string>", runpy.__file__) or filename.startswith("<frozen ")

@@ -1,0 +1,151 @@
+"""Measures how fast a GPU is: matrix products, memory, launches, copies from the host.
+
+Runs in a process of its own (``main``), on a real GPU or on a simulated one, whose clock is
+a lower bound and no prediction: a rehearsal's rates only show that all is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from trainfit.results.measurement import MeasuringOutcome, MeasuringRequest, RateReadings
+from trainfit.simgpu.measuring import attempt, serve
+
+MIB = 1 << 20
+
+TRIALS = 5
+#: Seconds that one trial lasts at least, so that the events' resolution does not matter
+#: (half a microsecond: cudaEventElapsedTime).
+_TRIAL_S = 0.02
+_MOST_REPEATS = 1 << 14
+#: Repeats before the first trial: clocks rise, kernels are loaded.
+_WARM_UP = 3
+
+_COPY_BYTES = 256 * MIB
+_HOST_BYTES = 64 * MIB
+#: Launches in a row; enough that the queue of 1,024 pending launches fills up.
+_LAUNCHES = 2000
+
+
+class ClockError(RuntimeError):
+    """The device's clock did not advance."""
+
+
+def measure(request: MeasuringRequest) -> MeasuringOutcome:
+    """All rates; what could not be measured has a reason."""
+    trials: dict[str, tuple[float, ...]] = {}
+    failed: dict[str, str] = {}
+    for name, function in _subjects():
+        rates = attempt(failed, name, function)
+        if rates is not None:
+            trials[name] = rates
+    return MeasuringOutcome(rates=RateReadings(trials, failed))
+
+
+def _subjects() -> Iterator[tuple[str, Callable[[], tuple[float, ...]]]]:
+    capability = torch.cuda.get_device_capability(0)
+    yield "matmul.float32", lambda: _matmul(torch.float32)
+    if capability >= (8, 0):
+        yield "matmul.tfloat32", lambda: _matmul(torch.float32, tf32=True)
+    yield "matmul.float16", lambda: _matmul(torch.float16)
+    if torch.cuda.is_bf16_supported(False):
+        yield "matmul.bfloat16", lambda: _matmul(torch.bfloat16)
+    yield "memory_bandwidth", _memory_bandwidth
+    yield "launch", _launch
+    yield "host_to_device_pinned", lambda: _host_to_device(pinned=True)
+    yield "host_to_device_pageable", lambda: _host_to_device(pinned=False)
+
+
+def _matmul(dtype: torch.dtype, *, tf32: bool = False) -> tuple[float, ...]:
+    """Dense FLOP/s of a square product; zeros would be too easy on power and clocks."""
+    side = _side(dtype)
+    left = torch.randn(side, side, device="cuda").to(dtype)
+    right = torch.randn(side, side, device="cuda").to(dtype)
+    out = torch.empty(side, side, device="cuda", dtype=dtype)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        times = seconds(lambda: torch.mm(left, right, out=out))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return tuple(2 * side**3 / time for time in times)
+
+
+def _side(dtype: torch.dtype) -> int:
+    """8192 for halves, 4096 for float32; less on a GPU that is nearly full."""
+    side = 8192 if dtype.itemsize == 2 else 4096
+    # Two operands in float32 for a moment, and the result.
+    while side > 256 and 4 * side * side * 4 > _free_bytes():
+        side //= 2
+    return side
+
+
+def _memory_bandwidth() -> tuple[float, ...]:
+    """Bytes read and written in a second by a copy on the device."""
+    nbytes = min(_COPY_BYTES, _free_bytes() // 4)
+    source = torch.zeros(nbytes, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return tuple(2 * nbytes / time for time in seconds(lambda: target.copy_(source)))
+
+
+def _launch() -> tuple[float, ...]:
+    """Seconds from one small kernel to the next in eager mode: dispatch and launch."""
+    small = torch.zeros(1, device="cuda")
+
+    def launches() -> None:
+        for _ in range(_LAUNCHES):
+            small.add_(1)
+
+    return tuple(time / _LAUNCHES for time in seconds(launches))
+
+
+def _host_to_device(*, pinned: bool) -> tuple[float, ...]:
+    """Bytes copied to the device in a second."""
+    nbytes = min(_HOST_BYTES, _free_bytes() // 4)
+    host = torch.zeros(nbytes, dtype=torch.uint8)
+    host = host.pin_memory() if pinned else host
+    target = torch.empty(nbytes, device="cuda", dtype=torch.uint8)
+    times = seconds(lambda: target.copy_(host, non_blocking=pinned))
+    return tuple(nbytes / time for time in times)
+
+
+def _free_bytes() -> int:
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(0)[0])
+
+
+def seconds(function: Callable[[], Any]) -> tuple[float, ...]:
+    """Device seconds of one call, in several trials of as many calls as a trial needs."""
+    for _ in range(_WARM_UP):
+        function()
+    repeats = 1
+    while (elapsed := _elapsed(function, repeats)) < _TRIAL_S and repeats < _MOST_REPEATS:
+        # A tenth more than the last trial suggests, for it was not exact.
+        wanted = 1.1 * repeats * _TRIAL_S / elapsed if elapsed > 0 else 2.0 * repeats
+        repeats = min(max(repeats + 1, math.ceil(wanted)), _MOST_REPEATS)
+    times = [_elapsed(function, repeats) / repeats for _ in range(TRIALS)]
+    if min(times) <= 0:
+        raise ClockError("no time passed on the device")
+    return tuple(times)
+
+
+def _elapsed(function: Callable[[], Any], repeats: int) -> float:
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in itertools.repeat(None, repeats):
+        function()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def main() -> None:
+    """The measuring process's entry point."""
+    serve(measure)

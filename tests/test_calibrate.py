@@ -1,0 +1,471 @@
+"""``trainfit calibrate``: on the simulated GPU, and with readings that were made up."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers_cli import error_line, json_of
+from helpers_cli import trainfit as run
+from trainfit.hardware import device_constants, find_gpu
+from trainfit.memory import calibration as memory
+from trainfit.plan.calibrating import (
+    CalibrationError,
+    NoGpuError,
+    Processes,
+    calibrate,
+    driver_of_proc,
+)
+from trainfit.results.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
+from trainfit.results.errors import ResultFileError
+from trainfit.results.measurement import (
+    Device,
+    MeasuringOutcome,
+    MeasuringRequest,
+    MemoryReadings,
+    RateReadings,
+    StandIn,
+    Subject,
+    WorkspaceReadings,
+)
+from trainfit.results.profile import ConvolutionWorkspace, Profile
+from trainfit.simgpu import Simulation
+from trainfit.speed import calibration as speed
+
+MIB = 1 << 20
+GPU = find_gpu("RTX 4090")
+
+
+def told(*mib: int, others: int = 0) -> DeviceConstants:
+    """Constants that a simulation is told: the context, and each library."""
+    parts = (
+        Constant(name, value * MIB, value * MIB, value * MIB, "measured", "told")
+        for name, value in zip((CONTEXT, *LIBRARIES), mib, strict=True)
+    )
+    return DeviceConstants(tuple(parts), other_processes_bytes=others * MIB)
+
+
+TOLD = told(401, 33, 57, 21, 9, 45, others=300)
+
+
+# -- the measuring code, on the simulated GPU in this process ------------------------------------
+
+
+@pytest.mark.parametrize("gpu", ["RTX 4090", "V100 16GB SXM", "H100 80GB SXM", "GTX 1080 Ti"])
+def test_memory_comes_back_as_it_was_told(gpu: str) -> None:
+    with Simulation(gpu, constants=TOLD) as simulation:
+        readings = memory.measure_memory()
+        assert readings.device.gpu == simulation.gpu.name
+        assert readings.device.memory_bytes == simulation.gpu.memory_bytes
+        workspace = (32 << 20) if simulation.gpu.capability[0] == 9 else 8_519_680
+    assert readings.failed == {}
+    assert readings.cublas_workspace_bytes == workspace
+    expected, known = {}, 300
+    for part in TOLD.parts:
+        # Without fused kernels (compute capability 6.1, half precision) attention is products.
+        known += part.value_bytes // MIB if part.name in simulation.engine.libraries else 0
+        known += part.value_bytes // MIB if part.name == CONTEXT else 0
+        expected[part.name] = known * MIB
+    assert readings.outside_bytes == expected
+    assert set(LIBRARIES) - simulation.engine.libraries <= {"sdpa"}
+
+
+def test_a_process_that_holds_its_context_measures_no_more() -> None:
+    with Simulation(GPU, constants=TOLD):
+        assert set(memory.measure_memory(context_only=True).outside_bytes) == {CONTEXT}
+
+
+def test_workspaces_are_those_of_the_models() -> None:
+    """float32 3x3: the Winograd workspace, 36 numbers a tile and channel (decision 4)."""
+    with Simulation("V100 32GB SXM"):  # without tensor cores for float32
+        readings = memory.measure_workspaces()
+    assert readings.failed == {}
+    found = {
+        (each.shape, each.dtype, each.direction, each.channels_last): each.measured_bytes
+        for each in readings.convolutions
+    }
+    assert len(found) == 2 * 2 * 2 * len(memory._CONVOLUTIONS)
+    shape = (8, 64, 64, 56, 56, 3)
+    tiles = 14 * 14
+    winograd = 36 * 4 * (8 * tiles * (64 + 64) + 64 * 64)
+    assert winograd <= found[shape, "float32", "forward", False] < winograd + 4 * MIB
+    assert found[shape, "float32", "forward", True] == 0
+
+
+def test_a_nearly_full_gpu_is_measured_as_far_as_it_goes() -> None:
+    with Simulation("custom:1GiB", constants=told(100, 1, 1, 1, 1, 1)):
+        held = torch.empty(600 * MIB, dtype=torch.uint8, device="cuda")
+        outcome = memory.measure_workspaces()
+        assert outcome.convolutions
+        assert any(
+            "OutOfMemoryError: CUDA out of memory" in text for text in outcome.failed.values()
+        )
+        assert speed._side(torch.bfloat16) == 4096
+        del held
+
+
+class Ticks:
+    """Events of a device that needs so many seconds for a call."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds, self.calls = 0.0, seconds, 0
+
+    def work(self) -> None:
+        self.calls += 1
+        self.now += self.seconds
+
+    def event(self, **_: Any) -> Any:
+        clock = self
+
+        class Event:
+            def record(self) -> None:
+                self.at = clock.now
+
+            def synchronize(self) -> None: ...
+
+            def elapsed_time(self, end: Any) -> float:
+                return float((end.at - self.at) * 1e3)
+
+        return Event()
+
+
+@pytest.mark.parametrize("duration", [1e-7, 3e-6, 1e-3, 0.5])
+def test_a_trial_lasts_long_enough(duration: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Ticks(duration)
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    times = speed.seconds(device.work)
+    assert times == pytest.approx([duration] * speed.TRIALS)
+    in_trials = device.calls * duration
+    assert in_trials >= speed.TRIALS * min(0.02, speed._MOST_REPEATS * duration)
+    # The search for the number of calls costs no more than a few trials.
+    assert device.calls <= 10 + 2 * speed.TRIALS * max(0.02 / duration, 1)
+
+
+def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Ticks(0.0)
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(speed.ClockError, match="no time passed"):
+        speed.seconds(device.work)
+
+
+# -- a laboratory with made-up readings ----------------------------------------------------------
+
+DEVICE = Device(GPU.name, (8, 9), GPU.memory_bytes, "2.13.0+cu130", "13.0", "9.15.1", False)
+WORKSPACE = ConvolutionWorkspace((8, 64, 64, 56, 56, 3), "float32", "forward", False, 7)
+
+
+def readings(*outside_mib: int, failed: dict[str, str] | None = None) -> MeasuringOutcome:
+    outside = {
+        name: mib * MIB
+        for name, mib in zip((CONTEXT, *LIBRARIES), outside_mib, strict=True)
+        if name not in (failed or {})
+    }
+    return MeasuringOutcome(memory=MemoryReadings(DEVICE, outside, 8_519_680, failed or {}))
+
+
+class Scripted:
+    """Answers each measuring process with the next of the outcomes for its subject."""
+
+    def __init__(self, **outcomes: list[MeasuringOutcome | Exception]) -> None:
+        self.stand_in: StandIn | None = None
+        self.outcomes = outcomes
+        self.held = [100 * MIB, 100 * MIB]
+        self.limits: list[float] = []
+        self.stand_ins: list[StandIn | None] = []
+
+    def measure(
+        self, subject: Subject, limit_s: float, stand_in: StandIn | None
+    ) -> MeasuringOutcome:
+        self.limits.append(limit_s)
+        self.stand_ins.append(stand_in)
+        outcome = self.outcomes[subject].pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def others(self, limit_s: float) -> tuple[int, str]:
+        return self.held.pop(0), "counted"
+
+    def driver(self) -> str | None:
+        return "580.65.06"
+
+
+def workspaces(nbytes: int) -> MeasuringOutcome:
+    found = (dataclasses.replace(WORKSPACE, measured_bytes=nbytes),)
+    return MeasuringOutcome(workspaces=WorkspaceReadings(found, {}))
+
+
+def rates(failed: dict[str, str] | None = None) -> MeasuringOutcome:
+    trials = {"matmul.bfloat16": (1e14, 3e14, 2e14), "launch": (5e-6,), "memory_bandwidth": (9e11,)}
+    return MeasuringOutcome(rates=RateReadings(trials, failed or {}))
+
+
+def good(**changes: Any) -> Scripted:
+    outcomes: dict[str, Any] = {
+        "memory": [
+            readings(500, 530, 560, 580, 585, 600),
+            readings(504, 534, 570, 588, 594, 612),
+            readings(502, 532, 560, 580, 586, 600),
+        ],
+        "workspaces": [workspaces(30 * MIB), workspaces(28 * MIB)],
+        "rates": [rates()],
+    }
+    return Scripted(**{**outcomes, **changes})
+
+
+def test_medians_and_spreads_of_three_processes() -> None:
+    laboratory = good()
+    profile = calibrate(laboratory, 180.0, clock=lambda: 0.0)
+    assert Profile.from_json(profile.to_json(), Path("p")) == profile
+    context = profile.memory.context
+    assert context is not None
+    # Less the 100 MiB that others hold.
+    assert (context.value, context.low, context.high) == (402 * MIB, 400 * MIB, 404 * MIB)
+    assert (context.basis, context.samples) == ("measured", 3)
+    growths = {name: figure.value / MIB for name, figure in profile.memory.libraries.items()}
+    assert growths == {
+        "cublas": 30,
+        "cudnn_forward": 30,
+        "cudnn_backward": 20,
+        "sdpa": 6,
+        "kernels": 15,
+    }
+    assert profile.memory.libraries["cudnn_forward"].high == 36 * MIB
+    (workspace,) = profile.memory.convolutions
+    assert (workspace.measured_bytes, workspace.modelled_bytes) == (30 * MIB, 28 * MIB)
+    product = profile.rates.matmul["bfloat16"]
+    assert (product.value, product.low, product.high, product.unit) == (2e14, 1e14, 3e14, "FLOP/s")
+    assert profile.rates.launch is not None and profile.rates.launch.unit == "s"
+    assert profile.rates.host_to_device_pinned is None
+    assert (profile.driver, profile.cudnn, profile.notes) == ("580.65.06", "9.15.1", ())
+    # The models are those of the GPU that was measured.
+    assert laboratory.stand_ins[-1] is not None
+    assert laboratory.stand_ins[-1].gpu == "RTX 4090"
+    assert laboratory.stand_ins[:-1] == [None] * 5
+
+
+def test_a_stage_that_fails_is_left_out_and_said() -> None:
+    failed = {"cudnn_forward": "RuntimeError: no engine"}
+    laboratory = good(
+        memory=[readings(500, 530, 0, 580, 585, 600, failed=failed) for _ in range(3)],
+        rates=[rates({"matmul.float16": "RuntimeError: x"})],
+    )
+    profile = calibrate(laboratory, 180.0)
+    assert "cudnn_forward" not in profile.memory.libraries
+    # What the next stage grew by is counted from the stage before.
+    assert profile.memory.libraries["cudnn_backward"].value == 50 * MIB
+    assert profile.notes == (
+        "cudnn_forward not measured: RuntimeError: no engine",
+        "matmul.float16 not measured: RuntimeError: x",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "held", "says"),
+    [
+        ({}, [100, 150], "other processes' memory changed meanwhile"),
+        (
+            {"memory": [readings(500, 530, 520, 580, 585, 600)] * 3},
+            [100, 100],
+            "a reading was below the one before it",
+        ),
+    ],
+)
+def test_a_disturbed_calibration_says_so(
+    changes: dict[str, Any], held: list[int], says: str
+) -> None:
+    laboratory = good(**changes)
+    laboratory.held = [mib * MIB for mib in held]
+    (note,) = calibrate(laboratory, 180.0).notes
+    assert says in note and "calibrate again" in note
+
+
+def test_past_the_time_limit_the_rest_is_left_out() -> None:
+    class Clock:
+        now = 0.0
+
+        def __call__(self) -> float:
+            return self.now
+
+    clock, laboratory = Clock(), good()
+    answer = laboratory.measure
+
+    def slow(subject: Subject, limit_s: float, stand_in: StandIn | None) -> MeasuringOutcome:
+        if limit_s < 25:
+            clock.now += limit_s
+            laboratory.limits.append(limit_s)
+            raise TimeoutError
+        clock.now += 25
+        return answer(subject, limit_s, stand_in)
+
+    laboratory.measure = slow  # type: ignore[method-assign]
+    profile = calibrate(laboratory, 60.0, clock=clock)
+    context = profile.memory.context
+    assert context is not None and context.samples == 2
+    assert profile.memory.convolutions == ()
+    assert profile.rates.matmul == {}
+    assert laboratory.limits == [60.0, 35.0, 10.0, 0.0, 0.0]
+    assert [note.partition(":")[0] for note in profile.notes] == [
+        "memory not measured",
+        "workspaces not measured",
+        "rates not measured",
+    ]
+    assert clock.now == 60.0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "says"),
+    [
+        (MeasuringOutcome(error="torch 2, built without CUDA", without_gpu=True), NoGpuError,
+         "no GPU to calibrate: PyTorch finds none in this machine (torch 2, built without CUDA)"),
+        (MeasuringOutcome(error="OutOfMemoryError: full"), CalibrationError,
+         "could not be measured: OutOfMemoryError: full; end other jobs on the GPU"),
+        (TimeoutError(), CalibrationError, "the time limit was reached"),
+    ],
+)  # fmt: skip
+def test_without_a_first_reading_there_is_no_profile(
+    outcome: Any, kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        calibrate(Scripted(memory=[outcome]), 180.0)
+    assert says in str(caught.value)
+
+
+def test_a_gpu_that_is_in_no_catalogue_has_no_models() -> None:
+    device = dataclasses.replace(DEVICE, gpu="NVIDIA Frobnicator 9")
+    outcome = readings(500, 530, 560, 580, 585, 600)
+    assert outcome.memory is not None
+    strange = MeasuringOutcome(memory=dataclasses.replace(outcome.memory, device=device))
+    profile = calibrate(good(memory=[strange] * 3), 180.0)
+    assert [each.modelled_bytes for each in profile.memory.convolutions] == [None]
+    assert profile.notes == (
+        "NVIDIA Frobnicator 9 is not in the catalogue: nothing to compare with",
+    )
+
+
+def test_without_nvml_two_contexts_tell_what_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others hold 300 MiB, a context takes 400: 700 with one, 1,100 with two."""
+    import contextlib
+
+    from trainfit.plan import calibrating
+
+    contexts = 0
+
+    @contextlib.contextmanager
+    def process(subject: Subject, stand_in: Any, *, hold: bool = False) -> Any:
+        nonlocal contexts
+        assert hold
+        contexts += 1
+        yield contexts, Path("result")
+        contexts -= 1
+
+    def outcome(held: int, result: Path, limit_s: float, *, keep: bool) -> MeasuringOutcome:
+        outside = {CONTEXT: (300 + 400 * held) * MIB}
+        return MeasuringOutcome(memory=MemoryReadings(DEVICE, outside, None, {}))
+
+    monkeypatch.setattr(calibrating, "local_usage", lambda: None)
+    monkeypatch.setattr(calibrating, "_process", process)
+    monkeypatch.setattr(calibrating, "_outcome", outcome)
+    nbytes, how = Processes().others(10.0)
+    assert nbytes == 300 * MIB
+    assert "two processes" in how
+    assert contexts == 0
+
+
+def test_the_driver_by_the_kernels_file(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    for text in (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.183.01  Release Build",
+    ):
+        (tmp_path / "proc/driver/nvidia/version").write_text(text)
+        assert driver_of_proc(tmp_path) == "535.183.01"
+    assert driver_of_proc(tmp_path / "proc") is None
+
+
+def test_requests_survive_json() -> None:
+    request = MeasuringRequest("memory", "r", StandIn("RTX 4090", TOLD, 1 << 30), hold=True)
+    assert MeasuringRequest.from_json(request.to_json()) == request
+
+
+# -- the command, in processes -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_rehearsal_writes_a_profile_that_simulate_can_be_made_to_use(tmp_path: Path) -> None:
+    done = run(
+        *("calibrate", "--rehearse", "RTX 4090", "--other-processes", "300MiB", "--json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    profile = Profile.load(tmp_path / "profile.json")
+    assert json_of(done) == json_of(run("show", "--json", "profile.json", cwd=tmp_path))
+    constants = device_constants(GPU)
+    figures = {CONTEXT: profile.memory.context, **profile.memory.libraries}
+    for part in constants.parts:
+        figure = figures[part.name]
+        assert figure is not None
+        assert (figure.low, figure.value, figure.high) == (part.value_bytes,) * 3
+        assert figure.basis == "simulated"
+    assert profile.memory.others is not None and profile.memory.others.value == 300 * MIB
+    assert {each.measured_bytes == each.modelled_bytes for each in profile.memory.convolutions} == {
+        True
+    }
+    assert set(profile.rates.matmul) == {"float32", "tfloat32", "float16", "bfloat16"}
+    assert profile.notes == ()
+    shown = run("show", "profile.json", cwd=tmp_path)
+    assert "+ cuDNN, backward                         15 MiB   simulated" in shown.stdout
+    (tmp_path / "s.py").write_text(
+        "import torch\nm = torch.nn.Linear(9, 9).cuda()\no = torch.optim.SGD(m.parameters())\n"
+        "while True:\n    m(torch.ones(9, 9).cuda()).sum().backward()\n    o.step()\n"
+    )
+    words = ("simulate", "--profile", "profile.json", "s.py")
+    refused = run(*words, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "it is a rehearsal on the simulated GPU, no measurement" in error_line(refused)
+    forced = run(*words[:-1], "--force-profile", "--json", "s.py", cwd=tmp_path)
+    assert forced.returncode == 0, forced.stderr
+    parts = json_of(forced)["memory"]["context_parts"]
+    assert [(each["name"], each["basis"]) for each in parts] == [
+        (CONTEXT, "simulated"),
+        ("cublas", "simulated"),
+    ]
+
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@needs_no_gpu
+def test_without_a_gpu_there_is_one_line(tmp_path: Path) -> None:
+    done = run("calibrate", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error_line(done).startswith("no GPU to calibrate: PyTorch finds none in this machine (")
+    assert not (tmp_path / "profile.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--rehearse", "RTX 9999"), "unknown GPU: 'RTX 9999'"),
+        (("--output", "no/p.json"), "'no/p.json': its folder does not exist"),
+    ],
+)
+def test_bad_calibrations(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = run("calibrate", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in error_line(done)
+
+
+def test_a_damaged_profile_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"format": "trainfit-profile", "version": 1}')
+    with pytest.raises(ResultFileError):
+        Profile.load(tmp_path / "p.json")
+    done = run("show", "p.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "it is damaged (Profile has no 'gpus')" in error_line(done)

@@ -1,0 +1,74 @@
+"""Bounds of memory figures."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import trainfit  # noqa: E402
+from trainfit.memory.device import context_parts, figures  # noqa: E402
+from trainfit.memory.interval import bounds_of, reserved_bounds  # noqa: E402
+from trainfit.memory.replay import Stream, replay  # noqa: E402
+from trainfit.report.memory_text import memory_section  # noqa: E402
+from trainfit.results.recording import Recording  # noqa: E402
+
+
+def record(layer: nn.Module, *shape: int) -> Recording:
+    with trainfit.simulate("RTX 4090") as simulation:
+        layer.cuda()(torch.zeros(shape).cuda()).sum().backward()
+    return simulation.recording
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+def test_the_figure_lies_within_and_workspaces_widen(reserved: int, added: int) -> None:
+    narrow = reserved_bounds(reserved + added, reserved + added)
+    wide = reserved_bounds(reserved + added, reserved)
+    assert narrow.low <= reserved + added <= narrow.high
+    assert wide.low <= narrow.low
+    assert wide.high >= narrow.high
+    # More with the workspaces than without them is not always so: blocks fall differently.
+    assert reserved_bounds(reserved, reserved + added) == reserved_bounds(reserved, reserved)
+
+
+def test_without_estimates_allocated_memory_is_certain() -> None:
+    recording = record(nn.Linear(512, 512), 64, 512)
+    allocated, reserved = bounds_of(replay(Stream.of(recording)))
+    assert allocated.low == allocated.high == replay(Stream.of(recording)).peak_allocated
+    assert reserved.low < reserved.high
+
+
+def test_allocated_is_as_uncertain_as_the_workspace_at_its_peak() -> None:
+    recording = record(nn.Conv2d(64, 64, 3, padding=1, bias=False), 8, 64, 64, 64)
+    outcome = replay(Stream.of(recording))
+    allocated, _ = bounds_of(outcome)
+    tensor = 8 * 64 * 64 * 64 * 4
+    # Input, result, the sum's expanded gradient made whole, and the weight gradient's
+    # workspace of four tensors; without that, the copy is the largest transient.
+    assert allocated.low < outcome.peak_allocated < allocated.high
+    assert outcome.peak_allocated - allocated.low == pytest.approx(4 * tensor, rel=0.05)
+    assert allocated.high - outcome.peak_allocated == outcome.peak_allocated - allocated.low
+
+
+def test_figures_carry_ranges_that_the_report_shows() -> None:
+    recording = record(nn.Conv2d(64, 64, 3), 8, 64, 64, 64)
+    found = figures(replay(Stream.of(recording)), context_parts(recording))
+    for value, bounds in (
+        (found.allocated_bytes, found.allocated_range_bytes),
+        (found.reserved_bytes, found.reserved_range_bytes),
+        (found.device_bytes, found.device_range_bytes),
+    ):
+        assert bounds is not None
+        assert bounds[0] <= value <= bounds[1]
+    assert found.device_range_bytes is not None
+    assert found.reserved_range_bytes is not None
+    low, high = found.context_range_bytes
+    assert found.device_range_bytes[0] == found.reserved_range_bytes[0] + low
+    assert found.device_range_bytes[1] == found.reserved_range_bytes[1] + high
+    text = " ".join(memory_section("Memory", found).split())
+    assert "between device" in text
+    assert "above it" in text
