@@ -309,6 +309,7 @@ TRAINING = {
     "default": Rules(),
     "expandable": Rules(expandable=True),
     "max_split": Rules(max_split=64 * MIB),
+    "least_max_split": Rules(max_split=20 * MIB),
     "max_split_expandable": Rules(max_split=32 * MIB, expandable=True),
     "roundup": Rules(divisions=(4,) * 16),
     "gc": Rules(gc_threshold=0.6, fraction=0.8),
@@ -358,7 +359,9 @@ def test_programs_like_training_agree_with_the_reference(name: str, capacity: in
 
 
 #: What blocks are cached, in MiB, when memory is short.
-CACHED = [(20, 20), (20, 40), (32, 32, 20), (64, 20), (84,), (40, 40), (12, 20, 32), (2, 64)]
+CACHED = [
+    (20, 20, 20), (20, 40), (32, 32, 20), (64, 64, 20), (84,), (40, 40), (12, 20, 32), (2, 64),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -372,7 +375,7 @@ def test_every_threshold_after_every_other(name: str) -> None:
         pair.malloc(wanted, 0)
         pair.check()
     for sizes, wanted in itertools.product(CACHED, THRESHOLDS):
-        pair = Pair(CONTEXT + 104 * MIB, Rules(**vars(TRAINING[name])), defers=False)
+        pair = Pair(CONTEXT + (sum(sizes) + 2) * MIB, Rules(**vars(TRAINING[name])), defers=False)
         for size in sizes:
             pair.malloc(size * MIB, 0)
         while pair.live:

@@ -278,6 +278,8 @@ def test_recurrent_networks_train_on_cudnn(
     assert "aten._cudnn_rnn_backward.default" in operators(sim)
     assert len(taken(sim, "cudnn_rnn_workspace")) == 3, "forward, data, weights"
     assert len(taken(sim, "cudnn_dropout_state")) == int("dropout" in options)
+    (assumption,) = sim.recording.header["assumptions"]
+    assert "cuDNN's buffers" in assumption and "estimated" in assumption
 
 
 def test_reserve_of_an_lstm(sim: Simulation) -> None:

@@ -206,6 +206,7 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     source, weights, _, flat, hx, cx, mode, hidden, projection, layers = args[:10]
     batch_first, dropout, train, bidirectional, batch_sizes = args[10:15]
     engine.record(engine.info(func))
+    engine.assume("the sizes of cuDNN's buffers for a recurrent network were estimated")
     call = _Call(source, batch_first, batch_sizes)
     directions = 1 + bidirectional
     dtype, itemsize = source.dtype, source.dtype.itemsize
