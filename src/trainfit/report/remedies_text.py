@@ -80,7 +80,7 @@ def _remedy(
         price.insert(0, f"largest batch size {was}{remedy.largest_batch}")
     lines = [
         wrapped(title, f"  {number:>2}. ", _INDENT),
-        _INDENT + _before_after(before, remedy.memory),
+        wrapped(_before_after(before, remedy.memory), _INDENT, _INDENT),
         wrapped("; ".join(filter(None, price)), _INDENT, _INDENT),
     ]
     if remedy.reason:
