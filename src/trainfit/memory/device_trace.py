@@ -130,6 +130,7 @@ class _Model(CachingAllocator):
     def __init__(self, run: _Run, trace: AllocatorTrace, memory_bytes: int) -> None:
         super().__init__(memory_bytes, settings=AllocatorSettings.from_conf(trace.settings))
         self._run = run
+        self.defers_events = True
         self._searching = Pool(0, False, self)
         self._nowhere = 1 << 62
         if trace.allowed_bytes is not None:
@@ -163,10 +164,9 @@ class _Model(CachingAllocator):
         self._run.complete_all()
         super().empty_cache()
 
-    def complete(self, block: Block) -> None:
-        """Another stream is done with a freed block."""
-        self._pending.remove(block)
-        block.stream_uses = None
+    def give_back(self, block: Block) -> None:
+        """Other streams are done with a freed block."""
+        del self._waiting[block.address]
         for counters in (self, block.pool.counters):
             counters.pending_bytes -= block.size
             counters.pending_blocks -= 1
@@ -300,7 +300,7 @@ class _Run:
         block = self._waiting.pop(event.address, None)
         if block is None:
             raise _Difference(f"event {self.cursor}: {_words(event)} was not waited for")
-        self.model.complete(block)
+        self.model.give_back(block)
 
     def _allocate_or_empty(self) -> None:
         """The events up to the next allocation are its own, or those of ``empty_cache``."""

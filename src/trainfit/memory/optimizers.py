@@ -8,7 +8,7 @@ what the allocator charges on top depends on the blocks that it happens to have.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,43 +19,10 @@ from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.memory.replay import Stream, live_at
 from trainfit.results.memory import OptimizerTable, OptimizerUse
 from trainfit.results.recording import KINDS, STEP_END, Parameter, Recording
+from trainfit.simgpu.interventions.eight_bit import EightBitOptimizer
 from trainfit.simgpu.session import Simulation
 
 _Make = Callable[[list[Any]], Optimizer]
-
-
-class EightBitAdamW(Optimizer):
-    """Allocates what bitsandbytes' ``AdamW8bit`` does; it updates nothing.
-
-    From ``Optimizer2State.init_state`` of bitsandbytes 0.44 and later: two states of one
-    byte an element with a float32 scale for each block of 256, but float32 states for
-    tensors of fewer than 4,096 elements. Its kernels work in place.
-    """
-
-    _BLOCK = 256
-    _LEAST = 4096
-
-    def __init__(self, params: Iterable[Any]) -> None:
-        super().__init__(params, {})
-        self._code: list[Any] = []
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and not self.state[parameter]:
-                    self._make_state(parameter)
-
-    def _make_state(self, parameter: Any) -> None:
-        small = parameter.numel() < self._LEAST
-        dtype = torch.float32 if small else torch.uint8
-        if not small and not self._code:
-            self._code = [torch.zeros(256, device=parameter.device) for _ in range(2)]
-        for each in ("1", "2"):
-            self.state[parameter]["state" + each] = torch.zeros_like(parameter, dtype=dtype)
-            if not small:
-                blocks = -(-parameter.numel() // self._BLOCK)
-                scale = torch.zeros(blocks, device=parameter.device)
-                self.state[parameter]["absmax" + each] = scale
 
 
 #: In the order of what they keep. PyTorch's default on a GPU is the foreach implementation.
@@ -63,7 +30,7 @@ _OPTIMIZERS: Mapping[str, _Make] = {
     "SGD": lambda p: SGD(p, lr=0.1),
     "SGD(momentum=0.9)": lambda p: SGD(p, lr=0.1, momentum=0.9),
     "Adafactor": lambda p: Adafactor(p),
-    "bitsandbytes AdamW8bit": EightBitAdamW,
+    "bitsandbytes AdamW8bit": lambda p: EightBitOptimizer(p, states=2),
     "RMSprop": lambda p: RMSprop(p),
     "Adagrad": lambda p: Adagrad(p),
     "Adam": lambda p: Adam(p),

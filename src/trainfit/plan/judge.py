@@ -8,6 +8,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.memory import device
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.fit import largest_batch
+from trainfit.memory.interval import bounds_of
 from trainfit.memory.replay import Replay, Stream, replay
 from trainfit.results.constants import Constant, total
 from trainfit.results.plan import MemoryFigures
@@ -45,10 +46,19 @@ class Judge:
         return int(self.gpu.memory_bytes * (1 - self.headroom)) - self.other_processes_bytes
 
     def margin(self, recording: Recording) -> float:
-        """The share of a full GPU by which the figures may be too low (the upper bound)."""
-        figures = self.figures(self.unlimited(Stream.of(recording)))
-        assert figures.device_range_bytes is not None
-        return 1 - figures.device_bytes / figures.device_range_bytes[1]
+        """The share of the GPU to leave free so that the upper bound still fits a full one.
+
+        What reserved memory may be above its figure is taken in proportion to the recorded
+        job's, the context as it is.
+        """
+        outcome = self.unlimited(Stream.of(recording))
+        _, reserved = bounds_of(outcome)
+        context, _, most = total(self.context)
+        room = self.capacity_bytes - most
+        if room <= 0 or not outcome.peak_reserved:
+            return 0.0
+        usable = room * outcome.peak_reserved / reserved.high + context
+        return 1 - min(usable / self.capacity_bytes, 1.0)
 
     def limited(self, stream: Stream) -> Replay:
         """At the GPU's capacity."""
