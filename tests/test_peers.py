@@ -189,8 +189,9 @@ def test_lightning_finds_our_batch_size(
     if mode == "power":
         assert found == 2 ** math.floor(math.log2(our_answer))
     else:
-        # Its own margin of 5% is taken off in the end.
-        assert our_answer >= found > 0.9 * our_answer
+        # Its own margin of 5% is taken off in the end, and a trial that failed leaves less room
+        # for the next one than a fresh process has (which is what our answer is for).
+        assert our_answer >= found > 0.85 * our_answer
 
 
 @pytest.mark.filterwarnings("ignore")
