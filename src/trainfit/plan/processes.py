@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,9 @@ from trainfit.plan.command import Command
 _START = (
     "import sys; sys.path.append({source!r}); from trainfit.simgpu.{module} import main; main()"
 )
+
+#: Seconds until a stopped run is taken to be gone; it is killed long before.
+_END_S = 12.0
 
 
 class Process(Protocol):
@@ -109,6 +113,9 @@ class _ForkedProcess:
     def end(self) -> None:
         if self.poll() is None:
             self._warm.tell(f"stop {self._folder}")
+        deadline = time.monotonic() + _END_S
+        while self.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def can_fork() -> bool:

@@ -49,6 +49,7 @@ class _Server:
             self._reap()
         for pid in self._running:
             _signal_group(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         return None
 
     def _fork(self, folder: str) -> bool:

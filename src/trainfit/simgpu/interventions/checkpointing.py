@@ -140,17 +140,24 @@ def _segmented(block: Any, segments: int) -> Any:
 def repeated_blocks(model: torch.nn.Module, called: set[int]) -> list[list[torch.nn.Module]]:
     """Groups of repeated blocks, as :class:`Checkpointing` has them; none inside another."""
     groups: list[list[torch.nn.Module]] = []
-    by_class: dict[type, list[torch.nn.Module]] = {}
+    by_kind: dict[tuple[type, ...], list[torch.nn.Module]] = {}
     for child in model.children():
-        by_class.setdefault(type(child), []).append(child)
-    for kind, children in by_class.items():
+        by_kind.setdefault(_kind(child), []).append(child)
+    for children in by_kind.values():
         blocks = [child for child in children if id(child) in called and _is_block(child)]
-        if len(blocks) >= _LEAST_BLOCKS and not issubclass(kind, torch.nn.ModuleList):
+        if len(blocks) >= _LEAST_BLOCKS:
             inner = [group for block in blocks for group in repeated_blocks(block, called)]
             groups += inner if _elements(inner) > _MOSTLY * _elements([blocks]) else [blocks]
         else:
             groups += [group for child in children for group in repeated_blocks(child, called)]
     return groups
+
+
+def _kind(module: torch.nn.Module) -> tuple[type, ...]:
+    """Its class; of a plain ``Sequential`` also those of its layers."""
+    if type(module) is torch.nn.Sequential:
+        return (torch.nn.Sequential, *map(type, module))
+    return (type(module),)
 
 
 def _is_block(module: torch.nn.Module) -> bool:
