@@ -16,8 +16,9 @@ from trainfit.plan.command import Command, CommandError
 from trainfit.plan.failures import ScriptError, is_inference, shortfall
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
-from trainfit.plan.remedies import Job, try_remedies
+from trainfit.plan.remedies import try_remedies
 from trainfit.plan.remedy_kinds import NAMES
+from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.replay import Stream
-from trainfit.plan.command import Command, quote
 from trainfit.plan.failures import ScriptError, what_happened
-from trainfit.plan.judge import Judge
 from trainfit.plan.pricing import cost, extra_compute, ordered
-from trainfit.plan.remedy_kinds import BY_NAME, NAMES, RemedyKind, instructions
-from trainfit.plan.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.remedy_kinds import BY_NAME, NAMES, RemedyKind
+from trainfit.plan.remedy_trials import Job, NotApplicable, Trial, Trials
+from trainfit.plan.runs import Variant
 from trainfit.plan.tracing import Trace
-from trainfit.results.plan import Combination, Remedies, Remedy
+from trainfit.results.plan import LEAST_GAIN, Combination, Remedies, Remedy
 from trainfit.results.recording import FREE, MALLOC, Recording
-from trainfit.results.trace import Finding, InterventionRequest
 from trainfit.results.words import count
-from trainfit.simgpu.allocator_settings import ENVIRONMENT_VARIABLES, AllocatorSettings
 
 #: Share of the device memory that a remedy must win to have its largest batch looked for.
 _WORTH_A_LAW = 0.01
@@ -31,50 +28,6 @@ _MOST_COMBINATIONS = 4
 _MOST_SPLITS = 3
 #: A run that takes longer than this is not repeated for the largest batch.
 _CHEAP_S = 60.0
-
-#: Settings that are replayed besides expandable segments; the best of them is shown.
-_ALLOCATORS = (
-    "max_split_size_mb:128",
-    "max_split_size_mb:512",
-    "roundup_power2_divisions:8",
-    "large_segment_size_mb:64",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """The job that is planned: its runs, its batch size and what is known of others.
-
-    ``batch`` is ``None`` where it could not be told. ``law`` gives every batch size and
-    ``largest`` is the largest that fits; ``None`` where there is no law. ``flipped`` is the
-    run with autocast the other way round, ``steps`` how many steps are enough.
-    """
-
-    command: Command
-    runs: Runs
-    judge: Judge
-    batch: int | None
-    law: AffineStream | None
-    largest: int | None
-    flipped: Variant
-    steps: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """A remedy's run: how it differs, and what it would be launched with."""
-
-    kind: RemedyKind
-    finding: Finding
-    variant: Variant = AS_WRITTEN
-    batch: int | None = None
-    amp: str | None = None
-    allocator: str | None = None
-    how: tuple[str, ...] = ()
-
-
-class NotApplicable(Exception):
-    """A remedy does not apply; the message says why."""
 
 
 def try_remedies(job: Job, names: Sequence[str]) -> Remedies:
@@ -94,11 +47,9 @@ class _Remedies:
             self._survey = job.runs.trace(job.batch, survey)
         except ScriptError as error:
             return Remedies(None, job.batch, job.largest, 0, (), failure=str(error))
-        self._stream = _stream(self._survey)
-        outcome, self._fits = self._judge.shown(self._stream)
-        self._before = self._judge.figures(outcome)
-        self._findings = {finding.name: finding for finding in self._survey.outcome.findings}
-        trials, items = self._trials(names)
+        self._trials = Trials(job, self._survey)
+        self._before = self._trials.before
+        trials, items = self._begin(names)
         items += [self._measure(name, trials) for name in list(trials)]
         items = self._with_largest(items, trials)
         done = ordered(items, NAMES)
@@ -113,14 +64,14 @@ class _Remedies:
 
     # -- what applies ----------------------------------------------------------------------
 
-    def _trials(self, names: Sequence[str]) -> tuple[dict[str, _Trial], list[Remedy]]:
+    def _begin(self, names: Sequence[str]) -> tuple[dict[str, Trial], list[Remedy]]:
         """The trials to make, their runs begun; and the remedies that do not apply."""
-        trials: dict[str, _Trial] = {}
+        trials: dict[str, Trial] = {}
         items: list[Remedy] = []
         for name in names:
             kind = BY_NAME[name]
             try:
-                trial = self._trial(kind)
+                trial = self._trials.of(kind)
             except NotApplicable as reason:
                 items.append(_without_figures(kind, "not applicable", str(reason)))
                 continue
@@ -129,119 +80,9 @@ class _Remedies:
                 self._job.runs.start(trial.batch, trial.variant)
         return trials, items
 
-    def _trial(self, kind: RemedyKind) -> _Trial:
-        """How the remedy is tried; raises :class:`NotApplicable`."""
-        job = self._job
-        if kind.name.startswith("amp-"):
-            return self._amp(kind)
-        if kind.name == "expandable-segments":
-            return self._expandable(kind)
-        if kind.name == "allocator-settings":
-            return self._other_allocator(kind)
-        finding = self._findings[kind.name]
-        if not finding.applies:
-            raise NotApplicable(finding.reason)
-        if kind.name == "accumulate":
-            return self._accumulation(kind, finding, 0)
-        variant = self._variant(kind, finding.targets)
-        how = instructions(kind, finding)
-        return _Trial(kind, finding, variant, job.batch, how=how)
-
-    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> Variant:
-        request = InterventionRequest(kind.name, targets)
-        return Variant(interventions=(request,), steps=self._job.steps, title=kind.name)
-
-    def _amp(self, kind: RemedyKind) -> _Trial:
-        job = self._job
-        present = self._survey.outcome.autocast
-        if present is not None:
-            raise NotApplicable(f"autocast computes in {present} already")
-        dtype = "bfloat16" if kind.name == "amp-bf16" else "float16"
-        if dtype == "bfloat16" and not self._judge.gpu.supports_bf16:
-            raise NotApplicable(f"{self._judge.gpu.key} does not compute in bfloat16")
-        finding = Finding(kind.name, True)
-        try:
-            is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
-        except ScriptError:
-            is_flipped = False
-        if is_flipped:
-            amp = job.flipped.amp
-            how = ("as in the command below",) if amp is not None else kind.how(finding)
-            return _Trial(kind, finding, job.flipped, job.batch, amp=amp, how=how)
-        forced = "bfloat16" if dtype == "bfloat16" else "float16"
-        variant = Variant(force=forced, steps=job.steps, title=kind.name)  # type: ignore[arg-type]
-        return _Trial(kind, finding, variant, job.batch, how=kind.how(finding))
-
-    def _accumulation(self, kind: RemedyKind, finding: Finding, skip: int) -> _Trial:
-        """With the fewest micro-batches that look as if they fit, but for ``skip``."""
-        batch, law = self._job.batch, self._job.law
-        if batch is None:
-            raise NotApplicable("the batch size is not known; write {batch_size:N} into it")
-        splits = [k for k in range(2, batch + 1) if batch % k == 0]
-        if not splits:
-            raise NotApplicable("a batch of one sample cannot be split")
-        if law is not None and not self._fits:
-            good = [k for k in splits if self._judge.limited(law.at(batch // k)).fits]
-            splits = good or splits[-1:]
-        if skip >= len(splits):
-            raise NotApplicable("no smaller micro-batch is left")
-        parts = splits[skip]
-        how = (
-            *(instructions(kind, finding)),
-            f"batch size {batch // parts} instead of {batch}; loss = loss / {parts} before "
-            f"backward; step and zero_grad only after every {parts} batches",
-        )
-        variant = self._variant(kind, (str(parts),))
-        return _Trial(kind, finding, variant, batch // parts, how=how)
-
-    # -- the allocator ---------------------------------------------------------------------
-
-    def _expandable(self, kind: RemedyKind) -> _Trial:
-        if self._judge.settings.expandable_segments:
-            raise NotApplicable("expandable segments are on already")
-        return self._allocator_trial(kind, "expandable_segments:True")
-
-    def _other_allocator(self, kind: RemedyKind) -> _Trial:
-        """The best of several settings, all replayed on the recording."""
-        reserved: dict[str, int] = {}
-        for text in _ALLOCATORS:
-            if text.partition(":")[0] in self._conf():
-                continue
-            outcome, fits = self._judge_with(text).shown(self._stream)
-            reserved[text] = outcome.peak_reserved if fits or not self._fits else 1 << 60
-        best = min(reserved, key=lambda text: reserved[text], default=None)
-        if best is None or reserved[best] >= self._before.reserved_bytes:
-            tried = ", ".join(reserved) or "settings that are not set already"
-            raise NotApplicable(f"none of {tried} lowers reserved memory")
-        return self._allocator_trial(kind, best)
-
-    def _allocator_trial(self, kind: RemedyKind, text: str) -> _Trial:
-        finding = Finding(kind.name, True, detail=text)
-        how = (f"set {self._variable()} to {self._merged(text)}, as in the command below",)
-        return _Trial(kind, finding, batch=self._job.batch, allocator=text, how=how)
-
-    def _environment(self) -> Mapping[str, str]:
-        return {**os.environ, **self._job.command.environment()}
-
-    def _variable(self) -> str:
-        """The variable that is set, else the one that every version of PyTorch reads."""
-        present = [name for name in ENVIRONMENT_VARIABLES if name in self._environment()]
-        return (present or ENVIRONMENT_VARIABLES)[0]
-
-    def _conf(self) -> str:
-        return self._environment().get(self._variable(), "")
-
-    def _merged(self, text: str) -> str:
-        return ",".join(filter(None, (self._conf().rstrip(","), text)))
-
-    def _judge_with(self, text: str | None) -> Judge:
-        if text is None:
-            return self._judge
-        return self._judge.with_settings(AllocatorSettings.from_conf(self._merged(text)))
-
     # -- figures ---------------------------------------------------------------------------
 
-    def _measure(self, name: str, trials: dict[str, _Trial]) -> Remedy:
+    def _measure(self, name: str, trials: dict[str, Trial]) -> Remedy:
         """What the trial shows; where accumulation does not fit yet, with a smaller batch."""
         trial = trials[name]
         if trial.allocator is not None:
@@ -254,7 +95,7 @@ class _Remedies:
             for skip in range(1, _MOST_SPLITS):
                 if name != "accumulate" or remedy.fits:
                     break
-                trials[name] = trial = self._accumulation(trial.kind, trial.finding, skip)
+                trials[name] = trial = self._trials.accumulation(trial.kind, trial.finding, skip)
                 remedy = self._remedy(trial, self._traced(trial), "simulated")
         except NotApplicable as error:
             return remedy or _without_figures(trial.kind, "not applicable", str(error))
@@ -262,7 +103,7 @@ class _Remedies:
             return _without_figures(trial.kind, "failed", str(error))
         return remedy
 
-    def _traced(self, trial: _Trial) -> Trace:
+    def _traced(self, trial: Trial) -> Trace:
         """The trial's run.
 
         Raises :class:`ScriptError` where it did not do what was asked, and
@@ -279,16 +120,16 @@ class _Remedies:
                 raise ScriptError("nothing was found to change when it was tried")
         return trace
 
-    def _estimate(self, trial: _Trial) -> Remedy:
+    def _estimate(self, trial: Trial) -> Remedy:
         """The recording without the tensors that fused kernels do not keep."""
-        stream = _without(self._stream, trial.finding.allocations)
+        stream = _without(self._trials.stream, trial.finding.allocations)
         return self._remedy(trial, self._survey, "estimated", stream)
 
     def _remedy(
-        self, trial: _Trial, trace: Trace, status: str, stream: Stream | None = None
+        self, trial: Trial, trace: Trace, status: str, stream: Stream | None = None
     ) -> Remedy:
         kind = trial.kind
-        judge = self._judge_with(trial.allocator)
+        judge = self._trials.judge_with(trial.allocator)
         if stream is None:
             stream = _stream(trace, self._survey.outcome.steps)
         outcome, fits = judge.shown(stream)
@@ -313,12 +154,12 @@ class _Remedies:
             extra=extra,
             cost=cost(extra, kind.changes),
             how=trial.how,
-            launch=self._launch([trial]),
+            launch=self._trials.launch([trial]),
         )
 
     # -- the largest batch -----------------------------------------------------------------
 
-    def _with_largest(self, items: list[Remedy], trials: Mapping[str, _Trial]) -> list[Remedy]:
+    def _with_largest(self, items: list[Remedy], trials: Mapping[str, Trial]) -> list[Remedy]:
         """The largest batch size of the remedies that win, where two runs give a law."""
         law = self._job.law
         if law is None or self._job.batch is None:
@@ -337,13 +178,13 @@ class _Remedies:
             for item in items
         ]
 
-    def _is_cheap(self, trial: _Trial) -> bool:
+    def _is_cheap(self, trial: Trial) -> bool:
         trace = self._job.runs.trace(trial.batch, trial.variant)
         return trace.outcome.seconds <= _CHEAP_S
 
-    def _largest(self, trial: _Trial, law: AffineStream) -> int | None:
+    def _largest(self, trial: Trial, law: AffineStream) -> int | None:
         if trial.allocator is not None:
-            return self._judge_with(trial.allocator).largest(law)
+            return self._trials.judge_with(trial.allocator).largest(law)
         if not self._is_cheap(trial):
             return None
         try:
@@ -358,32 +199,34 @@ class _Remedies:
     # -- several together ------------------------------------------------------------------
 
     def _combination(
-        self, items: Sequence[Remedy], trials: Mapping[str, _Trial]
+        self, items: Sequence[Remedy], trials: Mapping[str, Trial]
     ) -> Combination | None:
         """Remedies added in their order until they fit; ``None`` where one is enough."""
-        if self._fits or any(item.fits and item.status != "estimated" for item in items):
+        if self._trials.fits or any(item.fits and item.status != "estimated" for item in items):
             return None
+        chain: list[Remedy] = []
+        taken: set[str] = set()
+        for item in items:
+            slots = BY_NAME[item.name].slots
+            if item.status != "estimated" and self._wins(item) and not slots & taken:
+                chain.append(item)
+                taken |= slots
         missing = self._before.device_bytes - self._judge.gpu.memory_bytes
-        chosen: list[_Trial] = []
+        saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
+        enough = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
+        sizes = [n for n in (*enough, len(chain)) if n > 1]
         latest: Combination | None = None
-        runs = 0
-        useful = [r for r in items if (r.saved_bytes or 0) > 0 and r.status != "estimated"]
-        for index, item in enumerate(useful):
-            trial = trials[item.name]
-            if any(trial.kind.slots & other.kind.slots for other in chosen):
-                continue
-            chosen.append(trial)
-            missing -= item.saved_bytes or 0
-            is_last = index == len(useful) - 1
-            if len(chosen) < 2 or (missing > 0 and not is_last):
-                continue
-            runs += 1
-            latest = self._together(chosen) or latest
-            if (latest is not None and latest.fits) or runs >= _MOST_COMBINATIONS:
+        for size in list(dict.fromkeys(sizes))[:_MOST_COMBINATIONS]:
+            latest = self._together([trials[item.name] for item in chain[:size]])
+            if latest.fits:
                 break
         return latest
 
-    def _together(self, trials: Sequence[_Trial]) -> Combination | None:
+    def _wins(self, item: Remedy) -> bool:
+        return (item.saved_bytes or 0) >= LEAST_GAIN * self._before.device_bytes
+
+    def _together(self, trials: Sequence[Trial]) -> Combination:
+        """All of ``trials`` in one run."""
         job = self._job
         requests = tuple(r for trial in trials for r in trial.variant.interventions)
         names = tuple(trial.kind.name for trial in trials)
@@ -396,38 +239,16 @@ class _Remedies:
             steps=job.steps,
             title=" + ".join(names),
         )
-        try:
-            trace = job.runs.trace(batch, variant)
-        except ScriptError:
-            return None
-        judge = self._judge_with(allocator)
-        outcome, fits = judge.shown(_stream(trace, self._survey.outcome.steps))
-        return Combination(
-            names=names,
-            memory=judge.figures(outcome),
-            fits=fits,
-            batch_size=batch,
-            extra=extra_compute(self._survey.outcome.compute, trace.outcome.compute),
-            launch=self._launch(trials) or job.command.line(),
-        )
-
-    def _launch(self, trials: Sequence[_Trial]) -> str | None:
-        """The command with the changes; ``None`` where it stays as it is."""
-        command = self._job.command
-        values: dict[str, str] = {}
-        for trial in trials:
-            if trial.amp is not None:
-                values["amp"] = trial.amp
-            if trial.batch != self._job.batch and "batch_size" in command.present:
-                values["batch_size"] = str(trial.batch)
-        line = command.line(**values)
-        text = next((t.allocator for t in trials if t.allocator is not None), None)
-        if text is not None:
-            name = self._variable()
-            new = quote(f"{name}={self._merged(text)}")
-            old = command.environment(**values).get(name)
-            line = f"{new} {line}" if old is None else line.replace(quote(f"{name}={old}"), new, 1)
-        return line if values or text is not None else None
+        launch = self._trials.launch(trials) or job.command.line()
+        trace = job.runs.attempt(batch, variant)
+        steps = self._survey.outcome.steps
+        if trace.recording is None or trace.outcome.steps < steps:
+            failure = what_happened(trace.outcome)
+            return Combination(names, None, False, batch, None, launch, failure)
+        judge = self._trials.judge_with(allocator)
+        outcome, fits = judge.shown(_stream(trace, steps))
+        extra = extra_compute(self._survey.outcome.compute, trace.outcome.compute)
+        return Combination(names, judge.figures(outcome), fits, batch, extra, launch)
 
 
 _ESTIMATE = (

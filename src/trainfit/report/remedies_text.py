@@ -150,6 +150,9 @@ def _more(nbytes: int) -> str:
 def _combination(combination: Combination) -> list[str]:
     memory = combination.memory
     names = " + ".join(combination.names)
+    if memory is None:
+        text = f"Together: {names}: could not be simulated: {combination.failure}"
+        return [wrapped(printable(text), "  ", "    ")]
     fits = "fits" if combination.fits else "does not fit either"
     text = (
         f"Together: {names}: {fits}: allocated {size(memory.allocated_bytes)}, reserved "

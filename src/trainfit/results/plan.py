@@ -121,15 +121,17 @@ class Combination:
     """Several remedies at once, simulated together, because none alone is enough.
 
     ``batch_size`` is what goes into the command or the DataLoader, smaller than the present
-    one where gradients are accumulated.
+    one where gradients are accumulated. ``memory`` is ``None`` where they could not be
+    simulated together; ``failure`` says why.
     """
 
     names: tuple[str, ...]
-    memory: MemoryFigures
+    memory: MemoryFigures | None
     fits: bool
     batch_size: int | None
     extra: ExtraCompute | None
     launch: str
+    failure: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
