@@ -41,6 +41,7 @@ lint: .venv/.dev-ready
 bench: .venv/.dev-ready
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
+	$(BIN)/python bench/remedies.py
 	$(BIN)/python bench/memory_accuracy.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv
 
 clean:

@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
-from trainfit.results.plan import VERSION, Configuration, MemoryFigures, PlanResult
+from trainfit.results.plan import (
+    VERSION,
+    Combination,
+    Configuration,
+    ExtraCompute,
+    Inference,
+    MemoryFigures,
+    PlanResult,
+    Remedies,
+    Remedy,
+)
 from trainfit.results.recording import FREE, MALLOC, STEP_END, Recording
 from trainfit.results.trace import (
     LoaderInfo,
@@ -45,6 +55,41 @@ _CONFIGURATION = st.builds(
     largest_batch=st.none() | st.integers(0, 1 << 20),
     recommended_batch=st.none() | st.integers(0, 1 << 20),
 )
+_REMEDY = st.builds(
+    Remedy,
+    name=_TEXT,
+    title=_TEXT,
+    status=st.sampled_from(["simulated", "replayed", "estimated", "failed", "not applicable"]),
+    reason=_TEXT,
+    changes=st.sampled_from(["nothing", "precision", "training"]),
+    changes_detail=_TEXT,
+    memory=st.none() | _MEMORY,
+    fits=st.none() | st.booleans(),
+    saved_bytes=st.none() | st.integers(-(1 << 50), 1 << 50),
+    largest_batch=st.none() | st.integers(0, 1 << 20),
+    extra=st.none() | st.builds(ExtraCompute, *[st.floats(-1, 100)] * 3),
+    cost_percent=st.none() | st.floats(1, 1e6),
+    how=st.lists(_TEXT, max_size=3).map(tuple),
+    launch=st.none() | _TEXT,
+)
+_COMBINATION = st.builds(
+    Combination,
+    names=st.lists(_TEXT, max_size=3).map(tuple),
+    memory=st.none() | _MEMORY,
+    fits=st.booleans(),
+    batch_size=st.none() | st.integers(1, 1 << 20),
+    extra=st.none(),
+    launch=_TEXT,
+)
+_REMEDIES = st.builds(
+    Remedies,
+    before=st.none() | _MEMORY,
+    batch_size=st.none() | st.integers(1, 1 << 20),
+    largest_batch=st.none() | st.integers(0, 1 << 20),
+    steps=st.integers(0, 100),
+    items=st.lists(_REMEDY, max_size=3).map(tuple),
+    combination=st.none() | _COMBINATION,
+)
 _PLAN = st.builds(
     PlanResult,
     command=_TEXT,
@@ -64,6 +109,9 @@ _PLAN = st.builds(
     gpu_sources=st.dictionaries(_TEXT, _TEXT, max_size=3),
     environment=st.dictionaries(_TEXT, _TEXT, max_size=3),
     seconds=st.floats(0, 1e6),
+    remedies=st.none() | _REMEDIES,
+    inference=st.none()
+    | st.builds(Inference, st.booleans(), st.none() | _MEMORY, st.none() | _MEMORY),
 )
 
 _FIGURES = MemoryFigures(1, 2, 3, 4, (3, 5))
@@ -101,6 +149,14 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan.json")
     assert PlanResult.load(tmp_path / "plan.json") == PLAN
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_of_version_1_is_read() -> None:
+    document = json.loads(PLAN.to_json())
+    assert document.pop("remedies") is None
+    assert document.pop("inference") is None
+    text = json.dumps({**document, "version": 1})
+    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -34,7 +34,7 @@ def extra_compute(before: Compute | None, after: Compute | None) -> ExtraCompute
     )
 
 
-def cost(extra: ExtraCompute | None, changes: Changes) -> float:
+def cost_percent(extra: ExtraCompute | None, changes: Changes) -> float:
     """The price in percent of a step's compute, by the rule above."""
     more = max(0.0, extra.flops_share, extra.traffic_share) if extra is not None else 0.0
     return _A_LINE + 100 * more + (_ANOTHER_TRAINING if changes == "training" else 0.0)
@@ -45,9 +45,9 @@ def ordered(items: Iterable[Remedy], seed_order: Sequence[str]) -> tuple[Remedy,
 
     def key(remedy: Remedy) -> tuple[int, float, int]:
         at = seed_order.index(remedy.name)
-        if remedy.saved_bytes is None or remedy.cost is None:
+        if remedy.saved_bytes is None or remedy.cost_percent is None:
             return (2 if remedy.status == "failed" else 3), 0.0, at
-        value = remedy.saved_bytes / remedy.cost
+        value = remedy.saved_bytes / remedy.cost_percent
         return (0 if value > 0 else 1), -_two_digits(value), at
 
     return tuple(sorted(items, key=key))

@@ -11,7 +11,7 @@ import numpy as np
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.replay import Stream
 from trainfit.plan.failures import ScriptError, what_happened
-from trainfit.plan.pricing import cost, extra_compute, ordered
+from trainfit.plan.pricing import cost_percent, extra_compute, ordered
 from trainfit.plan.remedy_kinds import BY_NAME, NAMES, RemedyKind
 from trainfit.plan.remedy_trials import Job, NotApplicable, Trial, Trials
 from trainfit.plan.runs import Variant
@@ -152,7 +152,7 @@ class _Remedies:
             fits=fits,
             saved_bytes=self._before.device_bytes - memory.device_bytes,
             extra=extra,
-            cost=cost(extra, kind.changes),
+            cost_percent=cost_percent(extra, kind.changes),
             how=trial.how,
             launch=self._trials.launch([trial]),
         )

@@ -93,8 +93,8 @@ class Remedy:
     """One remedy.
 
     ``memory``, ``fits``, ``saved_bytes`` (of device memory; negative: it takes more),
-    ``extra`` and ``cost`` are ``None`` where there are no figures; ``largest_batch`` also
-    where no law of the batch size was cheap to get. ``cost`` is the price in percent of a
+    ``extra`` and ``cost_percent`` are ``None`` where there are no figures; ``largest_batch`` also
+    where no law of the batch size was cheap to get. ``cost_percent`` is the price in percent of a
     step's compute: see :mod:`trainfit.plan.pricing`. ``how`` are lines for people: what to
     change, and where. ``launch`` is the command with it, where the command changes.
     """
@@ -111,7 +111,7 @@ class Remedy:
     saved_bytes: int | None = None
     largest_batch: int | None = None
     extra: ExtraCompute | None = None
-    cost: float | None = None
+    cost_percent: float | None = None
     how: tuple[str, ...] = ()
     launch: str | None = None
 

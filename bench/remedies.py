@@ -1,0 +1,82 @@
+"""The what-if list of the reference workload: all remedies for ACT on an RTX 4090.
+
+Runs `trainfit plan --remedies` on examples/act (the data set is made if it is absent) and
+reports how long it took, how many remedies have figures, and whether one failed. The time is
+meant for two cores on which nothing else runs; the load of the machine is in the details.
+
+    python bench/remedies.py [--dataset DIR] [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from _bench import Figure, finish
+from act import EXAMPLE, ROOT, make_dataset
+
+#: What --quick tries: one of each sort.
+QUICK = "checkpoint,attention-weights,optimizer-8bit,expandable-segments"
+GIB = 1 << 30
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", type=Path, default=ROOT / "data" / "act-example")
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK}")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    make_dataset(options.dataset)
+    load = os.getloadavg()[0]
+    plan = run_plan(options.dataset, QUICK if options.quick else None)
+    remedies = plan["remedies"]
+    if not options.json:
+        print_list(remedies)
+        print(f"load of the machine before: {load:.1f}")
+    tried = [item for item in remedies["items"] if item["status"] != "not applicable"]
+    failed = [item for item in tried if item["status"] == "failed"]
+    figures = [
+        Figure("act_remedies_seconds", plan["seconds"], 90.0, True, " s"),
+        Figure("act_remedies_tried", len(tried), 4 if options.quick else 10, False),
+        Figure("act_remedies_failed", len(failed), 0, True),
+    ]
+    details = {"remedies": remedies, "seconds": plan["seconds"], "load_before": load}
+    return finish(figures, options.json, details)
+
+
+def run_plan(dataset: Path, names: str | None) -> dict[str, Any]:
+    command = [
+        *(sys.executable, "-m", "trainfit", "plan", "--gpu", "RTX 4090", "--json"),
+        *(f"--remedies={names}" if names else "--remedies", "--"),
+        *("python", str(EXAMPLE / "train.py"), f"--dataset={dataset}"),
+        *("--batch_size={batch_size:8}", "--amp={amp:true}"),
+    ]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def print_list(remedies: dict[str, Any]) -> None:
+    """One line for each remedy with figures, best first; GiB."""
+    before = remedies["before"]
+    print(f"{'remedy':<24}{'allocated':>10}{'reserved':>10}{'largest':>9}{'FLOPs':>8}")
+    largest = remedies["largest_batch"]
+    print(f"{'(as written)':<24}{_gib(before)}{largest or '':>9}")
+    for item in remedies["items"]:
+        if item["memory"] is not None:
+            flops = f"{100 * item['extra']['flops_share']:+.0f}%" if item["extra"] else "?"
+            most = item["largest_batch"] or ""
+            print(f"{item['name']:<24}{_gib(item['memory'])}{most:>9}{flops:>8}")
+
+
+def _gib(memory: dict[str, Any]) -> str:
+    return "".join(f"{memory[f'{kind}_bytes'] / GIB:>10.2f}" for kind in ("allocated", "reserved"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""The price and the order of remedies, and how they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfit.plan.pricing import cost_percent, extra_compute, ordered
+from trainfit.plan.remedy_kinds import BY_NAME, KINDS, NAMES, instructions, source_line
+from trainfit.report.remedies_text import inference_section, remedies_section
+from trainfit.report.sizes import WIDTH
+from trainfit.results.plan import (
+    Combination,
+    ExtraCompute,
+    Inference,
+    MemoryFigures,
+    Remedies,
+    Remedy,
+)
+from trainfit.results.trace import Compute, Finding
+from trainfit.simgpu.interventions import NAMES as INTERVENTIONS
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def figures(gib: float) -> MemoryFigures:
+    taken = int(gib * GIB)
+    return MemoryFigures(taken, taken, taken + 400 * MIB, 400 * MIB, (300 * MIB, 500 * MIB))
+
+
+BEFORE = figures(8)
+
+
+def remedy(name: str, gib: float = 8, percent: float = 1.0) -> Remedy:
+    kind, after = BY_NAME[name], figures(gib)
+    return Remedy(
+        name=name,
+        title=kind.title,
+        status="simulated",
+        reason="",
+        changes=kind.changes,
+        changes_detail=kind.changes_detail,
+        memory=after,
+        fits=True,
+        saved_bytes=BEFORE.device_bytes - after.device_bytes,
+        extra=ExtraCompute(0.0, 0.0, 0.0),
+        cost_percent=percent,
+        how=("there, do this",),
+    )
+
+
+def failed(name: str, reason: str = "because") -> Remedy:
+    kind = BY_NAME[name]
+    return Remedy(name, kind.title, "failed", reason, kind.changes, kind.changes_detail)
+
+
+# -- price and order ---------------------------------------------------------------------------
+
+
+def test_extra_compute_is_a_share_of_what_was() -> None:
+    before, after = Compute(100, 200, 10), Compute(133, 100, 10)
+    assert extra_compute(before, after) == ExtraCompute(pytest.approx(0.33), -0.5, 0.0)
+    assert extra_compute(None, after) is None
+    assert extra_compute(Compute(0, 0, 0), after) == ExtraCompute(0.0, 0.0, 0.0)
+
+
+def test_the_price_by_hand() -> None:
+    extra = ExtraCompute(0.25, 0.30, 0.5)
+    assert cost_percent(extra, "nothing") == pytest.approx(31.0)
+    assert cost_percent(extra, "precision") == pytest.approx(31.0)
+    assert cost_percent(extra, "training") == pytest.approx(131.0)
+    # What saves compute is not paid for it.
+    assert cost_percent(ExtraCompute(-0.5, -0.5, 0.0), "nothing") == 1.0
+    assert cost_percent(None, "nothing") == 1.0
+
+
+def test_order_by_memory_won_for_each_percent() -> None:
+    items = [remedy("checkpoint", 2, 31.0), remedy("sgd", 4, 101.0), remedy("inplace", 7.9, 1.0)]
+    # 6 / 31 = 0.19, 4 / 101 = 0.04, 0.1 / 1 = 0.1
+    assert [each.name for each in ordered(items, NAMES)] == ["checkpoint", "inplace", "sgd"]
+
+
+def test_where_equal_the_order_of_the_seed_articles() -> None:
+    names = ["channels-last", "lower-resolution", "checkpoint", "freeze-backbone", "accumulate"]
+    done = ordered([remedy(name, 4, 10.0) for name in names], NAMES)
+    # "First a smaller batch, then a frozen backbone, checkpointing or a lower resolution."
+    assert [each.name for each in done] == names[::-1]
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 16), st.floats(1, 500))))
+def test_what_wins_comes_before_what_does_not(rows: list[tuple[str, float, float]]) -> None:
+    done = ordered([remedy(*row) for row in rows] + [failed("sgd")], NAMES)
+    wins = [(each.saved_bytes or 0) > 0 for each in done]
+    assert wins == sorted(wins, reverse=True)
+    assert done[-1].status == "failed"
+    values = [(e.saved_bytes or 0) / (e.cost_percent or 1) for e in done[:-1]]
+    assert all(a >= 0.9 * b for a, b in itertools.pairwise(values) if b > 0)
+
+
+# -- what there is -----------------------------------------------------------------------------
+
+
+def test_every_remedy_has_an_intervention_or_needs_none() -> None:
+    without = {"amp-bf16", "amp-fp16", "expandable-segments", "allocator-settings"}
+    assert set(NAMES) - without == set(INTERVENTIONS) - {"forward-grad"}
+    assert all(kind.changes_detail for kind in KINDS if kind.changes != "nothing")
+
+
+def test_the_users_line_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("import torch\noptimizer = torch.optim.Adam(model.parameters())\n")
+    finding = Finding("sgd", True, places=(f"{script}:2",))
+    shown = "train.py:2: optimizer = torch.optim.Adam(model.parameters())"
+    assert instructions(BY_NAME["sgd"], finding)[0] == shown
+    assert source_line("gone.py:7") == "gone.py:7"
+    many = Finding("sgd", True, places=tuple(f"gone.py:{n}" for n in range(5)))
+    assert "… and 2 more such lines" in instructions(BY_NAME["sgd"], many)
+
+
+# -- text --------------------------------------------------------------------------------------
+
+REMEDIES = Remedies(
+    before=BEFORE,
+    batch_size=8,
+    largest_batch=20,
+    steps=2,
+    items=(
+        dataclasses.replace(
+            remedy("checkpoint", 2, 31.0),
+            largest_batch=60,
+            extra=ExtraCompute(0.3, 0.2, 0.5),
+            found="4 blocks of Layer in encoder",
+        ),
+        remedy("sgd", 4, 101.0),
+        dataclasses.replace(remedy("accumulate", 5), fits=False, launch="python train.py --b=4"),
+        remedy("inplace", 8),
+        remedy("channels-last", 8.5),
+        failed("global-pooling", "the script failed at a.py:3 (RuntimeError: shapes)"),
+        dataclasses.replace(failed("adam"), status="not applicable", reason="nothing to win"),
+    ),
+)
+
+
+def test_the_section() -> None:
+    text = remedies_section(REMEDIES)
+    assert "allocated 8.00 -> 2.00 GiB, reserved 8.00 -> 2.00 GiB" in text
+    assert "largest batch size 20 -> 60; training: the same; FLOPs +30%, bytes moved +20%" in text
+    assert "found: 4 blocks of Layer in encoder" in text
+    assert "CHANGES TRAINING: another optimizer" in text
+    assert "[accumulate]: DOES NOT FIT" in text
+    assert "        python train.py --b=4" in text
+    assert "wins nothing here: inplace (±0), channels-last (+512 MiB)" in text
+    assert "global-pooling was tried and failed: the script failed at a.py:3" in text
+    assert "nothing to win" not in text
+
+
+def test_what_could_not_be_tried() -> None:
+    none = Remedies(None, 8, None, 0, (), failure="no step")
+    assert remedies_section(none) == "Remedies: none could be tried: no step"
+    nothing = dataclasses.replace(REMEDIES, items=(failed("sgd"),))
+    text = remedies_section(nothing)
+    assert "none of those that apply lowers the memory" in text
+    assert "sgd was tried and failed: because" in text
+
+
+@pytest.mark.parametrize(
+    ("combination", "says"),
+    [
+        (
+            Combination(("sgd", "checkpoint"), figures(1), True, 8, None, "python t.py"),
+            "Together: sgd + checkpoint: fits: allocated 1.00 GiB",
+        ),
+        (
+            Combination(("sgd", "checkpoint"), figures(9), False, 8, None, "python t.py"),
+            "Together: sgd + checkpoint: does not fit either",
+        ),
+        (
+            Combination(("sgd", "checkpoint"), None, False, 8, None, "python t.py", "it broke"),
+            "Together: sgd + checkpoint: could not be simulated: it broke",
+        ),
+    ],
+)
+def test_a_combination(combination: Combination, says: str) -> None:
+    assert says in remedies_section(dataclasses.replace(REMEDIES, combination=combination))
+
+
+@given(st.text(max_size=200), st.floats(0, 8))
+def test_text_of_users_is_escaped_and_lines_are_short(text: str, gib: float) -> None:
+    odd = dataclasses.replace(
+        remedy("checkpoint", gib), found=text, reason=text, how=(text,), changes_detail=text
+    )
+    combination = Combination((text,), None, False, None, None, "python", text)
+    shown = remedies_section(
+        dataclasses.replace(
+            REMEDIES, items=(odd, failed("sgd", text)), combination=combination, failure=text
+        )
+    )
+    assert all(char.isprintable() or char == "\n" for char in shown)
+    long = max(map(len, text.split()), default=0) * 10  # a word that cannot be broken
+    assert all(len(line) <= max(WIDTH, long + 40) for line in shown.split("\n"))
+
+
+def test_inference_with_and_without_gradients() -> None:
+    text = inference_section(Inference(True, figures(1), figures(3)))
+    assert "under torch.no_grad()  allocated 1.00 GiB" in text
+    assert "with gradients         allocated 3.00 GiB" in text
+    assert "wrap the calls of the model in `with torch.no_grad():`" in text
+    other = inference_section(Inference(False, figures(1), None, "the script failed\x1b"))
+    assert "with gradients         not simulated: the script failed\\x1b" in other
+    assert "wrap" not in other
