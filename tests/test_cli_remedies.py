@@ -203,9 +203,10 @@ def test_inference_with_and_without_gradients(mode: str, tmp_path: Path) -> None
     allocated = {
         key: inference[key]["allocated_bytes"] for key in ("without_gradients", "with_gradients")
     }
-    # Sigmoid keeps its result and Linear its input, which is the same tensor: 8 of 4 MiB,
-    # and the batch. Without gradients a layer's input and result are there, and no more.
-    assert allocated["with_gradients"] - allocated["without_gradients"] == (8 - 2) * 4 * MIB
+    # Tensors of 4 MiB at the last sigmoid: the batch, the seven sigmoids before it (which they
+    # and the linear layers behind them keep), its input and its result. Without gradients at
+    # any sigmoid: the batch, its input and its result.
+    assert allocated["with_gradients"] - allocated["without_gradients"] == (10 - 3) * 4 * MIB
     mine = "with_gradients" if mode == "grad" else "without_gradients"
     assert document["now"]["memory"] == inference[mine]
     assert document["steps"] == 3

@@ -29,8 +29,6 @@ from trainfit.results.words import count
 #: A recommended batch from here on is rounded down to a multiple of this: tensor cores
 #: work on tiles of 8, and a batch of round size loses at most 7 samples.
 _ROUND = 8
-#: Memory has settled after two steps if no later one takes more than this part above it.
-_SETTLED = 0.999
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +111,7 @@ class _Planner:
         self._note_first(first)
         self._note_batches(first, batch, here)
         peak = here.recommended_peak
-        remedies = None if infers else self._remedies(first, batch, now, here, flipped)
+        remedies = None if infers else self._remedies(batch, now, here, flipped)
         inference = gradients_both_ways(self._runs, self._judge, batch, first) if infers else None
         return PlanResult(
             command=self._command.line(),
@@ -347,7 +345,7 @@ class _Planner:
         return self._configure(trace, batch, batches)
 
     def _remedies(
-        self, first: Trace, batch: int | None, now: Configuration, here: _Batches, flipped: Variant
+        self, batch: int | None, now: Configuration, here: _Batches, flipped: Variant
     ) -> Remedies | None:
         """What was asked for; of itself where the job does not fit."""
         names = self._settings.remedies
@@ -363,18 +361,8 @@ class _Planner:
             law=here.law,
             largest=here.largest,
             flipped=flipped,
-            steps=self._enough_steps(first),
         )
         return try_remedies(job, names)
-
-    def _enough_steps(self, first: Trace) -> int:
-        """Two, where the later steps took no more memory; else as many as set."""
-        peaks = self._judge.unlimited(Stream.of(_recording(first))).step_peaks
-        settled = len(peaks) > 2 and all(
-            max(peak[i] for peak in peaks[:2]) >= _SETTLED * max(peak[i] for peak in peaks)
-            for i in range(2)
-        )
-        return 2 if settled else self._settings.steps
 
     # -- words -----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from trainfit.results.recording import FREE, MALLOC, Recording
 from trainfit.results.words import count
 
 #: Share of the device memory that a remedy must win to have its largest batch looked for.
-_WORTH_A_LAW = 0.01
+_WORTH_A_LAW = 0.05
 #: Simulated combinations.
 _MOST_COMBINATIONS = 4
 #: Numbers of micro-batches that are tried until one fits.
@@ -42,7 +42,7 @@ class _Remedies:
 
     def run(self, names: Sequence[str]) -> Remedies:
         job = self._job
-        survey = Variant(survey=True, steps=job.steps, title="looking for remedies")
+        survey = Variant(survey=True, title="looking for remedies")
         try:
             self._survey = job.runs.trace(job.batch, survey)
         except ScriptError as error:
@@ -236,7 +236,6 @@ class _Remedies:
             amp=next((t.variant.amp for t in trials if t.variant.amp is not None), None),
             force=next((t.variant.force for t in trials if t.variant.force is not None), None),
             interventions=requests,
-            steps=job.steps,
             title=" + ".join(names),
         )
         launch = self._trials.launch(trials) or job.command.line()

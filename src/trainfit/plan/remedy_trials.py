@@ -32,7 +32,7 @@ class Job:
 
     ``batch`` is ``None`` where it could not be told. ``law`` gives every batch size and
     ``largest`` is the largest that fits; ``None`` where there is no law. ``flipped`` is the
-    run with autocast the other way round, ``steps`` how many steps are enough.
+    run with autocast the other way round.
     """
 
     command: Command
@@ -42,7 +42,6 @@ class Job:
     law: AffineStream | None
     largest: int | None
     flipped: Variant
-    steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Trials:
 
     def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> Variant:
         request = InterventionRequest(kind.name, targets)
-        return Variant(interventions=(request,), steps=self._job.steps, title=kind.name)
+        return Variant(interventions=(request,), title=kind.name)
 
     def _amp(self, kind: RemedyKind) -> Trial:
         job = self._job
@@ -119,7 +118,7 @@ class Trials:
             how = ("as in the command below",) if amp is not None else kind.how(finding)
             return Trial(kind, finding, job.flipped, job.batch, amp=amp, how=how)
         forced = "bfloat16" if dtype == "bfloat16" else "float16"
-        variant = Variant(force=forced, steps=job.steps, title=kind.name)  # type: ignore[arg-type]
+        variant = Variant(force=forced, title=kind.name)  # type: ignore[arg-type]
         return Trial(kind, finding, variant, job.batch, how=kind.how(finding))
 
     def accumulation(self, kind: RemedyKind, finding: Finding, skip: int) -> Trial:

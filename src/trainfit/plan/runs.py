@@ -24,15 +24,14 @@ class Variant:
     """How a run differs from the command, but for its batch size.
 
     ``amp`` is another value for the placeholder, ``force`` autocast switched from outside.
-    ``interventions`` change the script, ``survey`` asks which of them would; ``steps`` is
-    another number of optimizer steps. ``title`` is for the progress line.
+    ``interventions`` change the script, ``survey`` asks which of them would.
+    ``title`` is for the progress line.
     """
 
     amp: str | None = None
     force: ForcedAmp | None = None
     interventions: tuple[InterventionRequest, ...] = ()
     survey: bool = False
-    steps: int | None = None
     title: str = dataclasses.field(default="", compare=False)
 
 
@@ -113,7 +112,6 @@ class Runs:
             amp=variant.force,
             interventions=variant.interventions,
             survey=variant.survey,
-            steps=variant.steps,
             count="calls" if self.counts_calls else "steps",
         )
 

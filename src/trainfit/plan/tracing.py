@@ -110,13 +110,9 @@ class Tracer:
         amp: ForcedAmp | None = None,
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
-        steps: int | None = None,
         count: Literal["steps", "calls"] = "steps",
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders.
-
-        ``steps`` is another number of optimizer steps than usual.
-        """
+        """Simulate the command with ``values`` in its placeholders."""
         values = dict(values or {})
         folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
@@ -129,7 +125,7 @@ class Tracer:
             interventions=interventions,
             survey=survey,
             count=count,
-            **self._common | ({} if steps is None else {"steps": steps}),
+            **self._common,
         )
         (folder / "request.json").write_text(request.to_json())
         return self._run(folder, {**os.environ, **self._command.environment(**values)})
