@@ -108,6 +108,7 @@ def main() -> None:
     importlib.import_module("torch._dynamo")  # every simulation needs it, and the catalogue
     importlib.import_module("trainfit.hardware").catalogue()
     folder = _Server().serve()
-    if folder is not None:
-        _become_run(folder)
-        runner.main()
+    if folder is None:
+        os._exit(0)  # nothing to take down, and that takes seconds
+    _become_run(folder)
+    runner.main()
