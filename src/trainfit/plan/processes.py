@@ -21,6 +21,9 @@ _START = "import sys; sys.path.append({source!r}); from {module} import main; ma
 #: Seconds until a stopped run is taken to be gone; it is killed long before.
 _END_S = 12.0
 
+#: Seconds until a stopped run is taken to be gone; it is killed long before.
+_END_S = 12.0
+
 
 class Process(Protocol):
     """A running child."""
