@@ -23,8 +23,10 @@ sizes; imports, and making the model on the CPU for the peers, are not counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import multiprocessing
+import signal
 import statistics
 import sys
 import time
@@ -38,7 +40,9 @@ from _bench import Figure, finish
 from memory_accuracy import CONTEXT_MIB, chosen, import_timm, predict_timm, read_truth
 
 MODELS, QUICK_MODELS = 24, 8
-LIMIT_S, QUICK_LIMIT_S = 600.0, 120.0
+#: CPU seconds that a tool may take for one model; a child that hangs is ended after ten times that.
+LIMIT_S, QUICK_LIMIT_S = 300.0, 60.0
+HANGS = 10
 BATCHES = range(8, 129)
 MEDIAN_GOAL_PERCENT, RATIO_GOAL = 2.0, 2.0
 UNDER_PERCENT = 2.0
@@ -107,11 +111,12 @@ def main() -> int:
     cases: list[Case] = []
     problems: list[str] = []
     with ThreadPoolExecutor(2) as pool:
-        for found, failed in pool.map(lambda name: all_tools(name, truth[name], limit), names):
+        jobs = pool.map(lambda name: all_tools(name, truth[name], limit), names)
+        for count, (found, failed) in enumerate(jobs, 1):
             cases += found
             problems += failed
-    for problem in problems:
-        print(problem, file=sys.stderr)
+            for line in (*failed, f"{count} of {len(names)} models done"):
+                print(line, file=sys.stderr, flush=True)
     scores = summary(cases)
     if not options.json:
         print_table(scores, len({(case.model, case.batch) for case in cases}))
@@ -227,12 +232,12 @@ class Child:
         """MiB by batch size and seconds, or why there are none."""
         if self._process is None:
             self._start(name)
-        self._connection.send((tool, name, measured))
+        self._connection.send((tool, name, measured, limit_s))
         try:
-            if self._connection.poll(limit_s):
+            if self._connection.poll(HANGS * limit_s):
                 answer: tuple[dict[int, float], float] | str = self._connection.recv()
                 return answer
-            problem = f"no answer within {limit_s:g} s"
+            problem = f"no answer within {HANGS * limit_s:g} s"
         except EOFError:
             problem = "its process ended"
         self.end()
@@ -265,16 +270,32 @@ def serve(connection: Any, name: str) -> None:
     torch.set_num_threads(1)
     _peers.without_data(name)
     connection.send(None)
-    while True:
-        tool, name, measured = connection.recv()
-        start = time.process_time()
-        try:
-            found = TOOLS[tool](name, measured)
-            connection.send((found, time.process_time() - start))
-        except _peers.NotInstalledError as error:
-            connection.send(f"left out: {error}")
-        except Exception as error:
-            connection.send(f"{type(error).__name__}: {str(error)[:160]}")
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
+        while True:
+            connection.send(answer(*connection.recv()))
+
+
+def answer(
+    tool: str, name: str, measured: dict[int, int], limit_s: float
+) -> tuple[dict[int, float], float] | str:
+    """MiB by batch size and CPU seconds, or why there are none."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"over {limit_s:g} CPU seconds")
+
+    # The time of the process, not of the clock: other work on the machine is not the tool's.
+    signal.signal(signal.SIGPROF, stop)
+    # Again every five seconds: an exception in a callback of the collector is dropped.
+    signal.setitimer(signal.ITIMER_PROF, limit_s, 5)
+    start = time.process_time()
+    try:
+        return TOOLS[tool](name, measured), time.process_time() - start
+    except _peers.NotInstalledError as error:
+        return f"left out: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:160]}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":
