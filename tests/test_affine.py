@@ -213,3 +213,27 @@ def test_sizes_that_are_not_affine_are_rounded_up_and_said(halves: Model) -> Non
     assert not law.exact
     measured = Stream.of(record(halves, (1,), 10)).alloc_bytes
     assert (law.at(10).alloc_bytes >= measured - 4).all()
+
+
+def test_a_workspace_that_only_larger_batches_take() -> None:
+    """Layer norm's backward sums rows in parts where there are many (65,536 and more)."""
+
+    def record(batch: int) -> Recording:
+        with trainfit.simulate("A100-SXM4-40GB") as simulation:
+            norm = torch.nn.LayerNorm(192).cuda()
+            norm(torch.zeros(batch, 6400, 192).cuda().requires_grad_()).sum().backward()
+        return simulation.recording
+
+    small, large, other = (record(batch) for batch in (8, 16, 20))
+    law = AffineStream.between(small, 8, large, 16)
+    models = [large.strings[model] for model in large.workspace_model.tolist()]
+    index = models.index("layer_norm_backward")
+    taken = int(large.workspace_alloc[index])
+    assert small.alloc_bytes[taken] == 0
+    assert large.alloc_bytes[taken] > 0
+    for batch, recording in ((8, small), (16, large), (20, other)):
+        assert law.at(batch).alloc_bytes.tolist() == recording.alloc_bytes.tolist()
+        predicted, seen = replay(law.at(batch)), replay(Stream.of(recording))
+        assert predicted.peak_reserved == seen.peak_reserved
+        assert predicted.granted[taken] == seen.granted[taken]
+    assert replay(Stream.of(small)).granted[taken] == 0

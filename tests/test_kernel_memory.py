@@ -35,7 +35,7 @@ def random(*shape: int, **options: Any) -> torch.Tensor:
 
 
 def taken(sim: Simulation, model: str | None = None) -> list[tuple[str, int]]:
-    """Workspaces so far: model and bytes."""
+    """Workspaces so far that take anything: model and bytes."""
     recording = sim.recording
     found = [
         (recording.strings[name], int(recording.alloc_bytes[alloc]))
@@ -43,7 +43,7 @@ def taken(sim: Simulation, model: str | None = None) -> list[tuple[str, int]]:
             recording.workspace_model.tolist(), recording.workspace_alloc.tolist(), strict=True
         )
     ]
-    return [each for each in found if model is None or each[0] == model]
+    return [each for each in found if each[1] and (model is None or each[0] == model)]
 
 
 # -- cuBLAS --------------------------------------------------------------------------------------

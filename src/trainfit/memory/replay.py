@@ -154,6 +154,9 @@ class _Run:
         for index, event in enumerate(stream.events.tolist()):
             code, number = event & 3, event >> 2
             if code == MALLOC:
+                if not sizes[number]:  # nothing is asked of the allocator
+                    after[index] = allocator.allocated_bytes
+                    continue
                 try:
                     block = malloc(sizes[number], streams[number])
                 except OutOfDeviceMemory:
@@ -167,10 +170,11 @@ class _Run:
                     if now > peak:
                         peak, self.peak_event = now, index
             elif code == FREE:
-                block = blocks.pop(number)
-                free(block)
-                if block.waits:
-                    self._waiting[number] = block
+                block = blocks.pop(number, None)
+                if block is not None:
+                    free(block)
+                    if block.waits:
+                        self._waiting[number] = block
             elif code == STEP_END:
                 self.step_peaks.append((step_peak, allocator.reserved_bytes))
                 self.device_allocations.append(allocator.num_device_alloc)

@@ -127,22 +127,25 @@ class DeviceMemory:
                 self._release(old, number)
 
     def transient(self, sizes: list[tuple[int, int, tuple[int, ...]]]) -> None:
-        """Allocate workspaces ``(bytes, model, arguments)`` together, then free them."""
-        held: list[tuple[Block, int]] = []
+        """Allocate workspaces ``(bytes, model, arguments)`` together, then free them.
+
+        Those of 0 bytes are recorded too: at another batch size they may be more.
+        """
+        held: list[tuple[Block | None, int]] = []
         if self._waits:
             self._settle_waits()
         with self._lock:
             try:
                 for nbytes, model, arguments in sizes:
-                    if nbytes <= 0:
-                        continue
-                    held.append((self.allocator.malloc(nbytes, self.stream), -1))
-                    number = self.recorder.malloc(nbytes, self.stream)
+                    block = self.allocator.malloc(nbytes, self.stream) if nbytes > 0 else None
+                    held.append((block, -1))
+                    number = self.recorder.malloc(max(nbytes, 0), self.stream)
                     self.recorder.workspace(number, model, arguments)
-                    held[-1] = (held[-1][0], number)
+                    held[-1] = (block, number)
             finally:
                 for block, number in reversed(held):
-                    self.allocator.free(block)
+                    if block is not None:
+                        self.allocator.free(block)
                     if number >= 0:
                         self.recorder.free(number)
         if self._pending:
