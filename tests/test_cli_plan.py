@@ -330,6 +330,8 @@ def test_an_interrupt_ends_the_children(number: int, code: int, tmp_path: Path) 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Where the tests run in the background, SIGINT is ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         # Two runs at a time: both batch sizes.

@@ -507,6 +507,7 @@ def nvmlDeviceGetMemoryInfo(device, version=1):
 """
 
 
+@pytest.mark.slow
 def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     """Its driver and what others hold of it are asked of NVML (here: one that is made up)."""
     (tmp_path / "s.py").write_text(SCRIPT.replace("{batch}", "8"))

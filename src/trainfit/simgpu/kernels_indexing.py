@@ -9,7 +9,6 @@ import torch
 
 from trainfit.simgpu.engine import Engine, allocates
 from trainfit.simgpu.tensor import SimulatedTensor
-from trainfit.simgpu.workspaces_indexing import MANY_ROWS
 
 aten = torch.ops.aten
 
@@ -97,12 +96,11 @@ def softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 
 @allocates(aten.native_layer_norm_backward.default)
 def layer_norm_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    grad, source = args[0]._spec, args[1]._spec
+    source = args[1]._spec
     width = math.prod(args[2])
     rows = source.numel // max(width, 1)
-    if rows > MANY_ROWS or not (grad.contiguous and source.contiguous):
-        shape = (rows, width, source.dtype.itemsize, engine.gpu.sm_count)
-        engine.workspace(*_contiguous(args[:2]), ("layer_norm_backward", shape))
+    shape = (rows, width, source.dtype.itemsize, engine.gpu.sm_count)
+    engine.workspace(*_contiguous(args[:2]), ("layer_norm_backward", shape))
 
 
 @allocates(aten._fft_r2c.default, aten._fft_c2c.default)
