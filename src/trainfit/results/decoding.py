@@ -29,6 +29,8 @@ def _decode(kind: Any, value: Any, place: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind, value, place)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(origin) and isinstance(origin, type):
+        return _dataclass(origin, value, place, arguments)
     if origin in (types.UnionType, typing.Union):
         return _optional(arguments, value, place)
     if origin is typing.Literal:
@@ -47,9 +49,10 @@ def _decode(kind: Any, value: Any, place: str) -> Any:
     return value
 
 
-def _dataclass(kind: type, value: Any, place: str) -> Any:
+def _dataclass(kind: type, value: Any, place: str, arguments: tuple[Any, ...] = ()) -> Any:
+    """``arguments`` are those of a generic dataclass: ``int`` of ``Fact[int]``."""
     _require(isinstance(value, dict), value, place, "an object")
-    hints = _hints(kind)
+    hints = _hints(kind, arguments)
     if unknown := sorted(set(value) - set(hints)):
         raise DecodingError(f"{place} has the unknown key {unknown[0]!r}")
     for field in dataclasses.fields(kind):
@@ -87,8 +90,14 @@ def _tuple(arguments: tuple[Any, ...], value: Any, place: str) -> tuple[Any, ...
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _hints(kind: type, arguments: tuple[Any, ...] = ()) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    if not arguments:
+        return hints
+    return {
+        name: hint[arguments] if getattr(hint, "__parameters__", ()) else hint
+        for name, hint in hints.items()
+    }
 
 
 def _require(good: bool, value: Any, place: str, wanted: str = "a number") -> None:

@@ -1,0 +1,473 @@
+"""A machine as one JSON document: files, environment, and the answers of calls and children.
+
+``trainfit doctor --record FILE`` writes one, ``--machine FILE`` replays it, and the tests'
+machines (``tests/machines``) are written in it. Keys:
+
+``origin``, ``provenance``
+    "recorded" or "composed", and from what.
+``files``
+    path → content: a text; ``{"base64": …}``; ``{"error": "EACCES"}``; ``{"link": target}``;
+    ``{"folder": true}``. A path may hold one range, ``cpu{0-15}``: it stands for all of them,
+    with a list of contents for one each.
+``environment``
+    the variables that facts are read from (:data:`VARIABLES`), no others.
+``inaccessible``
+    paths that this user may not open.
+``calls``
+    ``affinity`` ("0-15"), ``limits`` (name → [soft, hard], null is unlimited), ``uname``,
+    ``spaces`` (path → [total, free] in bytes), ``packages`` (name → folder), ``folder`` (the
+    current one), ``processes`` (pid → name), ``own_pids``, ``sizes`` (path → {file: bytes}),
+    ``read_rates`` (file → [past the cache, from the cache] in bytes/s).
+``commands``, ``probes``
+    the words joined by blanks, or the probe's name → ``{"code", "stdout", "stderr"}`` or the
+    probe's JSON object; ``{"hangs": true}`` never answers, ``{"fails": why}`` fails.
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import errno
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from trainfit.hardware.system import Output, Space, System
+from trainfit.results.errors import ResultFileError
+from trainfit.results.facts import Fact, absent, cannot_tell, known
+
+FORMAT: Final = "trainfit-machine"
+VERSION: Final = 1
+
+#: Environment variables that facts are read from; a recording holds no others, as they may
+#: hold secrets.
+VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_MODULE_LOADING",
+    "CUDA_HOME",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "OMP_WAIT_POLICY",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "MKL_NUM_THREADS",
+    "MKL_DYNAMIC",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+    "TORCH_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "MALLOC_ARENA_MAX",
+    "KUBERNETES_SERVICE_HOST",
+    "container",
+    "WSL_DISTRO_NAME",
+    "WSL_INTEROP",
+    "SLURM_JOB_ID",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_JOB_CPUS_PER_NODE",
+    "SLURM_MEM_PER_NODE",
+    "SLURM_MEM_PER_CPU",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_NTASKS",
+    "SLURM_JOB_PARTITION",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "JOB_ID",
+    "NSLOTS",
+)
+
+_RANGE = re.compile(r"\{(\d+)-(\d+)\}")
+_MOST_IN_RANGE = 4096
+_AGAIN = "record it again with `trainfit doctor --record FILE`"
+
+
+class RecordedSystem(System):
+    """A machine that was recorded; ``root`` holds its files, ``document`` the answers."""
+
+    def __init__(self, root: Path, document: Mapping[str, Any]) -> None:
+        super().__init__(root, document.get("environment", {}))
+        self._errors = {
+            path: getattr(errno, content["error"], errno.EIO)
+            for path, content in _expanded(document.get("files", {}))
+            if isinstance(content, dict) and "error" in content
+        }
+        self._links = {
+            path: str(content["link"])
+            for path, content in _expanded(document.get("files", {}))
+            if isinstance(content, dict) and "link" in content
+        }
+        self._inaccessible = frozenset(document.get("inaccessible", ()))
+        self._calls = document.get("calls", {})
+        self._commands = document.get("commands", {})
+        self._probes = document.get("probes", {})
+
+    def text(self, path: str) -> Fact[str]:
+        if path in self._errors:
+            return cannot_tell(path, os.strerror(self._errors[path]))
+        return super().text(path)
+
+    def names(self, path: str) -> Fact[tuple[str, ...]]:
+        if path in self._errors:
+            return cannot_tell(path, os.strerror(self._errors[path]))
+        return super().names(path)
+
+    def link(self, path: str) -> Fact[str]:
+        if path in self._links:  # as it was written, not as it was unpacked
+            return known(self._links[path], path)
+        return super().link(path)
+
+    def accessible(self, path: str) -> bool:
+        return self.exists(path) and path not in self._inaccessible
+
+    def real_path(self, path: str) -> str:
+        folder = str(self._calls.get("folder", "/"))
+        return os.path.normpath(os.path.join(folder, path))
+
+    def space(self, path: str) -> Fact[Space]:
+        spaces: Mapping[str, list[int]] = self._calls.get("spaces", {})
+        above = [path, *(str(each) for each in PurePosixPath(path).parents)]
+        for each in above:
+            if each in spaces:
+                total, free = spaces[each]
+                return known(Space(total, free), f"statvfs({path})")
+        return absent(path, "there is no such file")
+
+    def affinity(self) -> Fact[tuple[int, ...]]:
+        if "affinity" not in self._calls:
+            return cannot_tell("sched_getaffinity", "this system does not have it")
+        return known(_numbers(self._calls["affinity"]), "sched_getaffinity")
+
+    def limit(self, name: str) -> Fact[tuple[int | None, int | None]]:
+        limits = self._calls.get("limits", {})
+        source = f"getrlimit(RLIMIT_{name})"
+        if name not in limits:
+            return absent(source, "this system has no such limit")
+        soft, hard = limits[name]
+        return known((soft, hard), source)
+
+    def system_name(self) -> Mapping[str, str]:
+        uname: Mapping[str, str] = self._calls.get("uname", {})
+        return uname
+
+    def packages(self) -> Mapping[str, str]:
+        packages: Mapping[str, str] = self._calls.get("packages", {})
+        return packages
+
+    def process_names(self, pids: Iterable[int]) -> Mapping[int, str]:
+        names = self._calls.get("processes", {})
+        return {pid: names[str(pid)] for pid in pids if str(pid) in names}
+
+    def own_pids(self) -> frozenset[int]:
+        return frozenset(self._calls.get("own_pids", ()))
+
+    def file_sizes(self, path: str, most: int) -> Fact[tuple[tuple[str, int], ...]]:
+        sizes = self._calls.get("sizes", {}).get(path)
+        if not sizes:
+            return absent(path, "there are no files in it")
+        return known(tuple(sizes.items())[:most], path)
+
+    def read_rate(self, file: str, seconds: float) -> Fact[tuple[float, float]]:
+        rates = self._calls.get("read_rates", {}).get(file)
+        if rates is None:
+            return cannot_tell(file, "it was not measured when the machine was recorded")
+        return known((float(rates[0]), float(rates[1])), file)
+
+    def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
+        source = " ".join(words)
+        answer = self._commands.get(source)
+        if answer is None:
+            return absent(source, f"there is no command {words[0]}")
+        if failed := _failure(answer, source, seconds):
+            return failed
+        return known(
+            Output(answer.get("code", 0), answer.get("stdout", ""), answer.get("stderr", "")),
+            source,
+        )
+
+    def probe(self, name: str, seconds: float) -> Fact[Mapping[str, Any]]:
+        source = f"probe {name}"
+        answer = self._probes.get(name)
+        if answer is None:
+            return cannot_tell(source, "it was not made when the machine was recorded")
+        return _failure(answer, source, seconds) or known(answer, source)
+
+
+@contextlib.contextmanager
+def replayed(path: Path) -> Iterator[RecordedSystem]:
+    """The machine in ``path``, its files unpacked for as long as the block runs.
+
+    Raises :class:`ResultFileError` for a file that is no such recording.
+    """
+    document = read_machine(path)
+    with tempfile.TemporaryDirectory(prefix="trainfit-machine-") as folder:
+        try:
+            unpack(document, Path(folder))
+            system = RecordedSystem(Path(folder), document)
+        except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+            raise ResultFileError(path, f"it is damaged ({error})", _AGAIN) from error
+        yield system
+
+
+def read_machine(path: Path) -> dict[str, Any]:
+    """The document in ``path``; raises :class:`ResultFileError`."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ResultFileError(path, "there is no such file", "check the path") from None
+    except OSError as error:
+        raise ResultFileError(path, error.strerror or str(error), "check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise ResultFileError(path, f"it is no recorded machine ({error})", _AGAIN) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ResultFileError(path, "it is no recorded machine", _AGAIN)
+    version = document.get("version")
+    if type(version) is not int or version > VERSION:
+        raise ResultFileError(path, f"its format version is {version!r}", "upgrade trainfit")
+    return document
+
+
+def unpack(document: Mapping[str, Any], root: Path) -> None:
+    """Write the files below ``root``; raises ``ValueError`` for one that would lie outside."""
+    root = root.resolve()
+    files = list(_expanded(document.get("files", {})))
+    # Links come last: a folder behind one may have been recorded by the link's name.
+    files.sort(key=lambda file: isinstance(file[1], dict) and "link" in file[1])
+    for path, content in files:
+        if not path.startswith("/") or ".." in PurePosixPath(path).parts:
+            raise ValueError(f"{path!r} is no absolute path")
+        place = root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _stay_inside(place.parent, root)
+        _write(place, content, root)
+
+
+def _write(place: Path, content: Any, root: Path) -> None:
+    if isinstance(content, str):
+        if not place.is_dir():  # named in a folder, and read as one
+            place.write_text(content, encoding="utf-8")
+    elif "link" in content:
+        if not os.path.lexists(place):
+            target = str(content["link"])
+            place.symlink_to(root / target.lstrip("/") if target.startswith("/") else target)
+            _stay_inside(place, root)
+    elif "base64" in content:
+        try:
+            place.write_bytes(base64.b64decode(content["base64"], validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"{place}: {error}") from error
+    elif "folder" in content:
+        place.mkdir(parents=True, exist_ok=True)
+    elif "error" in content:
+        if not place.is_dir():
+            place.touch()
+    else:
+        raise ValueError(f"{place}: no content")
+
+
+def _stay_inside(place: Path, root: Path) -> None:
+    if not place.resolve().is_relative_to(root):
+        raise ValueError(f"{place} leads outside through a link")
+
+
+def _expanded(files: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every path with its content, ranges written out."""
+    for path, content in files.items():
+        found = _RANGE.search(path)
+        if found is None:
+            yield path, content
+            continue
+        first, last = int(found[1]), int(found[2])
+        if last - first >= _MOST_IN_RANGE:
+            raise ValueError(f"{path!r} stands for too many paths")
+        each = content if isinstance(content, list) else [content] * (last - first + 1)
+        if len(each) != last - first + 1:
+            raise ValueError(f"{path!r} stands for {last - first + 1} paths, not {len(each)}")
+        for number, one in zip(range(first, last + 1), each, strict=True):
+            yield path[: found.start()] + str(number) + path[found.end() :], one
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """A list of CPUs as Linux writes it: "0-3,8"."""
+    numbers: list[int] = []
+    for part in filter(None, str(text).strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return tuple(numbers)
+
+
+def _failure(answer: Mapping[str, Any], source: str, seconds: float) -> Fact[Any] | None:
+    if answer.get("hangs"):
+        return cannot_tell(source, f"no answer within {seconds:g} s")
+    if "fails" in answer:
+        return cannot_tell(source, str(answer["fails"]))
+    return None
+
+
+class Recorder(System):
+    """This machine, remembering everything that is read of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[str, Any] = {}
+        self._inaccessible: set[str] = set()
+        self._calls: dict[str, Any] = {"limits": {}, "spaces": {}, "processes": {}}
+        self._calls |= {"sizes": {}, "read_rates": {}, "folder": os.getcwd()}
+        self._commands: dict[str, Any] = {}
+        self._probes: dict[str, Any] = {}
+        # Children still get the whole environment.
+        self.environment = {
+            name: value for name, value in self.environment.items() if name in VARIABLES
+        }
+
+    def text(self, path: str) -> Fact[str]:
+        fact = super().text(path)
+        if fact.value is not None:
+            self._files[path] = fact.value
+        elif not fact.is_absent:
+            self._keep_unreadable(path)
+        return fact
+
+    def names(self, path: str) -> Fact[tuple[str, ...]]:
+        fact = super().names(path)
+        for name in fact.value or ():
+            self._keep_name(f"{path.rstrip('/')}/{name}")
+        if fact.value is not None:
+            self._files.setdefault(path, {"folder": True})
+        elif not fact.is_absent:
+            self._keep_unreadable(path)
+        return fact
+
+    def exists(self, path: str) -> bool:
+        found = super().exists(path)
+        if found:
+            self._keep_name(path)
+        return found
+
+    def accessible(self, path: str) -> bool:
+        found = super().accessible(path)
+        if not found and self.exists(path):
+            self._inaccessible.add(path)
+        return found
+
+    def link(self, path: str) -> Fact[str]:
+        fact = super().link(path)
+        if fact.value is not None:
+            self._files[path] = {"link": fact.value}
+        return fact
+
+    def space(self, path: str) -> Fact[Space]:
+        fact = super().space(path)
+        if fact.value is not None:
+            self._calls["spaces"][path] = [fact.value.total, fact.value.free]
+        return fact
+
+    def affinity(self) -> Fact[tuple[int, ...]]:
+        fact = super().affinity()
+        if fact.value is not None:
+            self._calls["affinity"] = ",".join(map(str, fact.value))
+        return fact
+
+    def limit(self, name: str) -> Fact[tuple[int | None, int | None]]:
+        fact = super().limit(name)
+        if fact.value is not None:
+            self._calls["limits"][name] = list(fact.value)
+        return fact
+
+    def system_name(self) -> Mapping[str, str]:
+        self._calls["uname"] = dict(super().system_name())
+        return super().system_name()
+
+    def packages(self) -> Mapping[str, str]:
+        self._calls["packages"] = dict(super().packages())
+        return super().packages()
+
+    def process_names(self, pids: Iterable[int]) -> Mapping[int, str]:
+        names = super().process_names(pids)
+        self._calls["processes"] |= {str(pid): name for pid, name in names.items()}
+        return names
+
+    def own_pids(self) -> frozenset[int]:
+        own = super().own_pids()
+        self._calls["own_pids"] = sorted(own)
+        return own
+
+    def file_sizes(self, path: str, most: int) -> Fact[tuple[tuple[str, int], ...]]:
+        fact = super().file_sizes(path, most)
+        self._calls["sizes"][path] = dict(fact.value or ())
+        return fact
+
+    def read_rate(self, file: str, seconds: float) -> Fact[tuple[float, float]]:
+        fact = super().read_rate(file, seconds)
+        if fact.value is not None:
+            self._calls["read_rates"][file] = list(fact.value)
+        return fact
+
+    def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
+        fact = super().command(words, seconds)
+        if fact.value is not None:
+            self._commands[" ".join(words)] = vars(fact.value)
+        elif not fact.is_absent:
+            self._commands[" ".join(words)] = {"fails": fact.reason}
+        return fact
+
+    def probe(self, name: str, seconds: float) -> Fact[Mapping[str, Any]]:
+        fact = super().probe(name, seconds)
+        self._probes[name] = fact.value if fact.value is not None else {"fails": fact.reason}
+        return fact
+
+    def document(self) -> dict[str, Any]:
+        """The machine as far as it was read."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "origin": "recorded",
+            "provenance": "recorded by `trainfit doctor --record`",
+            "environment": self.environment,
+            "files": dict(sorted(self._files.items())),
+            "inaccessible": sorted(self._inaccessible),
+            "calls": self._calls,
+            "commands": self._commands,
+            "probes": self._probes,
+        }
+
+    def _keep_name(self, path: str) -> None:
+        """A name without its content: an empty folder, link or file, until more is read."""
+        place = self._inside(path)
+        if place.is_symlink():
+            content: Any = {"link": os.readlink(place)}
+        else:
+            content = {"folder": True} if place.is_dir() else ""
+        self._files.setdefault(path, content)
+
+    def _keep_unreadable(self, path: str) -> None:
+        try:
+            content = self._inside(path).read_bytes()
+        except OSError as error:
+            self._files[path] = {"error": errno.errorcode.get(error.errno or 0, "EIO")}
+        else:
+            self._files[path] = {"base64": base64.b64encode(content).decode()}
