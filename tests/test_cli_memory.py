@@ -251,7 +251,7 @@ def test_bad_input_is_one_line(recorded: Path) -> None:
     for words, expected in (
         (["missing.trainfit"], "'missing.trainfit': there is no such file; check the path"),
         (["folder"], "result file 'folder': "),
-        (["text.txt"], "'text.txt': it is damaged or no result"),
+        (["text.txt"], "'text.txt': it is damaged or no recording; record the run: trainfit sim"),
         (["half.trainfit"], "'half.trainfit': it is damaged or no re"),
         (["other.zip"], "'other.zip': it is not a trainfit recording"),
         (["conf.trainfit"], "the recording's allocator settings are not understood"),

@@ -12,7 +12,9 @@ from typing import Any
 from trainfit.cli.common import UsageError, progress, whole_number
 from trainfit.memory.explain import Source, explain, source
 from trainfit.report.explain_text import explain_text
+from trainfit.results import documents
 from trainfit.results.errors import ResultFileError
+from trainfit.results.plan import FORMAT as PLAN
 from trainfit.results.plan import PlanResult
 
 PARSER: dict[str, Any] = {
@@ -71,11 +73,18 @@ def batch_sizes(text: str) -> tuple[int, ...]:
 def _source(path: Path, batch_size: int | None) -> Source:
     """A recording; a plan's file is refused with the command that makes one."""
     if path.is_file() and not zipfile.is_zipfile(path):
-        result = PlanResult.load(path)
-        gpu = shlex.quote(result.gpu)
-        raise ResultFileError(
-            path,
-            "it is a plan, which holds figures and no allocations",
-            f"record the run: trainfit simulate --gpu {gpu} -- {result.command}",
-        )
+        raise _no_recording(path)
     return source(path, batch_size)
+
+
+def _no_recording(path: Path) -> ResultFileError:
+    again = "record the run: trainfit simulate --gpu GPU -- python train.py"
+    text = documents.read(path, again)
+    if documents.format_of(text) != PLAN:
+        return ResultFileError(path, "it is damaged or no recording", again)
+    result = PlanResult.from_json(text, path)
+    return ResultFileError(
+        path,
+        "it is a plan, which holds figures and no allocations",
+        f"record the run: trainfit simulate --gpu {shlex.quote(result.gpu)} -- {result.command}",
+    )
