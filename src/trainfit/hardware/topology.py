@@ -21,9 +21,9 @@ CPUINFO = "/proc/cpuinfo"
 CPUS = "/sys/devices/system/cpu"
 NODES = "/sys/devices/system/node"
 
-#: Cores whose frequency or capacity is this much apart are of two kinds. Favoured cores of one
-#: kind (Turbo Boost Max 3.0, AMD's preferred cores, the two dies of a 7950X3D) are up to 10%
-#: apart, kinds 18% (Core Ultra 7 155H, 4.8 against 3.8 GHz at least) and more.
+#: Cores whose greatest frequency or capacity is this much apart are of two kinds. Favoured cores
+#: are a few per cent faster than their kind (Core i9-12900K: 5.2 and 5.1 GHz, its efficiency
+#: cores 3.9 GHz; ark.intel.com), and so are AMD's preferred ones, in small steps.
 _KINDS_APART = 1.15
 
 
@@ -232,7 +232,7 @@ def _signals(
     ]
     vendor = cpuinfo.value.first.get("vendor_id", "") if cpuinfo.value is not None else ""
     if vendor not in ("AuthenticAMD", "HygonGenuine"):
-        # There it ranks cores of one kind, from 166 to 236 on a Ryzen 9.
+        # There it ranks cores of one kind (amd-pstate.rst, "Preferred Core").
         name = "acpi_cppc/highest_perf"
         signals.append((f"{CPUS}/cpu*/{name}", file(name)))
     return signals
