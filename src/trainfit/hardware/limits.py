@@ -149,13 +149,14 @@ def _opencv_threads(system: System) -> Fact[int]:
 
 
 def _quota_of_version_2(system: System, path: str) -> int | None:
-    return system.text(path).map(lambda text: _whole_cores(*text.split()), "a quota").value
+    return system.text(path).map(_whole_cores, "a quota").value
 
 
 def _quota_of_version_1(system: System, path: str) -> int | None:
-    period = system.text(path.replace("quota", "period"))
-    return system.text(path).map(lambda text: _whole_cores(text, period.value or ""), "").value
+    period = system.text(path.replace("quota", "period")).value
+    return system.text(path).map(lambda quota: _whole_cores(f"{quota} {period}"), "a quota").value
 
 
-def _whole_cores(quota: str, period: str = "", *_: str) -> int:
-    return max(1, natural(quota) // natural(period)) if natural(quota) else 0
+def _whole_cores(text: str) -> int:
+    quota, period = (natural(number) for number in text.split())
+    return max(1, quota // period) if quota else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from trainfit.hardware.block_devices import device_name, disk_kind
 from trainfit.hardware.mounts import MOUNTINFO, Mount, mount_of, normal, read_mounts
@@ -13,12 +13,12 @@ from trainfit.results.machine import DiskKind, Storage
 
 #: File systems of other machines; 9p, virtiofs and the like are folders of the host.
 _NETWORK: Final = frozenset(
-    "nfs nfs4 cifs smb3 smbfs ncpfs afs lustre ceph glusterfs beegfs gpfs panfs wekafs orangefs"
-    " pvfs2 ocfs2 gfs2 9p virtiofs vboxsf vmhgfs prl_fs"
-    " fuse.sshfs fuse.glusterfs fuse.ceph-fuse fuse.ceph fuse.s3fs fuse.gcsfuse fuse.gcs"
-    " fuse.rclone fuse.juicefs fuse.JuiceFS fuse.goofys fuse.blobfuse fuse.blobfuse2"
-    " fuse.mount-s3 fuse.mountpoint-s3 fuse.vmhgfs-fuse fuse.davfs fuse.curlftpfs"
-    " fuse.moosefs fuse.hdfs fuse.lizardfs".split()
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "lustre", "ceph", "glusterfs", "beegfs")
+    + ("gpfs", "panfs", "wekafs", "orangefs", "pvfs2", "9p", "virtiofs", "vboxsf", "vmhgfs")
+    + ("prl_fs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.ceph", "fuse.s3fs")
+    + ("fuse.gcsfuse", "fuse.rclone", "fuse.juicefs", "fuse.JuiceFS", "fuse.goofys")
+    + ("fuse.blobfuse", "fuse.blobfuse2", "fuse.mount-s3", "fuse.mountpoint-s3")
+    + ("fuse.vmhgfs-fuse", "fuse.davfs", "fuse.moosefs", "fuse.lizardfs")
 )
 _MEMORY: Final = frozenset(("tmpfs", "ramfs", "devtmpfs", "hugetlbfs"))
 _OVERLAY: Final = frozenset(("overlay", "aufs", "fuse.fuse-overlayfs"))
@@ -42,18 +42,17 @@ def read_storage(system: System, data: str | None) -> Storage:
     except (OSError, ValueError) as error:
         return _nothing(str(data), f"it is no path ({error})")
     mounts = read_mounts(system)
-    mount = mount_of(normal(path), mounts.value or ())
+    listed = mounts.value or ()
+    mount = mount_of(normal(path), listed)
     space: Fact[Space] = asked(path, lambda: system.space(path))
     rates = _rates(system, path if data is not None else None)
-    why = mounts.reason or "no mount point is above it"
-    none = cannot_tell(MOUNTINFO, why)
-    all_mounts = mounts.value or ()
+    nowhere: Fact[Any] = cannot_tell(MOUNTINFO, mounts.reason or "no mount point is above it")
     return Storage(
         path=path,
-        filesystem=known(mount.filesystem, MOUNTINFO) if mount else cannot_tell(MOUNTINFO, why),
-        mount_point=known(mount.point, MOUNTINFO) if mount else cannot_tell(MOUNTINFO, why),
-        device=_device(mount, all_mounts) if mount else cannot_tell(MOUNTINFO, why),
-        kind=_kind(system, mount, all_mounts) if mount else none,
+        filesystem=known(mount.filesystem, MOUNTINFO) if mount else nowhere,
+        mount_point=known(mount.point, MOUNTINFO) if mount else nowhere,
+        device=_device(mount, listed) if mount else nowhere,
+        kind=_kind(system, mount, listed) if mount else nowhere,
         total_bytes=space.map(lambda found: found.total, "a size"),
         free_bytes=space.map(lambda found: found.free, "a size"),
         read_bytes_per_s=rates.map(lambda pair: pair[0], "a rate"),
@@ -62,17 +61,8 @@ def read_storage(system: System, data: str | None) -> Storage:
 
 
 def _nothing(path: str, why: str) -> Storage:
-    return Storage(
-        path,
-        cannot_tell(path, why),
-        cannot_tell(path, why),
-        cannot_tell(path, why),
-        cannot_tell(path, why),
-        cannot_tell(path, why),
-        cannot_tell(path, why),
-        cannot_tell(path, why),
-        cannot_tell(path, why),
-    )
+    fact: Fact[Any] = cannot_tell(path, why)
+    return Storage(path, fact, fact, fact, fact, fact, fact, fact, fact)
 
 
 # --- What it is -------------------------------------------------------------------------------
