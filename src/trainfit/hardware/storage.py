@@ -14,12 +14,11 @@ from trainfit.results.machine import DiskKind, Storage
 #: File systems of other machines; 9p, virtiofs and the like are folders of the host.
 _NETWORK: Final = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "lustre", "ceph", "glusterfs", "beegfs")
-    + ("gpfs", "panfs", "wekafs", "orangefs", "pvfs2", "9p", "virtiofs", "vboxsf", "vmhgfs")
-    + ("prl_fs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.ceph", "fuse.s3fs")
-    + ("fuse.gcsfuse", "fuse.rclone", "fuse.juicefs", "fuse.JuiceFS", "fuse.goofys")
-    + ("fuse.blobfuse", "fuse.blobfuse2", "fuse.mount-s3", "fuse.mountpoint-s3")
-    + ("fuse.vmhgfs-fuse", "fuse.davfs", "fuse.moosefs", "fuse.lizardfs")
-)
+) | {"gpfs", "panfs", "wekafs", "orangefs", "pvfs2", "9p", "virtiofs", "vboxsf", "vmhgfs", "prl_fs"}
+#: The same through FUSE, where the type is "fuse.NAME".
+_NETWORK_FUSE: Final = frozenset(
+    ("sshfs", "glusterfs", "ceph", "ceph-fuse", "s3fs", "gcsfuse", "rclone", "juicefs", "goofys")
+) | {"blobfuse", "blobfuse2", "mount-s3", "mountpoint-s3", "vmhgfs-fuse", "davfs", "moosefs"}
 _MEMORY: Final = frozenset(("tmpfs", "ramfs", "devtmpfs", "hugetlbfs"))
 _OVERLAY: Final = frozenset(("overlay", "aufs", "fuse.fuse-overlayfs"))
 
@@ -83,7 +82,8 @@ def _beside(mounts: tuple[Mount, ...]) -> str:
 
 
 def _kind(system: System, mount: Mount, mounts: tuple[Mount, ...]) -> Fact[DiskKind]:
-    if mount.filesystem in _NETWORK:
+    through_fuse = mount.filesystem.removeprefix("fuse.").lower()
+    if mount.filesystem in _NETWORK or through_fuse in _NETWORK_FUSE:
         return known("network", f"{MOUNTINFO} ({mount.filesystem})")
     if mount.filesystem in _MEMORY:
         return known("memory", f"{MOUNTINFO} ({mount.filesystem})")
