@@ -17,6 +17,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,9 @@ class System:
         self.root = root
         self.environment = dict(os.environ if environment is None else environment)
         self._child_environment = dict(self.environment)
+        self._probed: dict[str, Fact[Mapping[str, Any]]] = {}
+        self._probing: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
 
     # --- Files --------------------------------------------------------------------------------
     def text(self, path: str) -> Fact[str]:
@@ -185,8 +189,17 @@ class System:
         """What `probes/NAME.py` prints in a fresh interpreter: one JSON object.
 
         A process of its own, because the answers are cached per process, and because a driver
-        may hang or crash who asks it.
+        may hang or crash who asks it. Each probe runs once: who asks again, or meanwhile from
+        another thread, gets the same answer.
         """
+        with self._lock:
+            running = self._probing.setdefault(name, threading.Lock())
+        with running:
+            if name not in self._probed:
+                self._probed[name] = self._probe(name, seconds)
+            return self._probed[name]
+
+    def _probe(self, name: str, seconds: float) -> Fact[Mapping[str, Any]]:
         # -P: a file of the probes' folder is never taken for a module.
         words = [sys.executable, "-P", str(PROBES / f"{name}.py")]
         output = _run(words, self._child_environment, seconds, f"probe {name}")

@@ -1,0 +1,74 @@
+"""What the installed PyTorch and torchvision were built for, read from their files."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from trainfit.hardware import answers
+from trainfit.hardware.system import System
+from trainfit.results.facts import Fact, absent, cannot_tell, known
+from trainfit.results.machine import TorchBuild
+
+# `cuda: Optional[str] = '12.4'` of torch/version.py, at the beginning of a line: torchvision's
+# own `cuda` is computed when it is imported.
+_ASSIGNMENT = re.compile(
+    r"""^(__version__|cuda|hip|rocm)\s*(?::[^=\n]*)?=\s*(?:None|'([^'\n]*)'|"([^"\n]*)")\s*$""",
+    re.MULTILINE,
+)
+_PLAIN_BUILDS = ("cpu", "xpu")
+
+
+def read_build(system: System, name: str) -> Fact[TorchBuild]:
+    """The build of ``name`` ("torch", "torchvision") by its version.py, which is not run."""
+    folder = answers.path(system.packages().get(name))
+    if folder is None:
+        return absent(name, f"{name} is not installed")
+    file = f"{folder}/version.py"
+    content = system.text(file)
+    if content.value is None:
+        return cannot_tell(file, content.reason)
+    assigned = {found[1]: found[2] or found[3] for found in _ASSIGNMENT.finditer(content.value)}
+    version = assigned.get("__version__")
+    if not version:
+        return cannot_tell(file, "it names no version")
+    if assigned.get("cuda") or assigned.get("hip") or assigned.get("rocm"):
+        cuda, hip = _cuda(assigned.get("cuda")), assigned.get("hip") or assigned.get("rocm")
+        told = hip is not None or cuda is not None
+    elif "cuda" in assigned:
+        cuda, hip, told = None, None, True
+    else:
+        cuda, hip, told = _by_tag(version)
+    if not told:
+        return cannot_tell(file, f"{version} does not say for which CUDA it was built")
+    return known(TorchBuild(version, cuda, hip, folder), file)
+
+
+def _cuda(written: str | None) -> tuple[int, int] | None:
+    found = re.match(r"(\d{1,3})\.(\d{1,3})(?!\d)", written or "", re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _by_tag(version: str) -> tuple[tuple[int, int] | None, str | None, bool]:
+    """CUDA, HIP, and whether the tag tells: of 0.21.0+cu124, +rocm6.2, +cpu."""
+    tag = version.partition("+")[2]
+    if found := re.match(r"cu(\d{1,2})(\d)(?!\d)", tag, re.ASCII):
+        return (int(found[1]), int(found[2])), None, True
+    if found := re.match(r"rocm(\d[\d.]*)", tag, re.ASCII):
+        return None, found[1], True
+    return None, None, tag.startswith(_PLAIN_BUILDS)
+
+
+def bad_fork_here() -> Fact[bool]:
+    """Was this process forked from one that had started CUDA? (It cannot use CUDA then.)
+
+    Asks the PyTorch that this process has imported, and imports none.
+    """
+    source = "torch.cuda._is_in_bad_fork()"
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is None:
+        return absent(source, "this process has not imported PyTorch")
+    try:
+        return known(bool(cuda._is_in_bad_fork()), source)
+    except Exception as error:
+        return cannot_tell(source, f"{type(error).__name__}: {error}"[:200])
