@@ -1,0 +1,135 @@
+"""Evaluation that records gradients which nobody uses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.doctor.script_grad import Gradients
+from trainfit.doctor.script_index import Index, Scope, inside, method_of, path_of
+from trainfit.doctor.script_project import Project
+from trainfit.doctor.script_rules.making import finding
+from trainfit.results.doctor import Finding
+
+_EVALUATES: Final = re.compile(
+    r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)"
+)
+#: Where gradients of an evaluated network are wanted.
+_WANTS_GRADIENTS: Final = frozenset({"backward", "grad", "vjp", "jvp", "jacobian", "hessian"})
+
+
+def no_no_grad(project: Project) -> Iterator[Finding]:
+    """A network in eval() mode (or in a function named so) called with gradients recorded."""
+    gradients = Gradients(project)
+    frozen = _frozen(project)
+    for index in project.indexes:
+        for function in index.functions:
+            if _uses_gradients(project, index, function):
+                continue
+            call = _first(project, index, function, gradients, frozen)
+            if call is not None:
+                yield _found(index, function.name, call)
+
+
+def _found(index: Index, name: str, call: ast.Call) -> Finding:
+    loop = next(index.loops(call), None)
+    line = index.file.source.line((loop or call).lineno).strip()
+    return finding(
+        "no-no-grad",
+        index,
+        call,
+        f"{name}() evaluates the network with gradients recorded: every layer's activations are"
+        " kept for a backward pass that never comes. That costs memory (often most of what training"
+        " needs) and time; eval() does not switch it off.",
+        f"@torch.inference_mode() above `def {name}`, or `with torch.inference_mode():` around"
+        f" `{line}`",
+    )
+
+
+def _first(
+    project: Project,
+    index: Index,
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+    gradients: Gradients,
+    frozen: frozenset[str],
+) -> ast.Call | None:
+    """The first call of a network that evaluates with gradients, if there certainly is one."""
+    modes = _modes(index, function)
+    named = bool(_EVALUATES.search(function.name.lower()))
+    calls = sorted(
+        (n for n in inside(function) if isinstance(n, ast.Call) and n is not function),
+        key=lambda n: (n.lineno, n.col_offset),
+    )
+    for call in calls:
+        path = path_of(call.func)
+        if not path or path in frozen or project.value(call.func).kind != "module":
+            continue
+        if _is_loss(project, call):
+            continue
+        mode = [text for line, where, text in modes if where == path and line < call.lineno]
+        evaluates = mode[-1] == "eval" if mode else named and bool(next(index.loops(call), None))
+        if evaluates and gradients.at(index, call) == "on":
+            return call
+    return None
+
+
+def _is_loss(project: Project, call: ast.Call) -> bool:
+    """A loss has no parameters: its graph is only that of its arguments."""
+    made = project.value(call.func).call
+    name = path_of(made.func) if isinstance(made, ast.Call) else path_of(call.func)
+    last = name.rpartition(".")[2].lower()
+    return last.endswith(("loss", "criterion", "metric", "loss_fn", "transform", "normalize"))
+
+
+def _modes(index: Index, scope: Scope) -> list[tuple[int, str, str]]:
+    """(line, network, "eval" or "train") in a function, in order."""
+    found = []
+    for node in inside(scope):
+        if isinstance(node, ast.Call) and method_of(node) in {"eval", "train"}:
+            if method_of(node) == "eval" and node.args:
+                continue
+            assert isinstance(node.func, ast.Attribute)
+            found.append((node.lineno, path_of(node.func.value), method_of(node)))
+    return sorted(found)
+
+
+def _uses_gradients(project: Project, index: Index, function: Scope) -> bool:
+    """Does the function, or one that it calls, or what it returns, use gradients?"""
+    for node in ast.walk(function):
+        name = getattr(node, "attr", None) or getattr(node, "id", "")
+        if name in _WANTS_GRADIENTS or str(name).startswith("requires_grad"):
+            return True
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if isinstance(node, ast.Return) and node.value is not None:
+            if any(project.value(each).graph for each in ast.walk(node.value)):
+                return True  # the caller may go backward
+        if isinstance(node, ast.Call):
+            callee = project.callee(index, node)
+            if callee is not None and project.backwards(callee):
+                return True
+    return False
+
+
+def _frozen(project: Project) -> frozenset[str]:
+    """Networks whose parameters are frozen somewhere: no graph is recorded for them."""
+    found: set[str] = set()
+    for index, call in project.calls():
+        if method_of(call) == "requires_grad_":
+            assert isinstance(call.func, ast.Attribute)
+            found.add(path_of(call.func.value))
+        elif method_of(call) in {"parameters", "named_parameters"}:
+            loop = index.parents.get(call)
+            if isinstance(loop, ast.For) and _freezes(loop):
+                assert isinstance(call.func, ast.Attribute)
+                found.add(path_of(call.func.value))
+    return frozenset(found)
+
+
+def _freezes(loop: ast.For) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr.startswith("requires_grad")
+        for node in ast.walk(loop)
+    )
