@@ -1,137 +1,206 @@
-"""Small machines for tests of the hardware readers, written from the kernel's formats."""
+"""Machines made of facts, healthy unless a test changes something.
+
+    machine(cpu={"quota_cores": 2.0}, gpus=[gpu(temperature_c=95.0)])
+
+In a change, a plain value is a known fact, ``None`` an absent one; a :class:`Fact` is taken as
+it is.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainfit.hardware.limits import read_limits, read_threads
-from trainfit.hardware.memory import read_memory
-from trainfit.hardware.processor import read_cpu
-from trainfit.hardware.recorded import RecordedSystem, unpack
-from trainfit.hardware.storage import read_storage
-from trainfit.hardware.surroundings import read_surroundings
-from trainfit.hardware.system import System
-from trainfit.results.facts import Fact
+from trainfit.results.facts import Fact, absent, cannot_tell, known
+from trainfit.results.machine import (
+    CoreKind,
+    Cpu,
+    CudaDriver,
+    CudaStack,
+    DeviceNode,
+    FrequencyPolicy,
+    Gpu,
+    IdleState,
+    Limits,
+    Machine,
+    Memory,
+    NumaNode,
+    PciDevice,
+    Storage,
+    Surroundings,
+    Threads,
+    TorchBuild,
+    TorchProbe,
+)
 
-CPU = "/sys/devices/system/cpu"
-V2_MOUNT = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
-ROOT_MOUNT = "26 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw"
-
-
-def machine(
-    root: Path,
-    files: Mapping[str, Any],
-    environment: Mapping[str, str] | None = None,
-    **calls: Any,
-) -> RecordedSystem:
-    """A recorded machine of these files and calls."""
-    calls = {
-        "affinity": "0-3",
-        "uname": {"release": "6.8.0-45-generic", "machine": "x86_64"},
-    } | calls
-    document = {"files": files, "environment": dict(environment or {}), "calls": calls}
-    unpack(document, root)
-    return RecordedSystem(root, document)
+GIB = 1 << 30
+SOURCE = "composed"
+ADDRESS = "00000000:01:00.0"
 
 
-def readings(system: System, data: str | None = "/data") -> list[Any]:
-    """Everything that the readers under test say of a machine."""
-    return [
-        read_cpu(system),
-        read_memory(system),
-        read_storage(system, data),
-        read_limits(system),
-        read_threads(system),
-        read_surroundings(system),
-    ]
+def fact(value: Any) -> Any:
+    """A fact of a plain value; ``None`` is absent."""
+    if isinstance(value, Fact):
+        return value
+    return absent(SOURCE, "the test has none") if value is None else known(value, SOURCE)
 
 
-def facts(reading: Any) -> dict[str, Fact[Any]]:
-    values = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading)}
-    return {name: value for name, value in values.items() if isinstance(value, Fact)}
+def unknown() -> Any:
+    """A fact that cannot be told."""
+    return cannot_tell(SOURCE, "the test does not tell")
 
 
-def cpuinfo(count: int, name: str, flags: str = "fpu aperfmperf", **lines: str) -> str:
-    """/proc/cpuinfo of an x86 processor."""
-    blocks = []
-    for cpu in range(count):
-        entries = {"processor": cpu, "vendor_id": "GenuineIntel", "model name": name}
-        entries |= {"cpu MHz": f"{1700 + cpu}.000", "flags": flags} | lines
-        blocks.append("".join(f"{key}\t: {value}\n" for key, value in entries.items()))
-    return "\n".join(blocks)
+def changed(thing: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy of a group of facts with some of them changed."""
+    plain = {f.name for f in dataclasses.fields(thing) if "Fact[" not in str(f.type)}
+    made = {key: value if key in plain else fact(value) for key, value in changes.items()}
+    return dataclasses.replace(thing, **made)
 
 
-def siblings(pairs: int, singles: int = 0, pair_next: bool = True) -> list[str]:
-    """thread_siblings_list of each CPU: first pairs of SMT siblings, then single CPUs."""
-    if pair_next:
-        lists = [f"{cpu - cpu % 2}-{cpu - cpu % 2 + 1}" for cpu in range(2 * pairs)]
-    else:  # the siblings of core n are n and n + pairs, as on servers
-        lists = [f"{cpu % pairs},{cpu % pairs + pairs}" for cpu in range(2 * pairs)]
-    return lists + [str(2 * pairs + cpu) for cpu in range(singles)]
+def cores_of(cpus: Sequence[int], kind: Any = "uniform", hz: float = 5e9) -> CoreKind:
+    return CoreKind(kind, tuple(cpus), len(cpus) // 2, hz)
 
 
-def alder_lake() -> dict[str, Any]:
-    """A Core i9-12900K: 8 performance cores with SMT, two favoured, and 8 efficiency cores."""
-    fastest = [5100000] * 8 + [5200000] * 4 + [5100000] * 4 + [3900000] * 8
-    kinds = [str(khz) for khz in fastest]
-    return {
-        "/proc/cpuinfo": cpuinfo(24, "12th Gen Intel(R) Core(TM) i9-12900K"),
-        f"{CPU}/online": "0-23\n",
-        f"{CPU}/cpu{{0-23}}/topology/core_cpus_list": siblings(8, 8),
-        f"{CPU}/cpu{{0-23}}/topology/physical_package_id": "0\n",
-        f"{CPU}/cpu{{0-23}}/cpufreq": {"folder": True},
-        f"{CPU}/cpufreq/policy{{0-23}}/affected_cpus": [f"{cpu}\n" for cpu in range(24)],
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_driver": "intel_pstate\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_governor": "powersave\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_available_governors": "performance powersave\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/energy_performance_preference": "balance_performance\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_cur_freq": "1700000\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_max_freq": kinds,
-        f"{CPU}/cpufreq/policy{{0-23}}/cpuinfo_max_freq": kinds,
-        f"{CPU}/intel_pstate/status": "active\n",
-        f"{CPU}/intel_pstate/no_turbo": "0\n",
-        f"{CPU}/cpu0/cpuidle/state{{0-2}}/name": ["POLL\n", "C1E\n", "C10\n"],
-        f"{CPU}/cpu0/cpuidle/state{{0-2}}/latency": ["0\n", "2\n", "230\n"],
-        f"{CPU}/cpu0/cpuidle/state{{0-2}}/residency": ["0\n", "4\n", "700\n"],
-        f"{CPU}/cpu0/cpuidle/state{{0-2}}/disable": ["0\n", "0\n", "1\n"],
-        "/sys/devices/cpu_core/cpus": "0-15\n",
-        "/sys/devices/cpu_atom/cpus": "16-23\n",
-        "/sys/devices/system/node/node0/cpulist": "0-23\n",
-        "/sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:       65536000 kB\n",
-        "/proc/meminfo": (
-            "MemTotal:       65536000 kB\nMemFree:        1000 kB\nMemAvailable:   60000000 kB\n"
-            "SwapTotal:       2097148 kB\nSwapFree:        2000000 kB\n"
+def frequency(**changes: Any) -> FrequencyPolicy:
+    """The clock policy of a desktop that is set to performance."""
+    settings: dict[str, Any] = {
+        "cpus": tuple(range(16)),
+        "driver": "intel_pstate",
+        "governor": "performance",
+        "available_governors": ("performance", "powersave"),
+        "energy_preference": "performance",
+        "current_hz": 4.6e9,
+        "limit_hz": 5e9,
+        "hardware_hz": 5e9,
+    }
+    return FrequencyPolicy(**settings | changes)
+
+
+def gpu(index: int = 0, **changes: Any) -> Gpu:
+    """A GPU of 24 GiB at work, alone, at full clocks, on a full link."""
+    facts: dict[str, Any] = {
+        "name": "NVIDIA L4",
+        "uuid": f"GPU-{index:08d}-1111-2222-3333-444444444444",
+        "capability": (8, 9),
+        "memory_bytes": 24 * GIB,
+        "used_bytes": 300 << 20,
+        "reserved_bytes": 300 << 20,
+        "utilisation": 0.9,
+        "memory_utilisation": 0.4,
+        "pci_address": f"00000000:{index + 1:02x}:00.0",
+        "pcie_generation": 4,
+        "pcie_generation_max": 4,
+        "pcie_width": 16,
+        "pcie_width_max": 16,
+        "numa_node": 0,
+        "sm_hz": 2.0e9,
+        "sm_max_hz": 2.04e9,
+        "memory_hz": 6.25e9,
+        "memory_max_hz": 6.25e9,
+        "application_sm_hz": 2.04e9,
+        "performance_state": 0,
+        "clock_reasons": (),
+        "temperature_c": 60.0,
+        "slowdown_c": 92.0,
+        "power_w": 65.0,
+        "power_limit_w": 72.0,
+        "power_limit_default_w": 72.0,
+        "persistence": True,
+        "compute_mode": "default",
+        "ecc": True,
+        "ecc_errors": 0,
+        "mig": None,
+        "mig_instances": None,
+        "processes": (),
+    }
+    made = {key: fact(value) for key, value in (facts | changes).items()}
+    made["pcie_width_max"] = dataclasses.replace(made["pcie_width_max"], source="NVML")
+    return Gpu(index=index, **made)
+
+
+def healthy_cpu() -> Cpu:
+    cpus = tuple(range(16))
+    return Cpu(
+        model=fact("a processor with 8 cores"),
+        sockets=fact(1),
+        physical_cores=fact(8),
+        logical_cpus=fact(16),
+        core_kinds=fact((cores_of(cpus),)),
+        affinity=fact(cpus),
+        quota_cores=fact(None),
+        usable_cores=fact(16.0),
+        numa_nodes=fact((NumaNode(0, cpus, 64 * GIB),)),
+        policies=fact((frequency(),)),
+        scaling_mode=fact("active"),
+        turbo=known(True, "/sys/devices/system/cpu/intel_pstate/no_turbo"),
+        current_hz=fact((4.6e9,) * 16),
+        idle_states=fact((IdleState("POLL", 0.0, False), IdleState("C1E", 4e-6, False))),
+    )
+
+
+def healthy_memory() -> Memory:
+    return Memory(
+        total_bytes=fact(64 * GIB),
+        available_bytes=fact(56 * GIB),
+        swap_total_bytes=fact(2 * GIB),
+        swap_used_bytes=fact(0),
+        limit_bytes=fact(None),
+        limit_used_bytes=fact(None),
+        shm_total_bytes=fact(32 * GIB),
+        shm_free_bytes=fact(32 * GIB),
+    )
+
+
+def healthy_cuda() -> CudaStack:
+    libraries = {"libcuda": "550.54.14", "libnvidia-ml": "550.54.14"}
+    torch = TorchBuild("2.8.0+cu126", (12, 6), None, "/site/torch")
+    vision = TorchBuild("0.23.0+cu126", (12, 6), None, "/site/torchvision")
+    device = PciDevice("0000:01:00.0", "0x27b8", "0x030200", "nvidia", 0, 4, 4, 16, 16)
+    return CudaStack(
+        pci_devices=fact((device,)),
+        kernel_driver=fact("550.54.14"),
+        kernel_modules=fact(("nvidia", "nvidia_uvm")),
+        device_nodes=fact((DeviceNode("/dev/nvidia0", True), DeviceNode("/dev/nvidia-uvm", True))),
+        library_versions=libraries,
+        library_places={name: f"/usr/lib/{name}.so.550.54.14" for name in libraries},
+        nvml=fact("550.54.14"),
+        nvml_cuda=fact((12, 6)),
+        nvidia_smi=fact("GPU 0: NVIDIA L4"),
+        cuda=fact(CudaDriver("libcuda.so.1", 0, "", (12, 6), 1)),
+        fabric_manager=fact(None),
+        visible_devices=fact(None),
+        torch=fact(torch),
+        torch_probe=fact(TorchProbe(True, 1, "", ("sm_80", "sm_89"), ((8, 9),), "")),
+        torchvision=fact(vision),
+        bad_fork=fact(None),
+    )
+
+
+def machine(**changes: Any) -> Machine:
+    """A healthy workstation with ``changes``: a dict of facts of each part.
+
+    ``gpus`` is a list of GPUs, a fact, or ``None`` for a machine without; ``threads`` the
+    variables that are set, or a :class:`Threads`.
+    """
+    gpus, threads = changes.pop("gpus", [gpu()]), changes.pop("threads", {})
+    parts: dict[str, Any] = {
+        "cpu": healthy_cpu(),
+        "memory": healthy_memory(),
+        "storage": Storage(
+            "/data",
+            *map(fact, ("ext4", "/data", "/dev/nvme0n1p1", "nvme", 2000 * GIB, 800 * GIB)),
+            *map(fact, (2.5e9, 9e9)),
         ),
-        "/proc/self/cgroup": "0::/user.slice/user-1000.slice/session-2.scope\n",
-        "/proc/self/mountinfo": f"{ROOT_MOUNT}\n{V2_MOUNT}\n",
-        "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope/memory.max": "max\n",
-        "/sys/dev/block/259:2": {
-            "link": "../../devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/nvme0n1p2"
-        },
-        "/sys/class/block/nvme0n1p2": {
-            "link": "../../devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/nvme0n1p2"
-        },
-        "/sys/devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/nvme0n1p2/partition": "2\n",
-        "/sys/class/block/nvme0n1": {
-            "link": "../../devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1"
-        },
-        "/sys/devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/queue/rotational": "0\n",
-        "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nNAME="Ubuntu"\n',
-        "/sys/class/dmi/id/sys_vendor": "ASUS\n",
-        "/sys/class/dmi/id/product_name": "System Product Name\n",
+        "limits": Limits(*map(fact, (65536, 1 << 20, None, 250_000))),
+        "surroundings": Surroundings(
+            *map(fact, ("Ubuntu 24.04", "6.8.0", None, None, None, None)), scheduler_grant={}
+        ),
+        "cuda": healthy_cuda(),
     }
-
-
-def alder_lake_machine(root: Path, **changes: Any) -> RecordedSystem:
-    calls = {
-        "affinity": "0-23",
-        "limits": {"NOFILE": [1024, 1048576], "MEMLOCK": [None, None], "NPROC": [255000, 255000]},
-        "spaces": {"/": [10**12, 4 * 10**11], "/dev/shm": [32 << 30, 31 << 30]},
-        "folder": "/home/user",
-        "sizes": {"/data": {"/data/a.bin": 100, "/data/b.bin": 2 << 30}},
-        "read_rates": {"/data/b.bin": [3e9, 9e9]},
-    }
-    return machine(root, alder_lake(), **(calls | changes))
+    for key, change in changes.items():
+        parts[key] = changed(parts[key], change)
+    if not isinstance(threads, Threads):
+        threads = Threads(threads, fact(16), fact(8))
+    listed = gpus if isinstance(gpus, Fact) else fact(None if gpus is None else tuple(gpus))
+    return Machine(threads=threads, gpus=listed, python="3.11.9", **parts)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers_facts import (
+from helpers_trees import (
     CPU,
     V2_MOUNT,
     alder_lake,

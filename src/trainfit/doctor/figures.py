@@ -1,0 +1,116 @@
+"""How figures and a machine's own words are written in checks."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable
+
+from trainfit.results.doctor import Remedy
+from trainfit.results.machine import Gpu, Machine
+
+_LONGEST_WORD = 24
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a unit: GiB and MiB with one decimal at most."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(nbytes) >= unit:
+            return f"{_number(nbytes / unit)} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def rate(bytes_per_s: float) -> str:
+    """A rate in MB/s or GB/s."""
+    if bytes_per_s >= 1e9:
+        return f"{_number(bytes_per_s / 1e9)} GB/s"
+    return f"{_number(bytes_per_s / 1e6)} MB/s"
+
+
+def cores(number: float) -> str:
+    """A count of cores, that a quota may make fractional."""
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def ghz(hertz: float) -> str:
+    """A clock in GHz."""
+    return f"{hertz / 1e9:.1f} GHz"
+
+
+def percent(share: float) -> str:
+    """A share in percent."""
+    return f"{100 * share:.0f}%"
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """CPUs as the kernel writes lists: "0-3,8"."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def short(text: str, most: int = _LONGEST_WORD) -> str:
+    """A machine's own word on one line and not long, for a summary."""
+    word = " ".join(text.split())
+    return word if len(word) <= most else word[: most - 1] + "…"
+
+
+def quoted(text: str) -> str:
+    """A machine's own word as one word of a shell command."""
+    return shlex.quote(text)
+
+
+def restore(machine: Machine, variable: str) -> str:
+    """The shell's words that give an environment variable back what it has now."""
+    former = machine.threads.variables.get(variable)
+    return f"unset {variable}" if former is None else f"export {variable}={quoted(former)}"
+
+
+def which(gpu: Gpu) -> str:
+    """A GPU in a summary: "GPU 0 (NVIDIA T4)"."""
+    return f"GPU {gpu.index}" + (f" ({short(gpu.name.value)})" if gpu.name.value else "")
+
+
+def on_host(machine: Machine, cost: str) -> str:
+    """What a remedy costs; inside a container also that it has to be run outside."""
+    if not machine.surroundings.container.is_known:
+        return cost
+    return f"{cost}; to be run on the host, not in this container"
+
+
+def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str) -> Remedy:
+    """Raise a limit where this machine's was set: on a pod, a container, or a systemd unit.
+
+    ``docker``, ``field`` and ``unit`` are options with the wanted value and, after a bar, the
+    present one: "--cpus=16|--cpus=4".
+    """
+    kind = (machine.surroundings.container.value or "").lower()
+    if "kube" in kind:
+        wanted, former = (f"in the pod's spec: resources.limits.{v}" for v in field.split("|"))
+        return Remedy(wanted, former, cost)
+    if kind:
+        engine = "podman" if "podman" in kind else "docker"
+        wanted, former = (f"{engine} update {v} CONTAINER" for v in docker.split("|"))
+        return Remedy(wanted, former, on_host(machine, cost))
+    wanted, former = (
+        f"sudo systemctl set-property user-$(id -u).slice {v}" for v in unit.split("|")
+    )
+    return Remedy(wanted, former, f"{cost}; where another unit sets the limit, name that one")
+
+
+def all_gpus(machine: Machine) -> tuple[Gpu, ...]:
+    """The GPUs that NVML shows; none where it shows none (check "gpu" says why)."""
+    return machine.gpus.value or ()
+
+
+def whole(number: float) -> int:
+    """Cores rounded up to a whole number of threads, at least one."""
+    return max(1, math.ceil(number))
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
