@@ -45,7 +45,7 @@ def figures(spec: GpuSpec) -> GpuFigures:
     bandwidth = spec.bandwidth_bytes_per_s if "bandwidth_bytes_per_s" in real else None
     fp32 = spec.fp32_flops if "fp32_flops" in real else None
     tensor = dict(spec.tensor_flops) if "tensor_flops" in real else None
-    power = spec.power_watts if "power_watts" in real else None
+    power = float(spec.power_watts) if "power_watts" in real else None
     return GpuFigures(
         key=spec.key,
         name=spec.name,

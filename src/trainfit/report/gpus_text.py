@@ -82,7 +82,7 @@ def _explained(gpu: GpuFigures) -> str:
     title = f"{printable(gpu.key)} ({printable(gpu.name)})"
     title += "".join(f", {words}" for words, holds in marks if holds)
     sources = _Sources()
-    lines = [title]
+    lines = [wrapped(title, "", "  ")]
     lines += [wrapped(printable(text), "  ", "  ") for text in _choices([gpu])]
     lines += [_meaning(line, sources) for line in gpu.meaning]
     if gpu.bandwidth_bytes_per_s is None:
