@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from trainfit import __version__
-from trainfit.cli import calibrate, memory, plan, show, simulate, verify
+from trainfit.cli import calibrate, gpus, memory, plan, show, simulate, verify
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
@@ -27,6 +27,7 @@ _VERBS = {
     "show": show,
     "calibrate": calibrate,
     "verify": verify,
+    "gpus": gpus,
 }
 
 

