@@ -14,8 +14,9 @@ from helpers_cli import error_line, json_of, trainfit
 from trainfit.cli import gpus as verb
 from trainfit.cli.main import main
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.hardware.gpu import _database, _database_entries
+from trainfit.hardware.gpu import _database_entries
 from trainfit.hardware.gpu_figures import figures
+from trainfit.hardware.gpu_records import database
 from trainfit.hardware.gpu_table import CURATED
 from trainfit.report.gpus_explained import JETPACK, explained
 from trainfit.report.gpus_text import gpus_text
@@ -108,7 +109,7 @@ def test_a_laptop_is_marked_and_its_long_name_stays_whole(tmp_path: Path) -> Non
 
 def test_which_cards_are_laptops() -> None:
     laptops = {entry.label for entry in _database_entries() if entry.spec().is_laptop}
-    named = {label for label in _database() if re.search(r"Mobile|Max-Q", label)}
+    named = {label for label in database() if re.search(r"Mobile|Max-Q", label)}
     known = {entry.label for entry in _database_entries()}
     # A workstation's 300 W card is called Max-Q too, and MXM modules of servers Mobile.
     others = {"RTX PRO 6000 Blackwell Max-Q", "RTX PRO 6000D Blackwell Max-Q"}
@@ -271,7 +272,7 @@ def test_bus_width_and_bandwidth_fit_the_kind_of_memory() -> None:
         if pin is None:
             assert card.key == "B200"  # whose width is of one die of two
             continue
-        least, most = _PIN_RATES[_database()[card.record].memory_type]
+        least, most = _PIN_RATES[database()[card.record].memory_type]
         assert least <= pin / 1e9 <= most, (card.key, pin)
         checked += 1
     assert checked == len(ALL) - 1
@@ -279,7 +280,7 @@ def test_bus_width_and_bandwidth_fit_the_kind_of_memory() -> None:
 
 def test_cuda_cores_are_the_databases() -> None:
     for card in CURATED:
-        assert find_gpu(card.key).cuda_cores == _database()[card.record].shading_units, card.key
+        assert find_gpu(card.key).cuda_cores == database()[card.record].shading_units, card.key
 
 
 def test_every_card_of_the_database_renders() -> None:

@@ -37,7 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command. Options go first, so that names may stand on both sides of them."""
+    """There is no command. Options, none of which has a value, go before the names.
+
+    argparse would not take names on both sides of an option.
+    """
     options = [word for word in words if word.startswith("-")]
     return [*options, *(word for word in words if not word.startswith("-"))], []
 

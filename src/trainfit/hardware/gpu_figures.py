@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trainfit.hardware.gpu import CUSTOM_DEFAULT, GpuSpec
+from trainfit.hardware.gpu_custom import CUSTOM_DEFAULT
+from trainfit.hardware.gpu_spec import GpuSpec
 from trainfit.results.gpus import GpuFigures, JobFigures
 
 #: Elements that one block of an elementwise float32 kernel works on: 128 threads of 8 elements
