@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import Literal
+from typing import Final, Literal
 
 from trainfit.doctor import script_torch
 from trainfit.doctor.script_index import Function, Index, is_literal, path_of
 from trainfit.doctor.script_project import Project
 
 Recording = Literal["on", "off", "maybe"]
+#: Callers of callers that are asked; beyond, it cannot be told.
+_DEPTH: Final = 24
 
 
 class Gradients:
@@ -18,6 +20,7 @@ class Gradients:
     def __init__(self, project: Project) -> None:
         self._project = project
         self._functions: dict[Function, Recording] = {}
+        self._depth = 0
         self._switched = any(
             "torch.set_grad_enabled" in index.file.origins(call.func)
             and isinstance(index.parents.get(call), ast.Expr)
@@ -61,9 +64,11 @@ class Gradients:
             if found is not None:
                 return found
         sites, complete = self._project.call_sites(function)
-        states = {self.at(other, site) for other, site in sites if site is not function}
-        if not sites or not complete:
+        if not sites or not complete or self._depth > _DEPTH:
             return "maybe"
+        self._depth += 1
+        states = {self.at(other, site) for other, site in sites}
+        self._depth -= 1
         return states.pop() if len(states) == 1 else "maybe"
 
     def _context(self, index: Index, node: ast.expr) -> Recording | None:

@@ -12,9 +12,12 @@ from typing import Final
 from trainfit.doctor.script_source import Source, UnreadableError, load
 
 #: A script with more files of its own is not read further; `unread` then says so.
-MAX_FILES: Final = 500
+MAX_FILES: Final = 200
+#: The same for the characters of all files together.
+MAX_CHARACTERS: Final = 4_000_000
 
 #: Modules that are re-exported from elsewhere, longest first: the name that rules know.
+_FURTHER: Final = "were read, which are many; nothing further is"
 _CANONICAL: Final = (
     ("torch.nn.parallel.data_parallel.DataParallel", "torch.nn.DataParallel"),
     ("torch.nn.parallel.DataParallel", "torch.nn.DataParallel"),
@@ -50,16 +53,21 @@ class File:
     foreign: set[str] = dataclasses.field(default_factory=set)
     stars: set[str] = dataclasses.field(default_factory=set)
 
+    @property
+    def size(self) -> int:
+        """Characters, about."""
+        return sum(map(len, self.source.lines))
+
     def origins(self, node: ast.AST) -> frozenset[str]:
         """Every dotted name that an expression may stand for; empty if no import gives it."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
-        if not isinstance(node, ast.Name):
+        if not isinstance(node, ast.Name) or node.id not in self.imported:
             return frozenset()
         rest = "".join(f".{part}" for part in reversed(parts))
-        return frozenset(_canonical(base + rest) for base in self.imported.get(node.id, ()))
+        return frozenset(_canonical(base + rest) for base in self.imported[node.id])
 
     def origin(self, node: ast.AST) -> str:
         """The one dotted name that an expression stands for, or nothing."""
@@ -109,10 +117,11 @@ def _number(
         return numbers[real]
     if real in failed:
         return None
-    if len(files) >= MAX_FILES:
+    size = sum(file.size for file in files)
+    if len(files) >= MAX_FILES or size > MAX_CHARACTERS:
         failed.add(real)
-        if len(files) == MAX_FILES and not any("not read further" in each for each in unread):
-            unread.append(f"{path}: more than {MAX_FILES} files are imported; not read further")
+        if not any(_FURTHER in each for each in unread):
+            unread.append(f"{path}: {len(files)} files {_FURTHER}")
         return None
     try:
         files.append(File(len(files), load(path, str(path))))
@@ -124,15 +133,16 @@ def _number(
     return numbers[real]
 
 
-def _roots(path: Path) -> list[Path]:
-    """Where absolute imports of own files are looked up: beside the script, and above its package."""
-    roots = [path.parent]
+def _roots(path: Path) -> list[tuple[Path, str]]:
+    """Where absolute imports of own files are sought, and of what package only ("": of any).
+
+    Beside the script; and where the script is part of a package, that package.
+    """
     folder = Path(os.path.abspath(path.parent))
-    if _exists(folder / "__init__.py"):
-        while _exists(folder / "__init__.py") and folder != folder.parent:
-            folder = folder.parent
-        roots.append(folder)
-    return roots
+    package = ""
+    while _exists(folder / "__init__.py") and folder != folder.parent:
+        package, folder = folder.name, folder.parent
+    return [(path.parent, ""), (folder, package)] if package else [(path.parent, "")]
 
 
 def _exists(path: Path) -> bool:
@@ -149,7 +159,7 @@ def _imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _targets(
-    statement: ast.Import | ast.ImportFrom, path: Path, roots: list[Path]
+    statement: ast.Import | ast.ImportFrom, path: Path, roots: list[tuple[Path, str]]
 ) -> Iterator[_Target]:
     if isinstance(statement, ast.Import):
         for alias in statement.names:
@@ -162,7 +172,7 @@ def _targets(
         return
     parts = statement.module.split(".") if statement.module else []
     relative = statement.level > 0
-    where = [_above(path, statement.level)] if relative else roots
+    where = [(_above(path, statement.level), "")] if relative else roots
     base = _module_files(parts, where) if parts else []
     for alias in statement.names:
         bound, dotted = alias.asname or alias.name, ".".join([*parts, alias.name])
@@ -184,9 +194,11 @@ def _above(path: Path, level: int) -> Path:
     return Path(os.path.normpath(folder))
 
 
-def _module_files(parts: list[str], roots: list[Path]) -> list[Path]:
+def _module_files(parts: list[str], roots: list[tuple[Path, str]]) -> list[Path]:
     """The own files that importing a.b.c runs, outermost first; empty if a.b.c is none."""
-    for root in roots:
+    for root, package in roots:
+        if package and parts[0] != package:
+            continue
         folder, found, last = root, [], False
         for part in parts:
             last = False

@@ -86,11 +86,23 @@ def index_of(file: File) -> Index:
     while stack:
         node = stack.pop()
         _note(index, node)
-        children = list(ast.iter_child_nodes(node))
-        for child in children:
+        below = children(node)
+        for child in below:
             index.parents[child] = node
-        stack.extend(reversed(children))
+        stack.extend(reversed(below))
     return index
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """A node's own nodes, in order (faster than :func:`ast.iter_child_nodes`)."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found.extend([each for each in value if isinstance(each, ast.AST)])
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
 
 
 def path_of(node: ast.AST) -> str:
@@ -141,7 +153,7 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
     while stack:
         each = stack.pop()
         yield each
-        for child in ast.iter_child_nodes(each):
+        for child in children(each):
             if not isinstance(child, (*_FUNCTIONS, ast.Lambda, ast.ClassDef)):
                 stack.append(child)
 

@@ -76,6 +76,20 @@ class Source:
         before = line[: _characters(line, base.end_col_offset or 0)]
         return (before + new + line[_characters(line, call.end_col_offset or 0) :]).strip()
 
+    def edited(self, number: int, edits: list[tuple[int, int, str]]) -> str:
+        """A line with parts (from, to: columns from 0) replaced, innermost first."""
+        line = self.line(number)
+        for start, end, new in sorted(edits, reverse=True):
+            line = line[:start] + new + line[end:]
+        return line.strip()
+
+    def span(self, node: ast.expr) -> tuple[int, int, int]:
+        """Line of a node's end, and there its columns from 0 (a node over lines starts at 0)."""
+        number = node.end_lineno or node.lineno
+        line = self.line(number)
+        start = _characters(line, node.col_offset) if node.lineno == number else 0
+        return number, start, _characters(line, node.end_col_offset or 0)
+
     def replaced(self, node: ast.expr, new: str) -> str:
         """The node's line with the node replaced; only the new text if it spans lines."""
         if node.end_lineno != node.lineno or node.end_col_offset is None:
@@ -133,7 +147,7 @@ def _decoded(content: bytes) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UnreadableError(
-            f"it is not {error.encoding.upper()} (byte 0x{content[error.start]:02x} at line {line})",
+            f"it is not {error.encoding.upper()}: byte 0x{content[error.start]:02x} at line {line}",
             "save it as UTF-8",
         ) from None
     except (SyntaxError, LookupError, ValueError) as error:

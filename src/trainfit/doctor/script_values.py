@@ -101,7 +101,7 @@ def unpacked(value: Value, count: int) -> list[Value]:
 
 
 def shallow(value: Value, depth: int = 0) -> Value:
-    """A value whose nesting is cut, so that a loop that wraps it again and again comes to an end."""
+    """A value whose nesting is cut, so that wrapping it again in every pass of a loop ends."""
     if not value.items:
         return value
     if depth >= _DEPTH or len(value.items) > 64:

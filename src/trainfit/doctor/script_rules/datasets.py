@@ -67,9 +67,9 @@ def _worker_functions(project: Project) -> Iterator[tuple[Index, Function, str]]
     for index, call in project.calls():
         if index.file.origin(call.func) == "torch.utils.data.DataLoader":
             collate = keyword(call, "collate_fn")
-            found = project.definition(index, collate) if collate is not None else None
-            if isinstance(found, ast.FunctionDef):
-                yield project.index_of(found), found, f"{found.name}, the collate function,"
+            made = project.definition(index, collate) if collate is not None else None
+            if isinstance(made, ast.FunctionDef):
+                yield project.index_of(made), made, f"{made.name}, the collate function,"
 
 
 def _dataset_classes(project: Project) -> Iterator[tuple[Index, ast.ClassDef]]:

@@ -26,10 +26,8 @@ def no_no_grad(project: Project) -> Iterator[Finding]:
     frozen = _frozen(project)
     for index in project.indexes:
         for function in index.functions:
-            if _uses_gradients(project, index, function):
-                continue
             call = _first(project, index, function, gradients, frozen)
-            if call is not None:
+            if call is not None and not _uses_gradients(project, index, function):
                 yield _found(index, function.name, call)
 
 
@@ -59,7 +57,7 @@ def _first(
     modes = _modes(index, function)
     named = bool(_EVALUATES.search(function.name.lower()))
     calls = sorted(
-        (n for n in inside(function) if isinstance(n, ast.Call) and n is not function),
+        (n for n in inside(function) if isinstance(n, ast.Call)),
         key=lambda n: (n.lineno, n.col_offset),
     )
     for call in calls:
@@ -103,9 +101,8 @@ def _uses_gradients(project: Project, index: Index, function: Scope) -> bool:
             return True
         if isinstance(node, ast.Yield | ast.YieldFrom):
             return True
-        if isinstance(node, ast.Return) and node.value is not None:
-            if any(project.value(each).graph for each in ast.walk(node.value)):
-                return True  # the caller may go backward
+        if isinstance(node, ast.Return) and any(project.value(e).graph for e in ast.walk(node)):
+            return True  # the caller may go backward
         if isinstance(node, ast.Call):
             callee = project.callee(index, node)
             if callee is not None and project.backwards(callee):

@@ -85,10 +85,8 @@ def _is_plain_list(project: Project, index: Index, loop: Loop, target: str) -> b
         if isinstance(node, ast.Assign) and any(path_of(each) == target for each in node.targets)
     ]
     for node in inside(loop):
-        if isinstance(node, ast.Call) and method_of(node) in {"clear", "pop", "popleft"}:
-            if path_of(node.func.value) == target:  # type: ignore[attr-defined]
-                return False
-        if isinstance(node, ast.Delete):
+        empties = isinstance(node, ast.Call) and method_of(node) in {"clear", "pop", "popleft"}
+        if isinstance(node, ast.Delete) or (empties and path_of(node.func.value) == target):  # type: ignore[attr-defined]
             return False
     return bool(made) and all(
         (isinstance(node.value, ast.List) and not node.value.elts)
@@ -100,10 +98,11 @@ def _is_plain_list(project: Project, index: Index, loop: Loop, target: str) -> b
 def _is_made_in(loop: Loop, target: str) -> bool:
     """Does each pass of the loop begin it anew?"""
     for node in inside(loop):
-        if isinstance(node, ast.Assign):
-            if any(path_of(each) == target for each in _targets(node)):
-                if not (isinstance(node.value, ast.BinOp) and path_of(node.value.left) == target):
-                    return True
+        if not isinstance(node, ast.Assign):
+            continue
+        adds = isinstance(node.value, ast.BinOp) and path_of(node.value.left) == target
+        if not adds and any(path_of(each) == target for each in _targets(node)):
+            return True
     return False
 
 
@@ -118,11 +117,8 @@ def _goes_backward(index: Index, loop: Loop) -> frozenset[str]:
     nodes = list(ast.walk(scope)) if scope is not None else []
     found: set[str] = set()
     for node in nodes:
-        if isinstance(node, ast.Call):
-            if method_of(node) in {"backward", "grad", "manual_backward"} or (isinstance(node.func, ast.Name) and "backward" in node.func.id):
-                found |= _names(node)
-        elif isinstance(node, ast.Return) and node.value is not None:
-            found |= {n for n in _names(node.value) if isinstance(scope, ast.Module)}
+        if isinstance(node, ast.Call) and _uses_graph(node):
+            found |= _names(node)
     assigned = [node for node in nodes if isinstance(node, ast.Assign | ast.AugAssign)]
     while True:
         more = set(found)
@@ -133,6 +129,11 @@ def _goes_backward(index: Index, loop: Loop) -> frozenset[str]:
         if more == found:
             return frozenset(found)
         found = more
+
+
+def _uses_graph(call: ast.Call) -> bool:
+    name = call.func.id if isinstance(call.func, ast.Name) else method_of(call)
+    return name == "grad" or "backward" in name
 
 
 def _names(node: ast.AST) -> set[str]:

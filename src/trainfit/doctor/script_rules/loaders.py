@@ -17,11 +17,13 @@ from trainfit.doctor.script_index import (
 )
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding
+from trainfit.doctor.script_torch import words
 from trainfit.results.doctor import Finding
 
 #: Calls in `__getitem__` that cost nothing to speak of: workers would win nothing.
-_CHEAP: Final = frozenset(
-    ["len", "int", "float", "bool", "str", "tensor", "from_numpy", "as_tensor", "range", "isinstance", "full", "zeros", "ones", "item", "long", "copy", "get", "append", "tuple", "list", "dict", "abs", "min", "max"]
+_CHEAP: Final = words(
+    "len int float bool str tensor from_numpy as_tensor range isinstance full zeros ones item "
+    "long copy get append tuple list dict abs min max"
 )
 _WORKERS: Final = 5  # DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers
 
@@ -38,9 +40,12 @@ def loader_defaults(project: Project) -> Iterator[Finding]:
         count = _count(workers)
         if count == 0 and _costs_work(project, call):
             yield _no_workers(index, call, workers)
-        elif count and keyword(call, "persistent_workers") is None:
-            if any(_is_again(project, other, loop) for other, loop in loops):
-                yield _not_persistent(index, call, workers)
+        elif (
+            count
+            and keyword(call, "persistent_workers") is None
+            and any(_is_again(project, other, loop) for other, loop in loops)
+        ):
+            yield _not_persistent(index, call, workers)
 
 
 def non_blocking_without_pinning(project: Project) -> Iterator[Finding]:

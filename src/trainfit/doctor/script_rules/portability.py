@@ -30,20 +30,20 @@ def hard_coded_cuda(project: Project) -> Iterator[Finding]:
         return
     for index in project.indexes:
         device = named_device(index)
-        has_device = device in index.reads
-        hint = "" if has_device else f", with `{device} = {_CHOICE}` once at the top"
+        hint = f", with `{device} = {_CHOICE}` once at the top"
+        hint = "" if device in index.reads else hint
+        # All edits of a line at once: its rewrite is the whole line.
+        edits: dict[int, list[tuple[int, int, str]]] = {}
+        first: dict[int, ast.Call] = {}
         for call in index.calls:
-            new = _portable(index, call, device)
-            if new is None or _is_guarded(index, call):
-                continue
-            node, text = new
-            if node is None:
-                line = f"{device} = {_CHOICE}"
-                yield finding("hard-coded-cuda", index, call, _REASON, line)
-                continue
-            if node is not call:
-                text = index.file.source.replaced(node, text)
-            rewrite = text + hint
+            edit = _edit(index, call, device)
+            if edit is not None and not _is_guarded(index, call):
+                number, start, end, new = edit
+                edits.setdefault(number, []).append((start, end, new))
+                first.setdefault(number, call)
+        for number, call in first.items():
+            line = index.file.source.edited(number, edits[number])
+            rewrite = line if _CHOICE in line else line + hint
             yield finding("hard-coded-cuda", index, call, _REASON, rewrite)
 
 
@@ -90,24 +90,33 @@ def _stops(node: ast.If) -> bool:
     return is_call and path_of(last.value.func).rpartition(".")[2] in {"exit", "_exit", "error"}  # type: ignore[attr-defined]
 
 
-def _portable(index: Index, call: ast.Call, device: str) -> tuple[ast.expr | None, str] | None:
-    """What to replace by what; None: the call names no CUDA device; no node: the line as it is."""
+def _edit(index: Index, call: ast.Call, device: str) -> tuple[int, int, int, str] | None:
+    """(line, from, to, new text) where a call names a CUDA device; None where it does not."""
+    source = index.file.source
     if method_of(call) == "cuda" and not index.file.origins(call.func):
         assert isinstance(call.func, ast.Attribute)
-        source = index.file.source
-        rest = [f"{k.arg}={source.text(k.value)}" for k in call.keywords if k.arg == "non_blocking"]
         if call.args and not isinstance(call.args[0], ast.Constant):
             return None  # the device is chosen elsewhere
-        return call, source.without_method(call, f".to({', '.join([device, *rest])})")
+        rest = [f"{k.arg}={source.text(k.value)}" for k in call.keywords if k.arg == "non_blocking"]
+        number, _, end = source.span(call)
+        base_line, _, start = source.span(call.func.value)
+        return (
+            number,
+            start if base_line == number else 0,
+            end,
+            f".to({', '.join([device, *rest])})",
+        )
     origin = index.file.origin(call.func)
-    if origin == "torch.device":
-        return (None, "") if call.args and _is_cuda(call.args[0]) else None
     literal: ast.expr | None = None
+    if origin == "torch.device":
+        if not call.args or not _is_cuda(call.args[0]):
+            return None
+        return *source.span(call), _CHOICE
     if method_of(call) == "to" and not origin:
         literal = call.args[0] if call.args else keyword(call, "device")
     elif origin.startswith("torch.") and not origin.startswith(("torch.amp", "torch.autocast")):
         literal = keyword(call, "map_location" if origin == "torch.load" else "device")
-    return (literal, device) if literal is not None and _is_cuda(literal) else None
+    return (*source.span(literal), device) if literal is not None and _is_cuda(literal) else None
 
 
 def _is_cuda(node: ast.expr) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 from trainfit.doctor.script_index import Index, Loop, inside, is_literal
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding
+from trainfit.doctor.script_torch import words
 from trainfit.results.doctor import Finding
 
 _OLD: Final = {
@@ -20,8 +21,10 @@ _OLD: Final = {
     "torch.cpu.amp.GradScaler": ("torch.amp.GradScaler", '"cpu"'),
 }
 #: Any of these words in any file: precision is chosen somewhere, or float32 is needed.
-_CHOSEN: Final = frozenset(
-    ["autocast", "amp", "gradscaler", "half", "bfloat16", "float16", "bf16", "fp16", "mixed_precision", "use_amp", "precision", "float64", "double", "complex64", "complex128", "cdouble", "cfloat", "apex", "set_default_dtype", "float8", "fp8", "transformer_engine", "lbfgs"]
+_CHOSEN: Final = words(
+    "autocast amp gradscaler half bfloat16 float16 bf16 fp16 mixed_precision use_amp "
+    "precision float64 double complex64 complex128 cdouble cfloat apex set_default_dtype "
+    "float8 fp8 transformer_engine lbfgs"
 )
 
 

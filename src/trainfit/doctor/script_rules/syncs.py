@@ -105,7 +105,8 @@ def _acts_on_world(project: Project, index: Index, region: ast.AST) -> bool:
             assert isinstance(node.func, ast.Attribute)
             last = path_of(node.func.value).rpartition(".")[2].lower()
             known = project.value(node.func.value).kind in {"optimizer", "scheduler", "scaler"}
-            if node.args and not known and not project.is_optimizer(node.func.value):
-                if not any(word in last for word in ("sched", "scaler", "opt", "prof", "ema")):
-                    return True
+            own = known or project.is_optimizer(node.func.value)
+            own = own or any(word in last for word in ("sched", "scaler", "opt", "prof", "ema"))
+            if node.args and not own:
+                return True
     return False
