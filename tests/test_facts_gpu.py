@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ from trainfit.hardware.cuda_stack import bad_fork_here, read_cuda_stack
 from trainfit.hardware.gpus import read_gpus
 from trainfit.hardware.local_gpu import process_bytes
 from trainfit.hardware.pci import place
-from trainfit.hardware.recorded import RecordedSystem, unpack
+from trainfit.hardware.recorded import RecordedSystem, Recorder, replayed, unpack
 from trainfit.hardware.system import System
 from trainfit.results.facts import Fact, known
 from trainfit.results.machine import CudaStack, Gpu
@@ -500,6 +501,24 @@ def test_without_cuda_in_pytorch_its_probe_is_not_made(
     assert "built without CUDA" in found.torch_probe.reason
 
 
+def test_pytorch_starts_after_nvml_has_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its contexts would be among the processes and the memory that NVML reports."""
+    events: list[str] = []
+    ask = RecordedSystem.probe
+
+    def slow(self: RecordedSystem, name: str, seconds: float) -> Any:
+        if name == "nvml_gpus":
+            time.sleep(0.1)
+        events.append(name)
+        return ask(self, name, seconds)
+
+    monkeypatch.setattr(RecordedSystem, "probe", slow)
+    assert stack(tmp_path).torch_probe.is_known
+    assert events.index("nvml_gpus") < events.index("torch_devices")
+
+
 @pytest.mark.parametrize(
     ("content", "cuda", "hip"),
     [
@@ -760,7 +779,7 @@ def changed(kept: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answer=NVML_ANSWERS, address=st.sampled_from(["0000:01:00.0", "0000:41:00.0"]))
 def test_no_answer_of_nvml_is_too_strange(
     tmp_path_factory: pytest.TempPathFactory, answer: Any, address: str
@@ -776,7 +795,7 @@ def test_no_answer_of_nvml_is_too_strange(
         f"{values(gpu)}".encode()  # nothing that cannot be shown
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_answer_to_the_stack_is_too_strange(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -846,6 +865,15 @@ def test_a_hanging_nvml_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.Mon
     # The GPUs' reader takes the same answer: it does not ask, and wait, once more.
     monkeypatch.delattr(System, "_probe")
     assert not any(gpu.used_bytes.is_known for gpu in read_gpus(system).value or ())
+
+
+def test_this_machine_replays_as_it_was_read(tmp_path: Path) -> None:
+    recorder = Recorder()
+    read = read_cuda_stack(recorder), read_gpus(recorder)
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps(recorder.document()))
+    with replayed(file) as system:
+        assert (read_cuda_stack(system), read_gpus(system)) == read
 
 
 def test_impossible_process_numbers_are_left_out(tmp_path: Path) -> None:
