@@ -73,7 +73,8 @@ def process_bytes(pid: int, nvml: Any = None) -> int | None:
             if process.pid == pid and process.usedGpuMemory is not None:
                 return int(process.usedGpuMemory)
         return None
-    except nvml.NVMLError:
+    # pynvml says by an error that is no NVMLError that the driver (before 510) is too old.
+    except (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)):
         return None
     finally:
         nvml.nvmlShutdown()

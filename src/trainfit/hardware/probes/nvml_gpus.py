@@ -36,6 +36,7 @@ _CLOCK_GRAPHICS, _CLOCK_SM, _CLOCK_MEMORY = 0, 1, 2
 _TEMPERATURE_OF_GPU, _THRESHOLD_SLOWDOWN = 0, 1
 _UNCORRECTED, _VOLATILE = 1, 0
 _SCOPE_OF_NODE, _NODE_WORDS, _WORD_BITS = 0, 16, 64
+_NEWER_THAN_DRIVER = "NVMLLibraryMismatchError"
 _NOT_AVAILABLE = (1 << 64) - 1
 
 
@@ -63,7 +64,9 @@ class Nvml:
         code = getattr(error, "value", None)
         if isinstance(code, int):
             return self._names.get(code, f"NVML error {code}")
-        if isinstance(error, AttributeError):  # an older pynvml than the call
+        # Of an older pynvml than the call, and of a newer one than the driver, which has an
+        # exception of its own for the lists of processes.
+        if isinstance(error, AttributeError) or type(error).__name__ == _NEWER_THAN_DRIVER:
             return "NVML_ERROR_FUNCTION_NOT_FOUND"
         return f"{type(error).__name__}: {error}"[:300]
 
