@@ -54,8 +54,8 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 
 def short(text: str, most: int = _LONGEST_WORD) -> str:
-    """A machine's own word on one line and not long, for a summary."""
-    word = " ".join(text.split())
+    """A machine's own word for a summary: printable, on one line, and not long."""
+    word = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.strip())
     return word if len(word) <= most else word[: most - 1] + "…"
 
 

@@ -123,6 +123,8 @@ def _other_gpu(machine: Machine, gpu: Gpu) -> Remedy:
         choice = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={gpu.index}"
     former = machine.cuda.visible_devices.value
     undo = "unset CUDA_VISIBLE_DEVICES"
+    if "CUDA_DEVICE_ORDER" in choice:
+        undo += " CUDA_DEVICE_ORDER"
     if former is not None and former.replace(",", "").replace("-", "").isalnum():
         undo = f"export CUDA_VISIBLE_DEVICES={former}"
     return Remedy(f"export {choice}  # GPU {gpu.index}", undo, "none")
