@@ -16,8 +16,8 @@ machines (``tests/machines``) are written in it. Keys:
 ``calls``
     ``affinity`` ("0-15"), ``limits`` (name → [soft, hard], null is unlimited), ``uname``,
     ``spaces`` (path → [total, free] in bytes), ``packages`` (name → folder), ``folder`` (the
-    current one), ``processes`` (pid → name), ``own_pids``, ``sizes`` (path → {file: bytes}),
-    ``read_rates`` (file → [past the cache, from the cache] in bytes/s).
+    current one), ``bad_fork``, ``processes`` (pid → name), ``own_pids``, ``sizes`` (path →
+    {file: bytes}), ``read_rates`` (file → [past the cache, from the cache] in bytes/s).
 ``commands``, ``probes``
     the words joined by blanks, or the probe's name → ``{"code", "stdout", "stderr"}`` or the
     probe's JSON object; ``{"hangs": true}`` never answers, ``{"fails": why}`` fails.
@@ -29,17 +29,14 @@ Format history
 from __future__ import annotations
 
 import base64
-import binascii
-import contextlib
 import errno
 import json
 import os
-import re
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from trainfit.hardware.files import RecordedFiles
 from trainfit.hardware.system import Output, Space, System
 from trainfit.results.errors import ResultFileError
 from trainfit.results.facts import Fact, absent, cannot_tell, known
@@ -101,45 +98,24 @@ VARIABLES: Final = (
     "NSLOTS",
 )
 
-_RANGE = re.compile(r"\{(\d+)-(\d+)\}")
-_MOST_IN_RANGE = 4096
 _AGAIN = "record it again with `trainfit doctor --record FILE`"
 
 
 class RecordedSystem(System):
-    """A machine that was recorded; ``root`` holds its files, ``document`` the answers."""
+    """A machine that was recorded, from its document.
 
-    def __init__(self, root: Path, document: Mapping[str, Any]) -> None:
-        super().__init__(root, document.get("environment", {}))
-        self._errors = {
-            path: getattr(errno, content["error"], errno.EIO)
-            for path, content in _expanded(document.get("files", {}))
-            if isinstance(content, dict) and "error" in content
-        }
-        self._links = {
-            path: str(content["link"])
-            for path, content in _expanded(document.get("files", {}))
-            if isinstance(content, dict) and "link" in content
-        }
+    Raises ``ValueError`` for a document that holds what is no path or no content.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__(
+            environment=document.get("environment", {}),
+            files=RecordedFiles(document.get("files", {})),
+        )
         self._inaccessible = frozenset(document.get("inaccessible", ()))
         self._calls = document.get("calls", {})
         self._commands = document.get("commands", {})
         self._probes = document.get("probes", {})
-
-    def text(self, path: str) -> Fact[str]:
-        if path in self._errors:
-            return cannot_tell(path, os.strerror(self._errors[path]))
-        return super().text(path)
-
-    def names(self, path: str) -> Fact[tuple[str, ...]]:
-        if path in self._errors:
-            return cannot_tell(path, os.strerror(self._errors[path]))
-        return super().names(path)
-
-    def link(self, path: str) -> Fact[str]:
-        if path in self._links:  # as it was written, not as it was unpacked
-            return known(self._links[path], path)
-        return super().link(path)
 
     def accessible(self, path: str) -> bool:
         return self.exists(path) and path not in self._inaccessible
@@ -173,6 +149,12 @@ class RecordedSystem(System):
     def system_name(self) -> Mapping[str, str]:
         uname: Mapping[str, str] = self._calls.get("uname", {})
         return uname
+
+    def bad_fork(self) -> Fact[bool]:
+        source = "torch.cuda._is_in_bad_fork()"
+        if "bad_fork" not in self._calls:
+            return absent(source, "PyTorch is not in use in this process")
+        return known(bool(self._calls["bad_fork"]), source)
 
     def packages(self) -> Mapping[str, str]:
         packages: Mapping[str, str] = self._calls.get("packages", {})
@@ -217,20 +199,13 @@ class RecordedSystem(System):
         return _failure(answer, source, seconds) or known(answer, source)
 
 
-@contextlib.contextmanager
-def replayed(path: Path) -> Iterator[RecordedSystem]:
-    """The machine in ``path``, its files unpacked for as long as the block runs.
-
-    Raises :class:`ResultFileError` for a file that is no such recording.
-    """
+def replayed(path: Path) -> RecordedSystem:
+    """The machine in ``path``; raises :class:`ResultFileError` for what is no recording."""
     document = read_machine(path)
-    with tempfile.TemporaryDirectory(prefix="trainfit-machine-") as folder:
-        try:
-            unpack(document, Path(folder))
-            system = RecordedSystem(Path(folder), document)
-        except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
-            raise ResultFileError(path, f"it is damaged ({error})", _AGAIN) from error
-        yield system
+    try:
+        return RecordedSystem(document)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ResultFileError(path, f"it is damaged ({error})", _AGAIN) from error
 
 
 def read_machine(path: Path) -> dict[str, Any]:
@@ -249,66 +224,6 @@ def read_machine(path: Path) -> dict[str, Any]:
     if type(version) is not int or version > VERSION:
         raise ResultFileError(path, f"its format version is {version!r}", "upgrade trainfit")
     return document
-
-
-def unpack(document: Mapping[str, Any], root: Path) -> None:
-    """Write the files below ``root``; raises ``ValueError`` for one that would lie outside."""
-    root = root.resolve()
-    files = list(_expanded(document.get("files", {})))
-    # Links come last: a folder behind one may have been recorded by the link's name.
-    files.sort(key=lambda file: isinstance(file[1], dict) and "link" in file[1])
-    for path, content in files:
-        if not path.startswith("/") or ".." in PurePosixPath(path).parts:
-            raise ValueError(f"{path!r} is no absolute path")
-        place = root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _stay_inside(place.parent, root)
-        _write(place, content, root)
-
-
-def _write(place: Path, content: Any, root: Path) -> None:
-    if isinstance(content, str):
-        if not place.is_dir():  # named in a folder, and read as one
-            place.write_text(content, encoding="utf-8")
-    elif "link" in content:
-        if not os.path.lexists(place):
-            target = str(content["link"])
-            place.symlink_to(root / target.lstrip("/") if target.startswith("/") else target)
-            _stay_inside(place, root)
-    elif "base64" in content:
-        try:
-            place.write_bytes(base64.b64decode(content["base64"], validate=True))
-        except binascii.Error as error:
-            raise ValueError(f"{place}: {error}") from error
-    elif "folder" in content:
-        place.mkdir(parents=True, exist_ok=True)
-    elif "error" in content:
-        if not place.is_dir():
-            place.touch()
-    else:
-        raise ValueError(f"{place}: no content")
-
-
-def _stay_inside(place: Path, root: Path) -> None:
-    if not place.resolve().is_relative_to(root):
-        raise ValueError(f"{place} leads outside through a link")
-
-
-def _expanded(files: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every path with its content, ranges written out."""
-    for path, content in files.items():
-        found = _RANGE.search(path)
-        if found is None:
-            yield path, content
-            continue
-        first, last = int(found[1]), int(found[2])
-        if last - first >= _MOST_IN_RANGE:
-            raise ValueError(f"{path!r} stands for too many paths")
-        each = content if isinstance(content, list) else [content] * (last - first + 1)
-        if len(each) != last - first + 1:
-            raise ValueError(f"{path!r} stands for {last - first + 1} paths, not {len(each)}")
-        for number, one in zip(range(first, last + 1), each, strict=True):
-            yield path[: found.start()] + str(number) + path[found.end() :], one
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -333,7 +248,7 @@ class Recorder(System):
 
     def __init__(self) -> None:
         super().__init__()
-        self._files: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
         self._inaccessible: set[str] = set()
         self._calls: dict[str, Any] = {"limits": {}, "spaces": {}, "processes": {}}
         self._calls |= {"sizes": {}, "read_rates": {}, "folder": os.getcwd()}
@@ -347,7 +262,7 @@ class Recorder(System):
     def text(self, path: str) -> Fact[str]:
         fact = super().text(path)
         if fact.value is not None:
-            self._files[path] = fact.value
+            self._kept[path] = fact.value
         elif not fact.is_absent:
             self._keep_unreadable(path)
         return fact
@@ -357,7 +272,7 @@ class Recorder(System):
         for name in fact.value or ():
             self._keep_name(f"{path.rstrip('/')}/{name}")
         if fact.value is not None:
-            self._files.setdefault(path, {"folder": True})
+            self._kept.setdefault(path, {"folder": True})
         elif not fact.is_absent:
             self._keep_unreadable(path)
         return fact
@@ -377,7 +292,7 @@ class Recorder(System):
     def link(self, path: str) -> Fact[str]:
         fact = super().link(path)
         if fact.value is not None:
-            self._files[path] = {"link": fact.value}
+            self._kept[path] = {"link": fact.value}
         return fact
 
     def space(self, path: str) -> Fact[Space]:
@@ -448,7 +363,7 @@ class Recorder(System):
             "origin": "recorded",
             "provenance": "recorded by `trainfit doctor --record`",
             "environment": self.environment,
-            "files": dict(sorted(self._files.items())),
+            "files": dict(sorted(self._kept.items())),
             "inaccessible": sorted(self._inaccessible),
             "calls": self._calls,
             "commands": self._commands,
@@ -457,17 +372,17 @@ class Recorder(System):
 
     def _keep_name(self, path: str) -> None:
         """A name without its content: an empty folder, link or file, until more is read."""
-        place = self._inside(path)
+        place = Path(path)
         if place.is_symlink():
             content: Any = {"link": os.readlink(place)}
         else:
             content = {"folder": True} if place.is_dir() else ""
-        self._files.setdefault(path, content)
+        self._kept.setdefault(path, content)
 
     def _keep_unreadable(self, path: str) -> None:
         try:
-            content = self._inside(path).read_bytes()
+            content = Path(path).read_bytes()
         except OSError as error:
-            self._files[path] = {"error": errno.errorcode.get(error.errno or 0, "EIO")}
+            self._kept[path] = {"error": errno.errorcode.get(error.errno or 0, "EIO")}
         else:
-            self._files[path] = {"base64": base64.b64encode(content).decode()}
+            self._kept[path] = {"base64": base64.b64encode(content).decode()}

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from trainfit.hardware.files import DiskFiles, Files
 from trainfit.hardware.read_rate import read_rate
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 
@@ -56,12 +57,17 @@ class System:
     Args:
         root: where absolute paths are looked up.
         environment: in place of ``os.environ``.
+        files: in place of the disk.
     """
 
     def __init__(
-        self, root: Path = Path("/"), environment: Mapping[str, str] | None = None
+        self,
+        root: Path = Path("/"),
+        environment: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> None:
-        self.root = root
+        self._root = root
+        self._files: Files = files if files is not None else DiskFiles(root)
         self.environment = dict(os.environ if environment is None else environment)
         self._child_environment = dict(self.environment)
         self._probed: dict[str, Fact[Mapping[str, Any]]] = {}
@@ -72,8 +78,7 @@ class System:
     def text(self, path: str) -> Fact[str]:
         """The content of a text file without surrounding white space."""
         try:
-            with self._inside(path).open("rb") as file:
-                content = file.read(_LONGEST_FILE + 1)
+            content = self._files.read(path, _LONGEST_FILE + 1)
         except OSError as error:
             return _unreadable(path, error)
         if len(content) > _LONGEST_FILE:
@@ -90,22 +95,22 @@ class System:
     def names(self, path: str) -> Fact[tuple[str, ...]]:
         """The names in a folder, sorted."""
         try:
-            return known(tuple(sorted(os.listdir(self._inside(path)))), path)
+            return known(tuple(sorted(self._files.names(path))), path)
         except OSError as error:
             return _unreadable(path, error)
 
     def exists(self, path: str) -> bool:
         """Is there such a file, folder, link or device?"""
-        return os.path.lexists(self._inside(path))
+        return self._files.exists(path)
 
     def accessible(self, path: str) -> bool:
         """May this process read and write it?"""
-        return os.access(self._inside(path), os.R_OK | os.W_OK)
+        return os.access(self._root / path.lstrip("/"), os.R_OK | os.W_OK)
 
     def link(self, path: str) -> Fact[str]:
         """Where a symbolic link points, as it is written."""
         try:
-            return known(os.readlink(self._inside(path)), path)
+            return known(self._files.link(path), path)
         except OSError as error:
             return _unreadable(path, error)
 
@@ -175,6 +180,18 @@ class System:
             "machine": name.machine,
         }
 
+    def bad_fork(self) -> Fact[bool]:
+        """Was this process forked from one that had started CUDA?
+
+        Known only where PyTorch is in use in this very process (`trainfit.why_no_gpu`).
+        """
+        source = "torch.cuda._is_in_bad_fork()"
+        torch = sys.modules.get("torch")
+        asked = getattr(getattr(torch, "cuda", None), "_is_in_bad_fork", None)
+        if asked is None:
+            return absent(source, "PyTorch is not in use in this process")
+        return known(bool(asked()), source)
+
     # --- Children -----------------------------------------------------------------------------
     def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
         """Run a command to its end and return what it printed.
@@ -231,9 +248,6 @@ class System:
         with contextlib.suppress(psutil.Error):
             own.update(child.pid for child in psutil.Process().children(recursive=True))
         return frozenset(own)
-
-    def _inside(self, path: str) -> Path:
-        return self.root / path.lstrip("/")
 
 
 def _unreadable(path: str, error: OSError) -> Fact[Any]:
