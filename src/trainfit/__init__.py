@@ -9,7 +9,21 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from trainfit.simgpu import simulate
 
-__all__ = ["__version__", "simulate"]
+__all__ = ["__version__", "simulate", "why_no_gpu"]
+
+
+def why_no_gpu() -> str:
+    """Why PyTorch sees no GPU in this process, with evidence and cure; or that it sees one.
+
+    Asks in fresh processes, as PyTorch keeps its first answer; takes up to 20 seconds on a
+    machine whose driver hangs, a few otherwise. Changes nothing and raises nothing.
+    """
+    from trainfit.doctor.diagnose import diagnose
+    from trainfit.hardware.survey import survey
+    from trainfit.hardware.system import System
+    from trainfit.report.doctor_text import check_text
+
+    return "\n\n".join(check_text(check) for check in diagnose(survey(System()), ("gpu",)))
 
 
 def __getattr__(name: str) -> Any:

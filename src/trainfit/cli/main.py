@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from trainfit import __version__
-from trainfit.cli import calibrate, gpus, memory, plan, show, simulate, verify
+from trainfit.cli import calibrate, doctor, gpus, memory, plan, show, simulate, verify
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
@@ -25,6 +25,7 @@ _VERBS = {
     "simulate": simulate,
     "memory": memory,
     "show": show,
+    "doctor": doctor,
     "calibrate": calibrate,
     "verify": verify,
     "gpus": gpus,

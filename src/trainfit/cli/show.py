@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.memory.summary import summarize
+from trainfit.report.doctor_text import doctor_text
 from trainfit.report.plan_text import plan_text
 from trainfit.report.profile_text import profile_text
 from trainfit.report.recording_text import recording_json, recording_text
 from trainfit.results import documents
+from trainfit.results.doctor import FORMAT as DOCTOR
+from trainfit.results.doctor import DoctorResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.profile import FORMAT as PROFILE
 from trainfit.results.profile import Profile
@@ -20,8 +23,8 @@ from trainfit.results.recording import Recording
 
 PARSER: dict[str, Any] = {
     "help": "show a result file again",
-    "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate` or "
-    "`trainfit calibrate`.",
+    "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
+    "`trainfit calibrate` or `trainfit doctor --output`.",
 }
 
 
@@ -47,6 +50,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if documents.format_of(text) == PROFILE:
         profile = Profile.from_json(text, path)
         print(profile.to_json() if options.json else profile_text(profile))
+    elif documents.format_of(text) == DOCTOR:
+        diagnosis = DoctorResult.from_json(text, path)
+        print(diagnosis.to_json() if options.json else doctor_text(diagnosis))
     else:
         result = PlanResult.from_json(text, path)
         print(result.to_json() if options.json else plan_text(result))

@@ -1,0 +1,39 @@
+"""All checks of a machine, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from trainfit.doctor.checks import MACHINE_CHECKS
+from trainfit.doctor.visibility import check_visibility
+from trainfit.results.doctor import Check
+from trainfit.results.errors import TrainfitError
+from trainfit.results.machine import Machine
+
+#: In the order of the report: whether there is a GPU to train on comes first.
+CHECKS: Final[tuple[tuple[str, Callable[[Machine], tuple[Check, ...]]], ...]] = (
+    ("gpu", check_visibility),
+    *MACHINE_CHECKS,
+)
+NAMES: Final = tuple(name for name, _ in CHECKS)
+
+
+class CheckNameError(TrainfitError):
+    """A name after --only or --skip that no check has."""
+
+
+def diagnose(machine: Machine, names: Collection[str] = NAMES) -> tuple[Check, ...]:
+    """The checks of these names; one that does not apply to the machine gives none."""
+    return tuple(check for name, make in CHECKS if name in names for check in make(machine))
+
+
+def chosen(only: Sequence[str] | None, skip: Sequence[str]) -> tuple[str, ...]:
+    """The names to check; raises :class:`CheckNameError` for one that is not known."""
+    for name in (*(only or ()), *skip):
+        if name not in NAMES:
+            raise CheckNameError(f"there is no check {name!r}; known are {', '.join(NAMES)}")
+    left = tuple(name for name in NAMES if (only is None or name in only) and name not in skip)
+    if not left:
+        raise CheckNameError("--only and --skip leave no check; name fewer in --skip")
+    return left

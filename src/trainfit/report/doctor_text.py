@@ -1,0 +1,77 @@
+"""A diagnosis as text: what is bad with its cure, what cannot be told, what is good."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfit.report.gpu_meaning import gpus_now_text
+from trainfit.report.script_text import script_text
+from trainfit.report.sizes import printable, wrapped
+from trainfit.results.doctor import Check, DoctorResult, Remedy, Verdict
+
+_MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
+_NAME = 18
+#: Of what lies below a check's first line.
+_INDENT = " " * 6
+
+
+def doctor_text(result: DoctorResult) -> str:
+    """The whole diagnosis; bad news first, each group in the order of the checks."""
+    parts = [_headline(result)]
+    for verdict in ("bad", "cannot_tell", "good"):
+        checks = [check for check in result.checks if check.verdict == verdict]
+        if checks:
+            between = "\n\n" if verdict == "bad" else "\n"
+            parts.append(between.join(check_text(check) for check in checks))
+    if gpus := result.machine.gpus.value:
+        parts.append(gpus_now_text(gpus))
+    if result.script is not None:
+        parts.append(script_text(result.script))
+    return "\n\n".join(parts)
+
+
+def check_text(check: Check) -> str:
+    """One check: a line, and what is needed to act on it unless it is good."""
+    name = printable(check.name).ljust(_NAME)
+    first = f"{_MARKS[check.verdict]:<6}{name}"
+    lines = [wrapped(printable(check.summary), first, " " * len(first))]
+    if check.verdict == "good":
+        return lines[0]
+    if check.why:
+        lines.append(_field("why" if check.verdict == "bad" else "needed", check.why))
+    if check.verdict == "bad":
+        lines.append(_field("cause", check.cause))
+        for found in check.evidence:
+            text = f"{found.what}: {found.value} ({found.source})"
+            lines.append(_field("evidence", text))
+        lines.extend(_remedies(check.remedies))
+    return "\n".join(lines)
+
+
+def _headline(result: DoctorResult) -> str:
+    counts = dict.fromkeys(_MARKS, 0)
+    for check in result.checks:
+        counts[check.verdict] += 1
+    return (
+        f"{counts['bad']} bad, {counts['cannot_tell']} cannot be told, {counts['good']} good "
+        f"({result.seconds:.1f} s)"
+    )
+
+
+def _remedies(remedies: Sequence[Remedy]) -> list[str]:
+    lines: list[str] = []
+    for remedy in remedies:
+        # A command is to be copied: it is never broken into lines.
+        lines.append(_label("cure") + printable(remedy.command))
+        lines.append(_field("undo", remedy.undo))
+        lines.append(_field("cost", remedy.cost))
+    return lines
+
+
+def _field(label: str, text: str) -> str:
+    first = _label(label)
+    return wrapped(printable(text), first, " " * len(first))
+
+
+def _label(label: str) -> str:
+    return _INDENT + label.ljust(_NAME)

@@ -1,0 +1,65 @@
+"""How a diagnosis reads."""
+
+from __future__ import annotations
+
+from helpers_facts import machine
+from trainfit.report.doctor_text import check_text, doctor_text
+from trainfit.report.sizes import WIDTH
+from trainfit.results.doctor import Check, DoctorResult, Evidence, Finding, Remedy, ScriptReport
+
+BAD = Check(
+    name="shm",
+    verdict="bad",
+    cause="shm_small",
+    summary="/dev/shm has 64 MiB",
+    why="Workers hand batches over through it. " * 5,
+    evidence=(Evidence("size of /dev/shm", "64 MiB", "statvfs(/dev/shm)"),),
+    remedies=(Remedy("docker run --shm-size=8g " + "x" * 120, "leave it out", "RAM"),),
+)
+GOOD = Check("numa", "good", "", "one NUMA node")
+UNSURE = Check("frequency", "cannot_tell", "", "no cpufreq here", "the host's /sys")
+
+
+def result(*checks: Check, script: ScriptReport | None = None) -> DoctorResult:
+    return DoctorResult(checks, machine(), script, 1.24, "0.1.0")
+
+
+def test_bad_comes_first_and_good_is_one_line() -> None:
+    text = doctor_text(result(GOOD, UNSURE, BAD))
+    assert text.index("BAD") < text.index("?     frequency") < text.index("ok    numa")
+    assert text.startswith("1 bad, 1 cannot be told, 1 good (1.2 s)\n")
+    assert check_text(GOOD) == "ok    numa              one NUMA node"
+
+
+def test_a_bad_check_says_everything_needed_to_act() -> None:
+    text = check_text(BAD)
+    for part in ("shm_small", "64 MiB (statvfs(/dev/shm))", "leave it out", "RAM"):
+        assert part in text
+    # A command is copied from the screen: it stays whole, all else is wrapped.
+    (command,) = [line for line in text.splitlines() if "docker run" in line]
+    assert command.endswith(BAD.remedies[0].command)
+    assert all(len(line) <= WIDTH for line in text.splitlines() if line != command)
+
+
+def test_what_cannot_be_told_says_what_would_be_needed() -> None:
+    assert "needed" in check_text(UNSURE) and "the host's /sys" in check_text(UNSURE)
+
+
+def test_foreign_text_cannot_reach_the_terminal() -> None:
+    nasty = "\x1b[31m\x07"
+    finding = Finding("rule" + nasty, "a.py" + nasty, 1, 1, "x" + nasty, "r" + nasty, "w" + nasty)
+    check = Check(
+        nasty, "bad", nasty, nasty, nasty, (Evidence(nasty, nasty, nasty),),
+        (Remedy(nasty, nasty, nasty),),
+    )  # fmt: skip
+    script = ScriptReport("s" + nasty, ("a.py",), (finding,), (nasty,))
+    text = doctor_text(result(check, script=script))
+    assert "\x1b" not in text and "\x07" not in text
+
+
+def test_findings_are_bad_news() -> None:
+    finding = Finding("r", "a.py", 1, 1, "x", "y", "z")
+    assert result(BAD).is_bad
+    assert not result(GOOD, UNSURE).is_bad
+    assert not result(GOOD, script=ScriptReport("s", ("a.py",), ())).is_bad
+    assert result(GOOD, script=ScriptReport("s", ("a.py",), (finding,))).is_bad
