@@ -186,11 +186,13 @@ class System:
         Known only where PyTorch is in use in this very process (`trainfit.why_no_gpu`).
         """
         source = "torch.cuda._is_in_bad_fork()"
-        torch = sys.modules.get("torch")
-        asked = getattr(getattr(torch, "cuda", None), "_is_in_bad_fork", None)
-        if asked is None:
+        cuda = sys.modules.get("torch.cuda")
+        if cuda is None:
             return absent(source, "PyTorch is not in use in this process")
-        return known(bool(asked()), source)
+        try:
+            return known(bool(cuda._is_in_bad_fork()), source)
+        except Exception as error:
+            return cannot_tell(source, f"{type(error).__name__}: {error}"[:200])
 
     # --- Children -----------------------------------------------------------------------------
     def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
