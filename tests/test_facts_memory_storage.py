@@ -6,8 +6,7 @@ import base64
 import dataclasses
 import json
 import resource
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,26 @@ from helpers_facts import (
     alder_lake_machine,
     cpuinfo,
     facts,
+    folder,
     machine,
     readings,
 )
 from trainfit.hardware.limits import THREAD_VARIABLES, read_limits
 from trainfit.hardware.memory import read_memory
 from trainfit.hardware.mounts import mount_of, read_mounts
-from trainfit.hardware.recorded import VARIABLES, RecordedSystem, _expanded
+from trainfit.hardware.recorded import VARIABLES, RecordedSystem, Recorder, _expanded, unpack
 from trainfit.hardware.storage import read_storage
 from trainfit.hardware.surroundings import read_surroundings
 from trainfit.hardware.system import System
 from trainfit.results.facts import Fact
 from trainfit.results.machine import Storage, Surroundings
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with folder() as name:
+        yield Path(name)
+
 
 # --- Memory -----------------------------------------------------------------------------------
 
@@ -256,7 +263,10 @@ def test_no_rate_of_small_files_or_of_nothing(tmp_path: Path) -> None:
     assert "no data was named" in nothing.read_bytes_per_s.reason
 
 
-def test_this_machines_file_is_read_from_its_storage(tmp_path: Path) -> None:
+def test_this_machines_file_is_read_from_its_storage(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("data")  # on a disk
     (tmp_path / "small").write_bytes(b"0" * 10)
     (tmp_path / "large").write_bytes(b"\1" * (9 << 20))
     storage = read_storage(System(), str(tmp_path))
@@ -376,6 +386,16 @@ def test_virtual_machines(
     assert (fact.value, fact.state) == (word, "known" if word else "absent")
 
 
+def test_arm_boards_are_no_virtual_machines_unless_they_say_so(tmp_path: Path) -> None:
+    arm = BARE | {"/proc/cpuinfo": "processor: 0\nCPU part: 0xd40\n"}
+    board = arm | {"/proc/device-tree/model": "NVIDIA Jetson AGX Orin Developer Kit\0"}
+    assert surroundings(tmp_path / "1", board).virtual_machine.is_absent
+    guest = arm | {"/proc/device-tree/model": "linux,dummy-virt\0"}
+    assert surroundings(tmp_path / "2", guest).virtual_machine.state == "cannot_tell"
+    said = guest | {"/proc/device-tree/hypervisor/compatible": "linux,kvm\0"}
+    assert surroundings(tmp_path / "3", said).virtual_machine.value == "linux,kvm"
+
+
 @pytest.mark.parametrize(
     ("release", "files", "environment", "version"),
     [
@@ -434,6 +454,21 @@ def test_this_machine_as_it_is() -> None:
     assert root is not None and root.point == "/"
 
 
+def test_a_recording_of_this_machine_reads_as_it_did(tmp_path: Path) -> None:
+    recorder = Recorder()
+    before = readings(recorder, None)
+    document = json.loads(json.dumps(recorder.document()))
+    unpack(document, tmp_path)
+    after = readings(RecordedSystem(tmp_path, document), None)
+    for first, second in zip(before, after, strict=True):
+        for name, fact in facts(first).items():
+            again = facts(second)[name]
+            if name in ("available_bytes", "current_hz", "limit_used_bytes", "policies"):
+                assert again.state == fact.state  # these change between two readings
+            else:
+                assert again == fact
+
+
 # --- Nothing ever raises ----------------------------------------------------------------------
 
 
@@ -451,9 +486,9 @@ SMALL = dict(_expanded(alder_lake(pairs=1, singles=2)))
 
 
 def _asked_for() -> list[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        machine(Path(folder), SMALL)
-        system = Listening(Path(folder), {"calls": {"affinity": ""}})
+    with folder() as name:
+        machine(Path(name), SMALL)
+        system = Listening(Path(name), {"calls": {"affinity": ""}})
         system.asked = set()
         readings(system)
         return sorted(system.asked)
@@ -483,9 +518,9 @@ def test_the_readers_ask_for_the_files_that_are_spoiled_below() -> None:
 def test_whatever_the_files_hold_no_reader_raises(changes: dict[str, Any]) -> None:
     whole = {path: content for path, content in SMALL.items() if path not in changes}
     spoiled = {path: content for path, content in changes.items() if content is not None}
-    with tempfile.TemporaryDirectory() as folder:
+    with folder() as name:
         try:
-            system = machine(Path(folder), whole | spoiled)
+            system = machine(Path(name), whole | spoiled)
         except OSError:  # a file in place of a folder that others are in
             return
         _valid(readings(system))
@@ -501,8 +536,8 @@ def test_of_an_empty_machine_nothing_is_known_but_limits_of_this_process(tmp_pat
 @given(st.dictionaries(st.sampled_from(VARIABLES), st.text(max_size=12), max_size=8))
 @settings(deadline=None, max_examples=60)
 def test_whatever_the_environment_holds_no_reader_raises(environment: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        _valid(readings(machine(Path(folder), {}, environment)))
+    with folder() as name:
+        _valid(readings(machine(Path(name), {}, environment)))
 
 
 class Broken(System):
