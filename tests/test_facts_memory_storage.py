@@ -148,8 +148,6 @@ MOUNTS = f"""\
 50 26 7:3 / /loop ro - squashfs /dev/loop3 ro
 51 26 0:63 / /c rw - 9p C:\\134 rw
 52 26 8:1 / /mixed rw - ext4 /dev/mapper/mixed rw
-53 40 0:70 / /data rw - tmpfs tmpfs rw
-54 53 8:17 / /data rw - ext4 /dev/sdb1 rw
 55 26 8:33 / /iscsi rw - ext4 /dev/sdc1 rw
 short line
 """

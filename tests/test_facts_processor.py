@@ -57,7 +57,7 @@ def test_lists_of_cpus_as_the_kernel_writes_them(text: str, cpus: tuple[int, ...
     assert cpu_list(text) == cpus
 
 
-@pytest.mark.parametrize("text", ["3-1", "-1", "0-", "a", "0-99999999999", "0x3", "1_0", "٣"])
+@pytest.mark.parametrize("text", ["3-1", "-1", "0-", "a", "0-99999", "0x3", "1_0", "٣"])
 def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
         cpu_list(text)
