@@ -226,6 +226,13 @@ def test_what_a_path_lies_on(
     assert storage.kind.state == ("known" if kind else "cannot_tell")
 
 
+def test_the_last_mount_on_a_point_covers_those_before(tmp_path: Path) -> None:
+    lines = f"{ROOT_MOUNT}\n40 26 8:17 / /data rw - ext4 /dev/sdb1 rw\n"
+    lines += "53 40 0:70 / /data rw - tmpfs tmpfs rw\n"
+    storage = read_storage(machine(tmp_path, {"/proc/self/mountinfo": lines}), "/data/a")
+    assert (storage.filesystem.value, storage.kind.value) == ("tmpfs", "memory")
+
+
 OVERLAY = "60 1 0:80 / / rw - overlay overlay rw,lowerdir=/var/l,upperdir=/var/lib/docker/o/diff\n"
 
 
