@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from helpers_trees import (
     alder_lake,
     alder_lake_machine,
     cpuinfo,
+    folder,
     machine,
     siblings,
 )
@@ -26,6 +27,13 @@ from trainfit.hardware.parsing import cpu_list, cpu_list_text, natural
 from trainfit.hardware.processor import read_cpu
 from trainfit.hardware.system import System
 from trainfit.results.machine import CoreKind, IdleState
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with folder() as name:
+        yield Path(name)
+
 
 # --- Lists of CPUs ----------------------------------------------------------------------------
 
@@ -49,7 +57,7 @@ def test_lists_of_cpus_as_the_kernel_writes_them(text: str, cpus: tuple[int, ...
     assert cpu_list(text) == cpus
 
 
-@pytest.mark.parametrize("text", ["3-1", "-1", "0-", "a", "0-99999999999", "0x3", "1_0", "٣"])
+@pytest.mark.parametrize("text", ["3-1", "-1", "0-", "a", "0-99999", "0x3", "1_0", "٣"])
 def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
         cpu_list(text)
@@ -342,8 +350,8 @@ def test_the_tightest_quota_from_the_own_cgroup_to_the_root(quotas: list[int | N
     for depth, number in enumerate(quotas):
         text = f"{'max' if number is None else number} 100000\n"
         files["/sys/fs/cgroup/" + "/".join(names[: depth + 1]) + "/cpu.max"] = text
-    with tempfile.TemporaryDirectory() as folder:
-        cpu = quota(Path(folder), files)
+    with folder() as name:
+        cpu = quota(Path(name), files)
     limits = [number / 100000 for number in quotas if number is not None]
     assert cpu.quota_cores.value == (min(limits) if limits else None)
     assert cpu.quota_cores.is_absent == (not limits)

@@ -110,7 +110,7 @@ def _partition(
 ) -> tuple[tuple[int, ...], ...]:
     """The distinct sets of siblings; empty if they do not hold every CPU exactly once."""
     wanted = set(online)
-    distinct = {tuple(cpu for cpu in each or () if cpu in wanted) for each in siblings}
+    distinct = {tuple(cpu for cpu in each or () if cpu in wanted) for each in siblings} - {()}
     listed = [cpu for each in distinct for cpu in each]
     return tuple(sorted(distinct)) if sorted(listed) == sorted(wanted) else ()
 
