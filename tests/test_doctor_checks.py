@@ -343,7 +343,7 @@ def test_no_check_raises_whatever_is_absent_or_cannot_be_told(data: st.DataObjec
 
 
 @pytest.mark.parametrize("state", ["absent", "cannot_tell"])
-def test_where_nothing_is_known_nothing_is_called_good_or_bad(state: Any) -> None:
+def test_where_nothing_is_known_nothing_is_called_bad_but_what_must_be_there(state: Any) -> None:
     base = made(gpus=[gpu()])
     for path in facts_of(base):
         if path != ("gpus",):
@@ -587,6 +587,11 @@ def test_a_governor_that_is_not_offered_is_not_proposed() -> None:
 def test_the_limit_of_the_clock(share: float) -> None:
     check = the("frequency", made(cpu={"policies": (frequency(limit_hz=share * 5e9),)}))
     assert (check.cause == "clock_limited") == (share * 5e9 < policy.CLOCK_LIMIT_SHARE * 5e9)
+
+
+def test_the_limit_of_acpi_cpufreq_leaves_out_the_boost() -> None:
+    epyc = generic(governor="performance", limit_hz=2.8e9, hardware_hz=3.7e9)
+    assert the("frequency", made(cpu={"policies": (epyc,)})).verdict == "good"
 
 
 def test_the_cure_of_a_limited_clock_names_both_limits() -> None:
@@ -955,6 +960,24 @@ def test_ecc() -> None:
     assert CHECKS["ecc"](made(gpus=[gpu(ecc=None, ecc_errors=None)])) == ()
     assert the("ecc", made(gpus=[gpu(ecc=False, ecc_errors=None)])).verdict == "good"
     assert the("ecc", made(gpus=[gpu(ecc=True, ecc_errors=unknown())])).verdict == "cannot_tell"
+
+
+def test_persistence_of_a_workstation_is_off_by_default() -> None:
+    plain = [gpu(n, persistence=False, ecc=None, ecc_errors=None) for n in range(4)]
+    assert the("persistence", made(gpus=plain[:1])).verdict == "good"
+    server = CHECKS["persistence"](made(gpus=plain))
+    assert {check.cause for check in server} == {"persistence_off"}
+
+
+def test_what_containers_and_wsl_do_not_show_is_not_taken_for_nothing() -> None:
+    used = [gpu(used_bytes=9 * GIB)]
+    wsl = made(gpus=used, surroundings={"wsl": 2})
+    assert the("gpu-processes", wsl).verdict == the("gpu-memory", wsl).verdict == "cannot_tell"
+    inside = made(gpus=used, surroundings={"container": "docker"})
+    assert the("gpu-processes", inside).verdict == "cannot_tell"
+    assert the("gpu-memory", inside).verdict == "bad"
+    free = made(surroundings={"wsl": 2})
+    assert the("gpu-processes", free).verdict == the("gpu-memory", free).verdict == "good"
 
 
 def test_persistence_matters_where_nothing_else_holds_the_gpu() -> None:
