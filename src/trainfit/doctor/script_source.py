@@ -54,7 +54,7 @@ class Source:
     def text(self, node: ast.expr) -> str:
         """A node as it is written, if it stands on one line, else as Python would write it."""
         if node.end_lineno != node.lineno or node.end_col_offset is None:
-            return ast.unparse(node)
+            return unparsed(node)
         line = self.line(node.lineno)
         return line[_characters(line, node.col_offset) : _characters(line, node.end_col_offset)]
 
@@ -71,7 +71,7 @@ class Source:
         assert isinstance(call.func, ast.Attribute)
         base = call.func.value
         if base.end_lineno != call.end_lineno or base.end_lineno is None:
-            return f"{ast.unparse(base)}{new}"
+            return f"{unparsed(base)}{new}"
         line = self.line(base.end_lineno)
         before = line[: _characters(line, base.end_col_offset or 0)]
         return (before + new + line[_characters(line, call.end_col_offset or 0) :]).strip()
@@ -117,6 +117,14 @@ def load(path: Path, name: str) -> Source:
     except (ValueError, OverflowError) as error:
         raise UnreadableError(f"it is no Python source ({error})", "give a Python file") from None
     return Source(path, name, tuple(text.split("\n")), tree)
+
+
+def unparsed(node: ast.AST) -> str:
+    """A node as Python would write it; "…" where it is nested too deeply for that."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "…"
 
 
 def _content(path: Path) -> bytes:

@@ -9,6 +9,7 @@ from typing import Final
 from trainfit.doctor.script_index import Index, Loop, inside, is_literal
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding
+from trainfit.doctor.script_source import unparsed
 from trainfit.doctor.script_torch import words
 from trainfit.results.doctor import Finding
 
@@ -100,7 +101,7 @@ def _is_version_guarded(index: Index, node: ast.AST) -> bool:
         if isinstance(parent, ast.Try | ast.TryStar):
             return True
         if isinstance(parent, ast.If | ast.IfExp) and child is not parent.test:
-            text = ast.unparse(parent.test).lower()
+            text = unparsed(parent.test).lower()
             if "hasattr" in text or "version" in text:
                 return True
     return isinstance(head, ast.Name) and head.id in index.file.guarded
