@@ -149,18 +149,26 @@ def _content(path: Path) -> bytes:
 
 def _decoded(content: bytes) -> str:
     """The text, its line ends as Python counts them."""
+    encoding = "utf-8-sig"
+    declared = ""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError as error:  # it cannot be decoded, or what it declares is unknown
+        declared = str(error.msg).partition(" for ")[0]
+    try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UnreadableError(
-            f"it is not {error.encoding.upper()}: byte 0x{content[error.start]:02x} at line {line}",
+            f"it is not UTF-8: byte 0x{content[error.start]:02x} at line {line}"
+            if encoding.startswith("utf-8")
+            else f"it is not {encoding}, as it says: byte {error.start}",
             "save it as UTF-8",
         ) from None
-    except (SyntaxError, LookupError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "unknown encoding"
-        raise UnreadableError(f"it is not UTF-8 ({reason})", "save it as UTF-8") from None
+    except (LookupError, ValueError) as error:
+        declared = str(error).partition("\n")[0]
+    if declared:
+        raise UnreadableError(f"it is not UTF-8 ({declared})", "save it as UTF-8")
     return io.StringIO(text, newline=None).read()
 
 

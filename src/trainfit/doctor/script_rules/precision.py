@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -27,6 +28,8 @@ _CHOSEN: Final = words(
     "precision float64 double complex64 complex128 cdouble cfloat apex set_default_dtype "
     "float8 fp8 transformer_engine lbfgs"
 )
+
+_WORD: Final = re.compile(r"[a-z0-9]+")
 
 
 def deprecated_amp(project: Project) -> Iterator[Finding]:
@@ -56,7 +59,7 @@ def no_autocast(project: Project) -> Iterator[Finding]:
         project.manager
         or project.hides_training
         or not project.uses_cuda
-        or any(_CHOSEN & set(word.replace("-", "_").split(".")) for word in project.words)
+        or any(_CHOSEN & {word, *_WORD.findall(word)} for word in project.words)
     ):
         return
     for loop, index in sorted(
