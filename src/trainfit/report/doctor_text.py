@@ -48,7 +48,8 @@ def check_text(check: Check) -> str:
         for found in check.evidence:
             text = f"{found.what}: {found.value} ({found.source})"
             lines.append(_field("evidence", text))
-        lines.extend(_remedies(check.remedies))
+    # What cannot be told may be told by trying what would cure it.
+    lines.extend(_remedies(check.remedies, "cure" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
 
 
@@ -77,11 +78,11 @@ def _headline(result: DoctorResult) -> str:
     )
 
 
-def _remedies(remedies: Sequence[Remedy]) -> list[str]:
+def _remedies(remedies: Sequence[Remedy], label: str) -> list[str]:
     lines: list[str] = []
     for remedy in remedies:
         # A command is to be copied: it is never broken into lines.
-        lines.append(_label("cure") + printable(remedy.command))
+        lines.append(_label(label) + printable(remedy.command))
         lines.append(_field("undo", remedy.undo))
         lines.append(_field("cost", remedy.cost))
     return lines
