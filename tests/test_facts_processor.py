@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from helpers_trees import (
     machine,
     siblings,
 )
-from trainfit.hardware.limits import read_threads
+from trainfit.hardware.limits import THREAD_VARIABLES, read_threads
 from trainfit.hardware.parsing import cpu_list, cpu_list_text, natural
 from trainfit.hardware.processor import read_cpu
 from trainfit.hardware.system import System
@@ -447,6 +449,32 @@ def test_threads_that_torch_takes_of_an_affinity(tmp_path: Path) -> None:
     arm = {"release": "6.8.0", "machine": "aarch64"}
     system = machine(tmp_path, alder_lake(), affinity="0-2", uname=arm)
     assert read_threads(system).torch_default.value == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"OMP_NUM_THREADS": "1"},
+        {"OMP_NUM_THREADS": "300"},
+        {"OMP_NUM_THREADS": "7,2", "MKL_DYNAMIC": "FALSE"},
+        {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "3", "MKL_DYNAMIC": "FALSE"},
+        {"OMP_NUM_THREADS": "none"},
+    ],
+)
+def test_torch_itself_takes_these_threads(environment: dict[str, str]) -> None:
+    inherited = {n: value for n, value in os.environ.items() if n not in THREAD_VARIABLES}
+    ask = "import torch; print(torch.get_num_threads())"
+    done = subprocess.run(
+        [sys.executable, "-c", ask],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    system = System(environment=environment)
+    assert read_threads(system).torch_default.value == int(done.stdout)
 
 
 @pytest.mark.parametrize(
