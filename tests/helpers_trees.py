@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trainfit.hardware.limits import read_limits, read_threads
 from trainfit.hardware.memory import read_memory
 from trainfit.hardware.processor import read_cpu
-from trainfit.hardware.recorded import RecordedSystem, unpack
+from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.storage import read_storage
 from trainfit.hardware.surroundings import read_surroundings
 from trainfit.hardware.system import System
@@ -23,14 +20,7 @@ V2_MOUNT = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegat
 ROOT_MOUNT = "26 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw"
 
 
-def folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder in memory where there is one: the disk is slow at hundreds of small files."""
-    memory = Path("/dev/shm")
-    return tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
-
-
 def machine(
-    root: Path,
     files: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     **calls: Any,
@@ -41,8 +31,7 @@ def machine(
         "uname": {"release": "6.8.0-45-generic", "machine": "x86_64"},
     } | calls
     document = {"files": files, "environment": dict(environment or {}), "calls": calls}
-    unpack(document, root)
-    return RecordedSystem(root, document)
+    return RecordedSystem(document)
 
 
 def readings(system: System, data: str | None = "/data") -> list[Any]:
@@ -129,7 +118,7 @@ def alder_lake(pairs: int = 8, singles: int = 8) -> dict[str, Any]:
     }
 
 
-def alder_lake_machine(root: Path, **changes: Any) -> RecordedSystem:
+def alder_lake_machine(**changes: Any) -> RecordedSystem:
     calls = {
         "affinity": "0-23",
         "limits": {"NOFILE": [1024, 1048576], "MEMLOCK": [None, None], "NPROC": [255000, 255000]},
@@ -138,4 +127,4 @@ def alder_lake_machine(root: Path, **changes: Any) -> RecordedSystem:
         "sizes": {"/data": {"/data/a.bin": 100, "/data/b.bin": 2 << 30}},
         "read_rates": {"/data/b.bin": [3e9, 9e9]},
     }
-    return machine(root, alder_lake(), **(calls | changes))
+    return machine(alder_lake(), **(calls | changes))

@@ -6,8 +6,7 @@ import base64
 import dataclasses
 import json
 import resource
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -22,14 +21,14 @@ from helpers_trees import (
     alder_lake_machine,
     cpuinfo,
     facts,
-    folder,
     machine,
     readings,
 )
+from trainfit.hardware.files import RecordedFiles, expanded
 from trainfit.hardware.limits import THREAD_VARIABLES, read_limits
 from trainfit.hardware.memory import read_memory
 from trainfit.hardware.mounts import mount_of, read_mounts
-from trainfit.hardware.recorded import VARIABLES, RecordedSystem, Recorder, _expanded, unpack
+from trainfit.hardware.recorded import VARIABLES, RecordedSystem, Recorder
 from trainfit.hardware.storage import read_storage
 from trainfit.hardware.surroundings import read_surroundings
 from trainfit.hardware.system import System
@@ -37,18 +36,11 @@ from trainfit.results.decoding import decode
 from trainfit.results.facts import Fact
 from trainfit.results.machine import Storage, Surroundings
 
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with folder() as name:
-        yield Path(name)
-
-
 # --- Memory -----------------------------------------------------------------------------------
 
 
-def test_memory_and_swap_in_bytes(tmp_path: Path) -> None:
-    memory = read_memory(alder_lake_machine(tmp_path))
+def test_memory_and_swap_in_bytes() -> None:
+    memory = read_memory(alder_lake_machine())
     assert memory.total_bytes.value == 65536000 * 1024
     assert memory.available_bytes.value == 60000000 * 1024
     assert memory.swap_total_bytes.value == 2097148 * 1024
@@ -57,16 +49,16 @@ def test_memory_and_swap_in_bytes(tmp_path: Path) -> None:
     assert memory.limit_bytes.is_absent and memory.limit_used_bytes.is_absent
 
 
-def test_without_swap_there_is_none_rather_than_0_bytes(tmp_path: Path) -> None:
+def test_without_swap_there_is_none_rather_than_0_bytes() -> None:
     files = {"/proc/meminfo": "MemTotal: 100 kB\nSwapTotal:       0 kB\nSwapFree:        0 kB\n"}
-    memory = read_memory(machine(tmp_path, files))
+    memory = read_memory(machine(files))
     assert memory.swap_total_bytes.is_absent and memory.swap_used_bytes.is_absent
     # Linux before 3.14, or a container's own /proc/meminfo
     assert memory.available_bytes.state == "cannot_tell"
     assert memory.shm_total_bytes.is_absent
 
 
-def test_the_limit_of_a_container_less_its_file_cache(tmp_path: Path) -> None:
+def test_the_limit_of_a_container_less_its_file_cache() -> None:
     files = {
         "/proc/self/cgroup": "0::/\n",
         "/proc/self/mountinfo": V2_MOUNT,
@@ -74,12 +66,12 @@ def test_the_limit_of_a_container_less_its_file_cache(tmp_path: Path) -> None:
         "/sys/fs/cgroup/memory.current": f"{3 << 30}\n",
         "/sys/fs/cgroup/memory.stat": f"anon 5\nactive_file 7\ninactive_file {1 << 30}\n",
     }
-    memory = read_memory(machine(tmp_path, files))
+    memory = read_memory(machine(files))
     assert memory.limit_bytes.value == 8 << 30
     assert memory.limit_used_bytes.value == 2 << 30
 
 
-def test_the_tightest_memory_limit_and_its_own_usage(tmp_path: Path) -> None:
+def test_the_tightest_memory_limit_and_its_own_usage() -> None:
     slice_, own = "/sys/fs/cgroup/a", "/sys/fs/cgroup/a/b"
     files = {
         "/proc/self/cgroup": "0::/a/b\n",
@@ -91,7 +83,7 @@ def test_the_tightest_memory_limit_and_its_own_usage(tmp_path: Path) -> None:
         f"{own}/memory.current": "1000",
         f"{own}/memory.stat": "inactive_file 0",
     }
-    memory = read_memory(machine(tmp_path, files))
+    memory = read_memory(machine(files))
     assert (memory.limit_bytes.value, memory.limit_used_bytes.value) == (4000, 2500)
     assert memory.limit_bytes.source == f"{slice_}/memory.max"
 
@@ -110,24 +102,24 @@ def version_1(limit: int, stat: str) -> dict[str, Any]:
     }
 
 
-def test_version_1_has_no_limit_where_it_is_all_pages_there_could_be(tmp_path: Path) -> None:
+def test_version_1_has_no_limit_where_it_is_all_pages_there_could_be() -> None:
     stat = "total_inactive_file 100\nhierarchical_memory_limit 9223372036854771712\n"
-    memory = read_memory(machine(tmp_path, version_1(9223372036854771712, stat)))
+    memory = read_memory(machine(version_1(9223372036854771712, stat)))
     assert memory.limit_bytes.is_absent
     # 64 KiB pages, as on some Arm servers
-    memory = read_memory(machine(tmp_path, version_1(9223372036854710272, stat)))
+    memory = read_memory(machine(version_1(9223372036854710272, stat)))
     assert memory.limit_bytes.is_absent
 
 
-def test_version_1_limits_a_job(tmp_path: Path) -> None:
+def test_version_1_limits_a_job() -> None:
     stat = "inactive_file 1\ntotal_inactive_file 100\nhierarchical_memory_limit 5000\n"
-    memory = read_memory(machine(tmp_path, version_1(5000, stat)))
+    memory = read_memory(machine(version_1(5000, stat)))
     assert (memory.limit_bytes.value, memory.limit_used_bytes.value) == (5000, 900)
 
 
-def test_version_1_tells_of_a_limit_above_what_is_visible(tmp_path: Path) -> None:
+def test_version_1_tells_of_a_limit_above_what_is_visible() -> None:
     stat = "total_inactive_file 100\nhierarchical_memory_limit 3000\n"
-    memory = read_memory(machine(tmp_path, version_1(5000, stat)))
+    memory = read_memory(machine(version_1(5000, stat)))
     assert memory.limit_bytes.value == 3000
     assert memory.limit_used_bytes.state == "cannot_tell"
 
@@ -216,9 +208,9 @@ def disks() -> dict[str, Any]:
     ],
 )
 def test_what_a_path_lies_on(
-    tmp_path: Path, path: str, point: str, filesystem: str, device: str, kind: str | None
+    path: str, point: str, filesystem: str, device: str, kind: str | None
 ) -> None:
-    storage = read_storage(machine(tmp_path, disks()), path)
+    storage = read_storage(machine(disks()), path)
     assert storage.path == path
     assert storage.mount_point.value == point
     assert storage.filesystem.value == filesystem
@@ -227,40 +219,40 @@ def test_what_a_path_lies_on(
     assert storage.kind.state == ("known" if kind else "cannot_tell")
 
 
-def test_the_last_mount_on_a_point_covers_those_before(tmp_path: Path) -> None:
+def test_the_last_mount_on_a_point_covers_those_before() -> None:
     lines = f"{ROOT_MOUNT}\n40 26 8:17 / /data rw - ext4 /dev/sdb1 rw\n"
     lines += "53 40 0:70 / /data rw - tmpfs tmpfs rw\n"
-    storage = read_storage(machine(tmp_path, {"/proc/self/mountinfo": lines}), "/data/a")
+    storage = read_storage(machine({"/proc/self/mountinfo": lines}), "/data/a")
     assert (storage.filesystem.value, storage.kind.value) == ("tmpfs", "memory")
 
 
 OVERLAY = "60 1 0:80 / / rw - overlay overlay rw,lowerdir=/var/l,upperdir=/var/lib/docker/o/diff\n"
 
 
-def test_a_containers_overlay_says_what_can_be_said(tmp_path: Path) -> None:
+def test_a_containers_overlay_says_what_can_be_said() -> None:
     hosts = "61 60 259:2 /c/hosts /etc/hosts rw - ext4 /dev/nvme0n1p2 rw\n"
-    storage = read_storage(machine(tmp_path, {"/proc/self/mountinfo": OVERLAY + hosts}), "/x")
+    storage = read_storage(machine({"/proc/self/mountinfo": OVERLAY + hosts}), "/x")
     assert storage.kind.value == "overlay"
     assert storage.device.state == "cannot_tell"
     assert "/dev/nvme0n1p2" in storage.device.reason
 
 
-def test_an_overlay_whose_layers_are_visible_is_its_disk(tmp_path: Path) -> None:
+def test_an_overlay_whose_layers_are_visible_is_its_disk() -> None:
     below = "62 60 8:17 / /var/lib rw - ext4 /dev/sdb1 rw\n"
     files = disks() | {"/proc/self/mountinfo": OVERLAY + below}
     files["/var/lib/docker/o/diff"] = {"folder": True}
-    assert read_storage(machine(tmp_path, files), "/x").kind.value == "hdd"
+    assert read_storage(machine(files), "/x").kind.value == "hdd"
 
 
-def test_sizes_and_rates_of_the_largest_file(tmp_path: Path) -> None:
-    storage = read_storage(alder_lake_machine(tmp_path), "/data")
+def test_sizes_and_rates_of_the_largest_file() -> None:
+    storage = read_storage(alder_lake_machine(), "/data")
     assert (storage.total_bytes.value, storage.free_bytes.value) == (10**12, 4 * 10**11)
     assert (storage.read_bytes_per_s.value, storage.cached_bytes_per_s.value) == (3e9, 9e9)
     assert storage.read_bytes_per_s.source == "/data/b.bin"
 
 
-def test_no_rate_of_small_files_or_of_nothing(tmp_path: Path) -> None:
-    system = alder_lake_machine(tmp_path, sizes={"/data": {"/data/a": 100, "/data/b": 5000}})
+def test_no_rate_of_small_files_or_of_nothing() -> None:
+    system = alder_lake_machine(sizes={"/data": {"/data/a": 100, "/data/b": 5000}})
     rate = read_storage(system, "/data").read_bytes_per_s
     assert rate.reason == "the largest of 2 files has 5000 bytes; a rate takes one of 8 MiB or more"
     assert read_storage(system, "/empty").read_bytes_per_s.reason == "there are no files in it"
@@ -293,8 +285,8 @@ def test_a_path_that_is_none(path: str) -> None:
 # --- Limits -----------------------------------------------------------------------------------
 
 
-def test_limits_and_what_is_unlimited(tmp_path: Path) -> None:
-    limits = read_limits(alder_lake_machine(tmp_path))
+def test_limits_and_what_is_unlimited() -> None:
+    limits = read_limits(alder_lake_machine())
     assert (limits.open_files.value, limits.open_files_hard.value) == (1024, 1048576)
     assert limits.locked_memory_bytes.is_absent
     assert limits.locked_memory_bytes.reason == "unlimited"
@@ -309,19 +301,18 @@ def test_thread_variables_are_among_those_that_recordings_hold() -> None:
 
 
 def surroundings(
-    root: Path,
     files: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     **calls: Any,
 ) -> Surroundings:
-    return read_surroundings(machine(root, files, environment, **calls))
+    return read_surroundings(machine(files, environment, **calls))
 
 
 BARE = {"/proc/self/mountinfo": ROOT_MOUNT, "/proc/cpuinfo": cpuinfo(1, "A processor")}
 
 
-def test_a_workstation_is_no_container_and_no_virtual_machine(tmp_path: Path) -> None:
-    found = read_surroundings(alder_lake_machine(tmp_path))
+def test_a_workstation_is_no_container_and_no_virtual_machine() -> None:
+    found = read_surroundings(alder_lake_machine())
     assert found.operating_system.value == "Ubuntu 24.04.1 LTS"
     assert found.kernel.value == "6.8.0-45-generic"
     for fact in (found.container, found.virtual_machine, found.wsl, found.scheduler):
@@ -343,10 +334,8 @@ def test_a_workstation_is_no_container_and_no_virtual_machine(tmp_path: Path) ->
         ({"/proc/self/cgroup": "3:cpu:/lxc/one\n"}, {}, "lxc"),
     ],
 )
-def test_containers(
-    tmp_path: Path, files: dict[str, Any], environment: dict[str, str], container: str
-) -> None:
-    assert surroundings(tmp_path, BARE | files, environment).container.value == container
+def test_containers(files: dict[str, Any], environment: dict[str, str], container: str) -> None:
+    assert surroundings(BARE | files, environment).container.value == container
 
 
 @pytest.mark.parametrize(
@@ -359,8 +348,8 @@ def test_containers(
         ({"/.dockerenv": ""}, "cannot_tell"),
     ],
 )
-def test_signs_that_are_no_container(tmp_path: Path, files: dict[str, Any], state: str) -> None:
-    assert surroundings(tmp_path, BARE | files).container.state == state
+def test_signs_that_are_no_container(files: dict[str, Any], state: str) -> None:
+    assert surroundings(BARE | files).container.state == state
 
 
 @pytest.mark.parametrize(
@@ -380,26 +369,24 @@ def test_signs_that_are_no_container(tmp_path: Path, files: dict[str, Any], stat
         ("ASUS", "PRIME Z690", "fpu", None),
     ],
 )
-def test_virtual_machines(
-    tmp_path: Path, vendor: str, product: str, flags: str, word: str | None
-) -> None:
+def test_virtual_machines(vendor: str, product: str, flags: str, word: str | None) -> None:
     files = BARE | {
         "/proc/cpuinfo": cpuinfo(1, "A processor", flags),
         "/sys/class/dmi/id/sys_vendor": f"{vendor}\n",
         "/sys/class/dmi/id/product_name": f"{product}\n",
     }
-    fact = surroundings(tmp_path, files).virtual_machine
+    fact = surroundings(files).virtual_machine
     assert (fact.value, fact.state) == (word, "known" if word else "absent")
 
 
-def test_arm_boards_are_no_virtual_machines_unless_they_say_so(tmp_path: Path) -> None:
+def test_arm_boards_are_no_virtual_machines_unless_they_say_so() -> None:
     arm = BARE | {"/proc/cpuinfo": "processor: 0\nCPU part: 0xd40\n"}
     board = arm | {"/proc/device-tree/model": "NVIDIA Jetson AGX Orin Developer Kit\0"}
-    assert surroundings(tmp_path / "1", board).virtual_machine.is_absent
+    assert surroundings(board).virtual_machine.is_absent
     guest = arm | {"/proc/device-tree/model": "linux,dummy-virt\0"}
-    assert surroundings(tmp_path / "2", guest).virtual_machine.state == "cannot_tell"
+    assert surroundings(guest).virtual_machine.state == "cannot_tell"
     said = guest | {"/proc/device-tree/hypervisor/compatible": "linux,kvm\0"}
-    assert surroundings(tmp_path / "3", said).virtual_machine.value == "linux,kvm"
+    assert surroundings(said).virtual_machine.value == "linux,kvm"
 
 
 @pytest.mark.parametrize(
@@ -412,9 +399,9 @@ def test_arm_boards_are_no_virtual_machines_unless_they_say_so(tmp_path: Path) -
     ],
 )
 def test_wsl(
-    tmp_path: Path, release: str, files: dict[str, Any], environment: dict[str, str], version: int
+    release: str, files: dict[str, Any], environment: dict[str, str], version: int
 ) -> None:
-    found = surroundings(tmp_path, BARE | files, environment, uname={"release": release})
+    found = surroundings(BARE | files, environment, uname={"release": release})
     assert found.wsl.value == version
     assert found.wsl.is_absent == (version is None)
 
@@ -433,10 +420,8 @@ def test_wsl(
         ({"JOB_ID": "7"}, None, []),
     ],
 )
-def test_schedulers(
-    tmp_path: Path, environment: dict[str, str], scheduler: str | None, grant: list[str]
-) -> None:
-    found = surroundings(tmp_path, BARE, environment)
+def test_schedulers(environment: dict[str, str], scheduler: str | None, grant: list[str]) -> None:
+    found = surroundings(BARE, environment)
     assert found.scheduler.value == scheduler
     assert sorted(found.scheduler_grant) == grant
     assert all(environment[name] == value for name, value in found.scheduler_grant.items())
@@ -460,12 +445,11 @@ def test_this_machine_as_it_is() -> None:
     assert root is not None and root.point == "/"
 
 
-def test_a_recording_of_this_machine_reads_as_it_did(tmp_path: Path) -> None:
+def test_a_recording_of_this_machine_reads_as_it_did() -> None:
     recorder = Recorder()
     before = readings(recorder, None)
     document = json.loads(json.dumps(recorder.document()))
-    unpack(document, tmp_path)
-    after = readings(RecordedSystem(tmp_path, document), None)
+    after = readings(RecordedSystem(document), None)
     for first, second in zip(before, after, strict=True):
         for name, fact in facts(first).items():
             again = facts(second)[name]
@@ -478,26 +462,27 @@ def test_a_recording_of_this_machine_reads_as_it_did(tmp_path: Path) -> None:
 # --- Nothing ever raises ----------------------------------------------------------------------
 
 
-class Listening(RecordedSystem):
+class Listening(RecordedFiles):
     """Remembers which paths are asked for."""
 
-    asked: set[str]
+    def __init__(self, files: dict[str, Any]) -> None:
+        super().__init__(files)
+        self.asked: set[str] = set()
 
-    def _inside(self, path: str) -> Path:
+    def _resolve(self, path: str) -> str:
         self.asked.add(path)
-        return super()._inside(path)
+        return super()._resolve(path)
 
 
-SMALL = dict(_expanded(alder_lake(pairs=1, singles=2)))
+SMALL = dict(expanded(alder_lake(pairs=1, singles=2)))
 
 
 def _asked_for() -> list[str]:
-    with folder() as name:
-        machine(Path(name), SMALL)
-        system = Listening(Path(name), {"calls": {"affinity": ""}})
-        system.asked = set()
-        readings(system)
-        return sorted(system.asked)
+    files = Listening(SMALL)
+    system = RecordedSystem({"calls": {"affinity": ""}})
+    system._files = files
+    readings(system)
+    return sorted(files.asked)
 
 
 ASKED = _asked_for()
@@ -524,16 +509,11 @@ def test_the_readers_ask_for_the_files_that_are_spoiled_below() -> None:
 def test_whatever_the_files_hold_no_reader_raises(changes: dict[str, Any]) -> None:
     whole = {path: content for path, content in SMALL.items() if path not in changes}
     spoiled = {path: content for path, content in changes.items() if content is not None}
-    with folder() as name:
-        try:
-            system = machine(Path(name), whole | spoiled)
-        except OSError:  # a file in place of a folder that others are in
-            return
-        _valid(readings(system))
+    _valid(readings(machine(whole | spoiled)))
 
 
-def test_of_an_empty_machine_nothing_is_known_but_limits_of_this_process(tmp_path: Path) -> None:
-    everything = readings(RecordedSystem(tmp_path, {}))
+def test_of_an_empty_machine_nothing_is_known_but_limits_of_this_process() -> None:
+    everything = readings(RecordedSystem({}))
     _valid(everything)
     known = {name for each in everything for name, fact in facts(each).items() if fact.is_known}
     assert known == set()
@@ -542,8 +522,7 @@ def test_of_an_empty_machine_nothing_is_known_but_limits_of_this_process(tmp_pat
 @given(st.dictionaries(st.sampled_from(VARIABLES), st.text(max_size=12), max_size=8))
 @settings(deadline=None, max_examples=60)
 def test_whatever_the_environment_holds_no_reader_raises(environment: dict[str, str]) -> None:
-    with folder() as name:
-        _valid(readings(machine(Path(name), {}, environment)))
+    _valid(readings(machine({}, environment)))
 
 
 class Broken(System):
@@ -562,8 +541,8 @@ class Broken(System):
         raise FileNotFoundError(2, "gone")
 
 
-def test_calls_that_fail_are_facts_that_cannot_be_told(tmp_path: Path) -> None:
-    everything = readings(Broken(tmp_path, {}))
+def test_calls_that_fail_are_facts_that_cannot_be_told() -> None:
+    everything = readings(Broken(files=RecordedFiles({})))
     _valid(everything)
     assert everything[0].affinity.state == "cannot_tell"
     assert everything[3].open_files.reason == "it failed (not allowed to raise maximum limit)"
