@@ -1,22 +1,20 @@
 """The recorded machines of `tests/machines`, and mutated copies of them.
 
 ``machine(name)`` replays one; ``mutated(document, seed)`` damages a copy as disks, drivers and
-users do; ``hanging(document)`` never gets an answer from a driver.
+users do; ``hanging(document)`` is a copy whose driver never answers.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import copy
 import json
 import random
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainfit.hardware.recorded import RecordedSystem, replayed, unpack
+from trainfit.hardware.recorded import RecordedSystem, replayed
 
 MACHINES = Path(__file__).with_name("machines")
 
@@ -59,19 +57,9 @@ def document(name: str) -> dict[str, Any]:
     return whole
 
 
-@contextlib.contextmanager
-def machine(name: str) -> Iterator[RecordedSystem]:
-    """A recorded machine, for as long as the block runs."""
-    with replayed(MACHINES / f"{name}.json") as system:
-        yield system
-
-
-@contextlib.contextmanager
-def unpacked(changed: Mapping[str, Any]) -> Iterator[RecordedSystem]:
-    """The same for a document that is in no file."""
-    with tempfile.TemporaryDirectory(prefix="trainfit-machine-") as folder:
-        unpack(changed, Path(folder))
-        yield RecordedSystem(Path(folder), changed)
+def machine(name: str) -> RecordedSystem:
+    """A recorded machine."""
+    return replayed(MACHINES / f"{name}.json")
 
 
 def hanging(original: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +71,7 @@ def hanging(original: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mutated(original: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """A damaged copy, always the same for the same ``seed``; it still unpacks.
+    """A damaged copy, always the same for the same ``seed``; it still replays.
 
     Files are missing, empty, garbage, cut off, not UTF-8, unreadable (EACCES, EIO), folders or
     links to nowhere, their numbers negative or huge; of the seeds, some damage one file, some

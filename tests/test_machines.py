@@ -9,16 +9,11 @@ import subprocess
 import sys
 from typing import Any
 
-import helpers_machines as helpers
 import pytest
 
-from trainfit.hardware.recorded import (
-    VARIABLES,
-    RecordedSystem,
-    _expanded,
-    _numbers,
-    read_machine,
-)
+import helpers_machines as helpers
+from trainfit.hardware.files import _expanded
+from trainfit.hardware.recorded import VARIABLES, RecordedSystem, _numbers, read_machine
 
 sys.path.insert(0, str(helpers.MACHINES))
 import compose
@@ -49,15 +44,16 @@ def having(path: str) -> list[str]:
     return [name for name in ALL if path in files(name)]
 
 
+COMPOSED = [name for name in ALL if document(name)["origin"] == "composed"]
+
+
 # --- Files, script, README --------------------------------------------------------------------
 
 
 def test_files_and_script_agree() -> None:
     composed = {name: compose.text(each) for name, each in compose.documents().items()}
     written = {
-        name: (helpers.MACHINES / f"{name}.json").read_text(encoding="utf-8")
-        for name in ALL
-        if document(name)["origin"] == "composed"
+        name: (helpers.MACHINES / f"{name}.json").read_text(encoding="utf-8") for name in COMPOSED
     }
     assert written.keys() == composed.keys()
     differing = [name for name in written if written[name] != composed[name]]
@@ -73,13 +69,12 @@ def test_readme_has_the_table_of_these_machines() -> None:
 
 def test_writes_the_same_bytes_as_a_command(tmp_path) -> None:
     """The script also works on its own, from any folder."""
-    words = "import compose; print(len(compose.documents()))"
+    path = f"import sys; sys.path.insert(0, {str(helpers.MACHINES)!r})"
+    words = f"{path}; import compose; print(len(compose.documents()))"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(helpers.MACHINES)!r}); {words}"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    composed = [name for name in ALL if document(name)["origin"] == "composed"]
-    assert int(done.stdout) == len(composed)
+        [sys.executable, "-c", words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == len(COMPOSED)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -101,26 +96,27 @@ def test_every_cause_has_a_machine() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_replays(name: str) -> None:
-    with helpers.machine(name) as system:
-        for path, content in files(name).items():
-            assert system.exists(path), path
-            if isinstance(content, str):
-                assert system.text(path).value == content.strip(" \t\r\n\0")
-        for probe, answer in document(name)["probes"].items():
-            if "fails" not in answer:
-                assert system.probe(probe, 1).value == answer
-        assert system.affinity().is_known and system.limit("NOFILE").is_known
-        assert system.space("/dev/shm").is_known and system.space("/").is_known
+    system = helpers.machine(name)
+    for path, content in files(name).items():
+        assert system.exists(path), path
+        if isinstance(content, str):
+            assert system.text(path).value == content.strip(" \t\r\n\0")
+        elif "link" in content:
+            assert system.link(path).value == content["link"]
+    for probe, answer in document(name)["probes"].items():
+        if "fails" not in answer:
+            assert system.probe(probe, 1).value == answer
+    assert system.affinity().is_known and system.limit("NOFILE").is_known
+    assert system.space("/dev/shm").is_known and system.space("/").is_known
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", COMPOSED)
 def test_no_link_leads_nowhere(name: str) -> None:
-    with helpers.machine(name) as system:
-        for path, content in files(name).items():
-            if isinstance(content, dict) and "link" in content:
-                inside = system.root / path.lstrip("/")
-                assert inside.exists(), f"{path} → {content['link']}"
-                assert inside.resolve().is_relative_to(system.root.resolve())
+    system = helpers.machine(name)
+    for path, content in files(name).items():
+        if isinstance(content, dict) and "link" in content:
+            found = system.text(path).is_known or system.names(path).is_known
+            assert found, f"{path} → {content['link']}"
 
 
 # --- The processor ----------------------------------------------------------------------------
@@ -174,8 +170,13 @@ def test_frequencies_are_consistent(name: str) -> None:
         place = f"{CPU}/cpufreq/policy{cpu}"
         khz = {
             key: int(tree[f"{place}/{key}"])
-            for key in ("cpuinfo_min_freq", "scaling_cur_freq", "scaling_max_freq", "cpuinfo_max_freq")
-        }  # fmt: skip
+            for key in (
+                "cpuinfo_min_freq",
+                "scaling_cur_freq",
+                "scaling_max_freq",
+                "cpuinfo_max_freq",
+            )
+        }
         assert 0 < khz["cpuinfo_min_freq"] <= khz["scaling_cur_freq"] <= khz["cpuinfo_max_freq"]
         assert khz["scaling_max_freq"] <= khz["cpuinfo_max_freq"]
         governors = tree[f"{place}/scaling_available_governors"].split()
@@ -193,6 +194,8 @@ def test_nodes_share_out_all_cpus_and_memory(name: str) -> None:
         for cpu in _parsed(tree[f"/sys/devices/system/node/node{node}/cpulist"].strip())
     ]
     assert sorted(cpus) == list(_cpus(name))
+    if name not in COMPOSED:  # where memory came later (hot-plugged), the nodes may not show it
+        return
     memory = 0
     for node in nodes:
         text = tree[f"/sys/devices/system/node/node{node}/meminfo"]
@@ -234,9 +237,9 @@ def test_mounts_and_disks(name: str) -> None:
     assert {"/", "/dev/shm", "/proc", "/sys"} <= set(points)
     whole = [path for path in tree if re.match(r"/sys/block/(nvme|sd|vd)", path)]
     assert whole
-    with helpers.machine(name) as system:
-        for path in (path for path in whole if path.count("/") == 3):
-            assert system.text(f"{path}/queue/rotational").value in ("0", "1")
+    system = helpers.machine(name)
+    for path in (path for path in whole if path.count("/") == 3):
+        assert system.text(f"{path}/queue/rotational").value in ("0", "1")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -302,13 +305,16 @@ def test_bus_proc_nvml_and_nvidia_smi_name_the_same_gpus(name: str) -> None:
         assert gpu["uuid"] in information and gpu["name"] in information
 
 
-GPU_KEYS = set(
-    "index name uuid capability memory_total memory_used memory_reserved utilisation_gpu"
-    " utilisation_memory pci_address pcie_generation pcie_generation_max pcie_width pcie_width_max"
-    " numa_node sm_mhz sm_max_mhz memory_mhz memory_max_mhz application_sm_mhz performance_state"
-    " clock_reasons temperature_c slowdown_c power_mw power_limit_mw power_limit_default_mw"
-    " persistence compute_mode ecc ecc_errors mig mig_instances processes".split()
-)
+GPU_KEYS = """
+    index name uuid capability memory_total memory_used memory_reserved utilisation_gpu
+    utilisation_memory pci_address pcie_generation pcie_generation_max pcie_width pcie_width_max
+    numa_node sm_mhz sm_max_mhz memory_mhz memory_max_mhz application_sm_mhz performance_state
+    clock_reasons temperature_c slowdown_c power_mw power_limit_mw power_limit_default_mw
+    persistence compute_mode ecc ecc_errors mig mig_instances processes
+"""
+TORCH_KEYS = """
+    version cuda hip available devices error architectures capabilities kernel_error warnings
+"""
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -316,14 +322,11 @@ def test_probes_have_the_agreed_shape(name: str) -> None:
     probes = document(name)["probes"]
     assert set(probes) == {"nvml_gpus", "cuda_driver", "torch_devices"}
     for gpu in _gpus(name):
-        assert set(gpu) == GPU_KEYS
+        assert set(gpu) == set(GPU_KEYS.split())
         if isinstance(gpu["memory_total"], int) and isinstance(gpu["memory_used"], int):
             assert gpu["memory_used"] <= gpu["memory_total"]
     torch = probes["torch_devices"]
-    assert set(torch) == set(
-        "version cuda hip available devices error architectures capabilities kernel_error"
-        " warnings".split()
-    )
+    assert set(torch) == set(TORCH_KEYS.split())
     assert torch["available"] == (torch["devices"] > 0) == (torch["error"] == "")
     assert len(torch["capabilities"]) == torch["devices"]
     assert (torch["kernel_error"] is None) == (torch["devices"] == 0)
@@ -364,15 +367,14 @@ def test_works_exactly_where_no_cause_is_expected(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_mutations_unpack_and_differ(seed: int) -> None:
+def test_mutations_replay_and_differ(seed: int) -> None:
     original = helpers.document(ALL[seed % len(ALL)])
     before = json.dumps(original)
     changed = helpers.mutated(original, seed)
     assert json.dumps(original) == before
     assert changed != original
     assert helpers.mutated(original, seed) == changed
-    with helpers.unpacked(changed) as system:
-        _ask_everything(system, changed)
+    _ask_everything(RecordedSystem(changed), changed)
 
 
 def _ask_everything(system: RecordedSystem, changed: dict[str, Any]) -> None:
@@ -401,6 +403,6 @@ def test_mutations_are_of_every_kind() -> None:
 
 
 def test_a_driver_may_hang() -> None:
-    with helpers.unpacked(helpers.hanging(helpers.document("workstation"))) as system:
-        assert system.probe("nvml_gpus", 3).reason == "no answer within 3 s"
-        assert system.command(["nvidia-smi", "-L"], 3).reason == "no answer within 3 s"
+    system = RecordedSystem(helpers.hanging(helpers.document("workstation")))
+    assert system.probe("nvml_gpus", 3).reason == "no answer within 3 s"
+    assert system.command(["nvidia-smi", "-L"], 3).reason == "no answer within 3 s"

@@ -335,8 +335,8 @@ def _healthy() -> dict[str, Machine]:
         ),
         "jetson-orin": Machine(
             "Arm without model name; the GPU is not on PCI, NVML knows no memory, no nvidia-uvm",
-            "", "lscpu of vamp issue 20; /proc/driver/nvidia/version and /dev of published JetPack 6"
-            " logs; the 12 CPUs are in three packages, as Linux 5.15 says",
+            "", "lscpu of vamp issue 20; /proc/driver/nvidia/version and /dev of published logs of"
+            " JetPack 6; the 12 CPUs are in three packages, as Linux 5.15 says",
             (_jetson(),),
         ),
         "slurm-node": Machine(
@@ -385,7 +385,7 @@ def _jetson() -> Part:
         "/sys/module/nvidia/version": "540.4.0",
         "/proc/device-tree": {"link": "../sys/firmware/devicetree/base"},
         "/sys/firmware/devicetree/base/model": "NVIDIA Jetson AGX Orin Developer Kit\0",
-        "/sys/firmware/devicetree/base/compatible": "nvidia,p3737-0000+p3701-0005\0nvidia,tegra234\0",
+        "/sys/firmware/devicetree/base/compatible": "nvidia,p3737-0000\0nvidia,tegra234\0",
         "/etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic,"
         " EABI: aarch64, DATE: Wed Jan  8 01:49:37 UTC 2025\n",
         **gpus.pci("0001:01:00.0", "0x144d", "0xa80c", "0x010802", "nvme", 0),
@@ -556,7 +556,8 @@ def _broken() -> dict[str, Machine]:
     def mismatch(kernel: drivers.Driver, user: drivers.Driver) -> tuple[Part, ...]:
         return (
             _desktop(), drivers.kernel_module(kernel, [RTX_3060]), drivers.device_nodes(1),
-            drivers.libraries(user.version), drivers.nvml_fails(18, user.version.rpartition(".")[0]),
+            drivers.libraries(user.version),
+            drivers.nvml_fails(18, user.version.rpartition(".")[0]),
             drivers.cuda_fails(803, f"{library}.{user.version}"),
             torches.blind(torches.T26, torches.ERRORS[803]),
         )  # fmt: skip
@@ -663,7 +664,7 @@ def _late() -> dict[str, Machine]:
                 _desktop(), drivers.installed(D550_54, [RTX_3060]), drivers.denied(*everything),
                 drivers.nvml_fails(4), drivers.cuda_fails(100, f"{path}.{D550_54.version}"),
                 torches.blind(torches.T26),
-                {"files": {"/proc/driver/nvidia/params": "DeviceFileGID: 44\nDeviceFileMode: 432\n"}},
+                {"files": {"/proc/driver/nvidia/params": "DeviceFileMode: 432\n"}},
             ),
         ),
         "mig-without-instances": Machine(

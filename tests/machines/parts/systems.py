@@ -248,7 +248,7 @@ def distribution(os_release: str, kernel: str, built: str, compiler: str, arch="
             "/proc/sys/vm/swappiness": "60",
             "/proc/sys/fs/file-max": "9223372036854775807",
             "/proc/cmdline": f"BOOT_IMAGE=/boot/vmlinuz-{kernel} root=/dev/root ro quiet",
-            "/proc/filesystems": "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\n\text4\n",
+            "/proc/filesystems": "nodev\tsysfs\nnodev\ttmpfs\nnodev\tcgroup2\n\text4\n",
             "/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
             "/etc/hostname": lines["ID"].strip('"') + "-host",
         }
