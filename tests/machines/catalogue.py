@@ -573,7 +573,10 @@ def _broken() -> dict[str, Machine]:
             "container_lost_gpu", "devices.list of nvidia-container-toolkit issue 251",
             (
                 *lost(999, torches.UNKNOWN),
-                systems.docker_cgroup_v1("c 1:3 rwm\nc 1:5 rwm\nc 136:* rwm\nc 195:* m\n"),
+                systems.docker_cgroup_v1(
+                    "c 1:3 rwm\nc 1:5 rwm\nc 136:* rwm\nc 195:* m\n",
+                    _container(gpu=D550_90.version),
+                ),
             ),
         ),
         "version-mismatch": Machine(

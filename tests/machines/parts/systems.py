@@ -448,8 +448,8 @@ def docker(
     return {"files": files, "calls": calls, "commands": commands}
 
 
-def docker_cgroup_v1(devices: str) -> Part:
-    """Turns `docker`'s cgroup v2 into v1 (Linux 4.19 to 5.10 hosts); ``devices`` is its list."""
+def docker_cgroup_v1(devices: str, container: Part) -> Part:
+    """Turns a ``container``'s cgroup v2 into v1 (older hosts); ``devices`` is its list."""
     folder = "/docker/3e1fa2c09b11f1f2f8b4b0c6d1d36fda3aa9a0f5c2f7f4d9f32a8ed1b0d33c55"
     names = ("name=systemd", "memory", "devices", "cpuset", "cpu,cpuacct", "pids", "blkio")
     groups = "".join(f"{12 - n}:{name}:{folder}\n" for n, name in enumerate(names))
@@ -458,8 +458,20 @@ def docker_cgroup_v1(devices: str) -> Part:
         "cgroup.controllers cpu.max cpu.weight cpu.stat cpuset.cpus cpuset.cpus.effective"
         " cpuset.mems.effective memory.max memory.high memory.current memory.swap.max pids.max"
     )
+    lines = ["1408 1407 0:80 / /sys/fs/cgroup rw,nosuid,nodev,noexec - tmpfs tmpfs rw,mode=755"]
+    for number, name in enumerate(names):
+        place = f"{base}/{name.removeprefix('name=')}"
+        lines.append(
+            f"{1430 + number} 1408 0:{31 + number} {folder} {place} ro,nosuid,nodev,noexec,relatime"
+            f" master:{11 + number} - cgroup cgroup rw,{name}"
+        )
+    table = container["files"]["/proc/self/mountinfo"].splitlines()
+    kept = [line for line in table if " - cgroup2 " not in line]
     files: Files = {f"{base}/{name}": None for name in old.split()}
+    files |= mounts(*kept, *lines)["files"]
     files |= {
+        f"{base}/systemd": FOLDER,
+        f"{base}/blkio": FOLDER,
         "/proc/self/cgroup": groups,
         "/proc/1/cgroup": groups,
         f"{base}/cpu,cpuacct/cpu.cfs_quota_us": "-1",
