@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from helpers_machines import document, machine, names
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_facts import machine as healthy
+from helpers_machines import document, machine, names
 from trainfit.doctor.masking import visible
 from trainfit.doctor.visibility import ROWS, check_visibility
 from trainfit.hardware.survey import survey
