@@ -15,7 +15,7 @@ def check_disk(machine: Machine) -> tuple[Check, ...]:
     """Free space, the measured rate, and the kind where no rate was measured."""
     storage = machine.storage
     found = [
-        Evidence("path", storage.path, "the path that was asked about"),
+        Evidence("path", storage.path or "(empty)", "the path that was asked about"),
         evidence("file system", storage.filesystem),
         evidence("mounted at", storage.mount_point),
         evidence("kind", storage.kind),
