@@ -251,7 +251,8 @@ def test_every_cause_of_the_sources_is_tried_and_belongs_to_one_check() -> None:
     folder = Path(policy.__file__).parent
     written = set()
     for file in (*folder.glob("*.py"),):
-        if file.name in {"visibility.py", "verdicts.py"} or file.name.startswith("script"):
+        # The decision table's causes have machines of their own (test_doctor_gpu).
+        if file.name == "verdicts.py" or file.name.startswith(("causes_", "script", "visib")):
             continue
         text = file.read_text()
         written |= set(re.findall(r'\bbad\(\s*[^,]+,\s*"([a-z_]+)"', text))
