@@ -39,6 +39,7 @@ lint: .venv/.dev-ready
 	$(BIN)/lint-imports
 
 bench: .venv/.dev-ready
+	$(BIN)/python bench/doctor.py
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
 	$(BIN)/python bench/remedies.py

@@ -212,7 +212,7 @@ def _build_words(build: TorchBuild) -> str:
 def _probe_words(probe: TorchProbe) -> str:
     words = f"device_count() = {probe.devices}"
     said = probe.error or probe.kernel_error or next(iter(probe.warnings), "")
-    return f"{words}; {said.strip().splitlines()[0][:160]}" if said.strip() else words
+    return f"{words}; {said.strip().splitlines()[0][:400]}" if said.strip() else words
 
 
 def _pci_words(devices: tuple[PciDevice, ...]) -> str:
