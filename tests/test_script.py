@@ -160,7 +160,7 @@ def test_data_parallel_beside_ddp_is_the_users_choice(tmp_path: Path) -> None:
         ("s = torch.cuda.amp.GradScaler()", 's = torch.amp.GradScaler("cuda")'),
         (
             "s = G(2.0**8, enabled=on)",
-            's = torch.amp.GradScaler("cuda", init_scale=2.0**8, enabled=on)',
+            's = torch.amp.GradScaler("cuda", 2.0**8, enabled=on)',
         ),
         ("with amp.autocast(): pass", 'with torch.amp.autocast("cuda"): pass'),
         ("with amp.autocast(on): pass", 'with torch.amp.autocast("cuda", enabled=on): pass'),
