@@ -126,14 +126,24 @@ class _Body:
         if isinstance(node, ast.Assign):
             value = self.eval(node.value)
             for target in node.targets:
-                self.bind(target, value, node.value)
+                self.bind(target, value)
         elif isinstance(node, ast.AnnAssign):
             if node.value is not None:
-                self.bind(node.target, self.eval(node.value), node.value)
+                self.bind(node.target, self.eval(node.value))
         elif isinstance(node, ast.AugAssign):
-            both = self.arithmetic(self.eval(node.target), self.eval(node.value))
-            self.bind(node.target, both, None)
-        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            self.bind(node.target, self.arithmetic(self.eval(node.target), self.eval(node.value)))
+        elif isinstance(node, ast.Return):
+            value = UNKNOWN if node.value is None else self.eval(node.value)
+            if self.function is not None:
+                self.flow.calls.note_return(self.function, value)
+        elif not self.compound(node):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self.eval(child)
+
+    def compound(self, node: ast.stmt) -> bool:
+        """A statement with statements in it."""
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             self.loop(node)
         elif isinstance(node, ast.If):
             self.branches(node)
@@ -145,10 +155,6 @@ class _Body:
         elif isinstance(node, ast.Match):
             self.eval(node.subject)
             self.alternatives([*(case.body for case in node.cases), []])
-        elif isinstance(node, ast.Return):
-            value = UNKNOWN if node.value is None else self.eval(node.value)
-            if self.function is not None:
-                self.flow.calls.note_return(self.function, value)
         elif isinstance(node, ast.ClassDef):
             outer, self.env = self.env, dict(self.env)
             self.run([each for each in node.body if not isinstance(each, _FUNCTIONS)])
@@ -159,9 +165,8 @@ class _Body:
                     self.eval(default)
             self.set(node.name, Value("function"))
         else:
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.expr):
-                    self.eval(child)
+            return False
+        return True
 
     def loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         before = dict(self.env)
@@ -172,7 +177,7 @@ class _Body:
             if isinstance(node, ast.While):
                 self.eval(node.test)
             else:
-                self.bind(node.target, element(self.eval(node.iter)), None)
+                self.bind(node.target, element(self.eval(node.iter)))
             self.run(node.body)
             self.join(before)
         self.nested -= 1
@@ -205,7 +210,7 @@ class _Body:
         for item in node.items:
             self.eval(item.context_expr)
             if item.optional_vars is not None:
-                self.bind(item.optional_vars, UNKNOWN, None)
+                self.bind(item.optional_vars, UNKNOWN)
         outer = self.records
         if node.body:
             inside = self.flow.gradients.inside(self.index, node.body[0])
@@ -233,16 +238,16 @@ class _Body:
         if path.startswith("self.") and self.owner is not None:
             self.flow.attributes[self.owner].setdefault(path, []).append(value)
 
-    def bind(self, target: ast.expr, value: Value, source: ast.expr | None) -> None:
+    def bind(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Tuple | ast.List):
             if any(isinstance(each, ast.Starred) for each in target.elts):
                 parts = [element(value)] * len(target.elts)
             else:
                 parts = unpacked(value, len(target.elts))
             for each, part in zip(target.elts, parts, strict=True):
-                self.bind(each, part, None)
+                self.bind(each, part)
         elif isinstance(target, ast.Starred):
-            self.bind(target.value, Value("list", items=(value,)), None)
+            self.bind(target.value, Value("list", items=(value,)))
         elif path := path_of(target):
             self.values[target] = value
             self.set(path, value)
@@ -302,7 +307,7 @@ class _Body:
             return element(value)
         if isinstance(node, ast.NamedExpr):
             value = self.eval(node.value)
-            self.bind(node.target, value, node.value)
+            self.bind(node.target, value)
             return value
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             return self.comprehension(node)
@@ -320,7 +325,7 @@ class _Body:
     ) -> Value:
         outer, self.env = self.env, dict(self.env)
         for generator in node.generators:
-            self.bind(generator.target, element(self.eval(generator.iter)), None)
+            self.bind(generator.target, element(self.eval(generator.iter)))
             for test in generator.ifs:
                 self.eval(test)
         if isinstance(node, ast.DictComp):
