@@ -37,8 +37,9 @@ _MODULE_USES: Final = frozenset({"eval", "parameters", "named_parameters", "name
 def follow(project: Project) -> None:
     """Fill ``project.values``."""
     flow = _Flow(project)
-    for _ in range(_ROUNDS):
-        flow.round()
+    for number in range(_ROUNDS):
+        if not flow.round() and number:
+            return  # nothing new that another round could use
 
 
 class _Flow:
@@ -52,8 +53,8 @@ class _Flow:
         self.closures: dict[Function, Env] = {}
         self.uses = [_uses(index) for index in project.indexes]
 
-    def round(self) -> None:
-        """All statements of all files once."""
+    def round(self) -> bool:
+        """All statements of all files once; is anything new known of functions and classes?"""
         self.calls.begin_round()
         self.attributes.clear()
         for number, index in enumerate(self.project.indexes):
@@ -61,11 +62,12 @@ class _Flow:
             self._run(body, index, index.file.source.tree.body)
             for function in index.functions:
                 self._function(index, function)
+        before = self.known
         self.known = {
             owner: {path: join_all(values) for path, values in found.items()}
             for owner, found in self.attributes.items()
         }
-        self.calls.end_round()
+        return self.calls.end_round() or self.known != before
 
     def _run(self, body: _Body, index: Index, statements: list[ast.stmt]) -> None:
         try:
@@ -81,7 +83,7 @@ class _Flow:
         env.update(self.calls.parameters(function))
         body = _Body(self, index, env, function)
         self._run(body, index, function.body)
-        self.closures[function] = {k: v for k, v in env.items() if v != UNKNOWN}
+        self.closures[function] = {k: v for k, v in env.items() if not v.is_unknown}
 
 
 def _uses(index: Index) -> dict[tuple[ast.AST | None, str], set[str]]:
@@ -366,7 +368,7 @@ class _Body:
         base = self.eval(node.value)
         path = path_of(node)
         found = self.lookup(path) if path else UNKNOWN
-        if found != UNKNOWN:
+        if not found.is_unknown:
             return found
         if base.is_tensors:
             if node.attr in FIGURES:
@@ -379,13 +381,13 @@ class _Body:
 
     def lookup(self, path: str) -> Value:
         found = self.env.get(path, UNKNOWN)
-        if found == UNKNOWN and self.owner is not None and path.startswith("self."):
+        if found.is_unknown and self.owner is not None and path.startswith("self."):
             found = self.flow.known.get(self.owner, {}).get(path, UNKNOWN)
-        if found == UNKNOWN and path not in self.env and "." not in path:
+        if found.is_unknown and path not in self.env and "." not in path:
             found = self.flow.globals[self.index.file.number].get(path, UNKNOWN)
-        if found == UNKNOWN:
+        if found.is_unknown:
             found = self.imported(path)
-        return self.by_use(path) if found == UNKNOWN else found
+        return self.by_use(path) if found.is_unknown else found
 
     def imported(self, path: str) -> Value:
         """A value that another own file defines."""
