@@ -121,6 +121,7 @@ def test_a_chain_over_lines_is_named_where_cuda_stands(tmp_path: Path) -> None:
         "try:\n    x = x.cuda()\nexcept RuntimeError:\n    pass\n",
         "torch.distributed.init_process_group('nccl')\nx = x.cuda()\n",
         "x = x.cuda(local_rank)\n",
+        "def move(y):\n    return y.cuda()\nif use_cuda:\n    x = move(x)\n",
         "device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\nx = x.to(device)\n",
         "parser.add_argument('--device', default='cuda')\n",
         "with torch.autocast('cuda'):\n    pass\n",
@@ -160,7 +161,7 @@ def test_data_parallel_beside_ddp_is_the_users_choice(tmp_path: Path) -> None:
         ("s = torch.cuda.amp.GradScaler()", 's = torch.amp.GradScaler("cuda")'),
         (
             "s = G(2.0**8, enabled=on)",
-            's = torch.amp.GradScaler("cuda", init_scale=2.0**8, enabled=on)',
+            's = torch.amp.GradScaler("cuda", 2.0**8, enabled=on)',
         ),
         ("with amp.autocast(): pass", 'with torch.amp.autocast("cuda"): pass'),
         ("with amp.autocast(on): pass", 'with torch.amp.autocast("cuda", enabled=on): pass'),
@@ -271,6 +272,13 @@ def test_data_on_the_gpu_before_the_loop(tmp_path: Path) -> None:
     found = only(tmp_path, HEAD + "data = TensorDataset(torch.randn(9, 8).to(device))\n")
     assert found.rule == "data-on-gpu-before-loop"
     assert "TensorDataset(torch.randn(9, 8))" in found.rewrite
+
+
+def test_the_device_that_a_function_knows_is_named(tmp_path: Path) -> None:
+    text = "import torch\ndef f(x, dev):\n    return x.cuda()\ndef g(x):\n    return x.cuda()\n"
+    first, second = report(tmp_path, text).findings
+    assert first.rewrite == "return x.to(dev)"
+    assert second.rewrite.startswith("return x.to(device), with `device = ")
 
 
 @pytest.mark.parametrize(
@@ -652,11 +660,13 @@ def test_loops_in_loops_stay_quick(tmp_path: Path) -> None:
 
 
 def test_deep_parts_are_said_and_the_rest_is_read(tmp_path: Path) -> None:
-    chain = "x = a" + "[0]" * 180 + "\n"
-    deep = "y = " + "f(" * 90 + "1" + ")" * 90 + "\n"
-    nested = "\n".join(f"{' ' * depth}with c:" for depth in range(90)) + f"\n{' ' * 90}pass\n"
-    found = report(tmp_path, chain + deep + nested + "z = z.cuda()\n")
+    found = report(tmp_path, "x = a" + ".b" * 600 + "\nz = z.cuda()\n")
     assert [f.rule for f in found.findings] == ["hard-coded-cuda"]
+    assert found.unread == (
+        f"{tmp_path / 'script.py'}: nested too deeply in part, which is not followed",
+    )
+    chain = "if a:\n    pass\n" + "".join(f"elif x == {n}:\n    pass\n" for n in range(250))
+    assert report(tmp_path, chain + "z = z.cuda()\n").unread == ()
 
 
 # the project's own examples and the text

@@ -49,14 +49,16 @@ class Calls:
         self._given.clear()
         self._returned.clear()
 
-    def end_round(self) -> None:
-        """Draw the conclusions of a round."""
+    def end_round(self) -> bool:
+        """Draw the conclusions of a round; are they others than those of the round before?"""
+        before = self._returns, self._parameters
         self._returns = {f: shallow(join_all(v)) for f, v in self._returned.items()}
         self._parameters = {
             function: {name: shallow(join_all(values)) for name, values in given.items()}
             for function, given in self._given.items()
             if self.project.call_sites(function)[1]
         }
+        return (self._returns, self._parameters) != before
 
     def parameters(self, function: Function) -> dict[str, Value]:
         """What a function's parameters are, by its calls and its annotations."""
@@ -65,7 +67,7 @@ class Calls:
         result = {}
         for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
             value = known.get(each.arg, UNKNOWN)
-            if value == UNKNOWN and each.annotation is not None:
+            if value.is_unknown and each.annotation is not None:
                 value = _annotated(index.file.origin(each.annotation))
             result[each.arg] = value
         return result

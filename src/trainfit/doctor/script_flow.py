@@ -37,8 +37,9 @@ _MODULE_USES: Final = frozenset({"eval", "parameters", "named_parameters", "name
 def follow(project: Project) -> None:
     """Fill ``project.values``."""
     flow = _Flow(project)
-    for _ in range(_ROUNDS):
-        flow.round()
+    for number in range(_ROUNDS):
+        if not flow.round() and number:
+            return  # nothing new that another round could use
 
 
 class _Flow:
@@ -52,8 +53,8 @@ class _Flow:
         self.closures: dict[Function, Env] = {}
         self.uses = [_uses(index) for index in project.indexes]
 
-    def round(self) -> None:
-        """All statements of all files once."""
+    def round(self) -> bool:
+        """All statements of all files once; is anything new known of functions and classes?"""
         self.calls.begin_round()
         self.attributes.clear()
         for number, index in enumerate(self.project.indexes):
@@ -61,11 +62,12 @@ class _Flow:
             self._run(body, index, index.file.source.tree.body)
             for function in index.functions:
                 self._function(index, function)
+        before = self.known
         self.known = {
             owner: {path: join_all(values) for path, values in found.items()}
             for owner, found in self.attributes.items()
         }
-        self.calls.end_round()
+        return self.calls.end_round() or self.known != before
 
     def _run(self, body: _Body, index: Index, statements: list[ast.stmt]) -> None:
         try:
@@ -81,7 +83,7 @@ class _Flow:
         env.update(self.calls.parameters(function))
         body = _Body(self, index, env, function)
         self._run(body, index, function.body)
-        self.closures[function] = {k: v for k, v in env.items() if v != UNKNOWN}
+        self.closures[function] = {k: v for k, v in env.items() if not v.is_unknown}
 
 
 def _uses(index: Index) -> dict[tuple[ast.AST | None, str], set[str]]:
@@ -126,14 +128,24 @@ class _Body:
         if isinstance(node, ast.Assign):
             value = self.eval(node.value)
             for target in node.targets:
-                self.bind(target, value, node.value)
+                self.bind(target, value)
         elif isinstance(node, ast.AnnAssign):
             if node.value is not None:
-                self.bind(node.target, self.eval(node.value), node.value)
+                self.bind(node.target, self.eval(node.value))
         elif isinstance(node, ast.AugAssign):
-            both = self.arithmetic(self.eval(node.target), self.eval(node.value))
-            self.bind(node.target, both, None)
-        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            self.bind(node.target, self.arithmetic(self.eval(node.target), self.eval(node.value)))
+        elif isinstance(node, ast.Return):
+            value = UNKNOWN if node.value is None else self.eval(node.value)
+            if self.function is not None:
+                self.flow.calls.note_return(self.function, value)
+        elif not self.compound(node):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self.eval(child)
+
+    def compound(self, node: ast.stmt) -> bool:
+        """A statement with statements in it."""
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             self.loop(node)
         elif isinstance(node, ast.If):
             self.branches(node)
@@ -145,10 +157,6 @@ class _Body:
         elif isinstance(node, ast.Match):
             self.eval(node.subject)
             self.alternatives([*(case.body for case in node.cases), []])
-        elif isinstance(node, ast.Return):
-            value = UNKNOWN if node.value is None else self.eval(node.value)
-            if self.function is not None:
-                self.flow.calls.note_return(self.function, value)
         elif isinstance(node, ast.ClassDef):
             outer, self.env = self.env, dict(self.env)
             self.run([each for each in node.body if not isinstance(each, _FUNCTIONS)])
@@ -159,9 +167,8 @@ class _Body:
                     self.eval(default)
             self.set(node.name, Value("function"))
         else:
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.expr):
-                    self.eval(child)
+            return False
+        return True
 
     def loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         before = dict(self.env)
@@ -172,7 +179,7 @@ class _Body:
             if isinstance(node, ast.While):
                 self.eval(node.test)
             else:
-                self.bind(node.target, element(self.eval(node.iter)), None)
+                self.bind(node.target, element(self.eval(node.iter)))
             self.run(node.body)
             self.join(before)
         self.nested -= 1
@@ -205,7 +212,7 @@ class _Body:
         for item in node.items:
             self.eval(item.context_expr)
             if item.optional_vars is not None:
-                self.bind(item.optional_vars, UNKNOWN, None)
+                self.bind(item.optional_vars, UNKNOWN)
         outer = self.records
         if node.body:
             inside = self.flow.gradients.inside(self.index, node.body[0])
@@ -233,16 +240,16 @@ class _Body:
         if path.startswith("self.") and self.owner is not None:
             self.flow.attributes[self.owner].setdefault(path, []).append(value)
 
-    def bind(self, target: ast.expr, value: Value, source: ast.expr | None) -> None:
+    def bind(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Tuple | ast.List):
             if any(isinstance(each, ast.Starred) for each in target.elts):
                 parts = [element(value)] * len(target.elts)
             else:
                 parts = unpacked(value, len(target.elts))
             for each, part in zip(target.elts, parts, strict=True):
-                self.bind(each, part, None)
+                self.bind(each, part)
         elif isinstance(target, ast.Starred):
-            self.bind(target.value, Value("list", items=(value,)), None)
+            self.bind(target.value, Value("list", items=(value,)))
         elif path := path_of(target):
             self.values[target] = value
             self.set(path, value)
@@ -302,7 +309,7 @@ class _Body:
             return element(value)
         if isinstance(node, ast.NamedExpr):
             value = self.eval(node.value)
-            self.bind(node.target, value, node.value)
+            self.bind(node.target, value)
             return value
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             return self.comprehension(node)
@@ -320,7 +327,7 @@ class _Body:
     ) -> Value:
         outer, self.env = self.env, dict(self.env)
         for generator in node.generators:
-            self.bind(generator.target, element(self.eval(generator.iter)), None)
+            self.bind(generator.target, element(self.eval(generator.iter)))
             for test in generator.ifs:
                 self.eval(test)
         if isinstance(node, ast.DictComp):
@@ -361,7 +368,7 @@ class _Body:
         base = self.eval(node.value)
         path = path_of(node)
         found = self.lookup(path) if path else UNKNOWN
-        if found != UNKNOWN:
+        if not found.is_unknown:
             return found
         if base.is_tensors:
             if node.attr in FIGURES:
@@ -374,13 +381,13 @@ class _Body:
 
     def lookup(self, path: str) -> Value:
         found = self.env.get(path, UNKNOWN)
-        if found == UNKNOWN and self.owner is not None and path.startswith("self."):
+        if found.is_unknown and self.owner is not None and path.startswith("self."):
             found = self.flow.known.get(self.owner, {}).get(path, UNKNOWN)
-        if found == UNKNOWN and path not in self.env and "." not in path:
+        if found.is_unknown and path not in self.env and "." not in path:
             found = self.flow.globals[self.index.file.number].get(path, UNKNOWN)
-        if found == UNKNOWN:
+        if found.is_unknown:
             found = self.imported(path)
-        return self.by_use(path) if found == UNKNOWN else found
+        return self.by_use(path) if found.is_unknown else found
 
     def imported(self, path: str) -> Value:
         """A value that another own file defines."""

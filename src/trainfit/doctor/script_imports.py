@@ -52,6 +52,7 @@ class File:
     #: Top-level modules that are not own files.
     foreign: set[str] = dataclasses.field(default_factory=set)
     stars: set[str] = dataclasses.field(default_factory=set)
+    _origins: dict[ast.AST, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -60,6 +61,12 @@ class File:
 
     def origins(self, node: ast.AST) -> frozenset[str]:
         """Every dotted name that an expression may stand for; empty if no import gives it."""
+        found = self._origins.get(node)
+        if found is None:
+            found = self._origins[node] = self._find_origins(node)
+        return found
+
+    def _find_origins(self, node: ast.AST) -> frozenset[str]:
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)

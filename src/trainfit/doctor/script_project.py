@@ -30,6 +30,7 @@ class Project:
     values: dict[ast.AST, Value] = dataclasses.field(default_factory=dict)
     #: Files with parts that are nested too deeply to be followed.
     too_deep: set[str] = dataclasses.field(default_factory=set)
+    _callees: dict[ast.Call, Function | None] = dataclasses.field(default_factory=dict)
     _file_of: dict[ast.AST, Index] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,6 +82,11 @@ class Project:
 
     def callee(self, index: Index, call: ast.Call) -> Function | None:
         """The own function or method that a call certainly runs."""
+        if call not in self._callees:
+            self._callees[call] = self._find_callee(index, call)
+        return self._callees[call]
+
+    def _find_callee(self, index: Index, call: ast.Call) -> Function | None:
         found = self.definition(index, call.func)
         if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
             return found

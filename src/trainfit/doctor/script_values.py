@@ -49,6 +49,11 @@ class Value:
     call: ast.AST | None = None
 
     @property
+    def is_unknown(self) -> bool:
+        """Is nothing certain?"""
+        return self.kind == "unknown" and not self.place
+
+    @property
     def is_tensors(self) -> bool:
         """Is it a tensor or a structure of tensors?"""
         return self.kind in {"tensor", "output", "batch"}
@@ -62,7 +67,7 @@ _DEPTH: Final = 4
 
 def joined(one: Value, other: Value, depth: int = 0) -> Value:
     """What is certain of a value that is one or the other."""
-    if one == other:
+    if one is other or one == other:
         return one
     if one.kind != other.kind:
         if one.is_tensors and other.is_tensors:

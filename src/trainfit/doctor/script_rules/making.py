@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+from typing import Final
 
-from trainfit.doctor.script_index import Index
+from trainfit.doctor.script_index import Index, Scope
 from trainfit.results.doctor import Finding
+
+_NAMES: Final = frozenset({"device", "dev"})
 
 
 def finding(
@@ -19,12 +22,15 @@ def finding(
     return Finding(rule, source.name, line, column, source.line(line).rstrip(), reason, rewrite)
 
 
-def named_device(index: Index) -> str:
-    """The name under which the file already holds a device; "device" where it does not."""
-    names = [
-        each.id
-        for each in ast.walk(index.file.source.tree)
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-        if each.id.lower().rstrip("_") in {"device", "dev"}
-    ]
-    return names[0] if names else "device"
+def named_devices(index: Index) -> dict[Scope | None, str]:
+    """The name that holds a device in a function (or at the top) of a file, where there is one."""
+    found: dict[Scope | None, str] = {}
+    for node in index.parents:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            if node.id.lower() in _NAMES:
+                found.setdefault(index.scope(node), node.id)
+        elif isinstance(node, ast.arg) and node.arg.lower() in _NAMES:
+            function = index.parents[index.parents[node]]
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(function, node.arg)
+    return found

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.doctor.script_index import Index, is_literal, keyword, method_of, path_of
+from trainfit.doctor.script_index import Index, keyword, method_of, path_of
 from trainfit.doctor.script_project import Project
-from trainfit.doctor.script_rules.making import finding, named_device
+from trainfit.doctor.script_rules.making import finding, named_devices
 from trainfit.doctor.script_source import unparsed
 from trainfit.results.doctor import Finding
 
@@ -30,22 +30,24 @@ def hard_coded_cuda(project: Project) -> Iterator[Finding]:
     if project.manager or _wants_cuda(project):
         return
     for index in project.indexes:
-        device = named_device(index)
-        hint = f", with `{device} = {_CHOICE}` once at the top"
-        hint = "" if device in index.reads else hint
+        devices = named_devices(index)
         # All edits of a line at once: its rewrite is the whole line.
         edits: dict[int, list[tuple[int, int, str]]] = {}
         first: dict[int, ast.Call] = {}
         for call in index.calls:
-            edit = _edit(index, call, device)
-            if edit is not None and not _is_guarded(index, call):
+            known = devices.get(index.scope(call)) or devices.get(index.file.source.tree)
+            edit = _edit(index, call, known or "device")
+            if edit is not None and not _is_guarded(project, index, call):
                 number, start, end, new = edit
                 edits.setdefault(number, []).append((start, end, new))
                 first.setdefault(number, call)
         for number, call in first.items():
             line = index.file.source.edited(number, edits[number])
-            rewrite = line if _CHOICE in line else line + hint
-            yield finding("hard-coded-cuda", index, call, _REASON, rewrite)
+            known = devices.get(index.scope(call)) or devices.get(index.file.source.tree)
+            hint = (
+                "" if known or _CHOICE in line else f", with `device = {_CHOICE}` once at the top"
+            )
+            yield finding("hard-coded-cuda", index, call, _REASON, line + hint)
 
 
 def data_parallel(project: Project) -> Iterator[Finding]:
@@ -128,8 +130,8 @@ def _is_cuda(node: ast.expr) -> bool:
     )
 
 
-def _is_guarded(index: Index, node: ast.AST) -> bool:
-    """Does an `if`, a `try` or an early return before it ask about the device?"""
+def _is_guarded(project: Project, index: Index, node: ast.AST, depth: int = 0) -> bool:
+    """Does an `if`, a `try` or an early return before it, or before a caller, ask for a device?"""
     scope = index.scope(node)
     if scope is None or (isinstance(scope, ast.FunctionDef) and _is_guarded_name(scope.name)):
         return True
@@ -144,13 +146,10 @@ def _is_guarded(index: Index, node: ast.AST) -> bool:
             for before in body[: body.index(child)]:
                 if isinstance(before, ast.If) and _asks_and_leaves(before):
                     return True
-    # A function may be called under such an `if`.
-    if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
-        return any(
-            is_literal(default, None) and _GUARD.search(each.arg)
-            for each, default in zip(scope.args.args[::-1], scope.args.defaults[::-1], strict=False)
-        )
-    return False
+    if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or depth > 3:
+        return False
+    sites, _ = project.call_sites(scope)
+    return any(_is_guarded(project, other, site, depth + 1) for other, site in sites)
 
 
 def _is_guarded_name(name: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.doctor.script_index import Index, Loop, inside, is_literal
+from trainfit.doctor.script_index import Index, Loop, inside
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding
 from trainfit.doctor.script_source import unparsed
@@ -22,6 +22,8 @@ _OLD: Final = {
     "torch.cpu.amp.autocast": ("torch.amp.autocast", '"cpu"'),
     "torch.cpu.amp.GradScaler": ("torch.amp.GradScaler", '"cpu"'),
 }
+#: The arguments of torch.cuda.amp.autocast.
+_OLD_ORDER: Final = ("enabled", "dtype", "cache_enabled")
 #: Any of these words in any file: precision is chosen somewhere, or float32 is needed.
 _CHOSEN: Final = words(
     "autocast amp gradscaler half bfloat16 float16 bf16 fp16 mixed_precision use_amp "
@@ -47,7 +49,7 @@ def deprecated_amp(project: Project) -> Iterator[Finding]:
                     "deprecated-amp",
                     index,
                     node,
-                    f"{origin} is deprecated since PyTorch 2.4 and warns at every use; torch.amp"
+                    f"{origin} is deprecated since PyTorch 2.4 and warns (FutureWarning); torch.amp"
                     " has the same for any kind of device.",
                     _modern(index, node, name, device),
                 )
@@ -112,23 +114,17 @@ def _is_version_guarded(index: Index, node: ast.AST) -> bool:
 
 def _modern(index: Index, node: ast.expr, name: str, device: str) -> str:
     source = index.file.source
+    note = "" if "torch" in index.file.imported else ", with `import torch`"
     if not isinstance(node, ast.Call):
-        # A decorator without a call, or a function that is handed on.
-        return source.replaced(node, f"{name}({device})" if "custom" in name else name)
-    given = [
-        f"*{source.text(a.value)}" if isinstance(a, ast.Starred) else source.text(a)
-        for a in node.args
+        # A decorator without a call, or a class that is handed on.
+        handed = f"functools.partial({name}, {device})"
+        return source.replaced(node, f"{name}({device})" if "custom" in name else handed) + note
+    given = [source.text(each) for each in node.args]
+    if name.endswith("autocast"):
+        # The new class begins with the device and has another order after it.
+        given = [f"{key}={text}" for key, text in zip(_OLD_ORDER, given, strict=False)]
+    given += [
+        f"{each.arg}={source.text(each.value)}" if each.arg else f"**{source.text(each.value)}"
+        for each in node.keywords
     ]
-    if name.endswith("autocast") and given:
-        # The old function's first argument was `enabled`, the new one's is the device.
-        if is_literal(node.args[0], True):
-            given = given[1:]
-        else:
-            given[0] = f"enabled={given[0]}"
-    elif name.endswith("GradScaler") and given:
-        given[0] = f"init_scale={given[0]}"
-    named = [
-        f"{k.arg}={source.text(k.value)}" if k.arg else f"**{source.text(k.value)}"
-        for k in node.keywords
-    ]
-    return source.replaced(node, f"{name}({', '.join([device, *given, *named])})")
+    return source.replaced(node, f"{name}({', '.join([device, *given])})") + note

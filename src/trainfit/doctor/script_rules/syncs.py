@@ -51,7 +51,8 @@ def _what(project: Project, index: Index, call: ast.Call) -> tuple[str, str] | N
         return (
             "torch.cuda.empty_cache() gives the allocator's memory back to the driver, which must"
             " be asked for it again at once: both are slow. It also",
-            f"take `{line}` out: PyTorch reuses that memory by itself",
+            f"take `{line}` out: PyTorch reuses that memory by itself (where fragmentation then"
+            " takes too much: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
         )
     if origin:
         return None
