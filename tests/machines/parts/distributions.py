@@ -41,15 +41,6 @@ VERSION_ID="20.04"
 VERSION_CODENAME=focal
 UBUNTU_CODENAME=focal
 """
-DEBIAN_12 = """\
-PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
-NAME="Debian GNU/Linux"
-VERSION_ID="12"
-VERSION="12 (bookworm)"
-VERSION_CODENAME=bookworm
-ID=debian
-HOME_URL="https://www.debian.org/"
-"""
 FEDORA_41 = """\
 NAME="Fedora Linux"
 VERSION="41 (Workstation Edition)"
