@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trainfit.hardware.limits import read_limits, read_threads
 from trainfit.hardware.memory import read_memory
 from trainfit.hardware.processor import read_cpu
-from trainfit.hardware.recorded import RecordedSystem, unpack
+from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.storage import read_storage
 from trainfit.hardware.surroundings import read_surroundings
 from trainfit.hardware.system import System
@@ -22,7 +21,6 @@ ROOT_MOUNT = "26 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw"
 
 
 def machine(
-    root: Path,
     files: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     **calls: Any,
@@ -33,8 +31,7 @@ def machine(
         "uname": {"release": "6.8.0-45-generic", "machine": "x86_64"},
     } | calls
     document = {"files": files, "environment": dict(environment or {}), "calls": calls}
-    unpack(document, root)
-    return RecordedSystem(root, document)
+    return RecordedSystem(document)
 
 
 def readings(system: System, data: str | None = "/data") -> list[Any]:
@@ -73,33 +70,36 @@ def siblings(pairs: int, singles: int = 0, pair_next: bool = True) -> list[str]:
     return lists + [str(2 * pairs + cpu) for cpu in range(singles)]
 
 
-def alder_lake() -> dict[str, Any]:
+def alder_lake(pairs: int = 8, singles: int = 8) -> dict[str, Any]:
     """A Core i9-12900K: 8 performance cores with SMT, two favoured, and 8 efficiency cores."""
-    fastest = [5100000] * 8 + [5200000] * 4 + [5100000] * 4 + [3900000] * 8
+    count, last = 2 * pairs + singles, 2 * pairs + singles - 1
+    fastest = [5100000] * 2 * pairs + [3900000] * singles
+    fastest[pairs : pairs + 4] = [5200000] * len(fastest[pairs : pairs + 4])
     kinds = [str(khz) for khz in fastest]
+    each, policy = f"{CPU}/cpu{{0-{last}}}", f"{CPU}/cpufreq/policy{{0-{last}}}"
+    partition = "pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/nvme0n1p2"
     return {
-        "/proc/cpuinfo": cpuinfo(24, "12th Gen Intel(R) Core(TM) i9-12900K"),
-        f"{CPU}/online": "0-23\n",
-        f"{CPU}/cpu{{0-23}}/topology/core_cpus_list": siblings(8, 8),
-        f"{CPU}/cpu{{0-23}}/topology/physical_package_id": "0\n",
-        f"{CPU}/cpu{{0-23}}/cpufreq": {"folder": True},
-        f"{CPU}/cpufreq/policy{{0-23}}/affected_cpus": [f"{cpu}\n" for cpu in range(24)],
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_driver": "intel_pstate\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_governor": "powersave\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_available_governors": "performance powersave\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/energy_performance_preference": "balance_performance\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_cur_freq": "1700000\n",
-        f"{CPU}/cpufreq/policy{{0-23}}/scaling_max_freq": kinds,
-        f"{CPU}/cpufreq/policy{{0-23}}/cpuinfo_max_freq": kinds,
+        "/proc/cpuinfo": cpuinfo(count, "12th Gen Intel(R) Core(TM) i9-12900K"),
+        f"{CPU}/online": f"0-{last}\n",
+        f"{each}/topology/core_cpus_list": siblings(pairs, singles),
+        f"{each}/topology/physical_package_id": "0\n",
+        f"{policy}/affected_cpus": [f"{cpu}\n" for cpu in range(count)],
+        f"{policy}/scaling_driver": "intel_pstate\n",
+        f"{policy}/scaling_governor": "powersave\n",
+        f"{policy}/scaling_available_governors": "performance powersave\n",
+        f"{policy}/energy_performance_preference": "balance_performance\n",
+        f"{policy}/scaling_cur_freq": "1700000\n",
+        f"{policy}/scaling_max_freq": kinds,
+        f"{policy}/cpuinfo_max_freq": kinds,
         f"{CPU}/intel_pstate/status": "active\n",
         f"{CPU}/intel_pstate/no_turbo": "0\n",
         f"{CPU}/cpu0/cpuidle/state{{0-2}}/name": ["POLL\n", "C1E\n", "C10\n"],
         f"{CPU}/cpu0/cpuidle/state{{0-2}}/latency": ["0\n", "2\n", "230\n"],
         f"{CPU}/cpu0/cpuidle/state{{0-2}}/residency": ["0\n", "4\n", "700\n"],
         f"{CPU}/cpu0/cpuidle/state{{0-2}}/disable": ["0\n", "0\n", "1\n"],
-        "/sys/devices/cpu_core/cpus": "0-15\n",
-        "/sys/devices/cpu_atom/cpus": "16-23\n",
-        "/sys/devices/system/node/node0/cpulist": "0-23\n",
+        "/sys/devices/cpu_core/cpus": f"0-{2 * pairs - 1}\n",
+        "/sys/devices/cpu_atom/cpus": f"{2 * pairs}-{last}\n",
+        "/sys/devices/system/node/node0/cpulist": f"0-{last}\n",
         "/sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:       65536000 kB\n",
         "/proc/meminfo": (
             "MemTotal:       65536000 kB\nMemFree:        1000 kB\nMemAvailable:   60000000 kB\n"
@@ -108,24 +108,17 @@ def alder_lake() -> dict[str, Any]:
         "/proc/self/cgroup": "0::/user.slice/user-1000.slice/session-2.scope\n",
         "/proc/self/mountinfo": f"{ROOT_MOUNT}\n{V2_MOUNT}\n",
         "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope/memory.max": "max\n",
-        "/sys/dev/block/259:2": {
-            "link": "../../devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/nvme0n1p2"
-        },
-        "/sys/class/block/nvme0n1p2": {
-            "link": "../../devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/nvme0n1p2"
-        },
-        "/sys/devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/nvme0n1p2/partition": "2\n",
-        "/sys/class/block/nvme0n1": {
-            "link": "../../devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1"
-        },
-        "/sys/devices/pci0000:00/0000:00:06.0/nvme/nvme0/nvme0n1/queue/rotational": "0\n",
+        "/sys/dev/block/259:2": {"link": f"../../devices/{partition}"},
+        "/sys/class/block/nvme0n1p2": {"link": f"../../devices/{partition}"},
+        f"/sys/devices/{partition}/partition": "2\n",
+        "/sys/class/block/nvme0n1": {"link": f"../../devices/{partition.rpartition('/')[0]}"},
         "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nNAME="Ubuntu"\n',
         "/sys/class/dmi/id/sys_vendor": "ASUS\n",
         "/sys/class/dmi/id/product_name": "System Product Name\n",
     }
 
 
-def alder_lake_machine(root: Path, **changes: Any) -> RecordedSystem:
+def alder_lake_machine(**changes: Any) -> RecordedSystem:
     calls = {
         "affinity": "0-23",
         "limits": {"NOFILE": [1024, 1048576], "MEMLOCK": [None, None], "NPROC": [255000, 255000]},
@@ -134,4 +127,4 @@ def alder_lake_machine(root: Path, **changes: Any) -> RecordedSystem:
         "sizes": {"/data": {"/data/a.bin": 100, "/data/b.bin": 2 << 30}},
         "read_rates": {"/data/b.bin": [3e9, 9e9]},
     }
-    return machine(root, alder_lake(), **(calls | changes))
+    return machine(alder_lake(), **(calls | changes))

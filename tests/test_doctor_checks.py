@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helpers_facts import (
@@ -343,7 +343,7 @@ def test_no_check_raises_whatever_is_absent_or_cannot_be_told(data: st.DataObjec
 
 
 @pytest.mark.parametrize("state", ["absent", "cannot_tell"])
-def test_where_nothing_is_known_nothing_is_called_good_or_bad(state: Any) -> None:
+def test_where_nothing_is_known_nothing_is_called_bad_but_what_must_be_there(state: Any) -> None:
     base = made(gpus=[gpu()])
     for path in facts_of(base):
         if path != ("gpus",):
@@ -418,6 +418,8 @@ def test_who_sized_threads_for_a_quota_knows_of_it() -> None:
 
 @given(st.integers(1, 64), st.floats(0.1, 64))
 @settings(deadline=None)
+@example(20, 19.0)
+@example(1, 1.0)
 def test_a_quota_is_hidden_below_the_visible_cpus(cpus: int, quota: float) -> None:
     usable = min(float(cpus), quota)
     changes = {"affinity": tuple(range(cpus)), "logical_cpus": cpus, "quota_cores": quota}
@@ -584,9 +586,15 @@ def test_a_governor_that_is_not_offered_is_not_proposed() -> None:
 
 @given(st.floats(0.3, 1.0))
 @settings(deadline=None)
+@example(0.95)
 def test_the_limit_of_the_clock(share: float) -> None:
     check = the("frequency", made(cpu={"policies": (frequency(limit_hz=share * 5e9),)}))
     assert (check.cause == "clock_limited") == (share * 5e9 < policy.CLOCK_LIMIT_SHARE * 5e9)
+
+
+def test_the_limit_of_acpi_cpufreq_leaves_out_the_boost() -> None:
+    epyc = generic(governor="performance", limit_hz=2.8e9, hardware_hz=3.7e9)
+    assert the("frequency", made(cpu={"policies": (epyc,)})).verdict == "good"
 
 
 def test_the_cure_of_a_limited_clock_names_both_limits() -> None:
@@ -629,6 +637,7 @@ def test_only_cores_that_a_job_may_use_are_judged() -> None:
 
 @given(st.floats(0, 5e-3), st.booleans())
 @settings(deadline=None)
+@example(1e-3, False)
 def test_idle_states_by_the_deepest_that_is_enabled(latency: float, disabled: bool) -> None:
     states = (IdleState("C1", 1e-6, False), IdleState("C10", latency, disabled))
     check = the("idle", made(cpu={"idle_states": states}))
@@ -654,6 +663,8 @@ def test_idle_states_that_were_off_stay_off_after_the_undo() -> None:
 
 @given(st.integers(1, 64 * GIB))
 @settings(deadline=None)
+@example(64 * GIB // 20)
+@example(64 * GIB // 20 + 1)
 def test_available_memory(available: int) -> None:
     check = the("memory", made(memory={"available_bytes": available}))
     least = max(policy.LEAST_AVAILABLE_BYTES, policy.LEAST_AVAILABLE_SHARE * 64 * GIB)
@@ -667,6 +678,8 @@ def test_a_small_machine_is_not_full_by_being_small() -> None:
 
 @given(st.integers(0, 8 * GIB))
 @settings(deadline=None)
+@example(8 * GIB * 95 // 100)
+@example(8 * GIB * 95 // 100 + 1)
 def test_the_cgroups_limit(used: int) -> None:
     check = the("memory", made(memory={"limit_bytes": 8 * GIB, "limit_used_bytes": used}))
     assert (check.cause == "memory_limit_near") == (used >= policy.LIMIT_USED_SHARE * 8 * GIB)
@@ -679,6 +692,9 @@ def test_a_limit_above_the_ram_is_none() -> None:
 
 @given(st.integers(0, 16 * GIB), st.integers(4 * GIB, 64 * GIB))
 @settings(deadline=None)
+@example(64 * GIB // 10 + 1, 16 * GIB)
+@example(64 * GIB // 10 + 1, 16 * GIB - 1)
+@example(64 * GIB // 10, 16 * GIB - 1)
 def test_swap_counts_under_pressure_only(used: int, available: int) -> None:
     changes = {"swap_total_bytes": 16 * GIB, "swap_used_bytes": used, "available_bytes": available}
     much = used >= policy.SWAP_USED_SHARE * 64 * GIB
@@ -700,6 +716,8 @@ def test_less_ram_than_a_gpu_has_is_said() -> None:
 
 @given(st.integers(0, 40 * GIB))
 @settings(deadline=None)
+@example(GIB)
+@example(GIB - 1)
 def test_shm_by_its_size(total: int) -> None:
     check = the("shm", made(memory={"shm_total_bytes": total, "shm_free_bytes": total}))
     assert (check.cause == "shm_small") == (total < policy.LEAST_SHM_BYTES)
@@ -727,6 +745,8 @@ def test_the_cure_of_a_small_shm_is_where_it_was_made(container: Any, start: str
 
 @given(st.integers(0, 20 * GIB), st.floats(1e6, 1e9))
 @settings(deadline=None)
+@example(5 * GIB, 100e6)
+@example(5 * GIB - 1, 100e6)
 def test_disk_by_room_and_rate(free: int, measured: float) -> None:
     check = the("disk", made(storage={"free_bytes": free, "read_bytes_per_s": measured}))
     full, slow = free < policy.LEAST_FREE_BYTES, measured < policy.LEAST_READ_RATE
@@ -794,6 +814,8 @@ def test_what_is_unlimited_is_good() -> None:
 
 @given(st.integers(1, 4096))
 @settings(deadline=None)
+@example(1024)
+@example(1023)
 def test_processes(limit: int) -> None:
     check = the("processes", made(limits={"processes": limit}))
     assert (check.verdict == "bad") == (limit < policy.LEAST_PROCESSES)
@@ -927,6 +949,8 @@ def test_the_undo_of_application_clocks_is_their_former_setting() -> None:
 
 @given(st.floats(20, 120))
 @settings(deadline=None)
+@example(87.0)
+@example(86.9)
 def test_temperature(celsius: float) -> None:
     check = the("gpu-temperature", made(gpus=[gpu(temperature_c=celsius)]))
     assert (check.verdict == "bad") == (celsius >= 92.0 - policy.TEMPERATURE_MARGIN_C)
@@ -940,6 +964,7 @@ def test_temperature_without_a_known_limit() -> None:
 
 @given(st.floats(10, 100))
 @settings(deadline=None)
+@example(policy.POWER_SHARE * 72.0)
 def test_power_limit(watts: float) -> None:
     check = the("gpu-power", made(gpus=[gpu(power_limit_w=watts)]))
     assert (check.verdict == "bad") == (watts < policy.POWER_SHARE * 72.0)
@@ -955,6 +980,24 @@ def test_ecc() -> None:
     assert CHECKS["ecc"](made(gpus=[gpu(ecc=None, ecc_errors=None)])) == ()
     assert the("ecc", made(gpus=[gpu(ecc=False, ecc_errors=None)])).verdict == "good"
     assert the("ecc", made(gpus=[gpu(ecc=True, ecc_errors=unknown())])).verdict == "cannot_tell"
+
+
+def test_persistence_of_a_workstation_is_off_by_default() -> None:
+    plain = [gpu(n, persistence=False, ecc=None, ecc_errors=None) for n in range(4)]
+    assert the("persistence", made(gpus=plain[:1])).verdict == "good"
+    server = CHECKS["persistence"](made(gpus=plain))
+    assert {check.cause for check in server} == {"persistence_off"}
+
+
+def test_what_containers_and_wsl_do_not_show_is_not_taken_for_nothing() -> None:
+    used = [gpu(used_bytes=9 * GIB)]
+    wsl = made(gpus=used, surroundings={"wsl": 2})
+    assert the("gpu-processes", wsl).verdict == the("gpu-memory", wsl).verdict == "cannot_tell"
+    inside = made(gpus=used, surroundings={"container": "docker"})
+    assert the("gpu-processes", inside).verdict == "cannot_tell"
+    assert the("gpu-memory", inside).verdict == "bad"
+    free = made(surroundings={"wsl": 2})
+    assert the("gpu-processes", free).verdict == the("gpu-memory", free).verdict == "good"
 
 
 def test_persistence_matters_where_nothing_else_holds_the_gpu() -> None:
@@ -986,6 +1029,8 @@ def test_an_exclusive_gpu_is_good_while_it_is_free() -> None:
 
 @given(st.integers(0, 24 * GIB))
 @settings(deadline=None)
+@example(int(policy.OTHERS_SHARE * 24 * GIB))
+@example(int(policy.OTHERS_SHARE * 24 * GIB) + 1)
 def test_memory_of_others(held: int) -> None:
     check = the("gpu-processes", made(gpus=[gpu(processes=(process(held),), used_bytes=held)]))
     assert (check.verdict == "bad") == (held >= policy.OTHERS_SHARE * 24 * GIB)
@@ -1016,6 +1061,8 @@ def test_the_free_gpu_is_named_by_its_uuid() -> None:
 
 @given(st.integers(0, 24 * GIB), st.integers(0, 24 * GIB))
 @settings(deadline=None)
+@example(int(policy.OTHERS_SHARE * 24 * GIB), 0)
+@example(int(policy.OTHERS_SHARE * 24 * GIB) + 1, 0)
 def test_memory_that_nobody_holds(used: int, held: int) -> None:
     of = made(gpus=[gpu(used_bytes=used, processes=(process(held),))])
     check = the("gpu-memory", of)

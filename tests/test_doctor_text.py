@@ -63,3 +63,15 @@ def test_findings_are_bad_news() -> None:
     assert not result(GOOD, UNSURE).is_bad
     assert not result(GOOD, script=ScriptReport("s", ("a.py",), ())).is_bad
     assert result(GOOD, script=ScriptReport("s", ("a.py",), (finding,))).is_bad
+
+
+def test_gpus_of_which_the_same_is_said_share_a_line() -> None:
+    checks = [
+        Check("ecc", "good", "", f"GPU {index} (NVIDIA A100): ECC is {state}")
+        for index, state in enumerate(["on", "on", "off", "on"])
+    ]
+    lines = doctor_text(result(*checks)).splitlines()
+    assert [line.split(None, 2)[2] for line in lines if line.startswith("ok ")] == [
+        "GPUs 0, 1, 3: ECC is on",
+        "GPU 2 (NVIDIA A100): ECC is off",
+    ]

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainfit.hardware import cuda_stack, nvml
-from trainfit.hardware.cuda_stack import bad_fork_here, read_cuda_stack
+from trainfit.hardware.cuda_stack import read_cuda_stack
 from trainfit.hardware.gpus import read_gpus
 from trainfit.hardware.local_gpu import process_bytes
 from trainfit.hardware.pci import place
-from trainfit.hardware.recorded import RecordedSystem, Recorder, replayed, unpack
+from trainfit.hardware.recorded import RecordedSystem, Recorder, replayed
 from trainfit.hardware.system import System
 from trainfit.results.facts import Fact, known
 from trainfit.results.machine import CudaStack, Gpu
@@ -90,15 +90,13 @@ def gpu_files(
     }
 
 
-def machine(folder: Path, **document: Any) -> RecordedSystem:
-    folder.mkdir(parents=True, exist_ok=True)
-    unpack(document, folder)
-    return RecordedSystem(folder, document)
+def machine(**document: Any) -> RecordedSystem:
+    return RecordedSystem(document)
 
 
-def by_nvml(folder: Path, *gpus: Any, **document: Any) -> tuple[Gpu, ...]:
+def by_nvml(*gpus: Any, **document: Any) -> tuple[Gpu, ...]:
     answer = {"driver": "550.54.14", "cuda": 12040, "gpus": list(gpus)}
-    found = read_gpus(machine(folder, **{"probes": {"nvml_gpus": answer}, **document}))
+    found = read_gpus(machine(**{"probes": {"nvml_gpus": answer}, **document}))
     assert found.value is not None, found
     return found.value
 
@@ -125,10 +123,10 @@ def facts_of(result: Any) -> list[Fact[Any]]:
 # --- GPUs by NVML ---------------------------------------------------------------------------------
 
 
-def test_a_gaming_card_at_work(tmp_path: Path) -> None:
+def test_a_gaming_card_at_work() -> None:
     processes = {"4242": "python", "1234": "Xorg"}
     calls = {"processes": processes, "own_pids": [4242]}
-    (gpu,) = by_nvml(tmp_path, RTX_4090, calls=calls, files=gpu_files())
+    (gpu,) = by_nvml(RTX_4090, calls=calls, files=gpu_files())
     found = values(gpu)
     shown = found.pop("processes")
     assert found == {
@@ -173,14 +171,14 @@ def test_a_gaming_card_at_work(tmp_path: Path) -> None:
     assert "NVML_ERROR_DEPRECATED" in gpu.application_sm_hz.reason
 
 
-def test_the_bus_knows_the_numa_node(tmp_path: Path) -> None:
-    (gpu,) = by_nvml(tmp_path, RTX_4090, files=gpu_files(node=1))
+def test_the_bus_knows_the_numa_node() -> None:
+    (gpu,) = by_nvml(RTX_4090, files=gpu_files(node=1))
     assert gpu.numa_node == known(1, "/sys/bus/pci/devices/0000:01:00.0/numa_node")
-    (gpu,) = by_nvml(tmp_path / "other", RTX_4090)
+    (gpu,) = by_nvml(RTX_4090)
     assert gpu.numa_node == known(0, "NVML nvmlDeviceGetMemoryAffinity")
 
 
-def test_a_tesla_t4_in_a_container(tmp_path: Path) -> None:
+def test_a_tesla_t4_in_a_container() -> None:
     entry = {
         "index": 0,
         "name": "Tesla T4",
@@ -192,7 +190,7 @@ def test_a_tesla_t4_in_a_container(tmp_path: Path) -> None:
         "ecc_errors": 0,
         "processes": [{"pid": 31337, "used": None, "graphics": False}],
     }
-    (gpu,) = by_nvml(tmp_path, entry)
+    (gpu,) = by_nvml(entry)
     assert gpu.reserved_bytes.state == "cannot_tell"
     assert "this driver is older than the call" in gpu.reserved_bytes.reason
     assert gpu.clock_reasons.value == ()
@@ -203,7 +201,7 @@ def test_a_tesla_t4_in_a_container(tmp_path: Path) -> None:
     assert gpu.sm_hz.state == "cannot_tell"  # the probe did not say
 
 
-def test_an_a100_with_mig(tmp_path: Path) -> None:
+def test_an_a100_with_mig() -> None:
     entry = {
         "name": "NVIDIA A100-SXM4-40GB",
         "mig": 1,
@@ -211,7 +209,7 @@ def test_an_a100_with_mig(tmp_path: Path) -> None:
         "utilisation_gpu": NOT_SUPPORTED,
     }
     empty = {**entry, "mig_instances": []}
-    first, second = by_nvml(tmp_path, entry, empty)
+    first, second = by_nvml(entry, empty)
     assert first.mig.value is True
     assert first.mig_instances.value == ("MIG-a", "MIG-b")
     assert first.utilisation.is_absent
@@ -219,22 +217,22 @@ def test_an_a100_with_mig(tmp_path: Path) -> None:
     assert second.mig_instances.value == ()
 
 
-def test_a_jetson_has_no_memory_of_its_own(tmp_path: Path) -> None:
+def test_a_jetson_has_no_memory_of_its_own() -> None:
     entry = {"name": "Orin (nvgpu)", "capability": [8, 7], "pci_address": NOT_SUPPORTED}
     memory = {f"memory_{name}": NOT_SUPPORTED for name in ("total", "used", "reserved")}
-    (gpu,) = by_nvml(tmp_path, entry | memory)
+    (gpu,) = by_nvml(entry | memory)
     assert gpu.name.value == "Orin (nvgpu)"
     assert gpu.memory_bytes.is_absent
     assert gpu.used_bytes.is_absent
     assert gpu.pci_address.is_absent
 
 
-def test_a_lost_gpu_is_named_by_the_drivers_files(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_named_by_the_drivers_files() -> None:
     lost = {"index": 1, "error": "NVML_ERROR_GPU_IS_LOST"}
     information = "Model: \t\t NVIDIA RTX A6000\nGPU UUID: \t GPU-????????\n"
     files = gpu_files() | gpu_files("0000:41:00.0", node=1)
     files["/proc/driver/nvidia/gpus/0000:41:00.0/information"] = information
-    good, bad = by_nvml(tmp_path, RTX_4090, lost, files=files)
+    good, bad = by_nvml(RTX_4090, lost, files=files)
     assert good.name.value == "NVIDIA GeForce RTX 4090"
     assert bad.index == 1
     assert bad.pci_address.value == "0000:41:00.0"
@@ -244,10 +242,10 @@ def test_a_lost_gpu_is_named_by_the_drivers_files(tmp_path: Path) -> None:
     assert bad.numa_node.value == 1
 
 
-def test_which_of_two_lost_gpus_cannot_be_told(tmp_path: Path) -> None:
+def test_which_of_two_lost_gpus_cannot_be_told() -> None:
     lost = {"index": 1, "error": "NVML_ERROR_GPU_IS_LOST"}
     files = gpu_files() | gpu_files("0000:41:00.0") | gpu_files("0000:81:00.0")
-    _, bad = by_nvml(tmp_path, RTX_4090, lost, files=files)
+    _, bad = by_nvml(RTX_4090, lost, files=files)
     assert bad.pci_address.state == "cannot_tell"
     assert "GPU_IS_LOST" in bad.name.reason
 
@@ -262,8 +260,8 @@ def test_which_of_two_lost_gpus_cannot_be_told(tmp_path: Path) -> None:
         (0x8100, ("display_clock_setting", "bit_15")),
     ],
 )
-def test_clock_reasons(tmp_path: Path, mask: int, names: tuple[str, ...]) -> None:
-    (gpu,) = by_nvml(tmp_path, {"clock_reasons": mask})
+def test_clock_reasons(mask: int, names: tuple[str, ...]) -> None:
+    (gpu,) = by_nvml({"clock_reasons": mask})
     assert gpu.clock_reasons.value == names
 
 
@@ -283,8 +281,8 @@ def test_clock_reasons(tmp_path: Path, mask: int, names: tuple[str, ...]) -> Non
         ("compute_mode", "compute_mode", 7),
     ],
 )
-def test_values_that_cannot_be(tmp_path: Path, key: str, field: str, value: Any) -> None:
-    (gpu,) = by_nvml(tmp_path, {key: value})
+def test_values_that_cannot_be(key: str, field: str, value: Any) -> None:
+    (gpu,) = by_nvml({key: value})
     fact = getattr(gpu, field)
     assert fact.state == "cannot_tell"
     assert "cannot be" in fact.reason
@@ -293,12 +291,12 @@ def test_values_that_cannot_be(tmp_path: Path, key: str, field: str, value: Any)
 # --- GPUs where NVML is blind ---------------------------------------------------------------------
 
 
-def test_files_name_gpus_where_nvml_is_blind(tmp_path: Path) -> None:
+def test_files_name_gpus_where_nvml_is_blind() -> None:
     files = gpu_files() | gpu_files("0000:41:00.0", node=1)
     files["/proc/driver/nvidia/gpus/0000:01:00.0/information"] = (
         "Model: \t\t NVIDIA GeForce RTX 4090\nIRQ: 150\nGPU UUID: \t GPU-4090\n"
     )
-    found = read_gpus(machine(tmp_path, files=files, probes={"nvml_gpus": BLIND}))
+    found = read_gpus(machine(files=files, probes={"nvml_gpus": BLIND}))
     assert found.value is not None
     first, second = found.value
     assert (first.index, second.index) == (0, 1)
@@ -311,30 +309,30 @@ def test_files_name_gpus_where_nvml_is_blind(tmp_path: Path) -> None:
     assert second.numa_node.value == 1
 
 
-def test_no_gpu_at_all(tmp_path: Path) -> None:
+def test_no_gpu_at_all() -> None:
     missing = {"error": "NVML_ERROR_LIBRARY_NOT_FOUND", "code": 12, "where": "nvmlInit"}
     files = {
         "/sys/bus/pci/devices/0000:00:02.0/vendor": "0x8086",
         "/sys/bus/pci/devices/0000:00:02.0/class": "0x030000",
     }
-    found = read_gpus(machine(tmp_path, files=files, probes={"nvml_gpus": missing}))
+    found = read_gpus(machine(files=files, probes={"nvml_gpus": missing}))
     assert found.is_absent
     empty = {"driver": "550.54.14", "cuda": 12040, "gpus": []}
-    found = read_gpus(machine(tmp_path / "2", files=files, probes={"nvml_gpus": empty}))
+    found = read_gpus(machine(files=files, probes={"nvml_gpus": empty}))
     assert found.is_absent
 
 
 @pytest.mark.parametrize("node", ["/dev/dxg", "/dev/nvidia0", "/dev/nvmap"])
-def test_a_device_file_is_a_trace_of_a_gpu(tmp_path: Path, node: str) -> None:
-    found = read_gpus(machine(tmp_path, files={node: ""}, probes={"nvml_gpus": {"hangs": True}}))
+def test_a_device_file_is_a_trace_of_a_gpu(node: str) -> None:
+    found = read_gpus(machine(files={node: ""}, probes={"nvml_gpus": {"hangs": True}}))
     assert found.state == "cannot_tell"
     assert found.source == node
     assert "no answer within 6 s" in found.reason
 
 
-def test_a_bus_that_cannot_be_read_is_no_sign_that_there_is_no_gpu(tmp_path: Path) -> None:
+def test_a_bus_that_cannot_be_read_is_no_sign_that_there_is_no_gpu() -> None:
     files = {"/sys/bus/pci/devices": {"error": "EACCES"}}
-    found = read_gpus(machine(tmp_path, files=files, probes={"nvml_gpus": BLIND}))
+    found = read_gpus(machine(files=files, probes={"nvml_gpus": BLIND}))
     assert found.state == "cannot_tell"
     assert "Permission denied" in found.reason
 
@@ -422,12 +420,12 @@ def workstation(**changes: Any) -> dict[str, Any]:
     return document
 
 
-def stack(folder: Path, **changes: Any) -> CudaStack:
-    return read_cuda_stack(machine(folder, **workstation(**changes)))
+def stack(**changes: Any) -> CudaStack:
+    return read_cuda_stack(machine(**workstation(**changes)))
 
 
-def test_a_stack_that_works(tmp_path: Path) -> None:
-    found = stack(tmp_path)
+def test_a_stack_that_works() -> None:
+    found = stack()
     assert found.pci_devices.value is not None
     (gpu,) = found.pci_devices.value
     assert (gpu.address, gpu.device_id, gpu.device_class) == ("0000:01:00.0", "0x2684", "0x030000")
@@ -472,19 +470,17 @@ def test_a_stack_that_works(tmp_path: Path) -> None:
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07", "580.82.07"),
     ],
 )
-def test_spellings_of_the_kernel_drivers_version(tmp_path: Path, line: str, version: str) -> None:
-    found = stack(tmp_path, files={"/proc/driver/nvidia/version": line})
+def test_spellings_of_the_kernel_drivers_version(line: str, version: str) -> None:
+    found = stack(files={"/proc/driver/nvidia/version": line})
     assert found.kernel_driver.value == version
 
 
-def test_the_modules_own_file_says_the_version_too(tmp_path: Path) -> None:
+def test_the_modules_own_file_says_the_version_too() -> None:
     files = {"/proc/driver/nvidia/version": None, "/sys/module/nvidia/version": "535.1.2\n"}
-    assert stack(tmp_path, files=files).kernel_driver.value == "535.1.2"
+    assert stack(files=files).kernel_driver.value == "535.1.2"
 
 
-def test_without_cuda_in_pytorch_its_probe_is_not_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_cuda_in_pytorch_its_probe_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     ask = RecordedSystem.probe
 
@@ -493,7 +489,7 @@ def test_without_cuda_in_pytorch_its_probe_is_not_made(
         return ask(self, name, seconds)
 
     monkeypatch.setattr(RecordedSystem, "probe", record)
-    found = stack(tmp_path, files={f"{TORCH}/version.py": CPU_TORCH})
+    found = stack(files={f"{TORCH}/version.py": CPU_TORCH})
     assert "torch_devices" not in asked
     assert found.torch.value is not None
     assert found.torch.value.cuda is None
@@ -501,9 +497,7 @@ def test_without_cuda_in_pytorch_its_probe_is_not_made(
     assert "built without CUDA" in found.torch_probe.reason
 
 
-def test_pytorch_starts_after_nvml_has_looked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_starts_after_nvml_has_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its contexts would be among the processes and the memory that NVML reports."""
     events: list[str] = []
     ask = RecordedSystem.probe
@@ -515,7 +509,7 @@ def test_pytorch_starts_after_nvml_has_looked(
         return ask(self, name, seconds)
 
     monkeypatch.setattr(RecordedSystem, "probe", slow)
-    assert stack(tmp_path).torch_probe.is_known
+    assert stack().torch_probe.is_known
     assert events.index("nvml_gpus") < events.index("torch_devices")
 
 
@@ -530,33 +524,33 @@ def test_pytorch_starts_after_nvml_has_looked(
         ('__version__ = "2.6"\ncuda: str | None = None\nhip: str | None = "6.2.4"', None, "6.2.4"),
     ],
 )
-def test_builds(tmp_path: Path, content: str, cuda: Any, hip: Any) -> None:
-    found = stack(tmp_path, files={f"{TORCH}vision/version.py": content}).torchvision
+def test_builds(content: str, cuda: Any, hip: Any) -> None:
+    found = stack(files={f"{TORCH}vision/version.py": content}).torchvision
     assert found.value is not None, found
     assert (found.value.cuda, found.value.hip) == (cuda, hip)
 
 
-def test_a_build_that_says_nothing_of_cuda(tmp_path: Path) -> None:
+def test_a_build_that_says_nothing_of_cuda() -> None:
     files = {f"{TORCH}vision/version.py": "__version__ = '0.17.0'\n"}
-    found = stack(tmp_path, files=files).torchvision
+    found = stack(files=files).torchvision
     assert found.state == "cannot_tell"
     assert "0.17.0" in found.reason
 
 
-def test_pytorch_is_not_installed(tmp_path: Path) -> None:
-    found = stack(tmp_path, calls={"packages": {}})
+def test_pytorch_is_not_installed() -> None:
+    found = stack(calls={"packages": {}})
     assert found.torch.is_absent
     assert found.torch_probe.is_absent
     assert found.torchvision.is_absent
 
 
-def test_a_pytorch_that_cannot_be_imported(tmp_path: Path) -> None:
+def test_a_pytorch_that_cannot_be_imported() -> None:
     probes = {"torch_devices": {"failed": "import torch: OSError: libcudart.so.12"}}
-    found = stack(tmp_path, probes=probes).torch_probe
+    found = stack(probes=probes).torch_probe
     assert (found.state, found.reason) == ("cannot_tell", "import torch: OSError: libcudart.so.12")
 
 
-def test_versions_of_driver_and_library_differ(tmp_path: Path) -> None:
+def test_versions_of_driver_and_library_differ() -> None:
     mismatch = {"error": "NVML_ERROR_LIB_RM_VERSION_MISMATCH", "code": 18, "where": "nvmlInit"}
     files = {
         f"{LIBRARIES}/libcuda.so.1": {"link": "libcuda.so.550.90.07"},
@@ -565,7 +559,6 @@ def test_versions_of_driver_and_library_differ(tmp_path: Path) -> None:
     }
     smi = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550\n"
     found = stack(
-        tmp_path,
         files=files,
         probes={"nvml_gpus": mismatch, "cuda_driver": {"code": 803, "library": "libcuda.so.1"}},
         commands={"nvidia-smi -L": {"code": 18, "stdout": smi}},
@@ -580,26 +573,26 @@ def test_versions_of_driver_and_library_differ(tmp_path: Path) -> None:
     assert (found.cuda.value.code, found.cuda.value.error) == (803, "CUresult 803")
 
 
-def test_forward_compatibility_is_told_apart(tmp_path: Path) -> None:
+def test_forward_compatibility_is_told_apart() -> None:
     compat = "/usr/local/cuda/compat"
     files = {
         f"{compat}/libcuda.so.1": {"link": "libcuda.so.575.51.03"},
         f"{compat}/libcuda.so.575.51.03": "",
     }
-    found = stack(tmp_path, files=files)
+    found = stack(files=files)
     assert found.library_versions["libcuda"] == "550.54.14"
     assert found.library_versions[f"libcuda ({compat})"] == "575.51.03"
     named = {"LD_LIBRARY_PATH": f"relative::{compat}/"}
-    found = stack(tmp_path / "2", files=files, environment=named, probes={"cuda_driver": None})
+    found = stack(files=files, environment=named, probes={"cuda_driver": None})
     assert found.library_versions["libcuda"] == "575.51.03"
     assert found.library_places["libcuda"] == f"{compat}/libcuda.so.575.51.03"
     assert found.library_versions[f"libcuda ({LIBRARIES})"] == "550.54.14"
     loaded = {"code": 804, "path": f"{compat}/libcuda.so.575.51.03"}
-    found = stack(tmp_path / "3", files=files, probes={"cuda_driver": loaded})
+    found = stack(files=files, probes={"cuda_driver": loaded})
     assert found.library_places["libcuda"] == f"{compat}/libcuda.so.575.51.03"
 
 
-def test_compatibility_alone_is_not_what_the_loader_takes(tmp_path: Path) -> None:
+def test_compatibility_alone_is_not_what_the_loader_takes() -> None:
     compat = "/usr/local/cuda/compat"
     files = {
         f"{LIBRARIES}/libcuda.so.1": None,
@@ -607,29 +600,29 @@ def test_compatibility_alone_is_not_what_the_loader_takes(tmp_path: Path) -> Non
         f"{compat}/libcuda.so.1": {"link": "libcuda.so.575.51.03"},
     }
     missing = {"library": "libcuda.so.1", "missing": "libcuda.so.1: cannot open shared object"}
-    found = stack(tmp_path, files=files, probes={"cuda_driver": missing})
+    found = stack(files=files, probes={"cuda_driver": missing})
     assert "libcuda" not in found.library_places
     assert found.library_versions[f"libcuda ({compat})"] == "575.51.03"
     assert found.cuda.is_absent
 
 
-def test_a_library_without_its_link(tmp_path: Path) -> None:
+def test_a_library_without_its_link() -> None:
     files = {
         f"{LIBRARIES}/libcuda.so.1": None,
         f"{LIBRARIES}/libcuda.so.99.1": "",
         f"{LIBRARIES}/libcuda.so.535.1.2": "",
     }
-    found = stack(tmp_path, files=files, probes={"cuda_driver": None})
+    found = stack(files=files, probes={"cuda_driver": None})
     assert found.library_versions["libcuda"] == "550.54.14"  # the newest
 
 
-def test_wsl_has_libraries_without_a_version(tmp_path: Path) -> None:
+def test_wsl_has_libraries_without_a_version() -> None:
     place = "/usr/lib/wsl/lib/libcuda.so.1"
     document = {
         "files": {place: "", "/usr/lib/wsl/lib/libcuda.so.1.1": "", "/dev/dxg": ""},
         "probes": {"cuda_driver": {"code": 0, "path": place, "version": 12080, "devices": 1}},
     }
-    found = read_cuda_stack(machine(tmp_path, **document))
+    found = read_cuda_stack(machine(**document))
     assert found.library_places["libcuda"] == place
     assert "libcuda" not in found.library_versions
     assert found.device_nodes.value is not None
@@ -653,20 +646,20 @@ IS_ACTIVE = "systemctl is-active nvidia-fabricmanager"
     ],
 )
 def test_the_fabric_manager_is_asked_where_there_are_switches(
-    tmp_path: Path, answer: Any, value: str | None
+    answer: Any, value: str | None
 ) -> None:
-    found = stack(tmp_path, files=SWITCH, commands={IS_ACTIVE: answer})
+    found = stack(files=SWITCH, commands={IS_ACTIVE: answer})
     assert found.fabric_manager.value == value
     assert found.fabric_manager.state == ("known" if value else "cannot_tell")
     assert found.pci_devices.value is not None
     assert len(found.pci_devices.value) == 1  # a switch is no GPU
 
 
-def test_the_drivers_empty_folder_is_no_switch(tmp_path: Path) -> None:
+def test_the_drivers_empty_folder_is_no_switch() -> None:
     folder = "/proc/driver/nvidia-nvswitch"
-    found = stack(tmp_path, files={f"{folder}/devices": {"folder": True}})
+    found = stack(files={f"{folder}/devices": {"folder": True}})
     assert found.fabric_manager.is_absent
-    found = stack(tmp_path / "2", files={f"{folder}/devices/0000:c4:00.0": ""})
+    found = stack(files={f"{folder}/devices/0000:c4:00.0": ""})
     assert found.fabric_manager.state == "cannot_tell"
 
 
@@ -683,23 +676,23 @@ def test_the_drivers_empty_folder_is_no_switch(tmp_path: Path) -> None:
         ({"hangs": True}, "no answer within 6 s"),
     ],
 )
-def test_failures_of_nvidia_smi(tmp_path: Path, output: Any, reason: str) -> None:
-    found = stack(tmp_path, commands={"nvidia-smi -L": output}).nvidia_smi
+def test_failures_of_nvidia_smi(output: Any, reason: str) -> None:
+    found = stack(commands={"nvidia-smi -L": output}).nvidia_smi
     assert (found.state, found.reason) == ("cannot_tell", reason)
 
 
-def test_a_bus_without_gpus_is_known_to_be_empty(tmp_path: Path) -> None:
-    found = read_cuda_stack(machine(tmp_path, files={"/sys/bus/pci/devices": {"folder": True}}))
+def test_a_bus_without_gpus_is_known_to_be_empty() -> None:
+    found = read_cuda_stack(machine(files={"/sys/bus/pci/devices": {"folder": True}}))
     assert found.pci_devices == known((), "/sys/bus/pci/devices")
     hidden = {"/sys/bus/pci/devices/0000:01:00.0/vendor": {"error": "EACCES"}}
-    found = read_cuda_stack(machine(tmp_path / "2", files=hidden))
+    found = read_cuda_stack(machine(files=hidden))
     assert found.pci_devices.state == "cannot_tell"
 
 
-def test_what_hangs_says_so_in_the_systems_words(tmp_path: Path) -> None:
+def test_what_hangs_says_so_in_the_systems_words() -> None:
     hangs = {"hangs": True}
     probes = {"nvml_gpus": hangs, "cuda_driver": hangs, "torch_devices": hangs}
-    found = stack(tmp_path, probes=probes)
+    found = stack(probes=probes)
     for fact, seconds in ((found.nvml, 6), (found.cuda, 8), (found.torch_probe, 14)):
         assert fact.state == "cannot_tell"
         assert fact.reason == f"no answer within {seconds} s"
@@ -714,17 +707,17 @@ def test_places_on_the_bus() -> None:
 
 def test_a_process_asks_itself_whether_it_was_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.cuda", raising=False)
-    assert bad_fork_here().is_absent
+    assert System().bad_fork().is_absent
     fake = SimpleNamespace(_is_in_bad_fork=lambda: True)
     monkeypatch.setitem(sys.modules, "torch.cuda", fake)
-    assert bad_fork_here().value is True
+    assert System().bad_fork().value is True
     monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace())
-    assert bad_fork_here().state == "cannot_tell"
+    assert System().bad_fork().state == "cannot_tell"
 
 
-def test_a_process_may_say_that_it_was_forked(tmp_path: Path) -> None:
-    said = known(True, "torch.cuda._is_in_bad_fork()")
-    assert read_cuda_stack(machine(tmp_path), said).bad_fork is said
+def test_a_recorded_process_may_have_been_forked() -> None:
+    system = RecordedSystem({"calls": {"bad_fork": True}})
+    assert read_cuda_stack(system).bad_fork.value is True
 
 
 def test_processes_of_an_old_driver_are_not_known() -> None:
@@ -781,11 +774,9 @@ def changed(kept: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answer=NVML_ANSWERS, address=st.sampled_from(["0000:01:00.0", "0000:41:00.0"]))
-def test_no_answer_of_nvml_is_too_strange(
-    tmp_path_factory: pytest.TempPathFactory, answer: Any, address: str
-) -> None:
+def test_no_answer_of_nvml_is_too_strange(answer: Any, address: str) -> None:
     document = {"files": gpu_files(address), "probes": {"nvml_gpus": answer}}
-    system = machine(tmp_path_factory.mktemp("machine"), **document)
+    system = machine(**document)
     found = read_gpus(system)
     assert found.is_known  # the bus has a GPU
     for fact in facts_of(found):
@@ -797,9 +788,7 @@ def test_no_answer_of_nvml_is_too_strange(
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_no_answer_to_the_stack_is_too_strange(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_no_answer_to_the_stack_is_too_strange(data: st.DataObject) -> None:
     document = workstation()
     probes = {name: data.draw(changed(kept)) for name, kept in document["probes"].items()}
     files = dict(document["files"])
@@ -816,7 +805,7 @@ def test_no_answer_to_the_stack_is_too_strange(
     }
     document |= {"probes": probes, "files": files, "environment": environment}
     document["commands"] = {"nvidia-smi -L": smi, IS_ACTIVE: smi}
-    system = machine(tmp_path_factory.mktemp("machine"), **document)
+    system = machine(**document)
     for fact in facts_of(read_cuda_stack(system)) + facts_of(read_gpus(system)):
         assert fact.is_known or fact.reason
 
@@ -872,12 +861,12 @@ def test_this_machine_replays_as_it_was_read(tmp_path: Path) -> None:
     read = read_cuda_stack(recorder), read_gpus(recorder)
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(recorder.document()))
-    with replayed(file) as system:
-        assert (read_cuda_stack(system), read_gpus(system)) == read
+    system = replayed(file)
+    assert (read_cuda_stack(system), read_gpus(system)) == read
 
 
-def test_impossible_process_numbers_are_left_out(tmp_path: Path) -> None:
+def test_impossible_process_numbers_are_left_out() -> None:
     listed = [{"pid": pid} for pid in (0, -1, 2**22 + 1, 2**40, 2**70, True, None, "7", 7)]
-    (gpu,) = by_nvml(tmp_path, {"processes": listed})
+    (gpu,) = by_nvml({"processes": listed})
     assert gpu.processes.value is not None
     assert [process.pid for process in gpu.processes.value] == [7]

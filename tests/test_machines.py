@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import helpers_machines as helpers
-from trainfit.hardware.files import _expanded
+from trainfit.hardware.files import expanded
 from trainfit.hardware.recorded import VARIABLES, RecordedSystem, _numbers, read_machine
 
 sys.path.insert(0, str(helpers.MACHINES))
@@ -37,7 +37,7 @@ def document(name: str) -> dict[str, Any]:
 
 @functools.cache
 def files(name: str) -> dict[str, Any]:
-    return dict(_expanded(document(name)["files"]))
+    return dict(expanded(document(name)["files"]))
 
 
 def having(path: str) -> list[str]:
@@ -378,7 +378,7 @@ def test_mutations_replay_and_differ(seed: int) -> None:
 
 
 def _ask_everything(system: RecordedSystem, changed: dict[str, Any]) -> None:
-    for path in dict(_expanded(changed["files"])):
+    for path in dict(expanded(changed["files"])):
         system.text(path)
         system.names(path)
         system.accessible(path)
@@ -392,7 +392,7 @@ def test_mutations_are_of_every_kind() -> None:
     original = helpers.document("t4-vm")
     for seed in range(100):
         changed = helpers.mutated(original, seed)
-        for content in dict(_expanded(changed["files"])).values():
+        for content in dict(expanded(changed["files"])).values():
             found.add(
                 content.get("error", next(iter(content))) if isinstance(content, dict) else ""
             )

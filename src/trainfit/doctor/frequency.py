@@ -18,6 +18,9 @@ from trainfit.results.machine import FrequencyPolicy, Machine
 NAME = "frequency"
 #: Drivers that choose the clock themselves; a governor of theirs only names a preference.
 _OWN_CHOICE = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+#: Its limit is the highest state of ACPI's table, its maximum includes the boost above it
+#: (drivers/cpufreq/acpi-cpufreq.c, max_boost_ratio): the two differ on every machine that boosts.
+_LIMIT_WITHOUT_BOOST = "acpi-cpufreq"
 _CPUS = "/sys/devices/system/cpu"
 _HEAT = "more power and heat, also while idle"
 
@@ -194,6 +197,7 @@ def _limited(
         p
         for p in policies
         if p.limit_hz and p.hardware_hz and p.limit_hz < policy.CLOCK_LIMIT_SHARE * p.hardware_hz
+        if p.driver != _LIMIT_WITHOUT_BOOST
     ]
     if not low:
         return None
@@ -274,14 +278,15 @@ def _prefers_power(
 
 def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list[Remedy]:
     """EPP alone: the lesser remedy, where the hardware follows it."""
-    former = _grouped((p for p in policies if p.energy_preference), lambda p: p.energy_preference)
-    if not former or any(p.governor == "performance" for p in policies):
+    if any(p.energy_preference is None or p.driver not in _OWN_CHOICE for p in policies):
         return []
+    if any(p.governor == "performance" for p in policies):
+        return []  # that governor sets EPP itself, and the kernel refuses another
+    former = _grouped(policies, lambda p: p.energy_preference)
     undo = [_set_epp(w, g, everywhere=len(former) == 1) for w, g in former.items()]
-    everyone = next(iter(former.values()))
     return [
         Remedy(
-            _set_epp("performance", everyone, everywhere=True),
+            _set_epp("performance", policies, everywhere=True),
             " && ".join(undo),
             on_host(machine, "some power under load; the clock still falls while idle"),
         )
@@ -299,7 +304,7 @@ def _scales(
         NAME,
         "cannot_tell",
         "",
-        f"{_name(slow)}: fine under steady load, paced calls need measuring",
+        f"{_name(slow)}: steady load fine, paced calls need measuring",
         "a loaded core reaches its clock, so training is not slowed. Between paced calls "
         "(inference at a control rate) it lowers the clock, and the next call may start slow: one "
         "robot's calls took 7 to 8 ms more at 30 Hz than at 60 Hz. Whether this machine does that "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainfit.doctor.figures import on_host, short, size, which
+from trainfit.doctor import policy
+from trainfit.doctor.figures import all_gpus, on_host, short, size, which
 from trainfit.doctor.gpu_health import each
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.results.doctor import Check, Remedy
@@ -41,10 +42,16 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
     if processes.value is None:
         needed = "whether a display server holds the GPU: then it does not matter"
         return unsure(name, f"{which(gpu)}: off; its processes are not visible", needed, found)
+    if gpu.ecc.value is not True and len(all_gpus(machine)) < policy.SERVER_GPUS:
+        why = (
+            "the default of a workstation: a process that starts while no other uses the GPU waits "
+            f"about a second more; sudo nvidia-smi -i {gpu.index} -pm 1 (undo: -pm 0) avoids that"
+        )
+        return good(name, f"{which(gpu)}: off, as on workstations", found, why)
     return bad(
         name,
         "persistence_off",
-        f"{which(gpu)}: persistence mode is off and no display holds the GPU",
+        f"{which(gpu)}: persistence mode is off on a server's GPU",
         "the driver lets the GPU go when its last process ends: each next start initialises it "
         "again (about a second, several on servers with many GPUs), and set clocks and power "
         "limits are lost.",

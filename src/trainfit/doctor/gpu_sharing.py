@@ -38,8 +38,6 @@ def _processes(machine: Machine, gpu: Gpu) -> Check | None:
         evidence("memory", gpu.memory_bytes, size),
         evidence("memory in use", gpu.used_bytes, size),
     ]
-    if processes.is_absent:
-        return good(name, f"{which(gpu)}: no other process is on it", found)
     if processes.value is None:
         needed = "NVML's list of processes; WSL and some containers do not give it"
         return unsure(name, f"{which(gpu)}: its processes cannot be told", needed, found)
@@ -47,6 +45,13 @@ def _processes(machine: Machine, gpu: Gpu) -> Check | None:
     display = [p for p in processes.value if p.graphics and not p.own]
     held = sum(p.used_bytes or 0 for p in others)
     if not others:
+        if not display and _may_be_hidden(machine, gpu):
+            needed = (
+                "the list of processes outside: nvidia-smi on the host, Task Manager on Windows"
+            )
+            return unsure(
+                name, f"{which(gpu)}: in use, but not by a visible process", needed, found
+            )
         if not display:
             return good(name, f"{which(gpu)}: no other process is on it", found)
         taken = sum(p.used_bytes or 0 for p in display)
@@ -60,6 +65,14 @@ def _processes(machine: Machine, gpu: Gpu) -> Check | None:
         summary = f"{which(gpu)}: others hold little ({size(held)})"
         return good(name, summary, found, "their kernels and the job's take turns")
     return _shared(machine, gpu, name, others, held, unknown, found)
+
+
+def _may_be_hidden(machine: Machine, gpu: Gpu) -> bool:
+    """Is there use that containers and WSL do not show from inside?"""
+    inside = machine.surroundings.container.is_known or machine.surroundings.wsl.is_known
+    used, total = gpu.used_bytes.value, gpu.memory_bytes.value
+    held = sum(p.used_bytes or 0 for p in gpu.processes.value or ())
+    return inside and (used is None or not total or used - held > _tolerated(total))
 
 
 def _shared(
@@ -144,7 +157,7 @@ def _memory(machine: Machine, gpu: Gpu) -> Check | None:
         evidence("the driver's reserve", gpu.reserved_bytes, size),
         evidence("processes", processes, _listed),
     ]
-    if used.value is None or total.value is None:
+    if used.value is None or not total.value:
         if used.is_absent or total.is_absent:
             return None  # GPUs that share the machine's RAM
         needed = "NVML's memory figures"
@@ -158,6 +171,12 @@ def _memory(machine: Machine, gpu: Gpu) -> Check | None:
         return unsure(name, f"{summary}; by whom is not visible", needed, found)
     if unseen <= _tolerated(total.value):
         return good(name, summary, found)
+    if machine.surroundings.wsl.is_known:
+        needed = (
+            "what Windows' own desktop and programs hold, which WSL does not show: Task Manager, "
+            "column Dedicated GPU memory"
+        )
+        return unsure(name, f"{summary}; by whom is not visible", needed, found)
     return _hidden(machine, gpu, name, unseen, total.value, found)
 
 

@@ -119,6 +119,9 @@ OTHERS_SHARE: Final = 0.05
 #: 0.3 to 0.6 GiB on present GPUs where NVML counts it as used.
 UNSEEN_BYTES: Final = GIB
 
+#: GPUs of one machine from which it is a server, whose driver takes seconds to start.
+SERVER_GPUS: Final = 4
+
 # --- Packages ---------------------------------------------------------------------------------
 
 #: torch 1.N goes with torchvision 0.(N+1) from 1.4 on, 2.N with 0.(N+15)

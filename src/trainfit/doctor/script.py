@@ -28,8 +28,8 @@ def read_script(path: Path) -> ScriptReport:
         found = {_key(each): each for rule in RULES for each in rule(project)}
     except UnreadableError as error:
         raise ScriptError(path, error.reason, error.remedy) from None
-    except RecursionError:
-        raise ScriptError(path, "it is nested too deeply", "split the expression") from None
+    for name in sorted(project.too_deep):
+        unread.append(f"{name}: nested too deeply in part, which is not followed")
     order = {file.source.name: file.number for file in files}
     findings = sorted(found.values(), key=lambda f: (order[f.file], f.line, f.column, f.rule))
     return ScriptReport(

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import Final, Protocol
 
 from trainfit.doctor import script_torch as names
-from trainfit.doctor.script_index import Function, Index, argument, keyword
+from trainfit.doctor.script_index import Function, Index, argument, keyword, path_of
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_values import (
     NUMBER,
@@ -183,7 +183,7 @@ class Calls:
         value = reader.eval(node)
         if value.kind == "device":
             return "device"
-        text = ast.unparse(node).lower() if isinstance(node, ast.Name | ast.Attribute) else ""
+        text = path_of(node).lower()
         return "device" if text.rpartition(".")[2].endswith(("device", "gpu")) else ""
 
     def _applied(self, reader: Reader, given: list[Value]) -> Value:

@@ -58,7 +58,7 @@ class _Flow:
         self.attributes.clear()
         for number, index in enumerate(self.project.indexes):
             body = _Body(self, index, self.globals[number], None)
-            body.run(index.file.source.tree.body)
+            self._run(body, index, index.file.source.tree.body)
             for function in index.functions:
                 self._function(index, function)
         self.known = {
@@ -67,6 +67,12 @@ class _Flow:
         }
         self.calls.end_round()
 
+    def _run(self, body: _Body, index: Index, statements: list[ast.stmt]) -> None:
+        try:
+            body.run(statements)
+        except RecursionError:
+            self.project.too_deep.add(index.file.source.name)
+
     def _function(self, index: Index, function: Function) -> None:
         outer = index.scope(function)
         env: Env = {}
@@ -74,7 +80,7 @@ class _Flow:
             env.update(self.closures.get(outer, {}))
         env.update(self.calls.parameters(function))
         body = _Body(self, index, env, function)
-        body.run(function.body)
+        self._run(body, index, function.body)
         self.closures[function] = {k: v for k, v in env.items() if v != UNKNOWN}
 
 
@@ -98,6 +104,7 @@ class _Body:
         self.values = flow.project.values
         self.scope: ast.AST = function or index.file.source.tree
         self.owner = self._owner(function)
+        self.nested = 0
         recording = "on" if function is None else flow.gradients.of_function(function)
         # A function that no call shows records unless something switches it off.
         self.records = recording != "off"
@@ -158,13 +165,17 @@ class _Body:
 
     def loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         before = dict(self.env)
-        for _ in range(2):  # the second pass sees what the first has carried over
+        # The second pass sees what the first has carried over; the outermost loop's is enough.
+        passes = 1 if self.nested else 2
+        self.nested += 1
+        for _ in range(passes):
             if isinstance(node, ast.While):
                 self.eval(node.test)
             else:
                 self.bind(node.target, element(self.eval(node.iter)), None)
             self.run(node.body)
             self.join(before)
+        self.nested -= 1
         self.run(node.orelse)
 
     def branches(self, node: ast.If) -> None:

@@ -29,6 +29,7 @@ class Index:
     functions: list[Function] = dataclasses.field(default_factory=list)
     classes: list[ast.ClassDef] = dataclasses.field(default_factory=list)
     calls: list[ast.Call] = dataclasses.field(default_factory=list)
+    fors: list[ast.For] = dataclasses.field(default_factory=list)
     constants: list[ast.Constant] = dataclasses.field(default_factory=list)
     #: Last part of a name → where it is read.
     reads: dict[str, list[ast.Name | ast.Attribute]] = dataclasses.field(
@@ -161,6 +162,8 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
 def _note(index: Index, node: ast.AST) -> None:
     if isinstance(node, ast.Call):
         index.calls.append(node)
+    elif isinstance(node, ast.For):
+        index.fors.append(node)
     elif isinstance(node, ast.Constant):
         index.constants.append(node)
     elif isinstance(node, _FUNCTIONS):

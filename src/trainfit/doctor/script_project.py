@@ -28,6 +28,8 @@ class Project:
     is_whole: bool
     indexes: list[Index] = dataclasses.field(default_factory=list)
     values: dict[ast.AST, Value] = dataclasses.field(default_factory=dict)
+    #: Files with parts that are nested too deeply to be followed.
+    too_deep: set[str] = dataclasses.field(default_factory=set)
     _file_of: dict[ast.AST, Index] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -140,9 +142,13 @@ class Project:
     def hides_training(self) -> bool:
         """May a part that is not read (unread files, unknown packages) change how it trains?"""
         known = script_torch.PLAIN | sys.stdlib_module_names
-        return not self.is_whole or any(
-            file.foreign - known or any(not star.startswith("@") for star in file.stars)
-            for file in self.files
+        return (
+            not self.is_whole
+            or bool(self.too_deep)
+            or any(
+                file.foreign - known or any(not star.startswith("@") for star in file.stars)
+                for file in self.files
+            )
         )
 
     @cached_property

@@ -54,7 +54,7 @@ class Source:
     def text(self, node: ast.expr) -> str:
         """A node as it is written, if it stands on one line, else as Python would write it."""
         if node.end_lineno != node.lineno or node.end_col_offset is None:
-            return ast.unparse(node)
+            return unparsed(node)
         line = self.line(node.lineno)
         return line[_characters(line, node.col_offset) : _characters(line, node.end_col_offset)]
 
@@ -71,7 +71,7 @@ class Source:
         assert isinstance(call.func, ast.Attribute)
         base = call.func.value
         if base.end_lineno != call.end_lineno or base.end_lineno is None:
-            return f"{ast.unparse(base)}{new}"
+            return f"{unparsed(base)}{new}"
         line = self.line(base.end_lineno)
         before = line[: _characters(line, base.end_col_offset or 0)]
         return (before + new + line[_characters(line, call.end_col_offset or 0) :]).strip()
@@ -119,6 +119,14 @@ def load(path: Path, name: str) -> Source:
     return Source(path, name, tuple(text.split("\n")), tree)
 
 
+def unparsed(node: ast.AST) -> str:
+    """A node as Python would write it; "…" where it is nested too deeply for that."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "…"
+
+
 def _content(path: Path) -> bytes:
     try:
         if path.is_dir():
@@ -141,18 +149,26 @@ def _content(path: Path) -> bytes:
 
 def _decoded(content: bytes) -> str:
     """The text, its line ends as Python counts them."""
+    encoding = "utf-8-sig"
+    declared = ""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError as error:  # it cannot be decoded, or what it declares is unknown
+        declared = str(error.msg).partition(" for ")[0]
+    try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UnreadableError(
-            f"it is not {error.encoding.upper()}: byte 0x{content[error.start]:02x} at line {line}",
+            f"it is not UTF-8: byte 0x{content[error.start]:02x} at line {line}"
+            if encoding.startswith("utf-8")
+            else f"it is not {encoding}, as it says: byte {error.start}",
             "save it as UTF-8",
         ) from None
-    except (SyntaxError, LookupError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "unknown encoding"
-        raise UnreadableError(f"it is not UTF-8 ({reason})", "save it as UTF-8") from None
+    except (LookupError, ValueError) as error:
+        declared = str(error).partition("\n")[0]
+    if declared:
+        raise UnreadableError(f"it is not UTF-8 ({declared})", "save it as UTF-8")
     return io.StringIO(text, newline=None).read()
 
 

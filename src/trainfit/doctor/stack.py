@@ -82,12 +82,7 @@ class Stack:
 
     @property
     def gpu_count(self) -> int:
-        return max(len(self.gpus), len(self.pci or ()), len(self._listed))
-
-    @property
-    def _listed(self) -> list[str]:
-        lines = (self.cuda.nvidia_smi.value or "").splitlines()
-        return [line for line in lines if line.startswith("GPU ")]
+        return max(len(self.gpus), len(self.pci or ()))
 
     @property
     def is_jetson(self) -> bool:

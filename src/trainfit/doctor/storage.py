@@ -15,7 +15,7 @@ def check_disk(machine: Machine) -> tuple[Check, ...]:
     """Free space, the measured rate, and the kind where no rate was measured."""
     storage = machine.storage
     found = [
-        Evidence("path", storage.path, "the path that was asked about"),
+        Evidence("path", storage.path or "(empty)", "the path that was asked about"),
         evidence("file system", storage.filesystem),
         evidence("mounted at", storage.mount_point),
         evidence("kind", storage.kind),
@@ -109,12 +109,14 @@ def _fine(storage: Storage, found: list[Evidence]) -> Check:
         return unsure(NAME, "the free space cannot be told", needed, found)
     room = f"{size(free)} free"
     if measured is not None:
-        return good(NAME, f"{room}, reads {rate(measured)} ({kind or 'kind unknown'})", found)
+        named = short(kind or "kind unknown")
+        return good(NAME, f"{room}, reads {rate(measured)} ({named})", found)
     if kind in ("nvme", "ssd", "memory"):
         return good(NAME, f"{room}, {kind}", found, "its read rate was not measured")
-    what = {"network": "network storage", None: "storage of unknown kind"}.get(kind, f"{kind} disk")
+    words = {"network": "network storage", None: "storage of unknown kind"}
+    what = words.get(kind, f"{kind} storage")
     needed = (
         "a measured read rate: trainfit doctor --data FOLDER, with the folder of the training data "
         f"(asked about was {storage.path}; {storage.read_bytes_per_s.reason or 'no rate'})"
     )
-    return unsure(NAME, f"{room}, but how fast {what} reads was not measured", needed, found)
+    return unsure(NAME, f"{room}; how fast {short(what)} reads was not measured", needed, found)

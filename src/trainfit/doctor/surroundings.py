@@ -78,7 +78,7 @@ def check_scheduler(machine: Machine) -> tuple[Check, ...]:
     grant = dict(machine.surroundings.scheduler_grant)
     found = [
         evidence("scheduler", scheduler),
-        *(Evidence(key, value, "environment") for key, value in sorted(grant.items())),
+        *(Evidence(key, value or "(empty)", "environment") for key, value in sorted(grant.items())),
         evidence("usable cores", machine.cpu.usable_cores, cores),
     ]
     usable = machine.cpu.usable_cores.value

@@ -40,7 +40,8 @@ def check_threads(machine: Machine) -> tuple[Check, ...]:
 def _found(machine: Machine) -> list[Evidence]:
     threads = machine.threads
     found = [
-        Evidence(name, value, "environment") for name, value in sorted(threads.variables.items())
+        Evidence(name, value or "(empty)", "environment")
+        for name, value in sorted(threads.variables.items())
     ]
     if "OMP_NUM_THREADS" not in threads.variables:
         found.insert(0, Evidence("OMP_NUM_THREADS", "not set", "environment"))

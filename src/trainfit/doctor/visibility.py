@@ -20,8 +20,8 @@ NAME: Final = "gpu"
 
 Row = Callable[[Stack], Check | None]
 
-#: Asked where PyTorch sees no GPU, or runs nothing on it. In this order, since a later cause would often match too: a masked GPU leaves
-#: ``device_count()`` at 0 like a missing driver does.
+#: Asked where PyTorch sees no GPU, or runs nothing on it. In this order, since a later cause
+#: would often match too: a masked GPU leaves ``device_count()`` at 0 like a missing driver does.
 ROWS: Final[tuple[Row, ...]] = (
     causes_torch.no_torch,
     causes_torch.cpu_only,

@@ -108,14 +108,14 @@ def _of_loop(system: System, place: str, mounts: tuple[Mount, ...], depth: int) 
 def _disk(system: System, name: str, link: str) -> str:
     """The whole disk of a partition; anything else is itself."""
     above = posixpath.basename(posixpath.dirname(link))
-    if system.exists(f"{BLOCK}/{name}/partition") or (above not in ("", "block")):
-        if NAME.fullmatch(above) and above != "block" and name.startswith(above):
-            return above
-        # nvme0n1p2, mmcblk0p1, sda1
-        found = re.fullmatch(r"(.*[0-9])p[0-9]+|([a-z]+)[0-9]+", name)
-        stem = (found[1] or found[2]) if found else name
-        return stem if system.exists(f"{BLOCK}/{stem}") else name
-    return name
+    # Above a whole disk there is "block", or for NVMe its controller.
+    if NAME.fullmatch(above) and system.exists(f"{BLOCK}/{above}"):
+        return above
+    if not system.exists(f"{BLOCK}/{name}/partition"):
+        return name
+    found = re.fullmatch(r"(.*[0-9])p[0-9]+|([a-z]+)[0-9]+", name)  # nvme0n1p2, sda1
+    stem = (found[1] or found[2]) if found else name
+    return stem if system.exists(f"{BLOCK}/{stem}") else name
 
 
 def _of_disk(system: System, name: str, link: str) -> Fact[DiskKind]:

@@ -11,11 +11,9 @@ from trainfit.hardware.driver_files import device_nodes, kernel_driver, kernel_m
 from trainfit.hardware.nvml import ask_nvml, blindness, reason_of, value_of
 from trainfit.hardware.pci import has_switches, read_pci
 from trainfit.hardware.system import Output, System
-from trainfit.hardware.torch_builds import bad_fork_here, read_build
+from trainfit.hardware.torch_builds import read_build
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 from trainfit.results.machine import CudaDriver, CudaStack, TorchBuild, TorchProbe
-
-__all__ = ["bad_fork_here", "read_cuda_stack"]
 
 _SMI_SECONDS = 6.0
 _CUDA_SECONDS = 8.0
@@ -30,12 +28,8 @@ _UNIT_STATES = {"active": "running", "inactive": "stopped", "activating": "start
 _NO_SUCH_UNIT = 4  # LSB's exit code of a status: the program is not known
 
 
-def read_cuda_stack(system: System, bad_fork: Fact[bool] | None = None) -> CudaStack:
-    """Every layer from the bus upwards; takes at most some 17 s, whatever hangs.
-
-    Args:
-        bad_fork: what a process knows of itself (:func:`bad_fork_here`).
-    """
+def read_cuda_stack(system: System) -> CudaStack:
+    """Every layer from the bus upwards; takes at most some 17 s, whatever hangs."""
     torch = read_build(system, "torch")
     with ThreadPoolExecutor(max_workers=5) as pool:
         nvml = pool.submit(ask_nvml, system)
@@ -64,8 +58,7 @@ def read_cuda_stack(system: System, bad_fork: Fact[bool] | None = None) -> CudaS
             torch=torch,
             torch_probe=probed.result(),
             torchvision=read_build(system, "torchvision"),
-            bad_fork=bad_fork
-            or absent("torch.cuda", "only a process that asks about itself can know it"),
+            bad_fork=system.bad_fork(),
         )
 
 

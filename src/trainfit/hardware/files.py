@@ -72,7 +72,7 @@ class RecordedFiles:
         self._contents: dict[str, bytes | int] = {}  # an int is an errno
         self._links: dict[str, str] = {}
         self._folders: dict[str, set[str]] = {"": set()}
-        for path, content in _expanded(files):
+        for path, content in expanded(files):
             if not path.startswith("/") or ".." in path.split("/"):
                 raise ValueError(f"{path!r} is no absolute path")
             self._add("/" + path.strip("/"), content)
@@ -172,7 +172,7 @@ def _error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
-def _expanded(files: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def expanded(files: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Every path with its content, ranges written out."""
     for path, content in files.items():
         found = _RANGE.search(path)

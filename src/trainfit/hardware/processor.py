@@ -80,10 +80,9 @@ def _model(system: System, cpuinfo: Fact[CpuInfo]) -> Fact[str]:
     # 64-bit Arm has no names: NVIDIA's kernels write "ARMv8 Processor rev 1 (v8l)" there.
     if name and not name.startswith("ARMv"):
         return known(name, CPUINFO)
-    board = word_at(system, "/proc/device-tree/model") or cpuinfo.value.common.get("Model")
+    board = word_at(system, "/proc/device-tree/model")
     if board:
-        source = "/proc/device-tree/model" if "Model" not in cpuinfo.value.common else CPUINFO
-        return known(board, source)
+        return known(board, "/proc/device-tree/model")
     implementer, part = first.get("CPU implementer"), first.get("CPU part")
     if implementer and part:
         return known(f"Arm implementer {implementer}, part {part}", CPUINFO)

@@ -235,7 +235,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _failure(answer: Mapping[str, Any], source: str, seconds: float) -> Fact[Any] | None:
+def _failure(answer: Any, source: str, seconds: float) -> Fact[Any] | None:
+    if not isinstance(answer, Mapping):
+        return cannot_tell(source, "its recorded answer is no object")
     if answer.get("hangs"):
         return cannot_tell(source, f"no answer within {seconds:g} s")
     if "fails" in answer:

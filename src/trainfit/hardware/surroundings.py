@@ -170,6 +170,9 @@ def _virtual_machine(system: System) -> Fact[str]:
     if "hypervisor" in flags:
         word = "hyper-v" if _wsl(system).value == 2 else "unnamed"
         return known(word, f"{CPUINFO} (flag hypervisor)")
+    board = word_at(system, "/proc/device-tree/model")
+    if board is not None and "dummy-virt" not in board:  # QEMU's name for its own
+        return absent("/proc/device-tree", f"{board} names no hypervisor")
     if vendor is not None and product is not None:
         return absent(f"{_DMI}/sys_vendor", f"{vendor} {product} is no hypervisor's name")
     return cannot_tell(f"{CPUINFO}, {_DMI}", "neither says whether there is a hypervisor")

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib.util
+import itertools
 import json
 import os
 import resource
@@ -18,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from trainfit.results.facts import Fact, absent, cannot_tell, known
 #: No file that facts come from is longer (/proc/cpuinfo of 512 CPUs has about 800 kB).
 _LONGEST_FILE = 4 << 20
 _LONGEST_OUTPUT = 1 << 20
+#: Some thousand folders take a second to walk on a network file system.
+_MOST_FOLDERS = 2000
 PROBES = Path(__file__).with_name("probes")
 
 
@@ -120,17 +123,10 @@ class System:
 
     def file_sizes(self, path: str, most: int) -> Fact[tuple[tuple[str, int], ...]]:
         """Up to ``most`` plain files at or below ``path``, with their sizes in bytes."""
-        if os.path.isfile(path):
-            return known(((path, os.path.getsize(path)),), path)
         found: list[tuple[str, int]] = []
-        for folder, _, names in os.walk(path):
-            for name in names:
-                file = os.path.join(folder, name)
-                with contextlib.suppress(OSError):
-                    if os.path.isfile(file):
-                        found.append((file, os.path.getsize(file)))
-                if len(found) >= most:
-                    return known(tuple(found), path)
+        for file in itertools.islice(_files_below(path), most):
+            with contextlib.suppress(OSError, ValueError):  # gone meanwhile
+                found.append((file, os.path.getsize(file)))
         return known(tuple(found), path) if found else absent(path, "there are no files in it")
 
     def space(self, path: str) -> Fact[Space]:
@@ -186,11 +182,13 @@ class System:
         Known only where PyTorch is in use in this very process (`trainfit.why_no_gpu`).
         """
         source = "torch.cuda._is_in_bad_fork()"
-        torch = sys.modules.get("torch")
-        asked = getattr(getattr(torch, "cuda", None), "_is_in_bad_fork", None)
-        if asked is None:
+        cuda = sys.modules.get("torch.cuda")
+        if cuda is None:
             return absent(source, "PyTorch is not in use in this process")
-        return known(bool(asked()), source)
+        try:
+            return known(bool(cuda._is_in_bad_fork()), source)
+        except Exception as error:
+            return cannot_tell(source, f"{type(error).__name__}: {error}"[:200])
 
     # --- Children -----------------------------------------------------------------------------
     def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
@@ -307,3 +305,14 @@ def _answer(output: Output, source: str) -> Fact[Mapping[str, Any]]:
     words = (output.stderr.strip() or output.stdout.strip()).rpartition("\n")[2]
     how = f"killed by signal {-output.code}" if output.code < 0 else f"exit code {output.code}"
     return cannot_tell(source, f"{how}: {words[:200]}" if words else how)
+
+
+def _files_below(path: str) -> Iterator[str]:
+    """Plain files at or below a path, of a bounded number of folders."""
+    if os.path.isfile(path):
+        yield path
+    for folder, _, names in itertools.islice(os.walk(path), _MOST_FOLDERS):
+        for name in names:
+            file = os.path.join(folder, name)
+            if os.path.isfile(file):
+                yield file

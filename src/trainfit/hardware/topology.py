@@ -29,10 +29,9 @@ _KINDS_APART = 1.15
 
 @dataclasses.dataclass(frozen=True)
 class CpuInfo:
-    """/proc/cpuinfo: the lines of each processor by its number, and those of none."""
+    """/proc/cpuinfo: the lines of each processor by its number."""
 
     processors: Mapping[int, Mapping[str, str]]
-    common: Mapping[str, str]
 
     @property
     def first(self) -> Mapping[str, str]:
@@ -50,16 +49,13 @@ def read_cpuinfo(system: System) -> Fact[CpuInfo]:
 
 def _cpuinfo(text: str) -> CpuInfo | None:
     processors: dict[int, Mapping[str, str]] = {}
-    common: dict[str, str] = {}
     for block in re.split(r"\n[ \t]*\n", text):
         lines = (line.partition(":") for line in block.split("\n"))
         entries = {key.strip(): value.strip() for key, colon, value in lines if colon}
         number = entries.get("processor", "")
         if number.isascii() and number.isdigit() and len(number) < 6:
             processors[int(number)] = entries
-        else:
-            common.update(entries)
-    return CpuInfo(processors, common) if processors else None
+    return CpuInfo(processors) if processors else None
 
 
 def is_virtual(cpuinfo: Fact[CpuInfo]) -> bool:
@@ -110,7 +106,7 @@ def _partition(
 ) -> tuple[tuple[int, ...], ...]:
     """The distinct sets of siblings; empty if they do not hold every CPU exactly once."""
     wanted = set(online)
-    distinct = {tuple(cpu for cpu in each or () if cpu in wanted) for each in siblings}
+    distinct = {tuple(cpu for cpu in each or () if cpu in wanted) for each in siblings} - {()}
     listed = [cpu for each in distinct for cpu in each]
     return tuple(sorted(distinct)) if sorted(listed) == sorted(wanted) else ()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 from trainfit.hardware import answers
 from trainfit.hardware.system import System
@@ -57,18 +56,3 @@ def _by_tag(version: str) -> tuple[tuple[int, int] | None, str | None, bool]:
     if found := re.match(r"rocm(\d[\d.]*)", tag, re.ASCII):
         return None, found[1], True
     return None, None, tag.startswith(_PLAIN_BUILDS)
-
-
-def bad_fork_here() -> Fact[bool]:
-    """Was this process forked from one that had started CUDA? (It cannot use CUDA then.)
-
-    Asks the PyTorch that this process has imported, and imports none.
-    """
-    source = "torch.cuda._is_in_bad_fork()"
-    cuda = sys.modules.get("torch.cuda")
-    if cuda is None:
-        return absent(source, "this process has not imported PyTorch")
-    try:
-        return known(bool(cuda._is_in_bad_fork()), source)
-    except Exception as error:
-        return cannot_tell(source, f"{type(error).__name__}: {error}"[:200])

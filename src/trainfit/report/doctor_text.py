@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
 
 from trainfit.report.gpu_meaning import gpus_now_text
 from trainfit.report.script_text import script_text
@@ -11,6 +13,8 @@ from trainfit.results.doctor import Check, DoctorResult, Remedy, Verdict
 
 _MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
 _NAME = 18
+#: How the checks of one GPU begin.
+_GPU = re.compile(r"GPU (\d+) \([^)]*\): ")
 #: Of what lies below a check's first line.
 _INDENT = " " * 6
 
@@ -21,8 +25,8 @@ def doctor_text(result: DoctorResult) -> str:
     for verdict in ("bad", "cannot_tell", "good"):
         checks = [check for check in result.checks if check.verdict == verdict]
         if checks:
-            between = "\n\n" if verdict == "bad" else "\n"
-            parts.append(between.join(check_text(check) for check in checks))
+            texts = _good_texts(checks) if verdict == "good" else map(check_text, checks)
+            parts.append(("\n\n" if verdict == "bad" else "\n").join(texts))
     if gpus := result.machine.gpus.value:
         parts.append(gpus_now_text(gpus))
     if result.script is not None:
@@ -44,8 +48,24 @@ def check_text(check: Check) -> str:
         for found in check.evidence:
             text = f"{found.what}: {found.value} ({found.source})"
             lines.append(_field("evidence", text))
-        lines.extend(_remedies(check.remedies))
+    # What cannot be told may be told by trying what would cure it.
+    lines.extend(_remedies(check.remedies, "cure" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
+
+
+def _good_texts(checks: Sequence[Check]) -> Iterator[str]:
+    """A line a check; GPUs of which the same is said share one."""
+    alike: dict[tuple[str, str], list[tuple[str, Check]]] = {}
+    for check in checks:
+        found = _GPU.match(check.summary)
+        index, said = (found[1], check.summary[found.end() :]) if found else ("", check.summary)
+        alike.setdefault((check.name, said), []).append((index, check))
+    for (_, said), group in alike.items():
+        check = group[0][1]
+        if len(group) > 1:
+            indices = ", ".join(index for index, _ in group)
+            check = dataclasses.replace(check, summary=f"GPUs {indices}: {said}")
+        yield check_text(check)
 
 
 def _headline(result: DoctorResult) -> str:
@@ -58,11 +78,11 @@ def _headline(result: DoctorResult) -> str:
     )
 
 
-def _remedies(remedies: Sequence[Remedy]) -> list[str]:
+def _remedies(remedies: Sequence[Remedy], label: str) -> list[str]:
     lines: list[str] = []
     for remedy in remedies:
         # A command is to be copied: it is never broken into lines.
-        lines.append(_label("cure") + printable(remedy.command))
+        lines.append(_label(label) + printable(remedy.command))
         lines.append(_field("undo", remedy.undo))
         lines.append(_field("cost", remedy.cost))
     return lines

@@ -54,12 +54,14 @@ def _first(
     frozen: frozenset[str],
 ) -> ast.Call | None:
     """The first call of a network that evaluates with gradients, if there certainly is one."""
-    modes = _modes(index, function)
     named = bool(_EVALUATES.search(function.name.lower()))
     calls = sorted(
         (n for n in inside(function) if isinstance(n, ast.Call)),
         key=lambda n: (n.lineno, n.col_offset),
     )
+    modes = _modes(calls)
+    if not named and not modes:
+        return None
     for call in calls:
         path = path_of(call.func)
         if not path or path in frozen or project.value(call.func).kind != "module":
@@ -81,16 +83,14 @@ def _is_loss(project: Project, call: ast.Call) -> bool:
     return last.endswith(("loss", "criterion", "metric", "loss_fn", "transform", "normalize"))
 
 
-def _modes(index: Index, scope: Scope) -> list[tuple[int, str, str]]:
-    """(line, network, "eval" or "train") in a function, in order."""
-    found = []
-    for node in inside(scope):
-        if isinstance(node, ast.Call) and method_of(node) in {"eval", "train"}:
-            if method_of(node) == "eval" and node.args:
-                continue
-            assert isinstance(node.func, ast.Attribute)
-            found.append((node.lineno, path_of(node.func.value), method_of(node)))
-    return sorted(found)
+def _modes(calls: list[ast.Call]) -> list[tuple[int, str, str]]:
+    """(line, network, "eval" or "train") among calls, in order."""
+    return [
+        (call.lineno, path_of(call.func.value), call.func.attr)
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and (call.func.attr == "train" or (call.func.attr == "eval" and not call.args))
+    ]
 
 
 def _uses_gradients(project: Project, index: Index, function: Scope) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from trainfit.doctor.script_grad import Gradients
 from trainfit.doctor.script_index import Function, Index, Loop, inside, method_of, path_of
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding
@@ -13,6 +14,7 @@ from trainfit.results.doctor import Finding
 
 def loss_kept_with_graph(project: Project) -> Iterator[Finding]:
     """`total += loss` and `losses.append(loss)` in a training loop, the loss not detached."""
+    gradients = Gradients(project)
     for loop, index in project.training_loops.items():
         used = _goes_backward(index, loop)
         for statement in loop.body:
@@ -24,6 +26,8 @@ def loss_kept_with_graph(project: Project) -> Iterator[Finding]:
                 name = target.partition(".")[0]
                 if name in used or target in used or _is_made_in(loop, target):
                     continue
+                if not _is_list(node) and gradients.inside(index, node) != "on":
+                    continue  # the sum has no graph
                 if _is_list(node) and not _is_plain_list(project, index, loop, target):
                     continue
                 yield _found(index, node, value)

@@ -122,12 +122,12 @@ def _count(workers: ast.expr | None) -> int | None:
 
 def _iterations(project: Project, call: ast.Call) -> list[tuple[Index, Loop]]:
     """The loops that certainly go through this loader."""
-    found: list[tuple[Index, Loop]] = []
-    for index in project.indexes:
-        for node in index.parents:
-            if isinstance(node, ast.For) and call in _loaders(project, node.iter):
-                found.append((index, node))
-    return found
+    return [
+        (index, node)
+        for index in project.indexes
+        for node in index.fors
+        if call in _loaders(project, node.iter)
+    ]
 
 
 def _loaders(project: Project, node: ast.expr) -> frozenset[ast.Call]:

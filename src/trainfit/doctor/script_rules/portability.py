@@ -10,12 +10,13 @@ from typing import Final
 from trainfit.doctor.script_index import Index, is_literal, keyword, method_of, path_of
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding, named_device
+from trainfit.doctor.script_source import unparsed
 from trainfit.results.doctor import Finding
 
 _CUDA: Final = re.compile(r"cuda(:\d+)?")
 #: An `if` about one of these may be what keeps CUDA calls off a machine without a GPU.
 _GUARD: Final = re.compile(
-    r"cuda|gpu|device|avail|distributed|ddp|rank|world|fp16|amp|half|cpu|mps", re.IGNORECASE
+    r"cuda|gpu|device|avail|distributed|ddp|rank|world|fp16|amp|half|cpu|mps|…", re.IGNORECASE
 )
 _CHOICE: Final = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
 _REASON: Final = (
@@ -134,7 +135,7 @@ def _is_guarded(index: Index, node: ast.AST) -> bool:
         return True
     for parent, child in index.ancestors(node):
         if isinstance(parent, ast.If | ast.IfExp | ast.While) and child is not parent.test:
-            if _GUARD.search(ast.unparse(parent.test)):
+            if _GUARD.search(unparsed(parent.test)):
                 return True
         elif isinstance(parent, ast.Try | ast.TryStar | ast.BoolOp | ast.Match):
             return True
@@ -157,6 +158,6 @@ def _is_guarded_name(name: str) -> bool:
 
 
 def _asks_and_leaves(node: ast.If) -> bool:
-    return bool(_GUARD.search(ast.unparse(node.test))) and isinstance(
+    return bool(_GUARD.search(unparsed(node.test))) and isinstance(
         node.body[-1], ast.Return | ast.Raise | ast.Continue
     )

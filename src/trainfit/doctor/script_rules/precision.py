@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
 from trainfit.doctor.script_index import Index, Loop, inside, is_literal
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding
+from trainfit.doctor.script_source import unparsed
 from trainfit.doctor.script_torch import words
 from trainfit.results.doctor import Finding
 
@@ -26,6 +28,8 @@ _CHOSEN: Final = words(
     "precision float64 double complex64 complex128 cdouble cfloat apex set_default_dtype "
     "float8 fp8 transformer_engine lbfgs"
 )
+
+_WORD: Final = re.compile(r"[a-z0-9]+")
 
 
 def deprecated_amp(project: Project) -> Iterator[Finding]:
@@ -55,7 +59,7 @@ def no_autocast(project: Project) -> Iterator[Finding]:
         project.manager
         or project.hides_training
         or not project.uses_cuda
-        or any(_CHOSEN & set(word.replace("-", "_").split(".")) for word in project.words)
+        or any(_CHOSEN & {word, *_WORD.findall(word)} for word in project.words)
     ):
         return
     for loop, index in sorted(
@@ -100,7 +104,7 @@ def _is_version_guarded(index: Index, node: ast.AST) -> bool:
         if isinstance(parent, ast.Try | ast.TryStar):
             return True
         if isinstance(parent, ast.If | ast.IfExp) and child is not parent.test:
-            text = ast.unparse(parent.test).lower()
+            text = unparsed(parent.test).lower()
             if "hasattr" in text or "version" in text:
                 return True
     return isinstance(head, ast.Name) and head.id in index.file.guarded

@@ -75,7 +75,10 @@ def _what(project: Project, index: Index, call: ast.Call) -> tuple[str, str] | N
 
 def _kept(tensor: str, line: str) -> str:
     base = tensor if tensor.endswith("detach()") else f"{tensor}.detach()"
-    return f"keep it on the GPU (`{base}`) and read it seldom: {_SELDOM} `{line}`"
+    return (
+        f"keep `{base}` on the GPU and read it every n-th step only: `if step % 50 == 0:` before"
+        f" `{line}`"
+    )
 
 
 def _shows(project: Project, node: ast.expr) -> bool:
