@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers_machines import document, mutated, names
 
 from helpers_cli import ROOT, error_line, json_of
 from helpers_cli import trainfit as run
+from helpers_machines import document, mutated, names
 from trainfit.doctor.diagnose import NAMES, diagnose
 from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.survey import survey

@@ -1,11 +1,11 @@
-"""Processors: /proc/cpuinfo, topology, NUMA nodes, frequency and idle states."""
+"""Processors: /proc/cpuinfo, topology, NUMA nodes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from parts import Files, Part, cpu_list, each, each_of, link
+from parts import Files, Part, cpu_list, each, each_of, frequency
 
 CPU = "/sys/devices/system/cpu"
 
@@ -201,165 +201,6 @@ def nodes(cpus: Sequence[Sequence[int]], memory_kib: int, free_kib: int) -> Part
     return {"files": files | each(f"{folder}/node{{}}/distance", distances)}
 
 
-# --- Frequency and idle states ----------------------------------------------------------------
-
-
-def cpufreq(
-    driver: str,
-    governor: str,
-    governors: str,
-    min_khz: int,
-    max_khz: Sequence[int],
-    current_khz: Sequence[int],
-    more: dict[str, Sequence[str]] | None = None,
-) -> Part:
-    """A policy for each CPU, as ``driver`` exposes it; ``more`` are files that only some have."""
-    count = len(max_khz)
-    every = [str(number) for number in range(count)]
-    values: dict[str, Sequence[str]] = {
-        "affected_cpus": every,
-        "related_cpus": every,
-        "cpuinfo_max_freq": [str(khz) for khz in max_khz],
-        "cpuinfo_min_freq": [str(min_khz)] * count,
-        "cpuinfo_transition_latency": ["0"] * count,
-        "scaling_available_governors": [governors] * count,
-        "scaling_cur_freq": [str(current_khz[n % len(current_khz)]) for n in range(count)],
-        "scaling_driver": [driver] * count,
-        "scaling_governor": [governor] * count,
-        "scaling_max_freq": [str(khz) for khz in max_khz],
-        "scaling_min_freq": [str(min_khz)] * count,
-        "scaling_setspeed": ["<unsupported>"] * count,
-    }
-    files: Files = {}
-    for name, each_cpu in {**values, **(more or {})}.items():
-        files |= each(f"{CPU}/cpufreq/policy{{}}/{name}", each_cpu)
-    links = [link(f"../cpufreq/policy{number}") for number in range(count)]
-    return {"files": files | each(f"{CPU}/cpu{{}}/cpufreq", links)}
-
-
-def intel_pstate(
-    governor: str,
-    preference: str,
-    min_khz: int,
-    base_khz: Sequence[int],
-    max_khz: Sequence[int],
-    current_khz: Sequence[int],
-) -> Part:
-    """intel_pstate, active, with hardware-managed P-states (HWP)."""
-    count = len(max_khz)
-    offered = "default performance balance_performance balance_power power"
-    part = cpufreq(
-        "intel_pstate", governor, "performance powersave", min_khz, max_khz, current_khz,
-        {
-            "base_frequency": [str(khz) for khz in base_khz],
-            "energy_performance_preference": [preference] * count,
-            "energy_performance_available_preferences": [offered] * count,
-        },
-    )  # fmt: skip
-    least = round(100 * min_khz / max(max_khz))
-    for name, value in {
-        "status": "active", "no_turbo": "0", "hwp_dynamic_boost": "0", "max_perf_pct": "100",
-        "min_perf_pct": str(least), "num_pstates": str((max(max_khz) - min_khz) // 100_000 + 1),
-        "turbo_pct": "36", "energy_efficiency": "0",
-    }.items():  # fmt: skip
-        part["files"][f"{CPU}/intel_pstate/{name}"] = value
-    return part
-
-
-def acpi_cpufreq(
-    governor: str, count: int, base_khz: int, boost_khz: int, current_khz: Sequence[int]
-) -> Part:
-    """acpi-cpufreq of a server: three P-states, and boost above them by its own switch.
-
-    Since Linux 5.11 ``cpuinfo_max_freq`` is the boost clock (from CPPC), while
-    ``scaling_max_freq`` stays at the highest P-state: no limit was set by anyone.
-    """
-    steps = f"{base_khz} {base_khz * 3 // 4 // 1000 * 1000} 1500000"
-    part = cpufreq(
-        "acpi-cpufreq", governor,
-        "conservative ondemand userspace powersave performance schedutil",
-        1_500_000, [base_khz] * count, current_khz,
-        {
-            "scaling_available_frequencies": [steps] * count,
-            "bios_limit": [str(base_khz)] * count,
-            "cpuinfo_max_freq": [str(boost_khz)] * count,
-            "freqdomain_cpus": [str(number) for number in range(count)],
-        },
-    )  # fmt: skip
-    part["files"][f"{CPU}/cpufreq/boost"] = "1"
-    return part
-
-
-@dataclasses.dataclass(frozen=True)
-class Idle:
-    """A C-state as cpuidle writes it; times in microseconds."""
-
-    name: str
-    text: str
-    latency: int
-    residency: int
-    usage: int
-    time: int
-
-
-POLL = Idle("POLL", "CPUIDLE CORE POLL IDLE", 0, 0, 40_122, 311_870)
-ALDER_LAKE = (  # drivers/idle/intel_idle.c, adl_cstates
-    POLL,
-    Idle("C1E", "MWAIT 0x01", 2, 4, 18_220_412, 9_210_331_204),
-    Idle("C6", "MWAIT 0x20", 220, 600, 9_910_223, 20_447_920_114),
-    Idle("C8", "MWAIT 0x40", 280, 800, 4_402_113, 18_930_221_873),
-    Idle("C10", "MWAIT 0x60", 680, 2000, 3_120_447, 60_229_140_338),
-)
-COFFEE_LAKE = (  # skl_cstates
-    POLL,
-    Idle("C1", "MWAIT 0x00", 2, 2, 3_220_412, 811_331_204),
-    Idle("C1E", "MWAIT 0x01", 10, 20, 5_910_223, 2_447_920_114),
-    Idle("C3", "MWAIT 0x10", 70, 100, 402_113, 930_221_873),
-    Idle("C6", "MWAIT 0x20", 85, 200, 4_120_447, 6_229_140_338),
-    Idle("C7s", "MWAIT 0x33", 124, 800, 120_331, 420_338_120),
-    Idle("C8", "MWAIT 0x40", 200, 800, 6_220_118, 51_229_140_338),
-)
-AMD_SERVER = (  # ACPI _CST
-    POLL,
-    Idle("C1", "ACPI FFH MWAIT 0x0", 1, 2, 22_118_440, 17_220_118_431),
-    Idle("C2", "ACPI IOPORT 0x814", 800, 1600, 8_330_118, 90_331_207_118),
-)
-TEGRA = (
-    Idle("WFI", "ARM WFI", 1, 1, 9_220_118, 3_220_118_400),
-    Idle("c7", "c7", 5000, 30000, 120_331, 60_118_331_270),
-)
-
-
-def idle(states: Sequence[Idle], count: int, driver: str) -> Part:
-    """C-states of every CPU."""
-    files: Files = {
-        f"{CPU}/cpuidle/current_driver": driver,
-        f"{CPU}/cpuidle/current_governor": "menu",
-        f"{CPU}/cpuidle/current_governor_ro": "menu",
-        f"{CPU}/cpuidle/available_governors": "ladder menu teo",
-    }
-    for number, state in enumerate(states):
-        for name, value in {
-            "name": state.name, "desc": state.text, "latency": state.latency, "disable": 0,
-            "residency": state.residency, "usage": state.usage, "time": state.time,
-            "above": state.usage // 9, "below": state.usage // 31,
-        }.items():  # fmt: skip
-            where = f"{CPU}/cpu{{}}/cpuidle/state{number}/{name}"
-            files |= each(where, [str(value)] * count)
-    return {"files": files}
-
-
-def no_idle() -> Part:
-    """A virtual machine whose host keeps the idle states to itself."""
-    return {
-        "files": {
-            f"{CPU}/cpuidle/current_driver": "none",
-            f"{CPU}/cpuidle/current_governor": "menu",
-            f"{CPU}/cpuidle/current_governor_ro": "menu",
-        }
-    }
-
-
 # --- Whole processors -------------------------------------------------------------------------
 
 
@@ -395,11 +236,16 @@ def i9_12900k() -> Part:
     current = [*[1_724_880, 3_482_112] * 8, *[1_600_000, 2_318_447] * 4]
     fastest = [5_200_000 if 8 <= cpu < 12 else 5_100_000 for cpu in range(16)]
     part = processor(I9_12900K, threads, [khz / 1000 for khz in current])
-    pstate = intel_pstate(
+    pstate = frequency.intel_pstate(
         "powersave", "balance_performance", 800_000,
         [3_200_000] * 16 + [2_400_000] * 8, [*fastest, *[3_900_000] * 8], current,
     )  # fmt: skip
-    return _joined(part, pstate, idle(ALDER_LAKE, 24, "intel_idle"), _hybrid("0-15", "16-23"))
+    return _joined(
+        part,
+        pstate,
+        frequency.idle(frequency.ALDER_LAKE, 24, "intel_idle"),
+        _hybrid("0-15", "16-23"),
+    )
 
 
 def i7_1260p() -> Part:
@@ -407,11 +253,13 @@ def i7_1260p() -> Part:
     threads = alder_lake(4, 8, 16)
     current = [*[1_610_656, 962_113] * 4, *[1_100_042] * 8]
     part = processor(I7_1260P, threads, [khz / 1000 for khz in current])
-    pstate = intel_pstate(
+    pstate = frequency.intel_pstate(
         "powersave", "balance_power", 400_000,
         [2_500_000] * 8 + [1_800_000] * 8, [4_700_000] * 8 + [3_400_000] * 8, current,
     )  # fmt: skip
-    return _joined(part, pstate, idle(ALDER_LAKE, 16, "intel_idle"), _hybrid("0-7", "8-15"))
+    return _joined(
+        part, pstate, frequency.idle(frequency.ALDER_LAKE, 16, "intel_idle"), _hybrid("0-7", "8-15")
+    )
 
 
 def _hybrid(big: str, little: str) -> Part:
@@ -428,37 +276,37 @@ def _hybrid(big: str, little: str) -> Part:
 def i7_9700k() -> Part:
     """Eight plain cores at `performance`."""
     part = processor(I7_9700K, plain(8), [4600.012, 4599.874])
-    pstate = intel_pstate(
+    pstate = frequency.intel_pstate(
         "performance", "performance", 800_000,
         [3_600_000] * 8, [4_900_000] * 8, [4_600_012, 4_599_874],
     )  # fmt: skip
-    return _joined(part, pstate, idle(COFFEE_LAKE, 8, "intel_idle"))
+    return _joined(part, pstate, frequency.idle(frequency.COFFEE_LAKE, 8, "intel_idle"))
 
 
 def cloud_xeon(vcpus: int) -> Part:
     """A virtual machine's share of a Xeon: neither cpufreq nor C-states."""
     part = processor(CLOUD_XEON, twins_beside(vcpus // 2), [2199.998])
-    return _joined(part, no_idle())
+    return _joined(part, frequency.no_idle())
 
 
 def epyc_7543() -> Part:
     """One socket, 32 cores, 64 threads, `schedutil`."""
     part = processor(EPYC_7543, twins_last(1, 32), [2794.770, 1500.000, 1498.112])
-    freq = acpi_cpufreq("schedutil", 64, 2_800_000, 3_737_890, [2_794_770, 1_500_000])
-    return _joined(part, freq, idle(AMD_SERVER, 64, "acpi_idle"))
+    freq = frequency.acpi_cpufreq("schedutil", 64, 2_800_000, 3_737_890, [2_794_770, 1_500_000])
+    return _joined(part, freq, frequency.idle(frequency.AMD_SERVER, 64, "acpi_idle"))
 
 
 def two_epyc_9334() -> Part:
     """Two sockets, 64 cores, 128 threads, `performance`."""
     part = processor(EPYC_9334, twins_last(2, 32), [3886.402, 3891.118, 2695.840])
-    freq = acpi_cpufreq("performance", 128, 2_700_000, 3_910_253, [2_695_840, 2_700_000])
-    return _joined(part, freq, idle(AMD_SERVER, 128, "acpi_idle"))
+    freq = frequency.acpi_cpufreq("performance", 128, 2_700_000, 3_910_253, [2_695_840, 2_700_000])
+    return _joined(part, freq, frequency.idle(frequency.AMD_SERVER, 128, "acpi_idle"))
 
 
 def wsl_ryzen() -> Part:
     """What a virtual machine of Hyper-V sees of a Ryzen."""
     part = processor(RYZEN_5800X, twins_beside(8), [3792.956])
-    return _joined(part, no_idle())
+    return _joined(part, frequency.no_idle())
 
 
 def orin() -> Part:
@@ -477,12 +325,12 @@ def orin() -> Part:
     files = {"/proc/cpuinfo": cpuinfo} | topology(threads)
     files |= each(f"{CPU}/cpu{{}}/cpu_capacity", ["1024"] * 12)
     governors = "conservative ondemand userspace powersave performance schedutil"
-    freq = cpufreq(
+    freq = frequency.cpufreq(
         "tegra194", "schedutil", governors, 115_200, [2_201_600] * 12, [729_600, 1_113_600]
     )
     calls = {"affinity": "0-11"}
     part: Part = {"files": files, "calls": calls}
-    return _joined(part, freq, idle(TEGRA, 12, "psci_idle"))
+    return _joined(part, freq, frequency.idle(frequency.TEGRA, 12, "psci_idle"))
 
 
 def _joined(*parts: Part) -> Part:
