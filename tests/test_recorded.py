@@ -86,6 +86,11 @@ def test_files_are_read_below_the_root(tmp_path: Path) -> None:
     assert system.names("/sys").is_absent
 
 
+@pytest.mark.skipif(not Path("/proc/sys/kernel/osrelease").exists(), reason="Linux only")
+def test_files_of_the_kernel_that_refuse_large_requests() -> None:
+    assert System().text("/proc/sys/kernel/osrelease").value == os.uname().release
+
+
 def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     with (tmp_path / "long").open("wb") as file:
         file.truncate(1 << 30)
@@ -232,6 +237,24 @@ def test_this_machine_replays_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "machine.json"
     path.write_text(text)
     assert [question(replayed(path)) for question in asked] == lived
+
+
+def test_a_recording_tells_unread_from_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "full").write_text("text")
+    (tmp_path / "to").symlink_to("full")
+    recorder = Recorder()
+    recorder.names(str(tmp_path))
+    for name in ("empty", "to"):
+        recorder.text(str(tmp_path / name))
+    recorder.link(str(tmp_path / "to"))
+    replay = RecordedSystem(json.loads(json.dumps(recorder.document())))
+    assert replay.names(str(tmp_path)).value == ("empty", "full", "to")
+    assert replay.text(str(tmp_path / "empty")).value == ""
+    assert replay.text(str(tmp_path / "to")).value == "text"
+    assert replay.link(str(tmp_path / "to")).value == "full"
+    unread = RecordedSystem({"files": {"/x": {"error": "ENODATA"}}})
+    assert unread.text("/x").state == "cannot_tell" and unread.exists("/x")
 
 
 def test_a_recorder_starts_children_with_the_whole_environment(

@@ -264,6 +264,9 @@ class Recorder(System):
     def text(self, path: str) -> Fact[str]:
         fact = super().text(path)
         if fact.value is not None:
+            if os.path.islink(path):
+                self._kept[path] = {"link": os.readlink(path)}
+                path = os.path.realpath(path)
             self._kept[path] = fact.value
         elif not fact.is_absent:
             self._keep_unreadable(path)
@@ -373,12 +376,12 @@ class Recorder(System):
         }
 
     def _keep_name(self, path: str) -> None:
-        """A name without its content: an empty folder, link or file, until more is read."""
+        """A name without its content, until more is read: a link, a folder, an unread file."""
         place = Path(path)
         if place.is_symlink():
             content: Any = {"link": os.readlink(place)}
         else:
-            content = {"folder": True} if place.is_dir() else ""
+            content = {"folder": True} if place.is_dir() else {"error": "ENODATA"}
         self._kept.setdefault(path, content)
 
     def _keep_unreadable(self, path: str) -> None:
