@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_facts import machine as healthy
-from helpers_machines import document, machine, names
+from helpers_machines import document, hanging, machine, names
 from trainfit.doctor.masking import visible
 from trainfit.doctor.visibility import ROWS, check_visibility
+from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.survey import survey
 from trainfit.results.doctor import Check
 from trainfit.results.facts import Fact, absent, cannot_tell, known
@@ -196,3 +197,9 @@ def test_a_mask_never_leaves_more_than_it_names(value: str, count: int) -> None:
 
 def test_every_row_is_asked_in_one_place() -> None:
     assert len({row.__name__ + row.__module__ for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("name", ["workstation", "server-8gpu", "version-mismatch"])
+def test_a_driver_that_answers_nothing_is_named(name: str) -> None:
+    (check,) = check_visibility(survey(RecordedSystem(hanging(document(name)))))
+    assert check.cause == "driver_hangs"
