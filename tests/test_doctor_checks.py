@@ -1168,3 +1168,51 @@ def test_changes_of_the_helpers_are_taken_as_facts() -> None:
     memory = changed(made().memory, {"total_bytes": 5, "limit_bytes": None})
     assert memory.total_bytes.value == 5
     assert memory.limit_bytes.is_absent
+
+
+# --- Exactly at the thresholds ----------------------------------------------------------------
+
+
+def test_what_is_exactly_enough_is_good() -> None:
+    setting = gpu(clock_reasons=("applications_clocks_setting",), sm_hz=0.95e9, sm_max_hz=1e9)
+    assert the("gpu-clocks", made(gpus=[setting])).verdict == "good"
+    assert the("shm", made(memory={"shm_free_bytes": GIB})).verdict == "good"
+    just = {"quota_cores": 8.0, "usable_cores": 8.0}
+    assert the("threads", made(cpu=just)).verdict == "good", "8 threads on 8 cores"
+    assert the("memory", made(gpus=[gpu(memory_bytes=64 * GIB)])).why == ""
+    full = gpu(memory_bytes=20 * GIB, used_bytes=2 * GIB, processes=(process(GIB),))
+    assert the("gpu-processes", made(gpus=[full])).verdict == "bad", "5% of the memory"
+    swapped = {"total_bytes": 40 * GIB, "available_bytes": 9 * GIB, "swap_total_bytes": 8 * GIB}
+    assert the("memory", made(memory=swapped | {"swap_used_bytes": 4 * GIB})).verdict == "bad"
+    four = made(cpu={"usable_cores": 4.0}, threads={"OMP_NUM_THREADS": "1"})
+    assert "torch.set_num_threads" in the("threads", four).why
+
+
+def test_a_container_with_a_free_gpu_has_no_hidden_process() -> None:
+    unread = made(gpus=[gpu(used_bytes=unknown())])
+    assert the("gpu-processes", unread).verdict == "good", "outside containers NVML shows all"
+    inside = made(gpus=[gpu(used_bytes=unknown())], surroundings={"container": "docker"})
+    assert the("gpu-processes", inside).verdict == "cannot_tell"
+
+
+@pytest.mark.parametrize("version", ["2", "", "nightly", "2.x", "2.8.0"])
+def test_numa_binding_is_proposed_only_where_torchrun_has_it(version: str) -> None:
+    gpus = [gpu(n, numa_node=n) for n in range(2)]
+    torch = TorchBuild(version, (12, 6), None, "/site")
+    check = the("numa", made(cpu={"numa_nodes": TWO_NODES}, gpus=gpus, cuda={"torch": torch}))
+    assert [remedy.command.split()[0] for remedy in check.remedies] == ["numactl"]
+
+
+def test_pairs_that_are_not_known_are_not_judged() -> None:
+    for torch, vision in (("3.0.0+cu126", "0.23.0+cu126"), ("2.8.0+cu126", "main+cu126")):
+        builds = [TorchBuild(version, (12, 6), None, "/site") for version in (torch, vision)]
+        of = made(cuda={"torch": builds[0], "torchvision": builds[1]})
+        assert the("torchvision", of).verdict == "cannot_tell"
+
+
+def test_epp_is_proposed_only_where_the_hardware_follows_it() -> None:
+    for driver, epp in (("intel_cpufreq", "balance_performance"), ("intel_pstate", None)):
+        policies = (frequency(driver=driver, governor="schedutil", energy_preference=epp),)
+        check = the("frequency", made(cpu={"policies": policies}))
+        assert len(check.remedies) == 1
+        assert "cpupower frequency-set" in check.remedies[0].command

@@ -17,13 +17,19 @@ _COMPAT_NOT_SUPPORTED = 804
 
 def expected_torchvision(version: str) -> tuple[int, int] | None:
     """torchvision's (major, minor) that goes with a torch version; ``None``: not known."""
-    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", version)
-    if match is None:
+    numbers = _minor(version)
+    if numbers is None:
         return None
-    major, minor = int(match[1]), int(match[2])
+    major, minor = numbers
     if major not in policy.TORCHVISION_OFFSET or minor < policy.TORCHVISION_FIRST[major]:
         return None
     return 0, minor + policy.TORCHVISION_OFFSET[major]
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version."""
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", version)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def check_torchvision(machine: Machine) -> tuple[Check, ...]:
@@ -43,7 +49,8 @@ def check_torchvision(machine: Machine) -> tuple[Check, ...]:
     pair = (
         f"torchvision {short(vision.value.version, 20)} with torch {short(torch.value.version, 20)}"
     )
-    if expected_torchvision(torch.value.version) is None:
+    expected = expected_torchvision(torch.value.version)
+    if expected is None or _minor(vision.value.version) is None:
         needed = "a torch release of which it is known which torchvision goes with it (1.4 to 2.x)"
         return (unsure(name, f"{pair}: not known to be a pair", needed, found),)
     return (good(name, f"{pair}: they fit", found),)
@@ -61,8 +68,8 @@ def _target(build: TorchBuild) -> str:
 
 def _wrong_version(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -> Check | None:
     expected = expected_torchvision(torch.version)
-    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", vision.version)
-    if expected is None or match is None or (int(match[1]), int(match[2])) == expected:
+    present = _minor(vision.version)
+    if expected is None or present is None or present == expected:
         return None
     wanted = f"{expected[0]}.{expected[1]}"
     return bad(

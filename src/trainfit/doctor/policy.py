@@ -43,7 +43,7 @@ IDLE_KEEP_US: Final = 20
 # --- Threads ----------------------------------------------------------------------------------
 
 #: Threads of all workers together, as a multiple of the usable cores, from which they contend:
-#: in mmdetection#6867, 16 OpenCV threads in each of 32 workers took 3.5 times the system time
+#: in mmdetection#6867, 16 OpenCV threads in each worker took five times the system time
 #: and 9% more time a step, 2 threads cost nothing.
 THREADS_PER_CORE: Final = 4.0
 
