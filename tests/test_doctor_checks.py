@@ -24,9 +24,10 @@ from helpers_facts import (
 )
 from trainfit.doctor import policy
 from trainfit.doctor.checks import MACHINE_CHECKS
-from trainfit.doctor.figures import cpu_list, rate, size
+from trainfit.doctor.figures import rate, size
 from trainfit.doctor.limits import files_needed
 from trainfit.doctor.packages import expected_torchvision
+from trainfit.hardware.parsing import cpu_list_text
 from trainfit.results.doctor import Check
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 from trainfit.results.machine import (
@@ -405,7 +406,7 @@ def test_figures_are_written_for_people() -> None:
         "24 GiB",
     ]
     assert [rate(n) for n in (40e6, 2.5e9)] == ["40 MB/s", "2.5 GB/s"]
-    assert cpu_list([3, 0, 1, 2, 8, 10, 11]) == "0-3,8,10-11"
+    assert cpu_list_text([3, 0, 1, 2, 8, 10, 11]) == "0-3,8,10-11"
 
 
 # --- Cores and threads ------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import all_gpus, cores, cpu_list, on_host, raise_limit, restore, whole
+from trainfit.doctor.figures import all_gpus, cores, on_host, raise_limit, restore, whole
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
+from trainfit.hardware.parsing import cpu_list_text
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Cpu, Machine
 from trainfit.results.words import count
@@ -39,7 +40,7 @@ def _found(cpu: Cpu) -> list[Evidence]:
     return [
         evidence("logical CPUs", cpu.logical_cpus),
         evidence("physical cores", cpu.physical_cores),
-        evidence("CPUs that this process may run on", cpu.affinity, cpu_list),
+        evidence("CPUs that this process may run on", cpu.affinity, cpu_list_text),
         evidence("CPU quota in cores", cpu.quota_cores, cores),
         evidence("kinds of core", cpu.core_kinds, _kinds),
     ]
@@ -48,7 +49,7 @@ def _found(cpu: Cpu) -> list[Evidence]:
 def _kinds(kinds: object) -> str:
     assert isinstance(kinds, tuple)
     return ", ".join(
-        f"{k.physical_cores} {k.kind} (CPUs {cpu_list(k.logical_cpus)})" for k in kinds
+        f"{k.physical_cores} {k.kind} (CPUs {cpu_list_text(k.logical_cpus)})" for k in kinds
     )
 
 
@@ -72,7 +73,7 @@ def _why(cpu: Cpu) -> str:
     affinity, logical = cpu.affinity.value, cpu.logical_cpus.value
     if affinity and logical and len(affinity) < logical:
         parts.append(
-            f"this process is bound to CPUs {cpu_list(affinity)}, as children of it will be; "
+            f"this process is bound to CPUs {cpu_list_text(affinity)}, as children of it will be; "
             "PyTorch's threads respect that, os.cpu_count() does not"
         )
     kinds = cpu.core_kinds.value or ()
@@ -80,7 +81,7 @@ def _why(cpu: Cpu) -> str:
     if fast and len(kinds) > 1:
         parts.append(
             "a process that launches many small kernels is fastest on the performance cores: "
-            f"taskset -c {cpu_list(fast[0].logical_cpus)} for paced inference"
+            f"taskset -c {cpu_list_text(fast[0].logical_cpus)} for paced inference"
         )
     nodes = cpu.numa_nodes.value or ()
     if len(nodes) > 1:
@@ -121,14 +122,14 @@ def _only_efficiency_cores(cpu: Cpu, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "efficiency_cores_only",
-        f"this process may run on efficiency cores only (CPUs {cpu_list(affinity)})"[:99],
+        f"this process may run on efficiency cores only (CPUs {cpu_list_text(affinity)})"[:99],
         "launches and decoding run at the lower clock and fewer instructions per clock of the "
         "efficiency cores, while the performance cores are idle.",
         found,
         [
             Remedy(
-                f"taskset -c {cpu_list(fast.logical_cpus)} python train.py",
-                f"taskset -c {cpu_list(affinity)} python train.py",
+                f"taskset -c {cpu_list_text(fast.logical_cpus)} python train.py",
+                f"taskset -c {cpu_list_text(affinity)} python train.py",
                 "power and heat of the performance cores",
             )
         ],

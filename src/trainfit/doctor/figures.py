@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
 
 from trainfit.results.doctor import Remedy
 from trainfit.results.machine import Gpu, Machine
@@ -40,17 +39,6 @@ def ghz(hertz: float) -> str:
 def percent(share: float) -> str:
     """A share in percent."""
     return f"{100 * share:.0f}%"
-
-
-def cpu_list(cpus: Iterable[int]) -> str:
-    """CPUs as the kernel writes lists: "0-3,8"."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def short(text: str, most: int = _LONGEST_WORD) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import cpu_list, ghz, on_host, quoted, short
+from trainfit.doctor.figures import ghz, on_host, quoted, short
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
+from trainfit.hardware.parsing import cpu_list_text
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import FrequencyPolicy, Machine
 
@@ -57,7 +58,7 @@ def _found(machine: Machine) -> list[Evidence]:
     cpu = machine.cpu
     found = []
     for name, group in _grouped(_relevant(machine), _words).items():
-        cpus = cpu_list(_cpus(group))
+        cpus = cpu_list_text(_cpus(group))
         found.append(Evidence(f"cpufreq of CPUs {cpus}", name, cpu.policies.source))
     if not found:
         found.append(evidence("cpufreq", cpu.policies, lambda _: "no policy"))
@@ -173,7 +174,7 @@ def _undo_governor(former: dict[str, list[FrequencyPolicy]]) -> str:
     for governor, group in former.items():
         if not governor:
             continue
-        cpus = cpu_list(_cpus(group))
+        cpus = cpu_list_text(_cpus(group))
         only = f"-c {cpus} " if len(former) > 1 else ""
         commands.append(f"sudo cpupower {only}frequency-set -g {quoted(governor)}")
         for wish, wishing in _grouped(group, lambda p: p.energy_preference or "").items():
@@ -183,7 +184,7 @@ def _undo_governor(former: dict[str, list[FrequencyPolicy]]) -> str:
 
 
 def _set_epp(wish: str, group: Sequence[FrequencyPolicy], everywhere: bool) -> str:
-    runs = cpu_list(_cpus(group)).split(",")
+    runs = cpu_list_text(_cpus(group)).split(",")
     words = ["{" + run.replace("-", "..") + "}" if "-" in run else run for run in runs]
     word = "*" if everywhere else words[0] if len(words) == 1 else "{" + ",".join(words) + "}"
     file = f"{_CPUS}/cpu{word}/cpufreq/energy_performance_preference"
@@ -204,7 +205,7 @@ def _limited(
     worst = min(low, key=lambda p: (p.limit_hz or 0) / (p.hardware_hz or 1))
     remedies = []
     for group in list(_grouped(low, lambda p: (p.limit_hz, p.hardware_hz)).values())[:4]:
-        only = "" if len(group) == len(policies) else f"-c {cpu_list(_cpus(group))} "
+        only = "" if len(group) == len(policies) else f"-c {cpu_list_text(_cpus(group))} "
         remedies.append(
             Remedy(
                 f"sudo cpupower {only}frequency-set -u {_khz(group[0].hardware_hz)}",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import all_gpus, cpu_list, which
+from trainfit.doctor.figures import all_gpus, which
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
+from trainfit.hardware.parsing import cpu_list_text
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Gpu, Machine, NumaNode
 
@@ -26,7 +27,7 @@ def check_numa(machine: Machine) -> tuple[Check, ...]:
     found = [
         evidence("NUMA nodes", nodes, _listed),
         *(evidence(f"node of GPU {gpu.index}", gpu.numa_node) for gpu in gpus),
-        evidence("CPUs that this process may run on", machine.cpu.affinity, cpu_list),
+        evidence("CPUs that this process may run on", machine.cpu.affinity, cpu_list_text),
     ]
     if nodes.value is None:
         needed = "/sys/devices/system/node"
@@ -42,7 +43,7 @@ def check_numa(machine: Machine) -> tuple[Check, ...]:
 
 
 def _listed(nodes: Sequence[NumaNode]) -> str:
-    return "; ".join(f"{node.node}: CPUs {cpu_list(node.cpus) or 'none'}" for node in nodes)
+    return "; ".join(f"{node.node}: CPUs {cpu_list_text(node.cpus) or 'none'}" for node in nodes)
 
 
 def _several(
@@ -75,7 +76,7 @@ def _reached(machine: Machine, nodes: Sequence[NumaNode]) -> set[int]:
 def _far(machine: Machine, gpu: Gpu, reached: set[int], found: list[Evidence]) -> Check:
     node = gpu.numa_node.value
     here = ", ".join(str(each) for each in sorted(reached))
-    former = cpu_list(machine.cpu.affinity.value or ())
+    former = cpu_list_text(machine.cpu.affinity.value or ())
     return bad(
         NAME,
         "numa_far_from_gpu",

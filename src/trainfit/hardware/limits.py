@@ -11,7 +11,7 @@ from trainfit.hardware.topology import cores, online_cpus, read_cpuinfo
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 from trainfit.results.machine import Limits, Threads
 
-#: The variables that set threads (or where they run); all are in `recorded.VARIABLES`.
+#: The variables that set threads (or where they run).
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "OMP_PROC_BIND",

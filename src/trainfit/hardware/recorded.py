@@ -37,6 +37,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from trainfit.hardware.files import RecordedFiles
+from trainfit.hardware.limits import THREAD_VARIABLES
 from trainfit.hardware.system import Output, Space, System
 from trainfit.results.errors import ResultFileError
 from trainfit.results.facts import Fact, absent, cannot_tell, known
@@ -58,24 +59,7 @@ VARIABLES: Final = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
-    "OMP_NUM_THREADS",
-    "OMP_PROC_BIND",
-    "OMP_PLACES",
-    "OMP_WAIT_POLICY",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "MKL_NUM_THREADS",
-    "MKL_DYNAMIC",
-    "OPENBLAS_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "NUMEXPR_MAX_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-    "TORCH_NUM_THREADS",
-    "RAYON_NUM_THREADS",
-    "TOKENIZERS_PARALLELISM",
+    *THREAD_VARIABLES,
     "MALLOC_ARENA_MAX",
     "KUBERNETES_SERVICE_HOST",
     "container",
