@@ -306,6 +306,12 @@ class Recorder(System):
         self._calls["uname"] = dict(super().system_name())
         return super().system_name()
 
+    def bad_fork(self) -> Fact[bool]:
+        fact = super().bad_fork()
+        if fact.value is not None:
+            self._calls["bad_fork"] = fact.value
+        return fact
+
     def packages(self) -> Mapping[str, str]:
         self._calls["packages"] = dict(super().packages())
         return super().packages()
