@@ -40,6 +40,7 @@ lint: .venv/.dev-ready
 
 bench: .venv/.dev-ready
 	$(BIN)/python bench/doctor.py
+	$(BIN)/python bench/loader_model.py
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
 	$(BIN)/python bench/remedies.py

@@ -1,0 +1,283 @@
+"""The queueing model of the DataLoader, against recurrences, bounds and closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfit.loader.events import Cores, Queue, Simulation, Sleep, Take, Work
+from trainfit.loader.model import (
+    BatchCost,
+    Consumer,
+    HandOff,
+    Load,
+    Outcome,
+    Settings,
+    lognormal_costs,
+    simulate,
+)
+
+SECONDS = st.floats(0.0, 2.0).map(lambda s: round(s, 3))
+COSTS = st.lists(SECONDS, min_size=1, max_size=30)
+WORKERS = st.integers(1, 6)
+PREFETCH = st.integers(1, 5)
+
+
+def waits(seconds: Sequence[float]) -> tuple[BatchCost, ...]:
+    return tuple(BatchCost(each, 0.0) for each in seconds)
+
+
+def works(seconds: Sequence[float]) -> tuple[BatchCost, ...]:
+    return tuple(BatchCost(0.0, each) for each in seconds)
+
+
+# --- Events -----------------------------------------------------------------------------------
+def test_work_shares_the_cores_and_sleep_does_not() -> None:
+    simulation = Simulation(Cores((1.0,)))
+    ended: dict[str, float] = {}
+
+    def process(name: str, *steps: Sleep | Work):  # type: ignore[no-untyped-def]
+        yield from steps
+        ended[name] = simulation.now
+
+    simulation.start(process("long", Work(3.0)))
+    simulation.start(process("short", Work(1.0)))
+    simulation.start(process("asleep", Sleep(1.5)))
+    simulation.run()
+    # Two share the core until the short one has worked 1 s, at 2 s; 2 s of work are left then.
+    assert ended == {"asleep": 1.5, "short": 2.0, "long": 4.0}
+    assert simulation.busy_s == pytest.approx(4.0)
+
+
+def test_unlike_cores_quota_and_contention() -> None:
+    assert Cores((1.0, 0.5)).rate(1) == 1.0
+    assert Cores((0.5, 1.0)).rate(2) == 0.75
+    assert Cores((1.0, 1.0)).rate(4) == 0.5
+    assert Cores((1.0,) * 4, quota=1.5).rate(3) == pytest.approx(0.5)
+    assert Cores((1.0,) * 4, quota=1.5).rate(1) == 1.0
+    assert Cores((1.0, 1.0), contention=0.25).rate(2) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("words", [((),), ((1.0, 0.0),), ((1.0,), 0.0), ((1.0,), None, -0.1)])
+def test_impossible_machines(words: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError):
+        Cores(*words)  # type: ignore[arg-type]
+
+
+def test_a_queue_keeps_its_order() -> None:
+    simulation, queue, got = Simulation(Cores((1.0,))), Queue(), []
+
+    def taker():  # type: ignore[no-untyped-def]
+        while True:
+            item = yield Take(queue)
+            got.append((simulation.now, item))
+            yield Sleep(1.0)
+
+    def putter():  # type: ignore[no-untyped-def]
+        for item in "abc":
+            simulation.put(queue, item)
+        yield Sleep(5.0)
+        simulation.put(queue, "d")
+
+    simulation.start(taker())
+    simulation.start(putter())
+    simulation.run()
+    assert got == [(0.0, "a"), (1.0, "b"), (2.0, "c"), (5.0, "d")]
+
+
+# --- Against a recurrence that was written apart ----------------------------------------------
+def recurrence(
+    costs: Sequence[float], workers: int, prefetch: int, step: float, batches: int
+) -> list[float]:
+    """When each batch is handed over, in order, without hand-off costs or contention.
+
+    A batch is asked for when the one `workers x prefetch` before it was handed over; its worker,
+    by turns, makes it after the one before; it is handed over when it is made and the user has
+    done with the one before.
+    """
+    finished: list[float] = []
+    handed: list[float] = []
+    for n in range(batches):
+        asked = handed[n - workers * prefetch] if n >= workers * prefetch else 0.0
+        free = finished[n - workers] if n >= workers else 0.0
+        finished.append(max(asked, free) + costs[n % len(costs)])
+        handed.append(max(finished[n], handed[-1] + step if handed else 0.0))
+    return handed
+
+
+@given(COSTS, WORKERS, PREFETCH, SECONDS, st.integers(1, 60), st.booleans())
+def test_in_order_it_is_the_recurrence(
+    costs: list[float], workers: int, prefetch: int, step: float, batches: int, pin: bool
+) -> None:
+    load = Load(waits(costs), consumer=Consumer(step))
+    found = simulate(load, Settings(workers, prefetch, pin_memory=pin), batches)
+    expected = recurrence(costs, workers, prefetch, step, batches)
+    assert found.handed_s == pytest.approx(expected)
+    assert found.finished_s >= expected[-1]
+
+
+# --- Bounds -----------------------------------------------------------------------------------
+@given(
+    COSTS, COSTS, st.integers(0, 6), PREFETCH, SECONDS, st.integers(1, 4), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+@settings(deadline=None)
+def test_no_run_beats_its_bounds(
+    wait: list[float],
+    work: list[float],
+    workers: int,
+    prefetch: int,
+    step: float,
+    cores: int,
+    in_order: bool,
+    pin: bool,
+) -> None:
+    costs = tuple(BatchCost(a, b) for a, b in zip(wait, work, strict=False))
+    hand_off = HandOff(receive_s=0.01, pin_s=0.02, next_s=0.005)
+    load = Load(costs, hand_off, Consumer(step, step / 2), Cores((1.0,) * cores))
+    batches = 40
+    run = simulate(load, Settings(workers, prefetch, pin, in_order), batches)
+    assert len(run.handed_s) == batches
+    assert list(run.handed_s) == sorted(run.handed_s)
+    assert all(waited >= -1e-9 for waited in run.waited_s)
+    each = [costs[n % len(costs)] for n in range(batches)]
+    work_s = sum(c.work_s for c in each) + batches * (step / 2 + 0.005)
+    assert run.finished_s >= work_s / cores - 1e-6  # the cores
+    assert run.finished_s >= sum(c.wait_s + c.work_s for c in each) / max(workers, 1) - 1e-6
+    assert run.finished_s >= batches * step - 1e-6  # the user
+    assert run.busy_cores <= cores + 1e-9
+    # All that the user did not wait for, the user worked or was handed a batch.
+    assert sum(run.waited_s) + batches * step <= run.finished_s * (1 + 1e-9) + 1e-6 or cores < 9
+
+
+@given(COSTS, WORKERS, PREFETCH, SECONDS)
+def test_more_prefetching_is_never_slower_in_order(
+    costs: list[float], workers: int, prefetch: int, step: float
+) -> None:
+    def finished(factor: int) -> float:
+        load = Load(waits(costs), consumer=Consumer(step))
+        return simulate(load, Settings(workers, factor), 50).finished_s
+
+    assert finished(prefetch + 1) <= finished(prefetch) + 1e-9
+
+
+@given(st.floats(0.001, 1.0), st.integers(1, 8), st.floats(0.0, 1.0))
+def test_equal_costs_give_the_smaller_of_two_rates(cost: float, workers: int, step: float) -> None:
+    load = Load(waits([cost]), consumer=Consumer(step))
+    for in_order in (True, False):
+        rate = simulate(load, Settings(workers, 2, in_order=in_order), 400).batches_per_s
+        expected = min(workers / cost, 1 / step if step > 0 else math.inf)
+        # A run ends in the middle of a round of the workers.
+        assert rate == pytest.approx(expected, rel=0.1)
+
+
+def test_without_workers_the_main_thread_does_everything() -> None:
+    load = Load(
+        (BatchCost(0.1, 0.2),), HandOff(9.0, 0.3, 0.05), Consumer(0.5), Cores((1.0,))
+    )  # nothing is received from anybody
+    assert simulate(load, Settings(0), 20).batches_per_s == pytest.approx(1 / 0.85)
+    pinned = simulate(load, Settings(0, pin_memory=True), 20)
+    assert pinned.batches_per_s == pytest.approx(1 / 1.15)
+    assert pinned.waiting_share == pytest.approx(0.65 / 1.15, rel=1e-6)
+
+
+# --- Cores ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cores", "workers", "expected"),
+    [
+        (Cores((1.0, 1.0)), 1, 10.0),
+        (Cores((1.0, 1.0)), 2, 20.0),
+        (Cores((1.0, 1.0)), 4, 20.0),
+        (Cores((1.0,) * 4, quota=1.5), 4, 15.0),
+        (Cores((1.0, 0.5)), 4, 15.0),
+        (Cores((1.0, 1.0), contention=0.25), 2, 16.0),
+    ],
+)
+def test_workers_beyond_the_cores_add_nothing(cores: Cores, workers: int, expected: float) -> None:
+    load = Load(works([0.1]), cores=cores)
+    rate = simulate(load, Settings(workers, 2), 400).batches_per_s
+    assert rate == pytest.approx(expected, rel=0.02)
+
+
+def test_a_step_that_works_takes_a_core_from_the_workers() -> None:
+    def rate(work_s: float) -> float:
+        load = Load(works([0.1]), consumer=Consumer(0.05, work_s), cores=Cores((1.0, 1.0)))
+        return simulate(load, Settings(2, 4), 400).batches_per_s
+
+    assert rate(0.0) == pytest.approx(20.0, rel=0.02)
+    # Each batch takes 0.15 s of work of the two cores' 2 s each second.
+    assert rate(0.05) == pytest.approx(2 / 0.15, rel=0.02)
+
+
+# --- Hand-off ---------------------------------------------------------------------------------
+def test_the_pinning_thread_is_a_station_of_its_own() -> None:
+    costs, step = waits([0.01]), Consumer(0.06)
+    hand_off = HandOff(receive_s=0.03, pin_s=0.02)
+    load = Load(costs, hand_off, step)
+    # In the main thread receiving adds to the step; in the pinning thread it overlaps with it.
+    assert simulate(load, Settings(4), 200).batches_per_s == pytest.approx(1 / 0.09, rel=0.02)
+    pinned = simulate(load, Settings(4, pin_memory=True), 200).batches_per_s
+    assert pinned == pytest.approx(1 / 0.06, rel=0.02)
+    slow = Load(costs, HandOff(receive_s=0.03, pin_s=0.07), step)
+    assert simulate(slow, Settings(4, pin_memory=True), 200).batches_per_s == pytest.approx(
+        10.0, rel=0.02
+    )
+
+
+# --- Published curves -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("variation", "losses"),
+    [
+        (0.1, (-1.5, -0.3, -0.1)),
+        (0.3, (-10, -2, -0.8)),
+        (0.6, (-27, -7, -2.7)),
+        (1.0, (-44, -17, -5.6)),
+    ],
+)
+def test_what_uneven_batches_cost(variation: float, losses: tuple[float, ...]) -> None:
+    """8 workers and a user who are equally fast: per cent below the smaller of their rates."""
+    kinds = (Settings(8, 2), Settings(8, 8), Settings(8, 2, in_order=False))
+    load = Load(lognormal_costs(0.8, variation, 20_011, seed=0), consumer=Consumer(0.1))
+    mean_s = sum(cost.wait_s for cost in load.costs) / len(load.costs)
+    naive = min(10, 8 / mean_s)
+    for kind, loss in zip(kinds, losses, strict=True):
+        found = simulate(load, kind, 20_000).batches_per_s / naive - 1
+        assert 100 * found == pytest.approx(loss, abs=1.6)
+
+
+def test_one_slow_worker_holds_all_up_in_order_only() -> None:
+    load = Load(waits([0.8]), worker_speeds=(0.5, 1, 1, 1, 1, 1, 1, 1))
+    assert simulate(load, Settings(8), 2000).batches_per_s == pytest.approx(5.0, rel=0.02)
+    out_of_order = simulate(load, Settings(8, in_order=False), 2000).batches_per_s
+    assert out_of_order == pytest.approx(9.375, rel=0.02)
+
+
+# --- Epochs -----------------------------------------------------------------------------------
+def test_workers_that_persist_start_once() -> None:
+    load = Load(waits([0.1]), start_s=0.5)
+
+    def run(persistent: bool) -> Outcome:
+        return simulate(load, Settings(2, persistent_workers=persistent), 10, epochs=3)
+
+    anew, kept = run(False), run(True)
+    # Two workers start one after the other, in each of three epochs or in the first.
+    assert anew.finished_s - kept.finished_s == pytest.approx(2 * 2 * 0.5)
+    assert len(anew.handed_s) == len(kept.handed_s) == 30
+    assert kept.waited_s[0] == pytest.approx(1.1)
+    assert kept.waited_s[10] == pytest.approx(0.1)
+
+
+def test_bad_settings_are_refused() -> None:
+    for words in ({"num_workers": -1}, {"num_workers": 1, "prefetch_factor": 0}):
+        with pytest.raises(ValueError):
+            Settings(**words)
+    with pytest.raises(ValueError):
+        Consumer(1.0, 2.0)
+    with pytest.raises(ValueError):
+        Load(())
+    with pytest.raises(ValueError):
+        simulate(Load(waits([1.0])), Settings(1), 0)
