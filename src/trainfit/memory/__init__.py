@@ -1,0 +1,1 @@
+"""What takes the memory: streams of every batch size, allocator replay, ranges, the largest that fits."""
