@@ -182,6 +182,8 @@ def test_old_amp_names(tmp_path: Path, line: str, rewrite: str) -> None:
         "s = torch.amp.GradScaler() if hasattr(torch.amp, 'GradScaler') else"
         " torch.cuda.amp.GradScaler()\n",
         "if version < (2, 4):\n    s = torch.cuda.amp.GradScaler()\n",
+        "s = torch.amp.GradScaler() if TORCH_2_4 else torch.cuda.amp.GradScaler()\n",
+        "if not _TORCH_GREATER_EQUAL_2_4:\n    s = torch.cuda.amp.GradScaler()\n",
     ],
 )
 def test_new_amp_names_and_version_guards(tmp_path: Path, text: str) -> None:

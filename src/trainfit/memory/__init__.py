@@ -1,1 +1,1 @@
-"""What takes the memory: streams of every batch size, allocator replay, ranges, the largest that fits."""
+"""What takes the memory: streams of every batch size, replay, ranges, what fits."""

@@ -32,6 +32,8 @@ _CHOSEN: Final = words(
     "float8 fp8 transformer_engine lbfgs"
 )
 
+#: A condition about what PyTorch is installed, as `_TORCH_GREATER_EQUAL_2_4`, too.
+_VERSION: Final = re.compile(r"hasattr|version|torch\w*\d")
 _WORD: Final = re.compile(r"[a-z0-9]+")
 
 
@@ -118,7 +120,7 @@ def _is_version_guarded(index: Index, node: ast.AST) -> bool:
             return True
         if isinstance(parent, ast.If | ast.IfExp) and child is not parent.test:
             text = unparsed(parent.test).lower()
-            if "hasattr" in text or "version" in text:
+            if _VERSION.search(text):
                 return True
     return isinstance(head, ast.Name) and head.id in index.file.guarded
 
