@@ -134,6 +134,12 @@ def test_low_power_at_a_lowered_clock_is_not_laid_to_small_kernels(reason: str) 
     assert "torch.compile" not in text
 
 
+def test_torch_compile_is_offered_where_it_runs() -> None:
+    assert "torch.compile" in situation(gpu(power_w=96.0, capability=None))
+    assert "torch.compile" in situation(gpu(power_w=96.0, capability=(7, 5)))
+    assert "batch or CUDA graphs help" in situation(gpu(power_w=96.0, capability=(6, 1)))
+
+
 def test_a_power_limit_is_not_called_a_fault() -> None:
     assert "held down" not in situation(gpu(clock_reasons=("sw_power_cap", "gpu_idle")))
 

@@ -181,8 +181,8 @@ def _waiting(gpu: Gpu, busy: float) -> str:
     text += ": if this lasts, it waits for data, the CPU or launches"
     if held is not None and held >= _FULL:
         return (
-            f"{text}. Space is full and time is not: a larger batch cannot help, a faster loader "
-            "or fewer waits can."
+            f"{text}. Space is full and time is not: a larger batch hardly fits, a faster loader "
+            "or fewer waits help."
         )
     if busy < _HALF and held is not None and held < _HALF:
         return f"{text}; there is memory for a larger batch besides."
@@ -209,10 +209,18 @@ def _running(gpu: Gpu, power: float | None) -> str:
             )
         return (
             f"A kernel nearly always runs, yet it draws {_percent(power)} of the power that it "
-            "may: likely small kernels one after another, which leave most of it empty. A larger "
-            "batch, torch.compile or CUDA graphs help."
+            "may: likely small kernels one after another, which leave most of it empty. "
+            f"{_fuller(gpu)} help."
         )
     return f"Busy: a kernel nearly always runs, at {_percent(power)} of the power that it may draw."
+
+
+def _fuller(gpu: Gpu) -> str:
+    """What makes kernels larger or launches cheaper; torch.compile's Triton needs 7.0."""
+    capability = gpu.capability.value
+    if capability is not None and capability < (7, 0):
+        return "A larger batch or CUDA graphs"
+    return "A larger batch, torch.compile or CUDA graphs"
 
 
 def _why(gpu: Gpu) -> str:
