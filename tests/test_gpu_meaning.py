@@ -102,6 +102,7 @@ def test_a_figure_without_a_value_has_the_reason(fact: Fact[Any]) -> None:
         ({"utilisation": 0.0, "used_bytes": GIB}, "Nothing runs on it, and hardly any memory"),
         ({"utilisation": 0.0}, "though 32% of its memory is held"),
         ({"utilisation": 0.0, "used_bytes": None}, "Nothing runs on it."),
+        ({"utilisation": 0.03}, "Hardly anything runs on it, though 32%"),
         ({"utilisation": 0.3}, "there is memory for a larger batch besides"),
         ({"utilisation": 0.3, "used_bytes": 39 * GIB}, "Space is full and time is not"),
         ({"utilisation": 0.7, "used_bytes": None}, "it waits for data, the CPU or launches."),
@@ -124,6 +125,19 @@ def test_a_busy_gpu_at_low_power_is_not_called_fully_used() -> None:
     low, high = (situation(gpu(utilisation=1.0, power_w=watts)) for watts in (60.0, 310.0))
     assert "empty" in low and "Busy" not in low
     assert "empty" not in high and "Busy" in high
+
+
+@pytest.mark.parametrize("reason", ["applications_clocks_setting", "hw_thermal_slowdown"])
+def test_low_power_at_a_lowered_clock_is_not_laid_to_small_kernels(reason: str) -> None:
+    text = situation(gpu(power_w=96.0, clock_reasons=(reason,)))
+    assert "at 30% of the power" in text and "cannot be told apart" in text
+    assert "torch.compile" not in text
+
+
+def test_torch_compile_is_offered_where_it_runs() -> None:
+    assert "torch.compile" in situation(gpu(power_w=96.0, capability=None))
+    assert "torch.compile" in situation(gpu(power_w=96.0, capability=(7, 5)))
+    assert "batch or CUDA graphs help" in situation(gpu(power_w=96.0, capability=(6, 1)))
 
 
 def test_a_power_limit_is_not_called_a_fault() -> None:

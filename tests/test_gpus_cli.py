@@ -247,6 +247,10 @@ def test_builds_of_pytorch_agree_with_its_own_table() -> None:
         old, new = runs("12.6", spec.capability), runs("13.0", spec.capability)
         assert text.startswith("any build:") == (old and new), spec.key
         assert text.startswith("CUDA 12.6 build:") == (old and not new), spec.key
+        if old and not new:
+            later = [build for build in table if build != "12.6"]
+            assert "CUDA 12.9 or later have no kernels" in text
+            assert not any(runs(build, spec.capability) for build in later), spec.key
         assert text.startswith(("CUDA 12.8", "CUDA 13.0")) == (new and not old), spec.key
 
 

@@ -182,6 +182,8 @@ def test_old_amp_names(tmp_path: Path, line: str, rewrite: str) -> None:
         "s = torch.amp.GradScaler() if hasattr(torch.amp, 'GradScaler') else"
         " torch.cuda.amp.GradScaler()\n",
         "if version < (2, 4):\n    s = torch.cuda.amp.GradScaler()\n",
+        "s = torch.amp.GradScaler() if TORCH_2_4 else torch.cuda.amp.GradScaler()\n",
+        "if not _TORCH_GREATER_EQUAL_2_4:\n    s = torch.cuda.amp.GradScaler()\n",
     ],
 )
 def test_new_amp_names_and_version_guards(tmp_path: Path, text: str) -> None:
@@ -200,6 +202,23 @@ for x, y in DL(range(9)):
 def test_no_autocast_anywhere(tmp_path: Path) -> None:
     found = only(tmp_path, HEAD + PLAIN_LOOP)
     assert (found.rule, found.line) == ("no-autocast", 12)
+
+
+def test_the_loss_that_autocast_refuses_is_named(tmp_path: Path) -> None:
+    """torch/csrc/autograd: binary_cross_entropy and BCELoss are unsafe to autocast."""
+    assert "BCEWithLogitsLoss" not in only(tmp_path, HEAD + PLAIN_LOOP).rewrite
+    text = HEAD + "other = nn.BCELoss()\n" + PLAIN_LOOP
+    assert "BCEWithLogitsLoss instead" in only(tmp_path, text).rewrite
+
+
+def test_autocast_is_named_where_gradients_are(tmp_path: Path) -> None:
+    loop, rest = PLAIN_LOOP.split("\n", 2)[1:]
+    text = HEAD + f"{loop}\n    with torch.no_grad():\n        model(x.to(device))\n" + rest
+    assert only(tmp_path, text).source == only(tmp_path, HEAD + PLAIN_LOOP).source
+
+
+def test_autocast_is_not_asked_of_a_script_that_acts_on_an_environment(tmp_path: Path) -> None:
+    assert rules(tmp_path, HEAD + PLAIN_LOOP + "    env.step(action)\n") == []
 
 
 @pytest.mark.parametrize(
@@ -432,6 +451,44 @@ def test_evaluation_that_is_right_or_wants_gradients(tmp_path: Path, old: str, n
     assert rules(tmp_path, (HEAD + EVALUATE).replace(old, new)) == []
 
 
+#: As in a notebook: the training is over, and nothing stands in a function.
+AT_THE_TOP = (
+    HEAD
+    + LOOP
+    + """
+model.eval()
+for x, y in DL(range(9)):
+    print((model(x.to(device)).argmax(1) == y.to(device)).sum().item())
+"""
+)
+
+
+def test_evaluation_outside_functions(tmp_path: Path) -> None:
+    found = only(tmp_path, AT_THE_TOP)
+    assert (found.rule, found.source) == (
+        "no-no-grad",
+        "    print((model(x.to(device)).argmax(1) == y.to(device)).sum().item())",
+    )
+    assert found.reason.startswith("The script evaluates the network")
+    assert found.rewrite == "`with torch.inference_mode():` around `for x, y in DL(range(9)):`"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("model.eval()", "torch.set_grad_enabled(False)\nmodel.eval()"),
+        ("model.eval()", "model.eval()\nmodel.train()"),
+        ("model.eval()", "model.requires_grad_(False)\nmodel.eval()"),
+        ("    print(", "    with torch.no_grad(): print("),
+        ("    print(", "    model(x).sum().backward()\n    print("),
+        ("for x, y in DL(range(9)):\n    print", "x, y = next(iter(DL(range(9))))\nprint"),
+    ],
+)
+def test_evaluation_outside_functions_that_may_be_right(tmp_path: Path, old: str, new: str) -> None:
+    assert old in AT_THE_TOP
+    assert "no-no-grad" not in rules(tmp_path, AT_THE_TOP.replace(old, new))
+
+
 def test_no_grad_around_the_caller_counts(tmp_path: Path) -> None:
     inner = EVALUATE.replace("print(evaluate(model, DL(range(9))))", "")
     text = HEAD + inner + "def both():\n    return evaluate(model, DL(range(9)))\n"
@@ -528,6 +585,29 @@ def before_loop(line: str) -> str:
 def test_graphs_that_pile_up(tmp_path: Path, first: str, line: str, rewrite: str) -> None:
     found = only(tmp_path, before_loop(first) + f"        {line}\n")
     assert (found.rule, found.rewrite) == ("loss-kept-with-graph", rewrite)
+
+
+@pytest.mark.parametrize(
+    ("loss", "backward"),
+    [
+        ("nn.CrossEntropyLoss().to(device)", "scaler.scale(loss).backward()"),
+        ("nn.CrossEntropyLoss()", "loss.backward()"),
+        ("Own()", "loss.backward()"),  # nothing but a tensor has a backward pass
+    ],
+)
+def test_losses_that_modules_give_are_tensors(tmp_path: Path, loss: str, backward: str) -> None:
+    own = "class Own(nn.Module):\n    def forward(self, a, b):\n        return (a - b).mean()\n"
+    start = f"scaler = torch.amp.GradScaler()\ncriterion = {loss}\nkept = []\ntotal = 0"
+    text = before_loop(own + start).replace("F.cross_entropy(", "criterion(")
+    text = text.replace("loss.backward()", backward)
+    assert rules(tmp_path, text) == []
+    more = "        kept.append(loss)\n        total += loss\n        print(loss)\n"
+    assert rules(tmp_path, text + more) == [*["loss-kept-with-graph"] * 2, "sync-every-step"]
+
+
+def test_what_a_network_gives_may_be_no_tensor(tmp_path: Path) -> None:
+    text = before_loop("kept = []") + "        output = model(x)\n"
+    assert rules(tmp_path, text + "        kept.append(output)\n") == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The commands: options, calls, exit codes; nothing is computed here."""

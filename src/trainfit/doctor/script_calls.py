@@ -13,6 +13,7 @@ from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_values import (
     NUMBER,
     UNKNOWN,
+    Kind,
     Place,
     Value,
     element,
@@ -94,9 +95,9 @@ class Calls:
         if isinstance(node.func, ast.Name):
             function = reader.eval(node.func)
             if function.kind == "module":
-                return self._applied(reader, given)
+                return self._applied(reader, function, [*given, *named.values()])
             return _builtin(node.func.id, given)
-        return self._method(reader, index, node, base, given)
+        return self._method(reader, index, node, base, [*given, *named.values()])
 
     def _note_given(
         self,
@@ -188,24 +189,26 @@ class Calls:
         text = path_of(node).lower()
         return "device" if text.rpartition(".")[2].endswith(("device", "gpu")) else ""
 
-    def _applied(self, reader: Reader, given: list[Value]) -> Value:
-        """What a module gives."""
+    def _applied(self, reader: Reader, module: Value, given: list[Value]) -> Value:
+        """What a module gives; PyTorch's losses give one tensor."""
         moved = self.project.uses_cuda or any(v.place == "device" for v in given)
-        return Value("output", graph=reader.records, place="device" if moved else "")
+        is_tensor = _is_loss(module) and any(v.graph for v in given)
+        kind: Kind = "tensor" if is_tensor else "output"
+        return Value(kind, graph=reader.records, place="device" if moved else "")
 
     def _method(
         self, reader: Reader, index: Index, node: ast.Call, base: Value, given: list[Value]
     ) -> Value:
         held = reader.eval(node.func)
         if held.kind == "module":  # self.model(x), models[0](x)
-            return self._applied(reader, given)
+            return self._applied(reader, held, given)
         if not isinstance(node.func, ast.Attribute):
             return UNKNOWN
         name = node.func.attr
         if base.kind == "module":
             if name in names.SELF_METHODS:
                 return base
-            return self._applied(reader, given) if name == "forward" else UNKNOWN
+            return self._applied(reader, base, given) if name == "forward" else UNKNOWN
         if name in {"to", "cuda", "cpu"} and base.kind in {"unknown", "tensor", "output", "batch"}:
             return self._moved(reader, index, node, base, name)
         if base.is_tensors:
@@ -220,6 +223,13 @@ class Calls:
             place = self._place(index, argument(node, 0, "device"), reader) or base.place
         kind = base.kind if base.kind != "batch" else "output"
         return Value(kind, base.graph and reader.records, place)
+
+
+def _is_loss(module: Value) -> bool:
+    """Is it one of torch.nn's losses? (No other constructor that is known ends so.)"""
+    made = module.call
+    name = path_of(made.func).rpartition(".")[2] if isinstance(made, ast.Call) else ""
+    return name.endswith("Loss") and name != "AdaptiveLogSoftmaxWithLoss"
 
 
 def _tensor_method(reader: Reader, base: Value, name: str) -> Value:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from trainfit.doctor.script_calls import Calls
 from trainfit.doctor.script_grad import Gradients
-from trainfit.doctor.script_index import Function, Index, path_of
+from trainfit.doctor.script_index import Function, Index, method_of, path_of
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_torch import FIGURES
 from trainfit.doctor.script_values import (
@@ -142,6 +142,17 @@ class _Body:
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.expr):
                     self.eval(child)
+            self.note_backward(node)
+
+    def note_backward(self, node: ast.stmt) -> None:
+        """What a network gave may be a structure; what has a backward() is a tensor."""
+        call = node.value if isinstance(node, ast.Expr) else None
+        if not isinstance(call, ast.Call) or method_of(call) != "backward":
+            return
+        assert isinstance(call.func, ast.Attribute)
+        path = path_of(call.func.value)
+        if path and (found := self.lookup(path)).kind == "output":
+            self.set(path, dataclasses.replace(found, kind="tensor"))
 
     def compound(self, node: ast.stmt) -> bool:
         """A statement with statements in it."""

@@ -66,16 +66,6 @@ class Source:
         line = self.line(func.end_lineno)
         return func.end_lineno, _characters(line, func.end_col_offset or 0) + 1 - len(func.attr)
 
-    def without_method(self, call: ast.Call, new: str) -> str:
-        """The line that ends a method's call, with ``.method(…)`` replaced by ``new``."""
-        assert isinstance(call.func, ast.Attribute)
-        base = call.func.value
-        if base.end_lineno != call.end_lineno or base.end_lineno is None:
-            return f"{unparsed(base)}{new}"
-        line = self.line(base.end_lineno)
-        before = line[: _characters(line, base.end_col_offset or 0)]
-        return (before + new + line[_characters(line, call.end_col_offset or 0) :]).strip()
-
     def edited(self, number: int, edits: list[tuple[int, int, str]]) -> str:
         """A line with parts (from, to: columns from 0) replaced, innermost first."""
         line = self.line(number)

@@ -1,4 +1,4 @@
-"""GPUs by name: their memory, rates and context, without a GPU and without torch."""
+"""What a machine is (read through `system`), and GPUs by name; needs neither a GPU nor torch."""
 
 from trainfit.hardware.constants import device_constants
 from trainfit.hardware.gpu import GpuNameError, GpuSpec, catalogue, find_gpu

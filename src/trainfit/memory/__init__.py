@@ -1,0 +1,1 @@
+"""What takes the memory: streams of every batch size, replay, ranges, what fits."""

@@ -38,6 +38,8 @@ _REASONS: Mapping[str, str] = {
 _HELD_DOWN = frozenset(
     {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 )
+#: With any of these the clock is low for another reason than the kernels.
+_LOWERED = _HELD_DOWN | {"applications_clocks_setting", "sync_boost", "display_clock_setting"}
 
 
 def meaning(gpu: Gpu) -> tuple[MeaningLine, ...]:
@@ -161,12 +163,14 @@ def _line(
 
 def _idle(gpu: Gpu) -> str:
     held = _share(gpu.used_bytes, gpu.memory_bytes)
+    # A display alone keeps a kernel running now and then.
+    runs = "Nothing runs on it" if not gpu.utilisation.value else "Hardly anything runs on it"
     if held is None:
-        return "Nothing runs on it."
+        return f"{runs}."
     if held < _HELD:
-        return "Nothing runs on it, and hardly any memory is held."
+        return f"{runs}, and hardly any memory is held."
     return (
-        f"Nothing runs on it, though {_percent(held)} of its memory is held: its job waits for "
+        f"{runs}, though {_percent(held)} of its memory is held: its job waits for "
         "data or the CPU, is stopped, or keeps what it no longer uses."
     )
 
@@ -177,8 +181,8 @@ def _waiting(gpu: Gpu, busy: float) -> str:
     text += ": if this lasts, it waits for data, the CPU or launches"
     if held is not None and held >= _FULL:
         return (
-            f"{text}. Space is full and time is not: a larger batch cannot help, a faster loader "
-            "or fewer waits can."
+            f"{text}. Space is full and time is not: a larger batch hardly fits, a faster loader "
+            "or fewer waits help."
         )
     if busy < _HALF and held is not None and held < _HALF:
         return f"{text}; there is memory for a larger batch besides."
@@ -198,12 +202,25 @@ def _running(gpu: Gpu, power: float | None) -> str:
             "power and its limit."
         )
     if power < _LOW_POWER:
+        if _LOWERED & set(gpu.clock_reasons.value or ()):
+            return (
+                f"A kernel nearly always runs, at {_percent(power)} of the power that it may draw: "
+                "its clock is lowered, or kernels are small, which cannot be told apart."
+            )
         return (
             f"A kernel nearly always runs, yet it draws {_percent(power)} of the power that it "
-            "may: likely small kernels one after another, which leave most of it empty. A larger "
-            "batch, torch.compile or CUDA graphs help."
+            "may: likely small kernels one after another, which leave most of it empty. "
+            f"{_fuller(gpu)} help."
         )
     return f"Busy: a kernel nearly always runs, at {_percent(power)} of the power that it may draw."
+
+
+def _fuller(gpu: Gpu) -> str:
+    """What makes kernels larger or launches cheaper; torch.compile's Triton needs 7.0."""
+    capability = gpu.capability.value
+    if capability is not None and capability < (7, 0):
+        return "A larger batch or CUDA graphs"
+    return "A larger batch, torch.compile or CUDA graphs"
 
 
 def _why(gpu: Gpu) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trainfit.report.sizes import GIB, MIB, size
 from trainfit.results.gpus import GpuFigures, MeaningLine
+from trainfit.results.words import count
 
 DTYPES: Mapping[str, str] = {
     "float32": "fp32",
@@ -93,8 +94,8 @@ def _software(gpu: GpuFigures) -> Iterator[MeaningLine]:
     elif gpu.capability < (7, 5):
         value = "CUDA 12.6 build"
         says = (
-            "builds with CUDA 13 have no kernels for it: is_available() is True, and the first "
-            'kernel fails with "no kernel image".'
+            "builds with CUDA 12.9 or later have no kernels for it: is_available() is True, and "
+            'the first kernel fails with "no kernel image".'
         )
     elif gpu.capability == (11, 0):
         value, says = "CUDA 13.0 or later", "older builds have no kernels for it."
@@ -134,7 +135,9 @@ def _tensor_cores(gpu: GpuFigures) -> Iterator[MeaningLine]:
 
 def _multiples(gpu: GpuFigures) -> str:
     """NVIDIA, Matrix Multiplication Background User's Guide, section 2.2: 16 bytes; 128 on A100."""
-    return "multiples of 8 (best 64)" if gpu.capability == (8, 0) else "multiples of 8"
+    if gpu.capability == (8, 0):
+        return "multiples of 8 (best 64)"
+    return "multiples of 8 (FP8: 16)" if "float8" in gpu.tensor_dtypes else "multiples of 8"
 
 
 def _tf32(gpu: GpuFigures) -> Iterator[MeaningLine]:
@@ -175,7 +178,7 @@ def _sms(gpu: GpuFigures) -> Iterator[MeaningLine]:
         f"(elementwise), or {rows} rows to 1024 features (a linear layer in tiles of 128 x 128); "
         f"64 rows fill {min(8, sms)} of {sms}."
     )
-    yield _line(gpu, "CUDA cores", f"{cores} in {sms} SMs", says, "sm_count")
+    yield _line(gpu, "CUDA cores", f"{cores} in {count(sms, 'SM')}", says, "sm_count")
 
 
 def _bandwidth(gpu: GpuFigures) -> Iterator[MeaningLine]:
@@ -270,7 +273,10 @@ def _power(gpu: GpuFigures) -> Iterator[MeaningLine]:
 def _clock(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.boost_clock_hz is None:
         return
-    says = "what the rates above suppose; long jobs settle where power and temperature allow."
+    says = (
+        "what the FP32 rate supposes (a data sheet's Tensor rates may suppose less); long jobs "
+        "settle where power and temperature allow."
+    )
     value = f"{gpu.boost_clock_hz / 1e6:.0f} MHz"
     yield _line(gpu, "boost clock", value, says, "boost_clock_hz")
 

@@ -64,9 +64,9 @@ def _legend(gpus: Sequence[GpuFigures]) -> list[str]:
     lines = [
         "GiB: memory that a process can use (a shared one's is the CPU's as well). fp32: CUDA "
         "cores; tf32, bf16, fp16, fp8: Tensor cores; both dense TFLOP/s. -: it has none, so that "
-        "such products run on the CUDA cores. ?: not known. ~: derived by a rule, not published "
-        "or reported. W: power as sold (a laptop's is its maker's choice). --json has the "
-        "source of every figure, and --explain NAME what they mean for a job.",
+        "such products run on the CUDA cores (fp8: not at all). ?: not known. ~: derived by a "
+        "rule, not published or reported. W: power as sold (a laptop's is its maker's choice). "
+        "--json has the source of every figure, and --explain NAME what they mean for a job.",
         *_choices(gpus),
     ]
     return [wrapped(line, "", "") for line in lines]

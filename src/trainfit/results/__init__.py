@@ -1,0 +1,1 @@
+"""What crosses processes and files: versioned, data only, checked when it is read."""

@@ -1,0 +1,1 @@
+"""Rates and bandwidths of a GPU, measured for a calibration profile."""

@@ -28,35 +28,51 @@ def no_no_grad(project: Project) -> Iterator[Finding]:
         for function in index.functions:
             call = _first(project, index, function, gradients, frozen)
             if call is not None and not _uses_gradients(project, index, function):
-                yield _found(index, function.name, call)
+                yield _found(index, function, call)
+        tree = index.file.source.tree
+        call = _first(project, index, tree, gradients, frozen)
+        if call is None or next(index.loops(call), None) is None:
+            continue  # what a single call gives may be used in any way
+        if not _uses_gradients(project, index, _from(tree, call)):
+            yield _found(index, tree, call)
 
 
-def _found(index: Index, name: str, call: ast.Call) -> Finding:
+def _from(tree: ast.Module, node: ast.expr) -> ast.Module:
+    """A module's statements from the one on that a node stands in: what is before is over."""
+    end = node.lineno
+    return ast.Module([each for each in tree.body if (each.end_lineno or end) >= end], [])
+
+
+def _found(index: Index, scope: Scope, call: ast.Call) -> Finding:
     loop = next(index.loops(call), None)
     line = index.file.source.line((loop or call).lineno).strip()
+    around = f"`with torch.inference_mode():` around `{line}`"
+    who = "The script"
+    if not isinstance(scope, ast.Module):
+        who = f"{scope.name}()"
+        around = f"@torch.inference_mode() above `def {scope.name}`, or {around}"
     return finding(
         "no-no-grad",
         index,
         call,
-        f"{name}() evaluates the network with gradients recorded: every layer's activations are"
+        f"{who} evaluates the network with gradients recorded: every layer's activations are"
         " kept for a backward pass that never comes. That costs memory (often most of what training"
         " needs) and time; eval() does not switch it off.",
-        f"@torch.inference_mode() above `def {name}`, or `with torch.inference_mode():` around"
-        f" `{line}`",
+        around,
     )
 
 
 def _first(
     project: Project,
     index: Index,
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
+    scope: Scope,
     gradients: Gradients,
     frozen: frozenset[str],
 ) -> ast.Call | None:
     """The first call of a network that evaluates with gradients, if there certainly is one."""
-    named = bool(_EVALUATES.search(function.name.lower()))
+    named = bool(_EVALUATES.search(getattr(scope, "name", "").lower()))
     calls = sorted(
-        (n for n in inside(function) if isinstance(n, ast.Call)),
+        (n for n in inside(scope) if isinstance(n, ast.Call)),
         key=lambda n: (n.lineno, n.col_offset),
     )
     modes = _modes(calls)
@@ -94,7 +110,7 @@ def _modes(calls: list[ast.Call]) -> list[tuple[int, str, str]]:
 
 
 def _uses_gradients(project: Project, index: Index, function: Scope) -> bool:
-    """Does the function, or one that it calls, or what it returns, use gradients?"""
+    """Do the statements, or a function that they call, or what they return, use gradients?"""
     for node in ast.walk(function):
         name = getattr(node, "attr", None) or getattr(node, "id", "")
         if name in _WANTS_GRADIENTS or str(name).startswith("requires_grad"):

@@ -10,6 +10,7 @@ from typing import Final
 from trainfit.doctor.script_index import Index, Loop, inside
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules.making import finding
+from trainfit.doctor.script_rules.syncs import acts_on_world
 from trainfit.doctor.script_source import unparsed
 from trainfit.doctor.script_torch import words
 from trainfit.results.doctor import Finding
@@ -31,6 +32,8 @@ _CHOSEN: Final = words(
     "float8 fp8 transformer_engine lbfgs"
 )
 
+#: A condition about what PyTorch is installed, as `_TORCH_GREATER_EQUAL_2_4`, too.
+_VERSION: Final = re.compile(r"hasattr|version|torch\w*\d")
 _WORD: Final = re.compile(r"[a-z0-9]+")
 
 
@@ -61,6 +64,8 @@ def no_autocast(project: Project) -> Iterator[Finding]:
         project.manager
         or project.hides_training
         or not project.uses_cuda
+        # The small networks of such scripts wait for launches, of which autocast makes more.
+        or any(acts_on_world(project, index.file.source.tree) for index in project.indexes)
         or any(_CHOSEN & {word, *_WORD.findall(word)} for word in project.words)
     ):
         return
@@ -79,13 +84,20 @@ def no_autocast(project: Project) -> Iterator[Finding]:
             " cores' 16-bit rates unused and activations take twice the memory. bfloat16 needs no"
             " GradScaler (GPUs before Ampere: float16 with one).",
             'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass and the'
-            f" loss, as in `{line}`; backward() stays outside",
+            f" loss, as in `{line}`; backward() stays outside{_refused(project)}",
         )
         return  # one is enough: it is about the script
 
 
+def _refused(project: Project) -> str:
+    """PyTorch raises where this loss is called under autocast."""
+    if not {"bceloss", "binary_cross_entropy"} & project.words:
+        return ""
+    return ". BCELoss is refused under autocast: BCEWithLogitsLoss instead, and no sigmoid before"
+
+
 def _forward(project: Project, index: Index, loop: Loop) -> ast.Call | None:
-    """The first call of a network in a loop that has its backward pass in it too."""
+    """The first call of a network, with gradients, in a loop that has the backward pass too."""
     calls = [
         node
         for statement in loop.body
@@ -93,6 +105,7 @@ def _forward(project: Project, index: Index, loop: Loop) -> ast.Call | None:
         if isinstance(node, ast.Call)
         and project.value(node.func).kind == "module"
         and project.value(node).kind == "output"
+        and project.value(node).graph
     ]
     return min(calls, key=lambda call: (call.lineno, call.col_offset), default=None)
 
@@ -107,7 +120,7 @@ def _is_version_guarded(index: Index, node: ast.AST) -> bool:
             return True
         if isinstance(parent, ast.If | ast.IfExp) and child is not parent.test:
             text = unparsed(parent.test).lower()
-            if "hasattr" in text or "version" in text:
+            if _VERSION.search(text):
                 return True
     return isinstance(head, ast.Name) and head.id in index.file.guarded
 

@@ -32,7 +32,7 @@ def sync_every_step(project: Project) -> Iterator[Finding]:
             region = project.step_region(index, call)
             if region is None or index.is_guarded(call, region):
                 continue
-            if method_of(call) in _COPIES and _acts_on_world(project, index, region):
+            if method_of(call) in _COPIES and acts_on_world(project, region):
                 continue
             what, rewrite = found
             yield finding("sync-every-step", index, call, f"{what} {_WAIT}", rewrite)
@@ -102,7 +102,7 @@ def _is_gpu_tensor(value: Value) -> bool:
     return value.kind == "tensor" and value.place == "device"
 
 
-def _acts_on_world(project: Project, index: Index, region: ast.AST) -> bool:
+def acts_on_world(project: Project, region: ast.AST) -> bool:
     """Does the step need its results on the host: an environment or a robot that acts on them?"""
     for node in ast.walk(region):
         if isinstance(node, ast.Call) and method_of(node) in {"step", "act", "send_action"}:
