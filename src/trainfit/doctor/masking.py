@@ -22,6 +22,8 @@ def visible(value: str, count: int, uuids: Sequence[str]) -> tuple[list[str], st
     for entry in (part.strip() for part in value.split(",")):
         if not _exists(entry, count, uuids):
             return taken, entry
+        if entry in taken:  # CUDA and PyTorch take none at all of a list with a repetition
+            return [], entry
         taken.append(entry)
     return taken, None
 
@@ -30,6 +32,8 @@ def _exists(entry: str, count: int, uuids: Sequence[str]) -> bool:
     if entry.isascii() and entry.isdigit():
         return int(entry) < count
     # Without any UUID known, one that looks right is believed.
+    if entry.startswith("MIG-GPU-"):  # of drivers before 470: MIG-GPU-UUID/instance/instance
+        entry = entry.partition("/")[0].removeprefix("MIG-")
     looks_right = entry.startswith(("GPU-", "MIG-"))
     known = [uuid for uuid in uuids if uuid.startswith(entry[:4])]
     return looks_right and (not known or any(uuid.startswith(entry) for uuid in known))
