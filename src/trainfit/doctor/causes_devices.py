@@ -12,6 +12,9 @@ from trainfit.results.doctor import Check, Evidence, Remedy
 
 NAME: Final = "gpu"
 
+# CUresult: docs.nvidia.com/cuda/cuda-driver-api, "Data types used by CUDA driver".
+_UNKNOWN = 999
+
 
 def device_node(stack: Stack) -> Check | None:
     """A device file that CUDA needs is missing, or may not be opened."""
@@ -114,6 +117,27 @@ def mig_without_instances(stack: Stack) -> Check | None:
                 f"sudo nvidia-smi -i {index} -mig 1",
                 "nothing may use the GPU meanwhile",
             ),
+        ],
+    )
+
+
+def unknown_error(stack: Stack) -> Check | None:
+    """CUDA's part of the driver is stuck, while the rest answers: as after a suspend."""
+    if stack.cuda_code != _UNKNOWN or not stack.cuda.nvml.is_known or stack.in_wsl:
+        return None
+    return bad(
+        NAME,
+        "cuda_unknown_error",
+        "CUDA answers 'unknown error' (999), although the driver itself is well",
+        "NVML answers and cuInit does not start: nvidia_uvm, the module that CUDA alone uses, is "
+        "in a bad state, mostly after a suspend of the machine.",
+        [stack.node_evidence(), *_all(stack)],
+        [
+            Remedy(
+                "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
+                "none needed: the same module is loaded again",
+                on_host(stack.machine, "no process may use CUDA meanwhile; else: sudo reboot"),
+            )
         ],
     )
 

@@ -51,6 +51,7 @@ ROWS: Final[tuple[Row, ...]] = (
     causes_use.occupied,
     causes_use.full,
     causes_torch.crashes,
+    causes_devices.unknown_error,
 )
 
 #: Asked where PyTorch sees GPUs and runs nothing on one of them: driver, libraries, device files
