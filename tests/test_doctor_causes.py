@@ -11,12 +11,15 @@ from helpers_facts import GIB, changed, gpu
 from helpers_facts import machine as healthy
 from trainfit.doctor import wheels
 from trainfit.doctor.checks import MACHINE_CHECKS
+from trainfit.doctor.masking import left
 from trainfit.doctor.visibility import check_visibility
 from trainfit.results.doctor import Check
 from trainfit.results.facts import absent, cannot_tell
 from trainfit.results.machine import (
     CudaDriver,
     DeviceNode,
+    Gpu,
+    GpuProcess,
     Machine,
     PciDevice,
     TorchBuild,
@@ -312,23 +315,10 @@ def test_a_new_gpu_gets_a_wheel_that_its_driver_serves() -> None:
 
 # --- The other checks -------------------------------------------------------------------------
 def test_a_vgpu_that_reports_little_is_not_bad() -> None:
-    hidden = dict.fromkeys(
-        [
-            "temperature_c",
-            "slowdown_c",
-            "power_w",
-            "power_limit_w",
-            "power_limit_default_w",
-            "pcie_generation",
-            "pcie_generation_max",
-            "pcie_width",
-            "pcie_width_max",
-            "clock_reasons",
-            "ecc_errors",
-            "application_sm_hz",
-            "reserved_bytes",
-        ]
-    )
+    power = ("power_w", "power_limit_w", "power_limit_default_w", "temperature_c", "slowdown_c")
+    link = ("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max")
+    others = ("clock_reasons", "ecc_errors", "application_sm_hz", "reserved_bytes")
+    hidden = dict.fromkeys((*power, *link, *others))
     vgpu = gpu(name="GRID A100D-20C", ecc=False, **hidden)
     facts = healthy(gpus=[vgpu], surroundings={"virtual_machine": "vmware"})
     found = [check for _, make in MACHINE_CHECKS for check in make(facts)]
@@ -345,3 +335,41 @@ def test_a_link_is_not_judged_where_no_job_can_use_the_gpu() -> None:
     facts = healthy(gpus=[dataclasses.replace(dead, **blank)])
     names = [check.name for _, make in MACHINE_CHECKS for check in make(facts)]
     assert "pcie" not in names
+
+
+def busy(index: int, **changes: Any) -> Gpu:
+    process = GpuProcess(4000 + index, "python", 20 * GIB)
+    return gpu(index, used_bytes=21 * GIB, processes=(process,), **changes)
+
+
+@pytest.mark.parametrize("mask", ["GPU-00000001", "1"])
+def test_gpus_that_a_mask_leaves_to_others_are_not_judged(mask: str) -> None:
+    gpus = [busy(0), gpu(1), busy(2, ecc_errors=3)]
+    facts = healthy(gpus=gpus, cuda={"visible_devices": mask}, cpu={"usable_cores": 4.0})
+    found = [check for _, make in MACHINE_CHECKS for check in make(facts)]
+    assert [check.name for check in found if check.verdict == "bad"] == []
+    open_to_all = healthy(gpus=gpus, cpu={"usable_cores": 4.0})
+    names = {c.name for _, make in MACHINE_CHECKS for c in make(open_to_all) if c.verdict == "bad"}
+    assert names == {"gpu-processes", "ecc", "cores"}
+
+
+def test_a_mask_that_names_no_gpu_for_certain_leaves_all() -> None:
+    mixed = (gpu(0, name="NVIDIA A"), gpu(1, name="NVIDIA B"))
+    split = (gpu(0, mig=True, mig_instances=("MIG-1", "MIG-2")), gpu(1))
+    assert left(None, mixed) == left("1", mixed) == left("", mixed) == left("GPU-x", mixed) == mixed
+    assert left("1", split) == split
+    assert left("MIG-2", split) == split[:1]
+    assert left(f"MIG-{split[1].uuid.value}/1/0", split) == split[1:]
+
+
+def test_a_lost_gpu_matters_behind_a_mask_too() -> None:
+    lost = gpu(0)
+    blank = {
+        field.name: cannot_tell("NVML", "NVML_ERROR_GPU_IS_LOST")
+        for field in dataclasses.fields(lost)
+        if field.name != "index"
+    }
+    gpus = [dataclasses.replace(lost, **blank), gpu(1)]
+    facts = healthy(gpus=gpus, cuda={"visible_devices": "GPU-00000001"})
+    found = [check for _, make in MACHINE_CHECKS for check in make(facts)]
+    assert [check.cause for check in found if check.verdict == "bad"] == ["gpu_lost"]

@@ -143,7 +143,7 @@ def test_forward_compatibility_is_no_mismatch() -> None:
     facts = healthy()
     newer = {**facts.cuda.library_versions, "libcuda": "580.95.05"}
     compat = {**facts.cuda.library_places, "libcuda": "/usr/local/cuda/compat/libcuda.so.580.95.05"}
-    refuses = known(CudaDriver("libcuda.so.1", 999, "CUDA_ERROR_UNKNOWN", None, None), "cuInit")
+    refuses = known(CudaDriver("libcuda.so.1", 3, "NOT_INITIALIZED", None, None), "cuInit")
     mixed = blind(facts, library_versions=newer, cuda=refuses)
     assert cause(mixed) == "version_mismatch"
     assert cause(changed(mixed, library_places=compat)) == "unexplained"
