@@ -173,7 +173,8 @@ def test_permissions_are_not_changed_inside_a_container() -> None:
 
 
 def test_a_container_without_the_compute_capability_is_told_so() -> None:
-    without = {"cuda": None, "library_versions": {"libnvidia-ml": "550.54.14"}}
+    others = {"libnvidia-ml": "550.54.14"}
+    without = {"cuda": None, "library_versions": others, "library_places": {}}
     check = verdict(blind(without, surroundings={"container": "docker"}))
     assert check.cause == "container_without_gpu"
     assert "NVIDIA_DRIVER_CAPABILITIES=compute" in commands(check)
@@ -232,6 +233,34 @@ def test_libraries_of_another_version_in_a_container_are_the_images() -> None:
     check = verdict(blind({"library_versions": mixed}, surroundings={"container": "docker"}))
     assert check.cause == "version_mismatch" and "anew" in check.remedies[0].command
     assert "on the host" in check.remedies[1].cost
+
+
+@pytest.mark.parametrize(
+    ("said", "command"),
+    [
+        ("libcuda.so.1: cannot open shared object file", "LD_LIBRARY_PATH=/usr/local/nvidia/lib64"),
+        ("/usr/local/nvidia/lib64/libcuda.so.1: file too short", "rm /usr/local/nvidia/lib64/"),
+    ],
+)
+def test_a_libcuda_that_the_loader_does_not_take(said: str, command: str) -> None:
+    place = {"libcuda": "/usr/local/nvidia/lib64/libcuda.so.550.54.14"}
+    missing = absent("cuInit in a fresh process", said)
+    facts = blind(
+        {"cuda": missing, "library_places": place}, surroundings={"container": "kubernetes"}
+    )
+    check = verdict(facts)
+    assert check.cause == "libcuda_not_loaded" and said in check.why
+    assert command in commands(check)
+    assert verdict(blind({"cuda": missing, "library_places": {}})).cause != check.cause
+
+
+def test_a_containers_image_does_not_say_how_the_host_is_installed() -> None:
+    for changes in ({}, {"pci_devices": cannot_tell("/sys", "no such folder")}):
+        cuda = without_driver(pci_devices=bus("0000:01:00.0", driver=None)) | changes
+        check = verdict(blind(cuda, surroundings={"container": "docker"}))
+        assert check.cause == "no_driver"
+        assert "ubuntu" not in commands(check) and "modprobe" not in commands(check)
+        assert "on the host" in check.remedies[0].cost
 
 
 # --- WSL --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.doctor import wheels
-from trainfit.doctor.figures import on_host, quoted
+from trainfit.doctor.figures import on_host
 from trainfit.doctor.stack import LEAST_DRIVER, Stack, version_text
 from trainfit.doctor.verdicts import bad, evidence
 from trainfit.results.doctor import Check, Evidence, Remedy
@@ -14,7 +14,6 @@ NAME: Final = "gpu"
 
 # CUresult: docs.nvidia.com/cuda/cuda-driver-api, "Data types used by CUDA driver".
 _NOT_READY = 802
-_DRIVER_MISMATCH = 803
 _COMPAT_NOT_SUPPORTED = 804
 
 
@@ -94,7 +93,7 @@ def no_driver(stack: Stack) -> Check | None:
         why = "The GPU is held back for a virtual machine (vfio-pci); this system cannot use it."
     elif other:
         why = f"The GPU is driven by {', '.join(other)}, which serves no CUDA."
-    elif _built(stack):
+    elif _built(stack) and not stack.in_container:
         why = (
             f"The driver's libraries ({_built(stack)}) are installed, and its module is not "
             "loaded: it was not built for this kernel (an update of the kernel), Secure Boot "
@@ -111,7 +110,7 @@ def no_driver(stack: Stack) -> Check | None:
             evidence("kernel modules", stack.cuda.kernel_modules, lambda m: ", ".join(m) or "none"),
             *_all(stack),
         ],
-        [] if stack.pci is None and stack.in_container else _load(stack, other),
+        _load(stack, other),
     )
 
 
@@ -140,7 +139,7 @@ def _load(stack: Stack, other: list[str]) -> list[Remedy]:
             "a reboot; with Secure Boot the module must be signed (mokutil --sb-state)",
         ),
     )
-    if other or not _built(stack):
+    if other or not _built(stack) or stack.in_container:
         return [install]
     return [
         Remedy(
@@ -152,8 +151,15 @@ def _load(stack: Stack, other: list[str]) -> list[Remedy]:
     ]
 
 
+def distribution(stack: Stack) -> str:
+    """The system's name; "" in a container, whose image says nothing of the host's."""
+    if stack.in_container:
+        return ""
+    return (stack.machine.surroundings.operating_system.value or "").lower()
+
+
 def _install_command(stack: Stack) -> str:
-    system = (stack.machine.surroundings.operating_system.value or "").lower()
+    system = distribution(stack)
     if "ubuntu" in system:
         return "sudo ubuntu-drivers install && sudo reboot"
     if "debian" in system:
@@ -163,7 +169,7 @@ def _install_command(stack: Stack) -> str:
     if "arch" in system:
         return "sudo pacman -S nvidia-open && sudo reboot"
     return (
-        "install NVIDIA's driver for this distribution, then reboot "
+        "install NVIDIA's driver for the distribution, then reboot "
         "(docs.nvidia.com/datacenter/tesla/driver-installation-guide)"
     )
 
@@ -188,90 +194,6 @@ def lost_gpu(stack: Stack) -> Check | None:
             )
         ],
     )
-
-
-def no_libraries(stack: Stack) -> Check | None:
-    """The kernel's part of the driver runs, and the libraries are not installed."""
-    if stack.kernel_driver is None or stack.has_libcuda or stack.in_container or stack.in_wsl:
-        return None
-    if not stack.gpu_nodes:
-        return None  # the device files are the nearer cause
-    branch = stack.driver_branch
-    return bad(
-        NAME,
-        "no_driver_libraries",
-        "the NVIDIA driver's libcuda is not installed",
-        "The kernel module is loaded, but the driver's user libraries are not there (or not "
-        "where the loader looks).",
-        _all(stack),
-        [
-            Remedy(
-                f"sudo apt install libnvidia-compute-{branch} && sudo ldconfig",
-                f"sudo apt remove libnvidia-compute-{branch}",
-                "none; the version must be that of the kernel module",
-            )
-        ],
-    )
-
-
-def version_mismatch(stack: Stack) -> Check | None:
-    """The libraries are of another version than the loaded kernel module."""
-    kernel = stack.kernel_driver
-    if kernel is None or stack.in_wsl:
-        return None
-    libraries = {
-        name: version
-        for name, version in stack.cuda.library_versions.items()
-        if name in ("libcuda", "libnvidia-ml") and version != kernel
-    }
-    said = "LIB_RM_VERSION_MISMATCH" in stack.nvml_error or stack.cuda_code == _DRIVER_MISMATCH
-    # CUDA's forward compatibility brings a libcuda of its own that is newer on purpose.
-    compat = "/compat" in stack.cuda.library_places.get("libcuda", "")
-    # A libcuda that starts is of the module's version, whatever other files lie about.
-    if not said and (compat or not libraries or stack.cuda_code == 0):
-        return None
-    shown = ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))
-    found = [
-        Evidence(name, version, stack.cuda.library_places.get(name, "the library's file name"))
-        for name, version in sorted(libraries.items())
-    ]
-    return bad(
-        NAME,
-        "version_mismatch",
-        f"the loaded driver is {kernel}, the libraries are not",
-        f"Installed: {shown or 'another version'}. An update replaced the libraries while the "
-        "old kernel module stayed loaded (or the container brings its own).",
-        [*found, *_all(stack)],
-        _in_step(stack, sorted(libraries)),
-    )
-
-
-def _in_step(stack: Stack, libraries: list[str]) -> list[Remedy]:
-    """Bring libraries and module to one version."""
-    host = [
-        Remedy(
-            "sudo reboot",
-            "none: a restart cannot be taken back",
-            on_host(stack.machine, "everything on the machine ends"),
-        ),
-        Remedy(
-            "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
-            "none: the former module is no longer on the disk",
-            on_host(stack.machine, "no process may use the GPU meanwhile, a desktop included"),
-        ),
-    ]
-    if not stack.in_container:
-        return host
-    places = [stack.cuda.library_places.get(name, name) for name in libraries]
-    return [
-        Remedy(
-            "start the container anew, from an image without driver libraries of its own: "
-            f"dpkg -S {' '.join(map(quoted, places)) or 'libcuda.so.1'} names their package",
-            "start it as before",
-            "the container starts anew; the toolkit brings in the libraries of the host's driver",
-        ),
-        *host,
-    ]
 
 
 def compat_unsupported(stack: Stack) -> Check | None:
