@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.doctor.figures import quoted, size
+from trainfit.doctor.figures import all_gpus, quoted, size
 from trainfit.doctor.stack import Stack
 from trainfit.doctor.verdicts import bad, evidence
 from trainfit.results.doctor import Check, Remedy
@@ -64,7 +64,8 @@ def full(stack: Stack) -> Check | None:
     """Others hold so much of a GPU's memory that not even a context fits."""
     if stack.cuda_code != _OUT_OF_MEMORY and "out of memory" not in stack.torch_words:
         return None
-    free = [uuid for gpu in stack.gpus if (uuid := gpu.uuid.value) and _is_free(gpu)]
+    gpus = all_gpus(stack.machine)
+    free = [uuid for gpu in gpus if (uuid := gpu.uuid.value) and _is_free(gpu)]
     remedies = [
         Remedy(
             "nvidia-smi   # lists who holds it: wait for them, or ask them to end",
@@ -89,11 +90,11 @@ def full(stack: Stack) -> Check | None:
         NAME,
         "gpu_full",
         "a GPU that PyTorch sees has no memory left for it",
-        "A context and one small kernel need a few hundred MiB, and other processes hold the "
-        "memory.",
+        "A context and one small kernel need a few hundred MiB, and less than that is free: most "
+        "likely other processes hold the memory.",
         [
-            *(evidence(f"memory in use on GPU {g.index}", g.used_bytes, size) for g in stack.gpus),
-            *(evidence(f"memory of GPU {g.index}", g.memory_bytes, size) for g in stack.gpus),
+            *(evidence(f"memory in use on GPU {g.index}", g.used_bytes, size) for g in gpus),
+            *(evidence(f"memory of GPU {g.index}", g.memory_bytes, size) for g in gpus),
             *stack.torch_evidence(),
         ],
         remedies,
