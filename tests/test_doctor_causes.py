@@ -303,6 +303,7 @@ def test_a_container_under_wsl_without_its_gpu() -> None:
         (580, (8, 9), "2.13.0", "cu130"),
         (580, (8, 9), "2.8.0", "cu126"),  # has none for CUDA 13
         (580, (7, 0), "2.9.0", "cu126"),  # CUDA 13 has dropped Volta
+        (570, (12, 0), "2.12.0", None),  # 12.8 is gone
         (570, (12, 0), None, "cu128"),  # CUDA 12.6 does not know Blackwell
         (580, (12, 0), None, "cu130"),
         (550, (8, 0), "2.5.1", "cu124"),

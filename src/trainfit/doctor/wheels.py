@@ -24,11 +24,12 @@ class _Wheel(NamedTuple):
 
 
 #: Indices of PyTorch's releases, the first choice first: pytorch.org/get-started/previous-versions
-#: and the release notes of 2.7 and 2.9 (which capabilities each is built for).
+#: and the CUDA support matrix of pytorch's RELEASE.md (pytorch#164471, #175253, #182849): 12.8 is
+#: gone from 2.12 on, 12.6 from 2.15 on, and serves no Blackwell; 13.0 nothing before Turing.
 _WHEELS: Final = (
     _Wheel("cu130", 580, ((2, 9), _LAST), ((7, 5), _LAST)),
-    _Wheel("cu126", 525, ((2, 6), _LAST), ((5, 0), (9, 0))),
-    _Wheel("cu128", 525, ((2, 7), _LAST), ((7, 5), _LAST)),
+    _Wheel("cu126", 525, ((2, 6), (2, 14)), ((5, 0), (9, 0))),
+    _Wheel("cu128", 525, ((2, 7), (2, 11)), ((7, 5), _LAST)),
     _Wheel("cu124", 525, ((2, 4), (2, 6)), ((5, 0), (9, 0))),
     _Wheel("cu121", 525, ((2, 1), (2, 5)), ((5, 0), (9, 0))),
     _Wheel("cu118", 450, ((2, 0), (2, 7)), ((3, 7), (9, 0))),
