@@ -1052,10 +1052,12 @@ def test_other_processes_by_kind() -> None:
 def test_the_free_gpu_is_named_by_its_uuid() -> None:
     busy = gpu(0, processes=(process(8 * GIB),), used_bytes=8 * GIB)
     fuller, free = gpu(1, used_bytes=2 * GIB), gpu(2)
-    of = made(gpus=[busy, fuller, free], cuda={"visible_devices": "0,1"})
-    remedy = CHECKS["gpu-processes"](of)[0].remedies[0]
-    assert remedy.command.startswith(f"export CUDA_VISIBLE_DEVICES={free.uuid.value}  #")
-    assert remedy.undo == "export CUDA_VISIBLE_DEVICES=0,1"
+    # Of those that a mask leaves to the job, and of no others.
+    for mask, wanted in (("0,1,2", free), ("0,1", fuller)):
+        of = made(gpus=[busy, fuller, free], cuda={"visible_devices": mask})
+        remedy = CHECKS["gpu-processes"](of)[0].remedies[0]
+        assert remedy.command.startswith(f"export CUDA_VISIBLE_DEVICES={wanted.uuid.value}  #")
+        assert remedy.undo == f"export CUDA_VISIBLE_DEVICES={mask}"
     alike = CHECKS["gpu-processes"](made(gpus=[busy, gpu(1, uuid=unknown())]))[0].remedies[0]
     assert alike.command.startswith("export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1  #")
     assert alike.undo == "unset CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"

@@ -143,8 +143,10 @@ def test_forward_compatibility_is_no_mismatch() -> None:
     facts = healthy()
     newer = {**facts.cuda.library_versions, "libcuda": "580.95.05"}
     compat = {**facts.cuda.library_places, "libcuda": "/usr/local/cuda/compat/libcuda.so.580.95.05"}
-    assert cause(blind(facts, library_versions=newer)) == "version_mismatch"
-    assert cause(blind(facts, library_versions=newer, library_places=compat)) == "unexplained"
+    refuses = known(CudaDriver("libcuda.so.1", 3, "NOT_INITIALIZED", None, None), "cuInit")
+    mixed = blind(facts, library_versions=newer, cuda=refuses)
+    assert cause(mixed) == "version_mismatch"
+    assert cause(changed(mixed, library_places=compat)) == "unexplained"
 
 
 def test_masked_wins_over_what_lies_deeper_and_not_over_the_build() -> None:
@@ -182,6 +184,9 @@ def test_rocm_is_not_judged() -> None:
         ("GPU-bb", [], "GPU-bb"),
         ("MIG-1", ["MIG-1"], None),
         (" 1 , 0", ["1", "0"], None),
+        ("0,0", [], "0"),
+        ("MIG-GPU-aaaa/1/0", ["MIG-GPU-aaaa/1/0"], None),
+        ("MIG-GPU-bbbb/1/0", [], "MIG-GPU-bbbb/1/0"),
     ],
 )
 def test_a_mask_by_cudas_rules(value: str, taken: list[str], unknown: str | None) -> None:

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -870,3 +871,34 @@ def test_impossible_process_numbers_are_left_out() -> None:
     (gpu,) = by_nvml({"processes": listed})
     assert gpu.processes.value is not None
     assert [process.pid for process in gpu.processes.value] == [7]
+
+
+_HANGS_ALL_THE_WAY = """
+import threading
+from pathlib import Path
+from trainfit.hardware.survey import survey
+from trainfit.hardware.system import System
+
+class Stuck(System):
+    def command(self, words, seconds):
+        threading.Event().wait()
+
+    def probe(self, name, seconds):
+        threading.Event().wait()
+
+found = survey(Stuck(Path(%r)), seconds=0.3)
+print(found.cuda.nvml.reason, "|", found.gpus.reason)
+"""
+
+
+def test_no_reader_keeps_the_program_from_ending(tmp_path: Path) -> None:
+    """Even the start of a command can hang: its program is on a mount that is dead."""
+    # The limit is for a failure alone: a thread that is joined at exit would never end.
+    ran = subprocess.run(
+        [sys.executable, "-c", _HANGS_ALL_THE_WAY % str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout.strip() == "no answer within 0.3 s | no answer within 0.3 s"

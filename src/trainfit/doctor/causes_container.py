@@ -9,25 +9,30 @@ from trainfit.doctor.verdicts import bad, evidence
 from trainfit.results.doctor import Check, Remedy
 
 NAME: Final = "gpu"
-_WSL_LIBRARY: Final = "/usr/lib/wsl/lib"
+_WSL: Final = "/usr/lib/wsl/"
+_WSL_LIBRARY: Final = f"{_WSL}lib"
 
 
 def wsl_driver(stack: Stack) -> Check | None:
     """WSL2: the Windows driver's libcuda is missing, shadowed, or does not start."""
     if not stack.in_wsl:
         return None
+    if stack.in_container and not stack.has_dxg:
+        return _without(stack, ["/dev/dxg"] + ([] if stack.has_libcuda else ["libcuda"]))
     place = stack.cuda.library_places.get("libcuda", "")
     loaded = stack.cuda_driver.library if stack.cuda_driver is not None else place
+    # Windows' own has no version in its name (libcuda.so.1.1), wherever a container puts it.
+    shadows = "libcuda" in stack.cuda.library_versions and stack.cuda_code != 0
     found = [
         stack.node_evidence(),
         evidence("WSL", stack.machine.surroundings.wsl),
         *stack.driver_evidence(),
         *stack.torch_evidence(),
     ]
-    if loaded and not loaded.startswith(_WSL_LIBRARY):
+    if loaded and shadows and not loaded.startswith(_WSL):
         remedy = Remedy(
-            "sudo apt purge 'libnvidia-compute-*' 'nvidia-driver-*'",
-            "sudo apt install of the same packages",
+            "dpkg -l | grep nvidia; sudo apt purge 'libnvidia-compute-*' 'nvidia-driver-*'",
+            "sudo apt install PACKAGES   # those that dpkg listed",
             "none: inside WSL they never drive a GPU",
         )
         why = (
@@ -66,7 +71,7 @@ def wsl_driver(stack: Stack) -> Check | None:
 
 def without_gpu(stack: Stack) -> Check | None:
     """The host drives a GPU, and the container was started without it."""
-    if stack.kernel_driver is None or stack.in_wsl:
+    if stack.kernel_driver is None or stack.in_wsl or stack.is_jetson:
         return None
     gone = not stack.gpu_nodes, not stack.has_libcuda
     if not (all(gone) or (stack.in_container and any(gone))):
@@ -74,11 +79,20 @@ def without_gpu(stack: Stack) -> Check | None:
     missing = [
         name for name, is_gone in zip(("/dev/nvidia*", "libcuda"), gone, strict=True) if is_gone
     ]
+    return _without(stack, missing)
+
+
+def _without(stack: Stack, missing: list[str]) -> Check:
     container = stack.machine.surroundings.container
+    summary = "the host has an NVIDIA driver, but this container was started without its GPU"
+    if stack.in_wsl:
+        summary = "this container under WSL was started without the GPU"
+    elif missing == ["libcuda"]:
+        summary = "this container has the GPU's device files, but not the driver's libcuda"
     return bad(
         NAME,
         "container_without_gpu",
-        "the host has an NVIDIA driver, but this container was started without its GPU",
+        summary,
         f"Missing inside: {' and '.join(missing)}. The NVIDIA Container Toolkit brings both in "
         "when the container is asked for a GPU.",
         [
@@ -88,11 +102,18 @@ def without_gpu(stack: Stack) -> Check | None:
             evidence("cuInit", stack.cuda.cuda, lambda answer: f"{answer.code} {answer.error}"),
             *stack.torch_evidence(),
         ],
-        [_start_again(container.value)],
+        [_start_again(container.value, missing)],
     )
 
 
-def _start_again(container: str | None) -> Remedy:
+def _start_again(container: str | None, missing: list[str]) -> Remedy:
+    if missing == ["libcuda"] and container not in ("apptainer", "singularity", "lxc"):
+        return Remedy(
+            "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …",
+            "start it as before",
+            "the container starts anew; without 'compute' the toolkit leaves libcuda out, and "
+            "--device alone brings no library in",
+        )
     commands = {
         "podman": "podman run --device nvidia.com/gpu=all …",
         "kubernetes": 'resources: {limits: {"nvidia.com/gpu": 1}}   # in the pod\'s container',

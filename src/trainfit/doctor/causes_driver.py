@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from trainfit.doctor import wheels
+from trainfit.doctor.figures import on_host
 from trainfit.doctor.stack import LEAST_DRIVER, Stack, version_text
 from trainfit.doctor.verdicts import bad, evidence
 from trainfit.results.doctor import Check, Evidence, Remedy
@@ -11,9 +13,7 @@ from trainfit.results.doctor import Check, Evidence, Remedy
 NAME: Final = "gpu"
 
 # CUresult: docs.nvidia.com/cuda/cuda-driver-api, "Data types used by CUDA driver".
-_DEVICES_UNAVAILABLE = 46
 _NOT_READY = 802
-_DRIVER_MISMATCH = 803
 _COMPAT_NOT_SUPPORTED = 804
 
 
@@ -22,20 +22,32 @@ def hangs(stack: Stack) -> Check | None:
     hanging = stack.hanging
     if len(hanging) < 2 and "libcuda" not in hanging:
         return None
+    if not (stack.drives_gpu or stack.nodes or stack.pci):
+        return None  # without a driver nothing hangs in it: the machine itself is slow
     return bad(
         NAME,
         "driver_hangs",
         f"the NVIDIA driver does not answer ({', '.join(hanging)})",
         "Calls into the driver do not come back: a GPU that fell off the bus, a driver that "
-        "crashed, or a process stuck in it.",
+        "crashed, or a process stuck in it. Servers with many GPUs and no persistence mode may "
+        "also need tens of seconds for the first call.",
         _all(stack),
         [
+            Remedy(
+                "time nvidia-smi -L   # if it ends after all: sudo nvidia-smi -pm 1",
+                "Ctrl-C; sudo nvidia-smi -pm 0",
+                "none",
+            ),
             Remedy(
                 "sudo dmesg | grep -iE 'nvrm|xid' | tail -20",
                 "nothing is changed",
                 "none; an Xid number says what happened (docs.nvidia.com/deploy/xid-errors)",
             ),
-            Remedy("sudo reboot", "none", "everything on the machine ends"),
+            Remedy(
+                "sudo reboot",
+                "none: a restart cannot be taken back",
+                on_host(stack.machine, "everything on the machine ends"),
+            ),
         ],
     )
 
@@ -50,7 +62,9 @@ def no_gpu(stack: Stack) -> Check | None:
         NAME,
         "no_gpu",
         "this machine has no NVIDIA GPU",
-        "No device of NVIDIA (0x10de) is on the PCI bus, and no NVIDIA driver is loaded.",
+        "No device of NVIDIA (0x10de) is on the PCI bus, and no NVIDIA driver is loaded. A GPU "
+        "that a laptop has switched off (prime-select, supergfxctl), an eGPU that is not plugged "
+        "in, or one that the host keeps from this virtual machine is not on the bus either.",
         _all(stack),
         [
             Remedy(
@@ -68,7 +82,8 @@ def no_driver(stack: Stack) -> Check | None:
         return None
     if not stack.cuda.kernel_driver.is_absent:
         return None
-    other = sorted({device.kernel_driver for device in stack.pci or () if device.kernel_driver})
+    drivers = {device.kernel_driver for device in stack.pci or () if device.kernel_driver}
+    other = sorted(drivers - {"nvidia"})  # nvidia: it runs, and its files are hidden here
     if stack.pci is None:
         why = (
             "No NVIDIA driver is loaded; whether there is a GPU cannot be told, as the PCI bus "
@@ -78,6 +93,12 @@ def no_driver(stack: Stack) -> Check | None:
         why = "The GPU is held back for a virtual machine (vfio-pci); this system cannot use it."
     elif other:
         why = f"The GPU is driven by {', '.join(other)}, which serves no CUDA."
+    elif _built(stack) and not stack.in_container:
+        why = (
+            f"The driver's libraries ({_built(stack)}) are installed, and its module is not "
+            "loaded: it was not built for this kernel (an update of the kernel), Secure Boot "
+            "refuses it, or it is on a blacklist."
+        )
     else:
         why = "An NVIDIA GPU is on the PCI bus, and no driver has taken it."
     return bad(
@@ -89,18 +110,56 @@ def no_driver(stack: Stack) -> Check | None:
             evidence("kernel modules", stack.cuda.kernel_modules, lambda m: ", ".join(m) or "none"),
             *_all(stack),
         ],
-        [
-            Remedy(
-                _install_command(stack),
-                "remove the package again, then reboot",
-                "a reboot; with Secure Boot the module must be signed (mokutil --sb-state)",
-            )
-        ],
+        _load(stack, other),
     )
 
 
+def _built(stack: Stack) -> str | None:
+    """Version of the driver's libraries that are installed."""
+    return stack.cuda.library_versions.get("libcuda")
+
+
+def _load(stack: Stack, other: list[str]) -> list[Remedy]:
+    """How a driver comes to the GPU."""
+    if "vfio-pci" in other:
+        held = [d.address for d in stack.pci or () if d.kernel_driver == "vfio-pci"]
+        return [
+            Remedy(
+                " && ".join(f"sudo driverctl unset-override {address}" for address in held),
+                " && ".join(f"sudo driverctl set-override {a} vfio-pci" for a in held),
+                "the virtual machine loses the GPU; where the kernel's command line or "
+                "/etc/modprobe.d names it (vfio-pci.ids=), take it out there, then reboot",
+            )
+        ]
+    install = Remedy(
+        _install_command(stack),
+        "remove the package again, then reboot",
+        on_host(
+            stack.machine,
+            "a reboot; with Secure Boot the module must be signed (mokutil --sb-state)",
+        ),
+    )
+    if other or not _built(stack) or stack.in_container:
+        return [install]
+    return [
+        Remedy(
+            "sudo modprobe nvidia   # if it fails: sudo dkms autoinstall, and try again",
+            "sudo modprobe -r nvidia",
+            on_host(stack.machine, "none; it says why where it fails (sudo dmesg | tail)"),
+        ),
+        install,
+    ]
+
+
+def distribution(stack: Stack) -> str:
+    """The system's name; "" in a container, whose image says nothing of the host's."""
+    if stack.in_container:
+        return ""
+    return (stack.machine.surroundings.operating_system.value or "").lower()
+
+
 def _install_command(stack: Stack) -> str:
-    system = (stack.machine.surroundings.operating_system.value or "").lower()
+    system = distribution(stack)
     if "ubuntu" in system:
         return "sudo ubuntu-drivers install && sudo reboot"
     if "debian" in system:
@@ -110,7 +169,7 @@ def _install_command(stack: Stack) -> str:
     if "arch" in system:
         return "sudo pacman -S nvidia-open && sudo reboot"
     return (
-        "install NVIDIA's driver for this distribution, then reboot "
+        "install NVIDIA's driver for the distribution, then reboot "
         "(docs.nvidia.com/datacenter/tesla/driver-installation-guide)"
     )
 
@@ -127,68 +186,38 @@ def lost_gpu(stack: Stack) -> Check | None:
         "a GPU has fallen off the bus",
         "NVML says GPU_IS_LOST: overheating, power or a bad slot are the usual causes (Xid 79).",
         _all(stack),
-        [Remedy("sudo reboot", "none", "everything on the machine ends")],
-    )
-
-
-def no_libraries(stack: Stack) -> Check | None:
-    """The kernel's part of the driver runs, and the libraries are not installed."""
-    if stack.kernel_driver is None or stack.has_libcuda or stack.in_container or stack.in_wsl:
-        return None
-    if not stack.gpu_nodes:
-        return None  # the device files are the nearer cause
-    branch = stack.driver_branch
-    return bad(
-        NAME,
-        "no_driver_libraries",
-        "the NVIDIA driver's libcuda is not installed",
-        "The kernel module is loaded, but the driver's user libraries are not there (or not "
-        "where the loader looks).",
-        _all(stack),
         [
             Remedy(
-                f"sudo apt install libnvidia-compute-{branch} && sudo ldconfig",
-                f"sudo apt remove libnvidia-compute-{branch}",
-                "none; the version must be that of the kernel module",
+                "sudo reboot",
+                "none: a restart cannot be taken back",
+                on_host(stack.machine, "everything on the machine ends"),
             )
         ],
     )
 
 
-def version_mismatch(stack: Stack) -> Check | None:
-    """The libraries are of another version than the loaded kernel module."""
-    kernel = stack.kernel_driver
-    if kernel is None or stack.in_wsl:
+def compat_unsupported(stack: Stack) -> Check | None:
+    """A forward-compatibility libcuda is used on a GPU that may not use it."""
+    if stack.cuda_code != _COMPAT_NOT_SUPPORTED and "Error 804" not in stack.torch_words:
         return None
-    libraries = {
-        name: version
-        for name, version in stack.cuda.library_versions.items()
-        if name in ("libcuda", "libnvidia-ml") and version != kernel
-    }
-    said = "LIB_RM_VERSION_MISMATCH" in stack.nvml_error or stack.cuda_code == _DRIVER_MISMATCH
-    # CUDA's forward compatibility brings a libcuda of its own that is newer on purpose.
-    compat = "/compat" in stack.cuda.library_places.get("libcuda", "")
-    if not said and (compat or not libraries):
-        return None
-    shown = ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))
-    found = [
-        Evidence(name, version, stack.cuda.library_places.get(name, "the library's file name"))
-        for name, version in sorted(libraries.items())
-    ]
+    build, branch = stack.torch, stack.driver_branch
+    least = LEAST_DRIVER.get(build.cuda[0]) if build is not None and build.cuda else None
+    if least is not None and branch is not None and branch < least:
+        return None  # without it the driver would be too old: that is the cause
     return bad(
         NAME,
-        "version_mismatch",
-        f"the loaded driver is {kernel}, the libraries are not",
-        f"Installed: {shown or 'another version'}. An update replaced the libraries while the "
-        "old kernel module stayed loaded (or the container brings its own).",
-        [*found, *_all(stack)],
+        "forward_compat_unsupported",
+        "CUDA's forward-compatibility libcuda is used on a GPU that may not use it (error 804)",
+        "It serves data-centre GPUs only, and comes before the driver's own libcuda, mostly by "
+        "an image's LD_LIBRARY_PATH. The driver itself is new enough for this PyTorch.",
+        _all(stack),
         [
-            Remedy("sudo reboot", "none needed", "everything on the machine ends"),
             Remedy(
-                "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
-                "none needed",
-                "no process may use the GPU meanwhile, a desktop included",
-            ),
+                'export LD_LIBRARY_PATH="$(echo "$LD_LIBRARY_PATH" | tr : \'\\n\' | '
+                'grep -v compat | paste -sd:)"',
+                "open a new shell",
+                "none; where ldconfig names the folder: sudo apt remove 'cuda-compat-*'",
+            )
         ],
     )
 
@@ -198,7 +227,7 @@ def too_old(stack: Stack) -> Check | None:
     build = stack.torch
     if build is None or build.cuda is None or stack.sees_gpu:
         return None
-    if not stack.too_old and stack.cuda_code != _COMPAT_NOT_SUPPORTED:
+    if not stack.too_old:
         return None
     least = LEAST_DRIVER.get(build.cuda[0])
     driver = stack.kernel_driver or stack.cuda.nvml.value or "the driver"
@@ -219,14 +248,14 @@ def too_old(stack: Stack) -> Check | None:
             "a reboot; in a container the host's driver counts",
         )
     ]
-    if newest is not None and newest[0] in LEAST_DRIVER and newest[0] < build.cuda[0]:
-        wheel = {11: "cu118", 12: "cu126"}[newest[0]]
+    index = wheels.index_for(stack.driver_branch, stack.capabilities)
+    if index is not None:
         remedies.append(
             Remedy(
-                "pip install --force-reinstall torch --index-url "
-                f"https://download.pytorch.org/whl/{wheel}",
-                f"pip install --force-reinstall torch=={build.version}",
-                f"perhaps an older PyTorch: the newest that was built for CUDA {newest[0]}",
+                wheels.install(index),
+                wheels.again(build),
+                "perhaps an older PyTorch: the newest that was built for a CUDA that this driver "
+                "serves",
             )
         )
     return bad(
@@ -260,109 +289,13 @@ def fabric_manager(stack: Stack) -> Check | None:
             Remedy(
                 "sudo systemctl enable --now nvidia-fabricmanager",
                 "sudo systemctl disable --now nvidia-fabricmanager",
-                "none",
+                on_host(stack.machine, "none"),
             ),
             Remedy(
                 f"sudo apt install nvidia-fabricmanager-{version}   # where the unit is missing",
                 f"sudo apt remove nvidia-fabricmanager-{version}",
-                "none",
+                on_host(stack.machine, "none"),
             ),
-        ],
-    )
-
-
-def device_node(stack: Stack) -> Check | None:
-    """A device file that CUDA needs is missing, or may not be opened."""
-    if stack.kernel_driver is None or stack.in_wsl or stack.sees_gpu:
-        return None
-    closed = stack.closed_nodes
-    missing = [
-        path
-        for path, is_there in (
-            ("/dev/nvidia0", stack.gpu_nodes),
-            ("/dev/nvidia-uvm", stack.has_uvm),
-        )
-        if not is_there
-    ]
-    if not closed and not missing:
-        return None
-    if missing:
-        summary = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        remedy = Remedy(
-            "sudo nvidia-modprobe -c=0 -u   # loads nvidia-uvm and makes the files",
-            "sudo rmmod nvidia_uvm",
-            "none; nvidia-persistenced does it at every start",
-        )
-    else:
-        summary = f"{', '.join(node.path for node in closed)} may not be opened by this user"
-        remedy = Remedy(
-            f"sudo chmod a+rw {' '.join(node.path for node in closed)}",
-            f"sudo chmod 660 {' '.join(node.path for node in closed)}",
-            "every user may use the GPU; or add this one to the files' group (ls -l /dev/nvidia*)",
-        )
-    return bad(
-        NAME,
-        "device_node",
-        summary,
-        "CUDA opens the GPU's own file, nvidiactl and nvidia-uvm; NVML needs the last not, so "
-        "nvidia-smi may look healthy.",
-        [stack.node_evidence(), *_all(stack)],
-        [remedy],
-    )
-
-
-def mig_without_instances(stack: Stack) -> Check | None:
-    """MIG is switched on, and no instance was made."""
-    empty = [gpu for gpu in stack.gpus if gpu.mig.value and not gpu.mig_instances.value]
-    if not empty or stack.sees_gpu or any(not gpu.mig.value for gpu in stack.gpus):
-        return None
-    index = empty[0].index
-    return bad(
-        NAME,
-        "mig_without_instances",
-        f"MIG is on without instances on GPU {', '.join(str(gpu.index) for gpu in empty)}",
-        "A GPU in MIG mode offers only its instances to CUDA, and there are none.",
-        [
-            evidence(f"MIG of GPU {index}", empty[0].mig),
-            evidence(
-                f"instances of GPU {index}",
-                empty[0].mig_instances,
-                lambda each: ", ".join(each) or "none",
-            ),
-            *_all(stack),
-        ],
-        [
-            Remedy(
-                f"sudo nvidia-smi mig -i {index} -cgi 0 -C   # one instance of the whole GPU",
-                f"sudo nvidia-smi mig -i {index} -dci && sudo nvidia-smi mig -i {index} -dgi",
-                "none; `nvidia-smi mig -lgip` lists the other sizes",
-            ),
-            Remedy(
-                f"sudo nvidia-smi -i {index} -mig 0",
-                f"sudo nvidia-smi -i {index} -mig 1",
-                "nothing may use the GPU meanwhile",
-            ),
-        ],
-    )
-
-
-def occupied(stack: Stack) -> Check | None:
-    """The compute mode lets no further process in."""
-    if stack.cuda_code != _DEVICES_UNAVAILABLE and "busy or unavailable" not in stack.torch_words:
-        return None
-    modes = [gpu.compute_mode.value for gpu in stack.gpus if gpu.compute_mode.value]
-    return bad(
-        NAME,
-        "gpu_busy",
-        "the GPU lets no further process in",
-        "Its compute mode is exclusive or prohibited, and another process holds it.",
-        [evidence("compute mode", gpu.compute_mode) for gpu in stack.gpus] + _all(stack),
-        [
-            Remedy(
-                "sudo nvidia-smi -c DEFAULT",
-                f"sudo nvidia-smi -c {next(iter(modes), 'EXCLUSIVE_PROCESS').upper()}",
-                "others may share the GPU",
-            )
         ],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 
+from trainfit.doctor.masking import left
 from trainfit.results.doctor import Remedy
 from trainfit.results.machine import Gpu, Machine
 
@@ -91,8 +92,12 @@ def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str)
 
 
 def all_gpus(machine: Machine) -> tuple[Gpu, ...]:
-    """The GPUs that NVML shows; none where it shows none (check "gpu" says why)."""
-    return machine.gpus.value or ()
+    """The GPUs of a job that starts here: those that are seen and that a mask leaves to it.
+
+    The others are none of its business: a scheduler has given them to others. None where none
+    is seen (check "gpu" says why).
+    """
+    return left(machine.cuda.visible_devices.value, machine.gpus.value or ())
 
 
 def whole(number: float) -> int:

@@ -33,7 +33,9 @@ def answers(gpu: Gpu) -> bool:
 
 def check_state(machine: Machine) -> tuple[Check, ...]:
     """GPUs that have fallen off the bus or want a reset; nothing of those that answer."""
-    return tuple(_lost(machine, gpu) for gpu in all_gpus(machine) if _lost_word(gpu))
+    # Also of those that a mask hides: CUDA may fail to start because of them.
+    gpus = machine.gpus.value or ()
+    return tuple(_lost(machine, gpu) for gpu in gpus if _lost_word(gpu))
 
 
 def _lost_word(gpu: Gpu) -> str:

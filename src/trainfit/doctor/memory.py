@@ -75,7 +75,7 @@ def _near_limit(machine: Machine, name: str, found: list[Evidence]) -> Check | N
             ),
             raise_limit(
                 machine,
-                f"--memory={2 * limit} --memory-swap=-1|--memory={limit}",
+                f"--memory={2 * limit} --memory-swap=-1|--memory={limit} --memory-swap={2 * limit}",
                 f"memory: {2 * limit}|memory: {limit}",
                 f"MemoryMax={2 * limit}|MemoryMax={limit}",
                 "memory that others on the machine may need",

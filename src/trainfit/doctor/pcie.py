@@ -6,6 +6,7 @@ import re
 
 from trainfit.doctor import policy
 from trainfit.doctor.figures import all_gpus, which
+from trainfit.doctor.gpu_health import answers
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Gpu, Machine, PciDevice
@@ -107,13 +108,15 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
     )
 
 
-def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check:
+def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
     now, most = gpu.pcie_generation.value, gpu.pcie_generation_max.value
     if now is None or most is None:
         summary = f"{which(gpu)}: x{width} lanes, all that it has; generation not visible"
         return unsure(NAME, summary, "NVML's current and maximum link generation", found)
     if now >= most:
         return good(NAME, f"{which(gpu)}: PCIe {now}.0 x{width}, all that the link can do", found)
+    if not answers(gpu):
+        return None  # no job can use it now: what the link does at work is not to be seen
     state = gpu.performance_state.value
     if state is None or state > policy.ACTIVE_STATE:
         word = "idle" if state is not None else "in an unknown P-state"

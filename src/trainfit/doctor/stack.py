@@ -64,7 +64,8 @@ class Stack:
 
     @property
     def runs_kernels(self) -> bool:
-        return self.sees_gpu and self.probe is not None and not self.probe.kernel_error
+        # kernel_error is None where CUDA did not start, and no kernel was tried.
+        return self.sees_gpu and self.probe is not None and self.probe.kernel_error == ""
 
     @property
     def has_no_image(self) -> bool:
@@ -82,7 +83,15 @@ class Stack:
 
     @property
     def gpu_count(self) -> int:
+        """By NVML where it answers: a container's bus shows the host's other GPUs, too."""
+        if self.cuda.nvml.is_known and self.gpus:
+            return len(self.gpus)
         return max(len(self.gpus), len(self.pci or ()))
+
+    @property
+    def capabilities(self) -> set[tuple[int, int]]:
+        """Compute capabilities of the GPUs, as far as they are known."""
+        return {gpu.capability.value for gpu in self.gpus if gpu.capability.value is not None}
 
     @property
     def is_jetson(self) -> bool:
@@ -137,8 +146,14 @@ class Stack:
 
     @property
     def closed_nodes(self) -> tuple[DeviceNode, ...]:
-        """Those that CUDA needs and that this user may not open."""
-        wanted = r"/dev/nvidia(\d+|ctl|-uvm)"
+        """Those that CUDA needs and that this user may not open.
+
+        Of the GPUs' own files one that opens is enough: schedulers and containers close those
+        of others' GPUs.
+        """
+        wanted = r"/dev/nvidia(ctl|-uvm)"
+        if not any(node.accessible for node in self.gpu_nodes):
+            wanted = r"/dev/nvidia(\d+|ctl|-uvm)"
         return tuple(n for n in self.nodes if not n.accessible and re.fullmatch(wanted, n.path))
 
     @property
@@ -151,8 +166,8 @@ class Stack:
         if _TOO_OLD in self.torch_words:
             return True
         build = self.torch
-        if build is None or build.cuda is None or self.driver_branch is None:
-            return False
+        if build is None or build.cuda is None or self.driver_branch is None or self.is_jetson:
+            return False  # a Jetson's driver counts otherwise (35.4.1 of JetPack 5)
         return self.driver_branch < LEAST_DRIVER.get(build.cuda[0], 0)
 
     @property
@@ -173,8 +188,15 @@ class Stack:
 
     @property
     def in_wsl(self) -> bool:
-        dxg = any(node.path == "/dev/dxg" for node in self.nodes)
-        return dxg or self.machine.surroundings.wsl.value == 2
+        return self.has_dxg or self.machine.surroundings.wsl.value == 2
+
+    @property
+    def has_dxg(self) -> bool:
+        return any(node.path == "/dev/dxg" for node in self.nodes)
+
+    @property
+    def in_slurm(self) -> bool:
+        return self.machine.surroundings.scheduler.value == "slurm"
 
     # --- Evidence -----------------------------------------------------------------------------
     def torch_evidence(self) -> list[Evidence]:

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.doctor import causes_container, causes_driver, causes_torch
+from trainfit.doctor import (
+    causes_container,
+    causes_devices,
+    causes_driver,
+    causes_libraries,
+    causes_torch,
+    causes_use,
+)
 from trainfit.doctor.stack import Stack
 from trainfit.doctor.verdicts import bad, good, unsure
 from trainfit.results.doctor import Check, Remedy
@@ -24,23 +31,39 @@ Row = Callable[[Stack], Check | None]
 #: would often match too: a masked GPU leaves ``device_count()`` at 0 like a missing driver does.
 ROWS: Final[tuple[Row, ...]] = (
     causes_torch.no_torch,
+    causes_torch.import_fails,
     causes_torch.cpu_only,
     causes_torch.masked,
     causes_driver.hangs,
+    causes_libraries.not_loaded,
     causes_container.wsl_driver,
     causes_driver.no_gpu,
     causes_driver.no_driver,
     causes_container.without_gpu,
     causes_container.lost_gpu,
     causes_driver.lost_gpu,
-    causes_driver.no_libraries,
-    causes_driver.version_mismatch,
+    causes_libraries.no_libraries,
+    causes_libraries.version_mismatch,
+    causes_driver.compat_unsupported,
     causes_driver.too_old,
     causes_driver.fabric_manager,
     causes_torch.no_kernel_image,
-    causes_driver.device_node,
-    causes_driver.mig_without_instances,
-    causes_driver.occupied,
+    causes_devices.device_node,
+    causes_devices.mig_without_instances,
+    causes_use.occupied,
+    causes_use.full,
+    causes_torch.crashes,
+    causes_devices.unknown_error,
+)
+
+#: Asked where PyTorch sees GPUs and runs nothing on one of them: driver, libraries, device files
+#: and masks are well then, and whatever of them looks odd is not the cause.
+KERNEL_ROWS: Final[tuple[Row, ...]] = (
+    causes_torch.cpu_only,
+    causes_driver.lost_gpu,
+    causes_torch.no_kernel_image,
+    causes_use.occupied,
+    causes_use.full,
 )
 
 
@@ -52,7 +75,7 @@ def check_visibility(machine: Machine) -> tuple[Check, ...]:
         return (forked,)
     if stack.runs_kernels:
         return (_seen(stack),)
-    for row in ROWS:
+    for row in KERNEL_ROWS if stack.sees_gpu else ROWS:
         if (check := row(stack)) is not None:
             return (check,)
     return (_unexplained(stack),)
@@ -86,11 +109,21 @@ def _unexplained(stack: Stack) -> Check:
             f"PyTorch could not be asked: {stack.cuda.torch_probe.reason}",
             found,
         )
-    said = stack.probe.error or stack.driver_error or "no error was reported"
+    said = stack.probe.kernel_error or stack.probe.error or stack.driver_error
+    if stack.sees_gpu and not said:
+        return unsure(
+            NAME,
+            f"PyTorch sees {stack.probe.devices} GPUs; whether a kernel runs on them is not known",
+            "the answer of a kernel: the probe's is incomplete",
+            found,
+        )
+    said = said or "no error was reported"
     return bad(
         NAME,
-        "unexplained",
-        "PyTorch sees no GPU, and no known cause fits",
+        "kernel_fails" if stack.sees_gpu else "unexplained",
+        "PyTorch sees the GPU and fails to run a kernel on it, and no known cause fits"
+        if stack.sees_gpu
+        else "PyTorch sees no GPU, and no known cause fits",
         f"What it said: {said.strip().splitlines()[0][:300]}. Every known cause was looked for.",
         found,
         [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from trainfit.hardware import answers
 from trainfit.hardware.driver_files import device_nodes, kernel_driver, kernel_modules, libraries
@@ -14,6 +15,8 @@ from trainfit.hardware.system import Output, System
 from trainfit.hardware.torch_builds import read_build
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 from trainfit.results.machine import CudaDriver, CudaStack, TorchBuild, TorchProbe
+
+T = TypeVar("T")
 
 _SMI_SECONDS = 6.0
 _CUDA_SECONDS = 8.0
@@ -31,35 +34,52 @@ _NO_SUCH_UNIT = 4  # LSB's exit code of a status: the program is not known
 def read_cuda_stack(system: System) -> CudaStack:
     """Every layer from the bus upwards; takes at most some 17 s, whatever hangs."""
     torch = read_build(system, "torch")
-    with ThreadPoolExecutor(max_workers=5) as pool:
-        nvml = pool.submit(ask_nvml, system)
-        smi = pool.submit(_nvidia_smi, system)
-        cuda = pool.submit(system.probe, "cuda_driver", _CUDA_SECONDS)
-        probed = pool.submit(_torch_probe, system, torch, nvml)
-        fabric = pool.submit(_fabric_manager, system)
-        driver = kernel_driver(system)
-        answer = cuda.result()
-        versions, places = libraries(system, driver.value, _loaded(answer))
-        return CudaStack(
-            pci_devices=read_pci(system),
-            kernel_driver=driver,
-            kernel_modules=kernel_modules(system),
-            device_nodes=device_nodes(system),
-            library_versions=versions,
-            library_places=places,
-            nvml=_nvml_value(nvml.result(), "driver", "nvmlSystemGetDriverVersion", answers.word),
-            nvml_cuda=_nvml_value(
-                nvml.result(), "cuda", "nvmlSystemGetCudaDriverVersion", answers.cuda_version
-            ),
-            nvidia_smi=smi.result(),
-            cuda=_cuda_driver(answer),
-            fabric_manager=fabric.result(),
-            visible_devices=_visible_devices(system),
-            torch=torch,
-            torch_probe=probed.result(),
-            torchvision=read_build(system, "torchvision"),
-            bad_fork=system.bad_fork(),
-        )
+    nvml = _begin(ask_nvml, system)
+    smi = _begin(_nvidia_smi, system)
+    cuda = _begin(system.probe, "cuda_driver", _CUDA_SECONDS)
+    probed = _begin(_torch_probe, system, torch, nvml)
+    fabric = _begin(_fabric_manager, system)
+    driver = kernel_driver(system)
+    answer = cuda.result()
+    versions, places = libraries(system, driver.value, _loaded(answer))
+    return CudaStack(
+        pci_devices=read_pci(system),
+        kernel_driver=driver,
+        kernel_modules=kernel_modules(system),
+        device_nodes=device_nodes(system),
+        library_versions=versions,
+        library_places=places,
+        nvml=_nvml_value(nvml.result(), "driver", "nvmlSystemGetDriverVersion", answers.word),
+        nvml_cuda=_nvml_value(
+            nvml.result(), "cuda", "nvmlSystemGetCudaDriverVersion", answers.cuda_version
+        ),
+        nvidia_smi=smi.result(),
+        cuda=_cuda_driver(answer),
+        fabric_manager=fabric.result(),
+        visible_devices=_visible_devices(system),
+        torch=torch,
+        torch_probe=probed.result(),
+        torchvision=read_build(system, "torchvision"),
+        bad_fork=system.bad_fork(),
+    )
+
+
+def _begin(call: Callable[..., T], *words: Any) -> Future[T]:
+    """Call it in a thread of its own.
+
+    A daemon, unlike an executor's: where even the start of a command hangs (a dead network
+    mount), it keeps neither the reader nor the program from ending.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call(*words))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=f"trainfit {call.__name__}", daemon=True).start()
+    return answer
 
 
 # --- NVML, nvidia-smi, libcuda --------------------------------------------------------------------
