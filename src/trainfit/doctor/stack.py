@@ -20,6 +20,7 @@ from trainfit.results.machine import (
     TorchBuild,
     TorchProbe,
 )
+from trainfit.results.words import count
 
 #: Least driver branch by CUDA's major version, under minor-version compatibility: NVIDIA, CUDA
 #: Compatibility, docs.nvidia.com/deploy/cuda-compatibility (Linux).
@@ -247,7 +248,8 @@ def _cuda_words(answer: CudaDriver) -> str:
     if answer.code:
         return f"{answer.code} {answer.error} ({answer.library})"
     cuda = f", CUDA up to {version_text(answer.version)}" if answer.version else ""
-    return f"success, {answer.devices} devices{cuda}"
+    devices = count(answer.devices, "device") if answer.devices is not None else "devices not known"
+    return f"success, {devices}{cuda}"
 
 
 def _node_words(nodes: tuple[DeviceNode, ...]) -> str:

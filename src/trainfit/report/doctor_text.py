@@ -81,9 +81,9 @@ def _headline(result: DoctorResult) -> str:
 def _remedies(remedies: Sequence[Remedy], label: str) -> list[str]:
     lines: list[str] = []
     for remedy in remedies:
-        # A command is to be copied: it is never broken into lines.
+        # Commands are to be copied: they are never broken into lines.
         lines.append(_label(label) + printable(remedy.command))
-        lines.append(_field("undo", remedy.undo))
+        lines.append(_label("undo") + printable(remedy.undo))
         lines.append(_field("cost", remedy.cost))
     return lines
 
