@@ -68,12 +68,18 @@ class HandOff:
     ``next_s`` by the main thread for each batch that it hands out. ``latency_s`` passes
     meanwhile, in pipes and until threads wake: from the asking for a batch to the worker's
     start, and from its end to the arrival, together.
+
+    ``busy_wait_s`` is waited besides by who takes a batch while the worker that made it makes
+    its next one. Shared memory is handed over as file descriptors, by a thread of the worker
+    that answers some messages for each tensor, and for each has to get the worker's interpreter
+    lock: it may wait 5 ms (``sys.getswitchinterval``) a time where the worker runs Python code.
     """
 
     receive_s: float = 0.0
     pin_s: float = 0.0
     next_s: float = 0.0
     latency_s: float = 0.0
+    busy_wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -243,7 +249,7 @@ class _Run:
                     break
                 index, worker = yield Take(pool.ready)
                 if not self.settings.pin_memory:
-                    yield Work(self.load.hand_off.receive_s)
+                    yield from pool.receive(worker)
                 if index == due or not self.settings.in_order:
                     break
                 pool.early[index] = worker
@@ -276,6 +282,7 @@ class _Pool:
         self.ready = Queue() if run.settings.pin_memory else self._results
         self.early: dict[int, int] = {}
         self.outstanding = [0] * count
+        self._is_making = [False] * count
         self._next: Iterator[int] = iter(())
         self._turn: Iterator[int] = iter(())
 
@@ -311,7 +318,9 @@ class _Pool:
 
     def _work(self, worker: int, speed: float) -> Process:
         while True:
+            self._is_making[worker] = False
             index = yield Take(self._indices[worker])
+            self._is_making[worker] = True
             cost = self._run.cost(index)
             yield Sleep(cost.wait_s / speed)
             yield Work(cost.work_s / speed)
@@ -321,9 +330,16 @@ class _Pool:
         yield Sleep(self._run.load.hand_off.latency_s)
         self._run.simulation.put(self._results, result)
 
-    def _pin(self) -> Process:
+    def receive(self, worker: int) -> Process:
+        """Take over a batch that this worker made."""
         hand_off = self._run.load.hand_off
+        if self._is_making[worker]:
+            yield Sleep(hand_off.busy_wait_s)
+        yield Work(hand_off.receive_s)
+
+    def _pin(self) -> Process:
         while True:
             item = yield Take(self._results)
-            yield Work(hand_off.receive_s + hand_off.pin_s)
+            yield from self.receive(item[1])
+            yield Work(self._run.load.hand_off.pin_s)
             self._run.simulation.put(self.ready, item)
