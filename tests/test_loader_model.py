@@ -231,8 +231,12 @@ def test_the_pinning_thread_is_a_station_of_its_own() -> None:
 def test_a_busy_worker_answers_late() -> None:
     # The worker makes its next batch while the main thread takes the one before from it.
     hand_off = HandOff(receive_s=0.01, busy_wait_s=0.04)
-    busy = Load(waits([0.03]), hand_off)
-    assert simulate(busy, Settings(1, 4), 200).batches_per_s == pytest.approx(20.0, rel=0.02)
+    busy = Load(waits([0.2]), hand_off, Consumer(0.16))
+    # 0.16 s of the step, 0.04 s until the worker answers, 0.01 s to take the batch.
+    assert simulate(busy, Settings(1, 8), 200).batches_per_s == pytest.approx(1 / 0.21, rel=0.02)
+    # It answers once its batch is made, whatever else it would have waited for.
+    short = Load(waits([0.03]), hand_off)
+    assert simulate(short, Settings(1, 8), 400).batches_per_s > 1 / 0.05
     # A worker that waits for its turn answers at once.
     idle = Load(waits([0.03]), hand_off, Consumer(0.5))
     assert simulate(idle, Settings(1, 2), 50).batches_per_s == pytest.approx(1 / 0.51, rel=0.02)

@@ -27,6 +27,8 @@ from trainfit.loader.events import Cores, Process, Queue, Simulation, Sleep, Tak
 #: Of a simulated run, batches that are not counted: the queues are full at first, and it takes
 #: some rounds until they are as full as they will be.
 _WARM_UP_ROUNDS: Final = 3
+#: How often who waits for a busy worker looks whether it still is: the time's resolution.
+_LOOK_S: Final = 1e-3
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class HandOff:
     start, and from its end to the arrival, together.
 
     ``busy_wait_s`` is waited besides by who takes a batch while the worker that made it makes
-    its next one. Shared memory is handed over as file descriptors, by a thread of the worker
+    its next one, at most until that is made. Shared memory is handed over as file descriptors, by a thread of the worker
     that answers some messages for each tensor, and for each has to get the worker's interpreter
     lock: it may wait 5 ms (``sys.getswitchinterval``) a time where the worker runs Python code.
     """
@@ -333,8 +335,11 @@ class _Pool:
     def receive(self, worker: int) -> Process:
         """Take over a batch that this worker made."""
         hand_off = self._run.load.hand_off
-        if self._is_making[worker]:
-            yield Sleep(hand_off.busy_wait_s)
+        left_s = hand_off.busy_wait_s
+        while left_s > 0 and self._is_making[worker]:
+            look_s = min(left_s, _LOOK_S)
+            yield Sleep(look_s)
+            left_s -= look_s
         yield Work(hand_off.receive_s)
 
     def _pin(self) -> Process:
