@@ -72,9 +72,10 @@ class HandOff:
     start, and from its end to the arrival, together.
 
     ``busy_wait_s`` is waited besides by who takes a batch while the worker that made it makes
-    its next one, at most until that is made. Shared memory is handed over as file descriptors, by a thread of the worker
-    that answers some messages for each tensor, and for each has to get the worker's interpreter
-    lock: it may wait 5 ms (``sys.getswitchinterval``) a time where the worker runs Python code.
+    its next one, at most until that is made. Shared memory is handed over as file descriptors,
+    by a thread of the worker that answers some messages for each tensor, and for each has to
+    get the worker's interpreter lock: it may wait 5 ms (``sys.getswitchinterval``) a time where
+    the worker runs Python code.
     """
 
     receive_s: float = 0.0
