@@ -6,13 +6,15 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainfit.hardware.gpu import GpuSpec, find_gpu, variants
 from trainfit.hardware.gpu_table import MIB
+
+T = TypeVar("T")
 
 # Two variants of a card differ by at least a third of their memory; a catalogue figure differs
 # from a measured one by some per cent (driver, system, ECC).
@@ -36,29 +38,37 @@ def local_usage(nvml: Any = None) -> Usage | None:
 
     ``nvml`` stands in for the module `pynvml`.
     """
-    nvml = nvml if nvml is not None else _load_nvml()
-    if nvml is None:
+    return _asked(nvml, _first_usage)
+
+
+def _first_usage(nvml: Any) -> Usage | None:
+    if nvml.nvmlDeviceGetCount() == 0:
         return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        if nvml.nvmlDeviceGetCount() == 0:
-            return None
-        device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
-        driver = _driver(nvml)
-        return Usage(driver, _used(nvml, device, driver))
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
+    device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
+    driver = _driver(nvml)
+    return Usage(driver, _used(nvml, device, driver))
 
 
 def process_bytes(pid: int, nvml: Any = None) -> int | None:
     """What NVML says that process ``pid`` holds of the first GPU; None where it does not.
 
     Containers have process numbers of their own, under which NVML knows nothing.
+    """
+
+    def held(nvml: Any) -> int | None:
+        device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
+            if process.pid == pid and process.usedGpuMemory is not None:
+                return int(process.usedGpuMemory)
+        return None
+
+    return _asked(nvml, held)
+
+
+def _asked(nvml: Any, ask: Callable[[Any], T | None]) -> T | None:
+    """What ``ask`` makes of NVML while it is open; None without it, or where it refuses.
+
+    ``nvml`` stands in for the module `pynvml`, if it is given.
     """
     nvml = nvml if nvml is not None else _load_nvml()
     if nvml is None:
@@ -68,12 +78,8 @@ def process_bytes(pid: int, nvml: Any = None) -> int | None:
     except nvml.NVMLError:
         return None
     try:
-        device = nvml.nvmlDeviceGetHandleByIndex(_nvml_index(os.environ))
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
-            if process.pid == pid and process.usedGpuMemory is not None:
-                return int(process.usedGpuMemory)
-        return None
-    # pynvml says by an error that is no NVMLError that the driver (before 510) is too old.
+        return ask(nvml)
+    # pynvml says by an error that is no NVMLError that a driver (before 510) is too old.
     except (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)):
         return None
     finally:
@@ -128,19 +134,7 @@ def local_gpu(root: Path = Path("/"), nvml: Any = None) -> GpuSpec | None:
     Raises:
         GpuNameError: there is a GPU, but neither its name nor its capability is known.
     """
-    nvml = nvml if nvml is not None else _load_nvml()
-    if nvml is None:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        return _first_gpu(nvml, root)
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
+    return _asked(nvml, lambda opened: _first_gpu(opened, root))
 
 
 def _load_nvml() -> Any:
