@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any
 
 from trainfit.hardware import answers
+from trainfit.hardware.background import begin
 from trainfit.hardware.driver_files import device_nodes, kernel_driver, kernel_modules, libraries
 from trainfit.hardware.nvml import ask_nvml, blindness, reason_of, value_of
 from trainfit.hardware.pci import has_switches, read_pci
@@ -15,8 +15,6 @@ from trainfit.hardware.system import Output, System
 from trainfit.hardware.torch_builds import read_build
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 from trainfit.results.machine import CudaDriver, CudaStack, TorchBuild, TorchProbe
-
-T = TypeVar("T")
 
 _SMI_SECONDS = 6.0
 _CUDA_SECONDS = 8.0
@@ -34,11 +32,11 @@ _NO_SUCH_UNIT = 4  # LSB's exit code of a status: the program is not known
 def read_cuda_stack(system: System) -> CudaStack:
     """Every layer from the bus upwards; takes at most some 17 s, whatever hangs."""
     torch = read_build(system, "torch")
-    nvml = _begin(ask_nvml, system)
-    smi = _begin(_nvidia_smi, system)
-    cuda = _begin(system.probe, "cuda_driver", _CUDA_SECONDS)
-    probed = _begin(_torch_probe, system, torch, nvml)
-    fabric = _begin(_fabric_manager, system)
+    nvml = begin(ask_nvml, system)
+    smi = begin(_nvidia_smi, system)
+    cuda = begin(system.probe, "cuda_driver", _CUDA_SECONDS)
+    probed = begin(_torch_probe, system, torch, nvml)
+    fabric = begin(_fabric_manager, system)
     driver = kernel_driver(system)
     answer = cuda.result()
     versions, places = libraries(system, driver.value, _loaded(answer))
@@ -62,24 +60,6 @@ def read_cuda_stack(system: System) -> CudaStack:
         torchvision=read_build(system, "torchvision"),
         bad_fork=system.bad_fork(),
     )
-
-
-def _begin(call: Callable[..., T], *words: Any) -> Future[T]:
-    """Call it in a thread of its own.
-
-    A daemon, unlike an executor's: where even the start of a command hangs (a dead network
-    mount), it keeps neither the reader nor the program from ending.
-    """
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call(*words))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, name=f"trainfit {call.__name__}", daemon=True).start()
-    return answer
 
 
 # --- NVML, nvidia-smi, libcuda --------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import threading
-import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from trainfit.hardware.background import begin
 from trainfit.hardware.cuda_stack import read_cuda_stack
 from trainfit.hardware.gpus import read_gpus
 from trainfit.hardware.limits import read_limits, read_threads
@@ -46,27 +46,23 @@ def survey(system: System, data: str | None = None, seconds: float = TIME_LIMIT_
             without it the current folder's storage, unmeasured.
         seconds: after this time, what has not answered cannot be told.
     """
-    readers: Mapping[str, Callable[[], Any]] = {
-        "cuda": lambda: read_cuda_stack(system),
-        "gpus": lambda: read_gpus(system),
-        "storage": lambda: read_storage(system, data),
-        "cpu": lambda: read_cpu(system),
-        "memory": lambda: read_memory(system),
-        "limits": lambda: read_limits(system),
-        "surroundings": lambda: read_surroundings(system),
-        "threads": lambda: read_threads(system),
+    answers: Mapping[str, Future[Any]] = {
+        "cuda": begin(read_cuda_stack, system),
+        "gpus": begin(read_gpus, system),
+        "storage": begin(read_storage, system, data),
+        "cpu": begin(read_cpu, system),
+        "memory": begin(read_memory, system),
+        "limits": begin(read_limits, system),
+        "surroundings": begin(read_surroundings, system),
+        "threads": begin(read_threads, system),
     }
-    answers = _side_by_side(readers, seconds)
+    wait(answers.values(), timeout=seconds)
 
     def part(kind: type[_K], name: str) -> _K:
-        found = answers.get(name)
-        if isinstance(found, kind):
-            return found
-        return unknown(kind, name, str(found or f"no answer within {seconds:g} s"))
+        reason = _failure(answers[name], seconds)
+        return unknown(kind, name, reason) if reason else answers[name].result()
 
-    gpus = answers.get("gpus")
-    if not isinstance(gpus, Fact):
-        gpus = cannot_tell("NVML", str(gpus or f"no answer within {seconds:g} s"))
+    blind = _failure(answers["gpus"], seconds)
     return Machine(
         cpu=part(Cpu, "cpu"),
         memory=part(Memory, "memory"),
@@ -75,7 +71,7 @@ def survey(system: System, data: str | None = None, seconds: float = TIME_LIMIT_
         surroundings=part(Surroundings, "surroundings"),
         threads=part(Threads, "threads"),
         cuda=part(CudaStack, "cuda"),
-        gpus=gpus,
+        gpus=cannot_tell("NVML", blind) if blind else answers["gpus"].result(),
         python=platform.python_version(),
     )
 
@@ -93,29 +89,10 @@ def unknown(kind: type[_K], source: str, reason: str) -> _K:
     return kind(**values)
 
 
-def _side_by_side(
-    readers: Mapping[str, Callable[[], Any]], seconds: float
-) -> Mapping[str, Any | str]:
-    """What each reader returned; a text where it failed; nothing where it did not answer.
-
-    The threads are daemons: one that hangs in the kernel is left behind, and does not keep
-    the program from ending.
-    """
-    answers: dict[str, Any] = {}
-
-    def read(name: str, reader: Callable[[], Any]) -> None:
-        try:
-            answers[name] = reader()
-        except Exception as error:  # a fact less is better than no diagnosis
-            answers[name] = f"trainfit failed to read it ({type(error).__name__}: {error})"
-
-    threads = [
-        threading.Thread(target=read, args=item, name=f"trainfit {item[0]}", daemon=True)
-        for item in readers.items()
-    ]
-    until = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    return dict(answers)
+def _failure(answer: Future[Any], seconds: float) -> str:
+    """Why a reader gave nothing; "" if it did."""
+    if not answer.done():
+        return f"no answer within {seconds:g} s"
+    error = answer.exception()
+    # A fact less is better than no diagnosis.
+    return f"trainfit failed to read it ({type(error).__name__}: {error})" if error else ""
