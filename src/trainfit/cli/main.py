@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 
 from trainfit import __version__
-from trainfit.cli import calibrate, doctor, gpus, memory, plan, show, simulate, verify
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
 
-_VERBS = {
-    "plan": plan,
-    "simulate": simulate,
-    "memory": memory,
-    "show": show,
-    "doctor": doctor,
-    "calibrate": calibrate,
-    "verify": verify,
-    "gpus": gpus,
-}
+_VERBS = ("plan", "simulate", "memory", "show", "doctor", "calibrate", "verify", "gpus")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,20 +30,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"trainfit {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, module in _VERBS.items():
-        module.configure(verbs.add_parser(name, allow_abbrev=False, **module.PARSER))
     words = list(sys.argv[1:] if argv is None else argv)
-    verb = _VERBS.get(words[0]) if words else None
+    # Of the verbs only the one that is asked for is imported; all for the help that lists them.
+    wanted = words[:1] if words and words[0] in _VERBS else _VERBS
+    modules = {name: importlib.import_module(f"trainfit.cli.{name}") for name in wanted}
+    for name, module in modules.items():
+        module.configure(verbs.add_parser(name, allow_abbrev=False, **module.PARSER))
+    verb = modules[words[0]] if words and words[0] in modules else None
     own, command = verb.split(words[1:]) if verb is not None else (words[1:], [])
     options = parser.parse_args([*words[:1], *own])
     _accept_any_text()
-    return _run(options, command)
+    return _run(modules[options.verb], options, command)
 
 
-def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+def _run(verb: ModuleType, options: argparse.Namespace, command: Sequence[str]) -> int:
     try:
         with _terminate_as_interrupt():
-            code: int = _VERBS[options.verb].run(options, command)
+            code: int = verb.run(options, command)
         sys.stdout.flush()
         return code
     except (TrainfitError, GpuNameError) as error:
