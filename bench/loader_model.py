@@ -31,10 +31,10 @@ from trainfit.loader.model import (
     Consumer,
     HandOff,
     Load,
-    Settings,
     lognormal_costs,
     simulate,
 )
+from trainfit.results.loader import LoaderSettings
 
 MEAN_S = 0.02
 VARIATIONS = (0.0, 0.4, 1.0)
@@ -44,7 +44,7 @@ VARIATIONS = (0.0, 0.4, 1.0)
 class Case:
     """One configuration: its settings, how uneven its batches are, and its step."""
 
-    settings: Settings
+    settings: LoaderSettings
     variation: float
     step_s: float
 
@@ -116,7 +116,7 @@ def cases(quick: bool) -> Iterator[Case]:
         workers, prefetch, (True, False), VARIATIONS, (True, False)
     ):
         step_s = MEAN_S / count if balanced else 0.0
-        yield Case(Settings(count, factor, in_order=in_order), variation, step_s)
+        yield Case(LoaderSettings(count, factor, in_order=in_order), variation, step_s)
 
 
 def predict(case: Case, waits: Sequence[float], extra: Overheads) -> float:
@@ -152,11 +152,11 @@ def overheads() -> Overheads:
     """Measured with one worker, in three runs that each wait for another part."""
     count, sleep_s = 150, 0.01
     # The worker is the slowest part: what it takes beyond its sleep.
-    worker_s = 1 / measure(Case(Settings(1, 8), 0.0, 0.0), [sleep_s] * count) - sleep_s
+    worker_s = 1 / measure(Case(LoaderSettings(1, 8), 0.0, 0.0), [sleep_s] * count) - sleep_s
     # Batches are always there: what taking one takes, and a step beyond its sleep.
     receive_s, step_s = ready([0.001] * count, sleep_s)
     # One batch at a time: everything in turn.
-    turn_s = 1 / measure(Case(Settings(1, 1), 0.0, 0.0), [sleep_s] * count)
+    turn_s = 1 / measure(Case(LoaderSettings(1, 1), 0.0, 0.0), [sleep_s] * count)
     latency_s = max(0.0, turn_s - sleep_s - worker_s - receive_s)
     return Overheads(worker_s, receive_s, step_s - sleep_s, latency_s)
 

@@ -16,10 +16,10 @@ from trainfit.loader.model import (
     HandOff,
     Load,
     Outcome,
-    Settings,
     lognormal_costs,
     simulate,
 )
+from trainfit.results.loader import LoaderSettings
 
 SECONDS = st.floats(0.0, 2.0).map(lambda s: round(s, 3))
 COSTS = st.lists(SECONDS, min_size=1, max_size=30)
@@ -114,7 +114,7 @@ def test_in_order_it_is_the_recurrence(
     costs: list[float], workers: int, prefetch: int, step: float, batches: int, pin: bool
 ) -> None:
     load = Load(waits(costs), consumer=Consumer(step))
-    found = simulate(load, Settings(workers, prefetch, pin_memory=pin), batches)
+    found = simulate(load, LoaderSettings(workers, prefetch, pin_memory=pin), batches)
     expected = recurrence(costs, workers, prefetch, step, batches)
     assert found.handed_s == pytest.approx(expected)
     assert found.finished_s >= expected[-1]
@@ -140,7 +140,7 @@ def test_no_run_beats_its_bounds(
     hand_off = HandOff(receive_s=0.01, pin_s=0.02, next_s=0.005)
     load = Load(costs, hand_off, Consumer(step, step / 2), Cores((1.0,) * cores))
     batches = 40
-    run = simulate(load, Settings(workers, prefetch, pin, in_order), batches)
+    run = simulate(load, LoaderSettings(workers, prefetch, pin, in_order), batches)
     assert len(run.handed_s) == batches
     assert list(run.handed_s) == sorted(run.handed_s)
     assert all(waited >= -1e-9 for waited in run.waited_s)
@@ -160,7 +160,7 @@ def test_more_prefetching_is_never_slower_in_order(
 ) -> None:
     def finished(factor: int) -> float:
         load = Load(waits(costs), consumer=Consumer(step))
-        return simulate(load, Settings(workers, factor), 50).finished_s
+        return simulate(load, LoaderSettings(workers, factor), 50).finished_s
 
     assert finished(prefetch + 1) <= finished(prefetch) + 1e-9
 
@@ -169,7 +169,7 @@ def test_more_prefetching_is_never_slower_in_order(
 def test_equal_costs_give_the_smaller_of_two_rates(cost: float, workers: int, step: float) -> None:
     load = Load(waits([cost]), consumer=Consumer(step))
     for in_order in (True, False):
-        rate = simulate(load, Settings(workers, 2, in_order=in_order), 400).batches_per_s
+        rate = simulate(load, LoaderSettings(workers, 2, in_order=in_order), 400).batches_per_s
         expected = min(workers / cost, 1 / step if step > 0 else math.inf)
         # A run ends in the middle of a round of the workers.
         assert rate == pytest.approx(expected, rel=0.1)
@@ -179,8 +179,8 @@ def test_without_workers_the_main_thread_does_everything() -> None:
     load = Load(
         (BatchCost(0.1, 0.2),), HandOff(9.0, 0.3, 0.05), Consumer(0.5), Cores((1.0,))
     )  # nothing is received from anybody
-    assert simulate(load, Settings(0), 20).batches_per_s == pytest.approx(1 / 0.85)
-    pinned = simulate(load, Settings(0, pin_memory=True), 20)
+    assert simulate(load, LoaderSettings(0), 20).batches_per_s == pytest.approx(1 / 0.85)
+    pinned = simulate(load, LoaderSettings(0, pin_memory=True), 20)
     assert pinned.batches_per_s == pytest.approx(1 / 1.15)
     assert pinned.waiting_share == pytest.approx(0.65 / 1.15, rel=1e-6)
 
@@ -199,14 +199,14 @@ def test_without_workers_the_main_thread_does_everything() -> None:
 )
 def test_workers_beyond_the_cores_add_nothing(cores: Cores, workers: int, expected: float) -> None:
     load = Load(works([0.1]), cores=cores)
-    rate = simulate(load, Settings(workers, 2), 400).batches_per_s
+    rate = simulate(load, LoaderSettings(workers, 2), 400).batches_per_s
     assert rate == pytest.approx(expected, rel=0.02)
 
 
 def test_a_step_that_works_takes_a_core_from_the_workers() -> None:
     def rate(work_s: float) -> float:
         load = Load(works([0.1]), consumer=Consumer(0.05, work_s), cores=Cores((1.0, 1.0)))
-        return simulate(load, Settings(2, 4), 400).batches_per_s
+        return simulate(load, LoaderSettings(2, 4), 400).batches_per_s
 
     assert rate(0.0) == pytest.approx(20.0, rel=0.02)
     # Each batch takes 0.15 s of work of the two cores' 2 s each second.
@@ -219,11 +219,11 @@ def test_the_pinning_thread_is_a_station_of_its_own() -> None:
     hand_off = HandOff(receive_s=0.03, pin_s=0.02)
     load = Load(costs, hand_off, step)
     # In the main thread receiving adds to the step; in the pinning thread it overlaps with it.
-    assert simulate(load, Settings(4), 200).batches_per_s == pytest.approx(1 / 0.09, rel=0.02)
-    pinned = simulate(load, Settings(4, pin_memory=True), 200).batches_per_s
+    assert simulate(load, LoaderSettings(4), 200).batches_per_s == pytest.approx(1 / 0.09, rel=0.02)
+    pinned = simulate(load, LoaderSettings(4, pin_memory=True), 200).batches_per_s
     assert pinned == pytest.approx(1 / 0.06, rel=0.02)
     slow = Load(costs, HandOff(receive_s=0.03, pin_s=0.07), step)
-    assert simulate(slow, Settings(4, pin_memory=True), 200).batches_per_s == pytest.approx(
+    assert simulate(slow, LoaderSettings(4, pin_memory=True), 200).batches_per_s == pytest.approx(
         10.0, rel=0.02
     )
 
@@ -233,13 +233,17 @@ def test_a_busy_worker_answers_late() -> None:
     hand_off = HandOff(receive_s=0.01, busy_wait_s=0.04)
     busy = Load(waits([0.2]), hand_off, Consumer(0.16))
     # 0.16 s of the step, 0.04 s until the worker answers, 0.01 s to take the batch.
-    assert simulate(busy, Settings(1, 8), 200).batches_per_s == pytest.approx(1 / 0.21, rel=0.02)
+    assert simulate(busy, LoaderSettings(1, 8), 200).batches_per_s == pytest.approx(
+        1 / 0.21, rel=0.02
+    )
     # It answers once its batch is made, whatever else it would have waited for.
     short = Load(waits([0.03]), hand_off)
-    assert simulate(short, Settings(1, 8), 400).batches_per_s > 1 / 0.05
+    assert simulate(short, LoaderSettings(1, 8), 400).batches_per_s > 1 / 0.05
     # A worker that waits for its turn answers at once.
     idle = Load(waits([0.03]), hand_off, Consumer(0.5))
-    assert simulate(idle, Settings(1, 2), 50).batches_per_s == pytest.approx(1 / 0.51, rel=0.02)
+    assert simulate(idle, LoaderSettings(1, 2), 50).batches_per_s == pytest.approx(
+        1 / 0.51, rel=0.02
+    )
 
 
 # --- Published curves -------------------------------------------------------------------------
@@ -254,7 +258,7 @@ def test_a_busy_worker_answers_late() -> None:
 )
 def test_what_uneven_batches_cost(variation: float, losses: tuple[float, ...]) -> None:
     """8 workers and a user who are equally fast: per cent below the smaller of their rates."""
-    kinds = (Settings(8, 2), Settings(8, 8), Settings(8, 2, in_order=False))
+    kinds = (LoaderSettings(8, 2), LoaderSettings(8, 8), LoaderSettings(8, 2, in_order=False))
     load = Load(lognormal_costs(0.8, variation, 20_011, seed=0), consumer=Consumer(0.1))
     mean_s = sum(cost.wait_s for cost in load.costs) / len(load.costs)
     naive = min(10, 8 / mean_s)
@@ -265,8 +269,8 @@ def test_what_uneven_batches_cost(variation: float, losses: tuple[float, ...]) -
 
 def test_one_slow_worker_holds_all_up_in_order_only() -> None:
     load = Load(waits([0.8]), worker_speeds=(0.5, 1, 1, 1, 1, 1, 1, 1))
-    assert simulate(load, Settings(8), 2000).batches_per_s == pytest.approx(5.0, rel=0.02)
-    out_of_order = simulate(load, Settings(8, in_order=False), 2000).batches_per_s
+    assert simulate(load, LoaderSettings(8), 2000).batches_per_s == pytest.approx(5.0, rel=0.02)
+    out_of_order = simulate(load, LoaderSettings(8, in_order=False), 2000).batches_per_s
     assert out_of_order == pytest.approx(9.375, rel=0.02)
 
 
@@ -275,7 +279,7 @@ def test_workers_that_persist_start_once() -> None:
     load = Load(waits([0.1]), start_s=0.5)
 
     def run(persistent: bool) -> Outcome:
-        return simulate(load, Settings(2, persistent_workers=persistent), 10, epochs=3)
+        return simulate(load, LoaderSettings(2, persistent_workers=persistent), 10, epochs=3)
 
     anew, kept = run(False), run(True)
     # Two workers start one after the other, in each of three epochs or in the first.
@@ -288,10 +292,10 @@ def test_workers_that_persist_start_once() -> None:
 def test_bad_settings_are_refused() -> None:
     for words in ({"num_workers": -1}, {"num_workers": 1, "prefetch_factor": 0}):
         with pytest.raises(ValueError):
-            Settings(**words)
+            LoaderSettings(**words)
     with pytest.raises(ValueError):
         Consumer(1.0, 2.0)
     with pytest.raises(ValueError):
         Load(())
     with pytest.raises(ValueError):
-        simulate(Load(waits([1.0])), Settings(1), 0)
+        simulate(Load(waits([1.0])), LoaderSettings(1), 0)

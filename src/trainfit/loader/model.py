@@ -23,34 +23,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainfit.loader.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
+from trainfit.results.loader import LoaderSettings
 
 #: Of a simulated run, batches that are not counted: the queues are full at first, and it takes
 #: some rounds until they are as full as they will be.
 _WARM_UP_ROUNDS: Final = 3
 #: How often who waits for a busy worker looks whether it still is: the time's resolution.
 _LOOK_S: Final = 1e-3
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of a DataLoader, by its own names; ``prefetch_factor`` means nothing without workers."""
-
-    num_workers: int
-    prefetch_factor: int = 2
-    pin_memory: bool = False
-    in_order: bool = True
-    persistent_workers: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers is 0 or more, not {self.num_workers}")
-        if self.prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor is 1 or more, not {self.prefetch_factor}")
-
-    @property
-    def tokens(self) -> int:
-        """Batches that are asked for and not yet handed to the user."""
-        return self.num_workers * self.prefetch_factor
 
 
 @dataclass(frozen=True)
@@ -168,7 +147,7 @@ class Outcome:
         return self.handed_s[-1] - self.handed_s[self.warm], batches
 
 
-def simulate(load: Load, settings: Settings, batches: int, epochs: int = 1) -> Outcome:
+def simulate(load: Load, settings: LoaderSettings, batches: int, epochs: int = 1) -> Outcome:
     """Run a DataLoader for ``epochs`` of so many batches each.
 
     Without ``persistent_workers`` the workers are started anew for each epoch.
@@ -197,7 +176,7 @@ def lognormal_costs(
 class _Run:
     """One simulated run: its processes and what they note down."""
 
-    def __init__(self, load: Load, settings: Settings, batches: int, epochs: int) -> None:
+    def __init__(self, load: Load, settings: LoaderSettings, batches: int, epochs: int) -> None:
         self.load, self.settings = load, settings
         self.batches, self.epochs = batches, epochs
         self.simulation = Simulation(load.cores)

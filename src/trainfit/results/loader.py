@@ -1,0 +1,315 @@
+"""What ``trainfit loader`` found: what batches cost, and the settings that suit them.
+
+Rates are batches per second of one DataLoader; times are seconds, sizes bytes. ``None`` is not
+measured, 0 is measured.
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from trainfit.results import documents
+
+FORMAT: Final = "trainfit-loader"
+VERSION: Final = 1
+
+_AGAIN: Final = "make it again with `trainfit loader --output FILE`"
+_WANTED: Final = "give a file that `trainfit loader --output` wrote"
+
+StartMethod = Literal["fork", "spawn", "forkserver"]
+DatasetKind = Literal["map", "iterable"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderSettings:
+    """Of a DataLoader, by its own names; ``prefetch_factor`` means nothing without workers.
+
+    ``start_method`` is its ``multiprocessing_context`` (Linux' default before Python 3.14 is
+    "fork"); ``worker_threads`` is what ``torch.get_num_threads()`` is in a worker (1, unless
+    the script's ``worker_init_fn`` says otherwise).
+    """
+
+    num_workers: int
+    prefetch_factor: int = 2
+    pin_memory: bool = False
+    in_order: bool = True
+    persistent_workers: bool = False
+    start_method: StartMethod = "fork"
+    worker_threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers is 0 or more, not {self.num_workers}")
+        if self.prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor is 1 or more, not {self.prefetch_factor}")
+        if self.worker_threads < 1:
+            raise ValueError(f"a worker has one thread or more, not {self.worker_threads}")
+
+    @property
+    def tokens(self) -> int:
+        """Batches that are asked for and not yet handed to the user."""
+        return self.num_workers * self.prefetch_factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong with the loader, with its cure.
+
+    ``kind`` is a stable identifier ("worker_killed", "worker_exception", "shm_full",
+    "deadlock", "not_picklable", "iterable_not_sharded", "slow_sampler", "main_process_only",
+    "open_files", "died", …). ``settings`` are those under which it was met (``None``: all).
+    """
+
+    kind: str
+    summary: str
+    evidence: str
+    cure: str
+    settings: LoaderSettings | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CostPart:
+    """A part of what a batch costs in a worker.
+
+    ``name`` is "read", "decode", "transform", "collate" or "unknown"; ``share`` of the batch's
+    wall time; ``what`` names the functions that it was spent in, the longest first.
+    """
+
+    name: str
+    share: float
+    what: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageCost:
+    """What a batch takes when its files are in the page cache (warm) and when they are not.
+
+    ``read_bytes`` is what one batch read from storage when cold; ``cached_share`` how much of
+    the files that were seen can stay in the page cache (1: all of them fit in free RAM).
+    """
+
+    warm_s: float
+    cold_s: float | None
+    read_bytes: int | None
+    files: int
+    file_bytes: int | None
+    cached_share: float | None
+    reason: str = ""
+    """Why it could not be measured cold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """What batches of a loader cost, as measured.
+
+    Seconds are means over batches. ``fetch_s`` is a worker's wall time for one batch (dataset
+    and collation), ``fetch_cpu_s`` the CPU time of all threads of that worker meanwhile;
+    ``alone_s`` is a batch's wall time in the main process (``num_workers=0``).
+    ``variation`` is the standard deviation of ``fetch_s`` divided by its mean.
+    ``receive_s`` is the CPU time of taking a batch from the workers' queue, ``receive_busy_s``
+    the wall time of the same while the worker that made it makes the next one;
+    ``pin_s`` is the copy to pinned memory, ``next_s`` what ``next`` takes besides,
+    ``latency_s`` what passes in pipes until threads wake.
+    ``start_s`` is what starting one worker takes, by start method.
+    ``scaling`` is the rate of two workers divided by that of one.
+    ``sampler_s`` is what the sampler takes for the indices of one batch.
+    """
+
+    dataset: str
+    kind: DatasetKind
+    batch_size: int | None
+    samples: int | None
+    batch_bytes: int
+    batch_tensors: int
+    batches: int
+    """Batches that were made for the probe."""
+    fetch_s: float | None
+    fetch_cpu_s: float | None
+    variation: float | None
+    alone_s: float | None
+    threads: float | None
+    """CPU seconds per wall second that is not waited: above 1 the sample is multi-threaded."""
+    receive_s: float | None
+    receive_busy_s: float | None
+    pin_s: float | None
+    next_s: float | None
+    latency_s: float | None
+    sampler_s: float | None
+    start_s: Mapping[str, float]
+    worker_private_bytes: int | None
+    scaling: float | None
+    contention: float | None
+    """By how much one more busy core slows all of them, fitted to ``scaling``."""
+    parts: tuple[CostPart, ...] = ()
+    storage: StorageCost | None = None
+    thread_pools: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Threads of a worker's native pools by library ("openblas": 8, "opencv": 8)."""
+    faults: tuple[Fault, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderMachine:
+    """What of the machine bounds a loader; ``None`` where it cannot be told."""
+
+    usable_cores: float
+    affinity: tuple[int, ...]
+    physical_cores: int | None
+    quota_cores: float | None
+    core_speeds: tuple[float, ...]
+    """Of the usable logical CPUs relative to the fastest, fastest first."""
+    available_bytes: int | None
+    shm_free_bytes: int | None
+    open_files: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One setting as the model sees it; ``infeasible`` is why it cannot be, or empty."""
+
+    settings: LoaderSettings
+    batches_per_s: float
+    waiting_share: float
+    busy_cores: float
+    ram_bytes: int | None = None
+    shm_bytes: int | None = None
+    infeasible: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Confirmed:
+    """A real run of the loader beside what the model said before it.
+
+    ``measured_batches_per_s`` and ``waiting_share`` are ``None`` where the run failed.
+    ``context_switches_per_batch`` and ``private_bytes`` are of all workers together.
+    """
+
+    settings: LoaderSettings
+    predicted_batches_per_s: float
+    measured_batches_per_s: float | None
+    waiting_share: float | None
+    batches: int
+    seconds: float
+    context_switches_per_batch: float | None = None
+    private_bytes: int | None = None
+    fault: Fault | None = None
+
+
+#: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),
+#: "cores", "disk", "hand_off" (taking batches over), "lock" (workers wait for one another),
+#: "sampler", "main_process" (num_workers=0 is all that works).
+Limit = Literal[
+    "gpu", "workers", "cores", "disk", "hand_off", "lock", "sampler", "main_process", "unknown"
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableAdvice:
+    """A variable of the environment (or a call) to set, because of evidence.
+
+    ``where`` is "environment", "worker_init_fn" or "script"; ``line`` what to write there.
+    """
+
+    name: str
+    value: str
+    where: str
+    line: str
+    reason: str
+    evidence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CoreAdvice:
+    """Which CPUs to run on: ``prefix`` goes before the command ("taskset -c 0-7")."""
+
+    prefix: str
+    cpus: tuple[int, ...]
+    reason: str
+    evidence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderAdvice:
+    """What would help beyond the settings, with its predicted gain.
+
+    ``kind`` is a stable identifier ("uint8", "fewer_tensors", "decoder_threads", "resize",
+    "cache", "gpu_transforms", "frame_alignment", "in_order", …). ``batches_per_s`` is the
+    end-to-end rate with it, ``gain`` that divided by the recommended setting's.
+    """
+
+    kind: str
+    summary: str
+    how: str
+    batches_per_s: float
+    gain: float
+    evidence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderResult:
+    """What ``trainfit loader`` found.
+
+    ``command`` is the user's command, or what else was tuned. ``step_s`` is the consumer's
+    step and ``step_source`` where it is from; 0 means as fast as the loader can.
+    ``present`` are the script's own settings. ``recommended`` are the smallest settings within
+    2% of the best predicted end-to-end rate. ``verdict``: "change", "keep" (they are as good
+    as any), "nothing_to_gain" (the GPU is the limit with the present settings),
+    "no_setting_helps" (what bounds is no setting), "cannot_tell".
+    ``present_batches_per_s`` and ``best_batches_per_s`` are predicted, unless confirmed.
+    """
+
+    command: str
+    loader: str
+    machine: LoaderMachine
+    step_s: float
+    step_source: str
+    probe: Probe
+    present: LoaderSettings
+    recommended: LoaderSettings
+    verdict: Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cannot_tell"]
+    limit: Limit
+    reason: str
+    candidates: tuple[Candidate, ...]
+    confirmed: tuple[Confirmed, ...]
+    variables: tuple[VariableAdvice, ...] = ()
+    cores: CoreAdvice | None = None
+    advice: tuple[LoaderAdvice, ...] = ()
+    too_many: tuple[Candidate, ...] = ()
+    """Beyond the knee: the same with 2 and 4 times the recommended workers."""
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    torch: str = ""
+
+    def candidate(self, settings: LoaderSettings) -> Candidate | None:
+        """What the model said of these settings, if they were among the candidates."""
+        return next((each for each in self.candidates if each.settings == settings), None)
+
+    def measured(self, settings: LoaderSettings) -> Confirmed | None:
+        """The real run of these settings, if there was one that did not fail."""
+        found = (each for each in self.confirmed if each.settings == settings)
+        return next((each for each in found if each.measured_batches_per_s is not None), None)
+
+    def to_json(self) -> str:
+        """One JSON document, with its format's name and version."""
+        return documents.to_json(self, FORMAT, VERSION)
+
+    def save(self, path: Path) -> None:
+        """Write the document; the file appears whole or not at all."""
+        documents.save(path, self.to_json())
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> LoaderResult:
+        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
+        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+
+    @classmethod
+    def load(cls, path: Path) -> LoaderResult:
+        """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
+        return cls.from_json(documents.read(path, _AGAIN), path)
