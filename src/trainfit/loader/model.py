@@ -69,10 +69,13 @@ class Consumer:
     """What happens between two calls of ``next``: a training step, in seconds.
 
     ``work_s`` of it keeps a core busy (launching kernels); in the rest the main thread waits.
+    ``pageable_s`` comes on top where batches are not pinned: the driver copies them to its own
+    pinned buffers first, and the main thread works at it.
     """
 
     step_s: float
     work_s: float = 0.0
+    pageable_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.work_s <= self.step_s:
@@ -88,6 +91,7 @@ class Load:
         start_s: until one worker runs, in seconds; workers are started one after the other.
         worker_speeds: how fast each worker is (a slow core, a busy neighbour), repeated as
             needed; a speed of 0.5 doubles wait and work.
+        alone: costs of batches in the main process (``num_workers=0``), where they differ.
     """
 
     costs: Sequence[BatchCost]
@@ -96,6 +100,7 @@ class Load:
     cores: Cores = field(default_factory=lambda: Cores((1.0,) * 1024))
     start_s: float = 0.0
     worker_speeds: Sequence[float] = (1.0,)
+    alone: Sequence[BatchCost] = ()
 
     def __post_init__(self) -> None:
         if not self.costs:
@@ -194,7 +199,10 @@ class _Run:
 
     def cost(self, index: int) -> BatchCost:
         """Of a batch of the present epoch."""
-        return self.load.costs[(self.epoch * self.batches + index) % len(self.load.costs)]
+        costs = self.load.costs
+        if self.settings.num_workers == 0 and self.load.alone:
+            costs = self.load.alone
+        return costs[(self.epoch * self.batches + index) % len(costs)]
 
     # --- The main thread ----------------------------------------------------------------------
     def _main(self) -> Process:
@@ -248,6 +256,8 @@ class _Run:
 
     def _consume(self) -> Process:
         consumer = self.load.consumer
+        if not self.settings.pin_memory:
+            yield Work(consumer.pageable_s)
         yield Work(consumer.work_s)
         yield Sleep(consumer.step_s - consumer.work_s)
 

@@ -1,0 +1,189 @@
+"""What workers and the main process note down of each batch during a real run.
+
+Workers write into a file that all processes map; nothing is added to the queues. The clock is
+the system's monotonic one, the same in every process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Columns of a worker's record of one batch.
+BEGAN, WALL, CPU, PROCESS_CPU = range(4)
+_COLUMNS: Final = 4
+#: Batches a worker can note down; later ones are not.
+CAPACITY: Final = 1 << 14
+#: With this signal each process writes the stacks of its threads (see :class:`Notebook`).
+STACKS_SIGNAL: Final = signal.SIGUSR2
+
+Records = NDArray[np.float64]
+
+
+class Notebook:
+    """The workers' records, in a folder that the caller removes.
+
+    As ``notebook.init(user's worker_init_fn)`` it goes to the workers by whatever start method.
+    """
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self._path, self._stacks = str(folder / "records"), str(folder / "stacks")
+        self._shape = (workers, CAPACITY + 1, _COLUMNS)
+        np.memmap(self._path, np.float64, "w+", shape=self._shape)
+
+    def init(self, inner: Callable[[int], None] | None) -> Callable[[int], None]:
+        """The ``worker_init_fn`` that begins a worker's record."""
+        return _Begin(self._path, self._shape, self._stacks, inner)
+
+    def started(self) -> list[float]:
+        """When each worker had started, on the monotonic clock; 0: it has not."""
+        return [float(at) for at in self._map()[:, 0, BEGAN]]
+
+    def batches(self, worker: int) -> Records:
+        """The worker's batches so far: began, wall, CPU, CPU of the process until it began."""
+        records = self._map()[worker, 1:]
+        return np.array(records[records[:, WALL] > 0])
+
+    def watch_stacks(self) -> None:
+        """Let this process write its stacks with :data:`STACKS_SIGNAL`."""
+        _watch_stacks(self._stacks)
+
+    def stacks(self) -> str:
+        """What was written so far, one process after the other."""
+        folder = Path(self._stacks).parent
+        written = (path.read_text(errors="replace") for path in sorted(folder.glob("stacks.*")))
+        return "\n".join(text for text in written if text)
+
+    def _map(self) -> Any:
+        return np.memmap(self._path, np.float64, "r", shape=self._shape)
+
+
+class _Begin:
+    """A ``worker_init_fn``: times every fetch of its worker from now on."""
+
+    def __init__(
+        self,
+        path: str,
+        shape: tuple[int, int, int],
+        stacks: str,
+        inner: Callable[[int], None] | None,
+    ) -> None:
+        self._path, self._shape, self._stacks, self._inner = path, shape, stacks, inner
+
+    def __call__(self, worker: int) -> None:
+        _watch_stacks(self._stacks)
+        records = np.memmap(self._path, np.float64, "r+", shape=self._shape)[worker]
+        time_fetches(records[1:])
+        if self._inner is not None:
+            self._inner(worker)
+        records[0, BEGAN] = time.monotonic()
+
+
+def time_fetches(records: Any) -> Callable[[], None]:
+    """Time every fetch of a batch in this process; returns what puts PyTorch back."""
+    from torch.utils.data._utils import fetch
+
+    kinds: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    former = [kind.fetch for kind in kinds]
+    count = 0
+
+    def timed(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def fetch(self: Any, indices: Any) -> Any:
+            nonlocal count
+            began, cpu = time.monotonic(), time.process_time()
+            batch = original(self, indices)
+            if count < len(records):
+                now, spent = time.monotonic(), time.process_time()
+                # The wall time last: a record with one is whole.
+                records[count, BEGAN], records[count, CPU] = began, spent - cpu
+                records[count, PROCESS_CPU] = cpu
+                records[count, WALL] = max(now - began, 1e-9)
+                count += 1
+            return batch
+
+        return fetch
+
+    def restore() -> None:
+        for kind, original in zip(kinds, former, strict=True):
+            kind.fetch = original
+
+    for kind, original in zip(kinds, former, strict=True):
+        kind.fetch = timed(original)
+    return restore
+
+
+class Receipts:
+    """Times of taking batches from the workers' queue, and of copies to pinned memory.
+
+    A context manager; columns are wall seconds and CPU seconds of the thread that did it.
+    """
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float]] = []
+        self._pinned: list[tuple[float, float]] = []
+
+    @property
+    def taken(self) -> Records:
+        return np.array(self._taken).reshape(-1, 2)
+
+    @property
+    def pinned(self) -> Records:
+        return np.array(self._pinned).reshape(-1, 2)
+
+    def __enter__(self) -> Receipts:
+        self._queues: Any = _module("multiprocessing.queues")
+        self._pinning: Any = _module("torch.utils.data._utils.pin_memory")
+        self._pickler, self._pin = self._queues._ForkingPickler, self._pinning.pin_memory
+        receipts, pickler, pin = self, self._pickler, self._pin
+
+        class Pickler(pickler):  # type: ignore[misc, valid-type]
+            @staticmethod
+            def loads(data: Any) -> Any:
+                return _timed(receipts._taken, pickler.loads, data)
+
+        depth = 0
+
+        def pin_memory_of(data: Any, device: Any = None) -> Any:
+            nonlocal depth
+            if depth:  # it calls itself for what the batch consists of
+                return pin(data, device)
+            depth += 1
+            try:
+                return _timed(receipts._pinned, pin, data, device)
+            finally:
+                depth -= 1
+
+        self._queues._ForkingPickler = Pickler
+        self._pinning.pin_memory = pin_memory_of
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._queues._ForkingPickler = self._pickler
+        self._pinning.pin_memory = self._pin
+
+
+def _timed(into: list[tuple[float, float]], function: Callable[..., Any], *args: Any) -> Any:
+    began, cpu = time.perf_counter(), time.thread_time()
+    result = function(*args)
+    into.append((time.perf_counter() - began, time.thread_time() - cpu))
+    return result
+
+
+def _module(name: str) -> Any:
+    """A module whose attributes are replaced."""
+    return importlib.import_module(name)
+
+
+def _watch_stacks(path: str) -> None:
+    """The file stays open for the life of the process: a handler writes to its descriptor."""
+    stream = open(f"{path}.{os.getpid()}", "a")  # noqa: SIM115
+    faulthandler.register(STACKS_SIGNAL, file=stream, all_threads=True)

@@ -1,0 +1,363 @@
+"""One real run of a DataLoader against a consumer that takes a step's time.
+
+A run with workers happens in a forked process of its own, which may crash, be killed or hang;
+one without workers happens here, with all threads that PyTorch has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import torch
+
+from trainfit.loader import isolated
+from trainfit.loader.instrument import (
+    STACKS_SIGNAL,
+    WALL,
+    Notebook,
+    Receipts,
+    Records,
+    time_fetches,
+)
+from trainfit.loader.model import Consumer
+from trainfit.loader.pinning import emulated_pinning
+from trainfit.loader.workload import Workload
+from trainfit.results.loader import LoaderSettings
+
+#: Batches that a run counts at least, if its time allows.
+_LEAST_BATCHES: Final = 8
+#: Seconds beyond a run's own after which it is taken to hang.
+PATIENCE_S: Final = 20.0
+#: What a sleep takes longer than it should, on an idle machine with default timer slack.
+_OVERSLEEP_S: Final = 6e-5
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run came to nothing.
+
+    ``error_type``, ``message`` and ``traceback`` are what iterating raised; ``exit_code`` is of
+    the process that iterated, if it died (negative: signal); ``worker_exits`` of its workers,
+    as far as they had ended. ``hung``: no end within the time limit; ``stacks`` are then those
+    of all threads of all processes (faulthandler's format).
+    """
+
+    error_type: str = ""
+    message: str = ""
+    traceback: str = ""
+    exit_code: int | None = None
+    worker_exits: tuple[int, ...] = ()
+    hung: bool = False
+    stacks: str = ""
+
+
+def _no_records() -> Records:
+    return np.empty((0, 2))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run took; times on the monotonic clock, in seconds.
+
+    ``handed`` is when each batch was handed over, ``waited`` how long ``next`` took for it and
+    ``next_cpu`` the main thread's CPU time meanwhile, ``steps`` how long the consumer's step
+    took. ``fetches`` are each worker's records (:mod:`trainfit.loader.instrument`; without
+    workers those of the main process), ``received`` and ``pinned`` wall and CPU of taking a
+    batch over and of pinning it. ``began`` is when ``iter`` was called, ``started`` when each
+    worker was ready.
+    """
+
+    settings: LoaderSettings
+    step_s: float
+    began: float = 0.0
+    handed: Records = field(default_factory=_no_records)
+    waited: Records = field(default_factory=_no_records)
+    next_cpu: Records = field(default_factory=_no_records)
+    steps: Records = field(default_factory=_no_records)
+    fetches: tuple[Records, ...] = ()
+    received: Records = field(default_factory=_no_records)
+    pinned: Records = field(default_factory=_no_records)
+    started: tuple[float, ...] = ()
+    batch_bytes: int = 0
+    batch_tensors: int = 0
+    private_bytes: tuple[int, ...] = ()
+    """Of each worker: memory that it shares with no other process (USS)."""
+    worker_threads: tuple[int, ...] = ()
+    """Threads of each worker's process, native ones too."""
+    context_switches: tuple[int, ...] = ()
+    failure: Failure | None = None
+
+    @property
+    def warm(self) -> int:
+        """The first batch that counts: as in :class:`trainfit.loader.model.Outcome`."""
+        return min(warm_up(self.settings), len(self.handed) // 2)
+
+    @property
+    def counted(self) -> int:
+        """Batches that count."""
+        return max(0, len(self.handed) - 1 - self.warm)
+
+    @property
+    def seconds(self) -> float:
+        """In which the counted batches were handed over."""
+        return float(self.handed[-1] - self.handed[self.warm]) if self.counted else 0.0
+
+    @property
+    def batches_per_s(self) -> float | None:
+        """In the steady state; ``None`` where too few batches came."""
+        return self.counted / self.seconds if self.seconds > 0 else None
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Of the counted time, what the consumer waited for batches."""
+        if self.seconds <= 0:
+            return None
+        return min(1.0, float(self.waited[self.warm + 1 :].sum()) / self.seconds)
+
+    @property
+    def fetched(self) -> Records:
+        """All workers' records, without the first batch of each."""
+        rows = [records[1:] for records in self.fetches if len(records) > 1]
+        return np.concatenate(rows) if rows else np.empty((0, 4))
+
+
+def warm_up(settings: LoaderSettings) -> int:
+    """Batches of a run that do not count: what was prefetched, and a round of the workers."""
+    return settings.tokens + settings.num_workers + 1
+
+
+def run_loader(
+    workload: Workload,
+    settings: LoaderSettings,
+    *,
+    consumer: Consumer | None = None,
+    seconds: float = 2.0,
+    limit_s: float | None = None,
+    most_batches: int | None = None,
+) -> Run:
+    """Run the workload's loader with these settings for so many seconds of counted batches.
+
+    The run ends sooner after ``most_batches`` batches. It never raises for what the loader
+    does: that is the result's ``failure``.
+
+    Args:
+        consumer: what happens between two batches; by default nothing does.
+        limit_s: until it is taken to hang; by default 20 s more than ``seconds``.
+    """
+    consumer = consumer or Consumer(0.0)
+    limit_s = seconds + PATIENCE_S if limit_s is None else limit_s
+    with tempfile.TemporaryDirectory(prefix="trainfit-loader-") as folder:
+        notebook = Notebook(Path(folder), max(1, settings.num_workers))
+        function = functools.partial(
+            _run, workload, settings, consumer, seconds, most_batches, notebook
+        )
+        ended: isolated.Ended[Run]
+        if settings.num_workers:
+            ended = isolated.call(function, limit_s, STACKS_SIGNAL)
+        else:
+            ended = isolated.call_here(function, limit_s)
+        if ended.value is not None:
+            return ended.value
+        failure = Failure(
+            ended.error_type,
+            ended.message,
+            ended.traceback,
+            ended.exit_code,
+            hung=ended.hung,
+            stacks=notebook.stacks(),
+        )
+        fetches = tuple(notebook.batches(worker) for worker in range(settings.num_workers))
+        started = tuple(notebook.started())
+        return Run(settings, consumer.step_s, fetches=fetches, started=started, failure=failure)
+
+
+def _run(
+    workload: Workload,
+    settings: LoaderSettings,
+    consumer: Consumer,
+    seconds: float,
+    most_batches: int | None,
+    notebook: Notebook,
+) -> Run:
+    if settings.num_workers:
+        notebook.watch_stacks()
+    records = np.zeros((1 << 14, 4))
+    restore = None if settings.num_workers else time_fetches(records)
+    try:
+        pinning = emulated_pinning() if settings.pin_memory else contextlib.nullcontext()
+        with pinning, Receipts() as receipts:
+            loader = workload.loader(settings, notebook.init)
+            loop = _Loop(loader, settings, consumer, seconds, most_batches)
+            failure = loop.run()
+        alone = records[records[:, WALL] > 0]
+        count = settings.num_workers
+        return Run(
+            settings,
+            consumer.step_s,
+            began=loop.began,
+            handed=np.array(loop.handed),
+            waited=np.array(loop.waited),
+            next_cpu=np.array(loop.next_cpu),
+            steps=np.array(loop.steps),
+            fetches=tuple(notebook.batches(w) for w in range(count)) if count else (alone,),
+            received=receipts.taken,
+            pinned=receipts.pinned,
+            started=tuple(notebook.started())[:count],
+            batch_bytes=loop.batch_bytes,
+            batch_tensors=loop.batch_tensors,
+            private_bytes=loop.private_bytes,
+            worker_threads=loop.worker_threads,
+            context_switches=loop.context_switches,
+            failure=failure,
+        )
+    finally:
+        if restore is not None:
+            restore()
+
+
+class _Loop:
+    """The user's loop: ``for batch in loader: step``."""
+
+    def __init__(
+        self,
+        loader: Any,
+        settings: LoaderSettings,
+        consumer: Consumer,
+        seconds: float,
+        most_batches: int | None,
+    ) -> None:
+        self._loader, self._settings, self._consumer = loader, settings, consumer
+        self._seconds, self._most = seconds, most_batches
+        self.began = 0.0
+        self.handed: list[float] = []
+        self.waited: list[float] = []
+        self.next_cpu: list[float] = []
+        self.steps: list[float] = []
+        self.batch_bytes = self.batch_tensors = 0
+        self.private_bytes: tuple[int, ...] = ()
+        self.worker_threads: tuple[int, ...] = ()
+        self.context_switches: tuple[int, ...] = ()
+
+    def run(self) -> Failure | None:
+        """Iterate until there are enough batches; why that went wrong, if it did."""
+        workers: list[psutil.Process] = []
+        self.began = time.monotonic()
+        batches: Iterator[Any] | None = None
+        try:
+            batches = iter(self._loader)
+            workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
+            before = _switches(workers)
+            self._iterate(batches)
+            self._look_at(workers, before)
+        except Exception as error:
+            return _failure(error, batches)
+        finally:
+            _shut_down(batches)
+        return None
+
+    def _iterate(self, batches: Iterator[Any]) -> None:
+        warm, end, batch = warm_up(self._settings), float("inf"), None
+        while True:
+            asked, cpu = time.monotonic(), time.thread_time()
+            try:
+                # The former batch is freed here, as in a user's loop.
+                batch = next(batches)
+            except StopIteration:
+                return
+            now = time.monotonic()
+            self.next_cpu.append(time.thread_time() - cpu)
+            self.waited.append(now - asked)
+            self.handed.append(now)
+            count = len(self.handed)
+            if count == 1:
+                self.batch_bytes, self.batch_tensors = weigh(batch)
+                # A loader too slow to warm up counts what there is in the end.
+                end = now + 2 * self._seconds
+            if count == warm + 1:
+                end = now + self._seconds
+            if now >= end or count == self._most:
+                return
+            self._step()
+
+    def _step(self) -> None:
+        consumer = self._consumer
+        if not consumer.step_s:
+            self.steps.append(0.0)
+            return
+        began = time.monotonic()
+        while time.monotonic() - began < consumer.work_s:
+            pass
+        left = consumer.step_s - (time.monotonic() - began) - _OVERSLEEP_S
+        if left > 0:
+            time.sleep(left)
+        self.steps.append(time.monotonic() - began)
+
+    def _look_at(self, workers: list[psutil.Process], before: list[int]) -> None:
+        """What the workers hold and did, while they still live."""
+        with contextlib.suppress(psutil.Error):
+            self.context_switches = tuple(
+                now - then for now, then in zip(_switches(workers), before, strict=True)
+            )
+            self.private_bytes = tuple(each.memory_full_info().uss for each in workers)
+            self.worker_threads = tuple(each.num_threads() for each in workers)
+
+
+def weigh(batch: Any) -> tuple[int, int]:
+    """Bytes and number of the tensors of a batch (arrays and bytes count as tensors do)."""
+    nbytes = count = 0
+    seen: set[int] = set()
+    stack = [batch]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            nbytes, count = nbytes + item.numel() * item.element_size(), count + 1
+        elif isinstance(item, np.ndarray):
+            nbytes, count = nbytes + item.nbytes, count + 1
+        elif isinstance(item, bytes | bytearray):
+            nbytes, count = nbytes + len(item), count + 1
+        elif id(item) in seen or isinstance(item, str | int | float | type(None)):
+            continue
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack += item
+        elif hasattr(item, "__dict__"):
+            stack += vars(item).values()
+        seen.add(id(item))
+    return nbytes, count
+
+
+def _switches(workers: list[psutil.Process]) -> list[int]:
+    counts = []
+    for worker in workers:
+        switches = worker.num_ctx_switches()
+        counts.append(switches.voluntary + switches.involuntary)
+    return counts
+
+
+def _failure(error: Exception, batches: Any) -> Failure:
+    exits = [worker.exitcode for worker in getattr(batches, "_workers", ())]
+    return Failure(
+        type(error).__name__,
+        str(error),
+        traceback.format_exc(),
+        worker_exits=tuple(code for code in exits if code is not None),
+    )
+
+
+def _shut_down(batches: Any) -> None:
+    """End the workers now, not when the iterator is collected."""
+    end: Callable[[], None] | None = getattr(batches, "_shutdown_workers", None)
+    if end is not None:
+        with contextlib.suppress(Exception):
+            end()
