@@ -15,6 +15,7 @@ What is modelled is `torch/utils/data/dataloader.py` and `_utils/worker.py` of P
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -27,7 +28,7 @@ from trainfit.results.loader import LoaderSettings
 
 #: Of a simulated run, batches that are not counted: the queues are full at first, and it takes
 #: some rounds until they are as full as they will be.
-_WARM_UP_ROUNDS: Final = 3
+WARM_UP_ROUNDS: Final = 3
 #: How often who waits for a busy worker looks whether it still is: the time's resolution.
 _LOOK_S: Final = 1e-3
 
@@ -129,10 +130,15 @@ class Outcome:
     busy_cores: float
     rounds: int
 
+    def first(self, batches: int) -> Outcome:
+        """The same run as if it had been left after so many batches."""
+        handed, waited = self.handed_s[:batches], self.waited_s[:batches]
+        return dataclasses.replace(self, handed_s=handed, waited_s=waited)
+
     @property
     def warm(self) -> int:
         """The first batch that counts for the steady state."""
-        return min(_WARM_UP_ROUNDS * self.rounds, len(self.handed_s) // 2)
+        return min(WARM_UP_ROUNDS * self.rounds, len(self.handed_s) // 2)
 
     @property
     def batches_per_s(self) -> float:
