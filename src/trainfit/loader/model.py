@@ -92,6 +92,11 @@ class Load:
         worker_speeds: how fast each worker is (a slow core, a busy neighbour), repeated as
             needed; a speed of 0.5 doubles wait and work.
         alone: costs of batches in the main process (``num_workers=0``), where they differ.
+        locked_share: of a batch's wait and work in a worker, the part that happens under a lock
+            that all workers share (a file's, a library's), its last part.
+        convoy: by what share each further worker that waits for the lock prolongs the time that
+            the next one holds it (those who wait are woken, look, and wait again): with it, too
+            many workers are slower than fewer.
     """
 
     costs: Sequence[BatchCost]
@@ -101,10 +106,14 @@ class Load:
     start_s: float = 0.0
     worker_speeds: Sequence[float] = (1.0,)
     alone: Sequence[BatchCost] = ()
+    locked_share: float = 0.0
+    convoy: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.costs:
             raise ValueError("a load has the cost of at least one batch")
+        if not 0 <= self.locked_share <= 1:
+            raise ValueError("of a batch's cost, 0 to 1 is under a lock")
 
 
 @dataclass(frozen=True)
@@ -275,6 +284,8 @@ class _Pool:
         self.early: dict[int, int] = {}
         self.outstanding = [0] * count
         self._is_making = [False] * count
+        self._lock = Queue()
+        self._lock.items.append(None)
         self._next: Iterator[int] = iter(())
         self._turn: Iterator[int] = iter(())
 
@@ -314,9 +325,21 @@ class _Pool:
             index = yield Take(self._indices[worker])
             self._is_making[worker] = True
             cost = self._run.cost(index)
-            yield Sleep(cost.wait_s / speed)
-            yield Work(cost.work_s / speed)
+            wait_s, work_s = cost.wait_s / speed, cost.work_s / speed
+            locked = self._run.load.locked_share
+            yield Sleep(wait_s * (1 - locked))
+            yield Work(work_s * (1 - locked))
+            if locked:
+                yield from self._locked(wait_s * locked, work_s * locked)
             self._run.simulation.start(self._deliver((index, worker)))
+
+    def _locked(self, wait_s: float, work_s: float) -> Process:
+        """The part that one worker does at a time."""
+        yield Take(self._lock)
+        slowed = 1 + self._run.load.convoy * len(self._lock.takers)
+        yield Sleep(wait_s * slowed)
+        yield Work(work_s * slowed)
+        self._run.simulation.put(self._lock, None)
 
     def _deliver(self, result: tuple[int, int]) -> Process:
         yield Sleep(self._run.load.hand_off.latency_s)
