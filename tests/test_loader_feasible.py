@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
 
 from helpers_loader import GIB, MIB, machine, probe
+from trainfit.hardware.limits import OWN_FILES
 from trainfit.loader.feasible import growth, infeasible, needs
 from trainfit.results.loader import LoaderSettings
 
@@ -17,15 +22,15 @@ def test_batches_in_flight() -> None:
     taken = needs(LoaderSettings(8, 2), probe())
     assert taken.shm_bytes == (2 * 8 + 1) * 18 * MIB
     assert taken.ram_bytes == 8 * 200 * MIB + taken.shm_bytes
-    # Out of turn, all 17 may wait as two open files each; 128 of its own, 3 a worker, 4 queues.
-    assert taken.main_files == 128 + 4 + 3 * 8 + 17 * 2
+    # Out of turn, all 17 may wait as two open files each; 4 a worker, 2 for results.
+    assert taken.main_files == 128 + 2 + 4 * 8 + 17 * 2
     assert taken.worker_files == 128 + 3 * 2
 
 
 def test_pinned_batches_wait_as_copies() -> None:
     taken = needs(LoaderSettings(8, 2, pin_memory=True), probe())
     assert taken.ram_bytes == 8 * 200 * MIB + 2 * 17 * 18 * MIB
-    assert taken.main_files == 128 + 4 + 3 * 8 + 2 * 2
+    assert taken.main_files == 128 + 2 + 4 * 8 + 2 * 2
 
 
 def test_without_workers_nothing_is_handed_over() -> None:
@@ -49,7 +54,7 @@ def test_a_workers_memory_that_was_not_measured() -> None:
         # Docker's 64 MiB: 5 batches of 18 MiB.
         ({"num_workers": 2}, {"shm_free_bytes": 63 * MIB}, ("90 MiB", "63 MiB", "--shm-size=1g")),
         ({"num_workers": 8}, {"available_bytes": 1 * GIB}, ("8 workers", "1 GiB", "fewer workers")),
-        ({"num_workers": 8}, {"open_files": 180}, ("190 open files", "180", "ulimit -n 4096")),
+        ({"num_workers": 8}, {"open_files": 180}, ("196 open files", "180", "ulimit -n 4096")),
         ({"num_workers": 4}, {"usable_cores": 1.5}, ("4 workers", "gets 1.5", "fewer workers")),
     ],
 )
@@ -114,6 +119,43 @@ def test_copies_of_what_a_fork_shares_are_bounded() -> None:
     assert growth(settings, probe(), machine(), None) == ""
     spawned = LoaderSettings(16, start_method="spawn")
     assert growth(spawned, probe(), machine(), 4 * GIB) == ""
+
+
+class Late(Dataset[list[torch.Tensor]]):
+    """The first batch is late, until worker 1 has made its five (1, 3, 5, 7, 9)."""
+
+    def __init__(self) -> None:
+        self._others = multiprocessing.get_context("fork").Event()
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        if index == 11:
+            self._others.set()
+        if index == 0:
+            assert self._others.wait(30)
+        return [torch.zeros(10) for _ in range(5)]
+
+
+def test_a_real_loader_holds_no_more_files() -> None:
+    def held() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = held()
+    loader = DataLoader(
+        Late(), batch_size=1, num_workers=2, prefetch_factor=6, multiprocessing_context="fork"
+    )
+    batches = iter(loader)
+    started = held() - before
+    batch = next(batches)
+    waiting = held() - before
+    batches._shutdown_workers()  # type: ignore[attr-defined]
+    assert len(batch) == 5
+    assert started <= 2 + 2 * 4
+    # The first batch and those that came before it, one file for each tensor.
+    most = needs(LoaderSettings(2, 6), probe(batch_tensors=5)).main_files - OWN_FILES
+    assert started + 2 * 5 < waiting <= most
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.booleans(), st.integers(0, 1 << 30))

@@ -18,11 +18,10 @@ from trainfit.results.words import cores, count, size
 #: Of what is free, what a loader may take: the rest is for the page cache that reading needs,
 #: and for what others on the machine do meanwhile. An assumption.
 _SHARE: Final = 0.9
-#: Descriptors that the main process holds for each worker: both ends of its index queue
-#: (a pipe) and the sentinel of its process.
-_FILES_OF_WORKER: Final = 3
-#: Both ends of the result queue, and of the pinning thread's.
-_FILES_OF_QUEUES: Final = 4
+#: Descriptors that the main process holds for each worker: two ends of its index queue's pipe
+#: and two of its process (`multiprocessing/popen_fork.py`), and for the result queue's pipe.
+_FILES_OF_WORKER: Final = 4
+_FILES_OF_QUEUES: Final = 2
 
 
 @dataclass(frozen=True)
