@@ -73,6 +73,13 @@ def test_a_worker_with_many_tensors_is_the_one_that_runs_out() -> None:
     assert said.startswith("a worker may hold 2066 open files")
 
 
+def test_many_small_tensors_run_out_of_files() -> None:
+    """rf-detr#1399: 114 tensors a batch crashed with 16 workers at the usual 1024, 9 did not."""
+    usual = machine(open_files=1024)
+    assert "open files" in infeasible(LoaderSettings(16), probe(batch_tensors=114), usual)
+    assert infeasible(LoaderSettings(16), probe(batch_tensors=9), usual) == ""
+
+
 def test_what_is_not_known_forbids_nothing() -> None:
     dark = machine(available_bytes=None, shm_free_bytes=None, open_files=None)
     assert infeasible(LoaderSettings(16, 64), probe(), dark) == ""
