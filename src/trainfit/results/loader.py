@@ -152,6 +152,8 @@ class Probe:
     """Threads of a worker's native pools by library ("openblas": 8, "opencv": 8)."""
     faults: tuple[Fault, ...] = ()
     seconds: float = 0.0
+    float_bytes: int | None = None
+    """Of ``batch_bytes``, those of tensors of 32-bit floating point."""
 
 
 @dataclasses.dataclass(frozen=True)
