@@ -24,7 +24,7 @@ def rate(value: float | None) -> str:
 
 def times(factor: float) -> str:
     """A gain: "1.42×"."""
-    return f"{_three(factor)}×"
+    return f"{rate(factor)}×"
 
 
 def switch(value: bool) -> str:
