@@ -79,6 +79,7 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
     assert result.command == "python train.py --workers=2 --samples=500"
     assert result.loader.startswith("train.py:") and "Samples, batch size 8" in result.loader
     assert result.step_source
+    assert result.notes[1] == "a core is not known"
 
 
 PERSISTENT = """

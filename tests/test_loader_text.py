@@ -147,7 +147,7 @@ def test_waiting_threads_and_slow_samplers() -> None:
 def test_a_quota_and_slow_cores_are_told() -> None:
     limited = machine(usable_cores=1.5, quota_cores=1.5, core_speeds=(1.0, 1.0, 0.6))
     told = loader_text(result(machine=limited))
-    assert "1.5 usable (8 logical allowed, 4 physical, quota of 1.5, 1 at 60% of the" in told
+    assert "1.5 usable (8 logical allowed, 4 physical, quota of 1.5, worth 2.6 of the" in told
 
 
 def test_too_many_workers() -> None:

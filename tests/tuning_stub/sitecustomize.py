@@ -94,7 +94,12 @@ def loader_machine(machine, ranks):
     return fixture(usable_cores=machine.cpu.usable_cores.value / ranks)
 
 
-for name, function in (("tuning", tune), ("machine", loader_machine)):
+def unknowns(machine):
+    return ("a core is not known",)
+
+
+for name, functions in (("tuning", [tune]), ("machine", [loader_machine, unknowns])):
     module = types.ModuleType(f"trainfit.loader.{name}")
-    setattr(module, function.__name__, function)
+    for function in functions:
+        setattr(module, function.__name__, function)
     sys.modules[module.__name__] = module

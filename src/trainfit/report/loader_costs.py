@@ -36,9 +36,9 @@ def machine_section(machine: LoaderMachine) -> str:
         details.append(f"{machine.physical_cores} physical")
     if machine.quota_cores is not None:
         details.append(f"quota of {machine.quota_cores:g}")
-    slow = [speed for speed in machine.core_speeds if speed < 0.95]
-    if slow:
-        details.append(f"{len(slow)} at {min(slow):.0%} of the fastest's speed")
+    worth = sum(machine.core_speeds)
+    if worth < 0.95 * len(machine.core_speeds):  # slow cores, or two threads on one
+        details.append(f"worth {worth:.1f} of the fastest alone")
     rows = [
         ("cores", cores + (f" ({', '.join(details)})" if details else "")),
         ("RAM", _bytes(machine.available_bytes, "available")),
