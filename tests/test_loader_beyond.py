@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers_loader import GIB, MIB, machine, probe
+from helpers_probe import GIB, MIB, machine, probe
 from trainfit.loader.beyond import beyond
 from trainfit.loader.events import Cores
 from trainfit.loader.limits import limit

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from helpers_loader import GIB, MIB, machine, probe
+from helpers_probe import GIB, MIB, machine, probe
 from trainfit.hardware.limits import OWN_FILES
 from trainfit.loader.feasible import growth, infeasible, needs
 from trainfit.results.loader import LoaderSettings

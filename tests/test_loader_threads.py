@@ -8,7 +8,7 @@ import pytest
 
 import helpers_facts as facts
 import helpers_machines
-from helpers_loader import machine, probe
+from helpers_probe import machine, probe
 from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.survey import survey
 from trainfit.loader.affinity import cores
