@@ -12,6 +12,8 @@ from trainfit.results.loader import CoreAdvice, VariableAdvice
 
 #: Read by Accelerate where the script does not say which mixed precision it wants.
 ACCELERATE: Final = "ACCELERATE_MIXED_PRECISION"
+#: autocast's dtypes in Accelerate's words.
+PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16"}
 #: numactl's options that choose cores; with others it only places memory.
 _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
 
