@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers_cli import json_of, trainfit
 from trainfit.plan.command import Command, parse_command, split_line
 from trainfit.plan.launch import launch
 from trainfit.plan.tracing import Tracer
@@ -172,3 +173,26 @@ def test_accelerate_that_is_told_or_not(tmp_path: Path, monkeypatch: pytest.Monk
     by_script = f"os.environ[{VARIABLE!r}] = 'bf16'"
     outcome = simulated(tmp_path, "", before=by_script)
     assert (outcome.accelerate, outcome.autocast) == (None, "bfloat16")
+
+
+@pytest.mark.slow
+def test_amp_is_a_variable_away_where_accelerate_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "train.py").write_text(ACCELERATED.format(argument="", before=""))
+    words = ("plan", "--gpu", "RTX 4090", "--json", "--remedies=amp-bf16,amp-fp16", "--")
+    plan = json_of(trainfit(*words, "python", "train.py", cwd=tmp_path))
+    assert plan["launch"] == "python train.py"
+    launched = {each["name"]: each["launch"] for each in plan["remedies"]["items"]}
+    assert launched == {
+        "amp-bf16": f"{VARIABLE}=bf16 python train.py",
+        "amp-fp16": f"{VARIABLE}=fp16 python train.py",
+    }
+    assert any(note.startswith(f"{VARIABLE}=bf16 before the command") for note in plan["notes"])
+    # What was exported belongs to the plan, and to its launch command.
+    words = ("plan", "--gpu", "RTX 4090", "--json", "--no-remedies", "--", "python", "train.py")
+    plan = json_of(trainfit(*words, cwd=tmp_path, **{VARIABLE: "bf16"}))
+    assert plan["now"]["amp"] == "bfloat16"
+    assert plan["launch"] == f"{VARIABLE}=bf16 python train.py"

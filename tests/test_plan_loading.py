@@ -98,8 +98,28 @@ def test_the_launch_command_has_the_recommended_settings() -> None:
 def test_notes_of_what_the_command_cannot_say() -> None:
     notes = "\n".join(planned(result()).notes)
     assert "set persistent_workers=True for the DataLoader (train.py:12" in notes
-    assert "tuned at its own batch size, 8, not at 24" in notes
+    assert "tuned at batch size 8, not at 24: the DataLoader (train.py:12" in notes
     assert "num_workers" not in notes
+
+
+def test_a_batch_that_the_data_set_does_not_fill_is_not_tuned_at() -> None:
+    seen = []
+
+    def tune(command: Command) -> LoaderResult:
+        seen.append(command.target().args[0])
+        return result()
+
+    small = dataclasses.replace(PLAN, samples=20)
+    plan = with_loading(small, parse_command(shlex.split(LINE)), tune)
+    assert seen == ["--batch_size=8"]
+    assert "--batch_size=24" in plan.launch
+    assert "tuned at batch size 8, not at 24: the data set has only 20 samples" in str(plan.notes)
+
+
+def test_without_a_placeholder_for_the_batch_size() -> None:
+    plan = planned(result(), "python train.py --j={num_workers:1}")
+    assert plan.launch == "python train.py --j=4"
+    assert "not at 24: write {batch_size:N} into the command" in str(plan.notes)
 
 
 def test_a_placeholder_that_does_not_reach_the_loader_is_noted() -> None:

@@ -189,6 +189,8 @@ def test_a_plan_of_version_2_is_read() -> None:
     document = json.loads(PLAN.to_json())
     assert document.pop("loading") is None
     assert document.pop("variables") == {}
+    assert document.pop("batch_in_command") is True
+    assert document.pop("samples") is None
     text = json.dumps({**document, "version": 2})
     assert PlanResult.from_json(text, Path("plan.json")) == PLAN
 

@@ -56,10 +56,12 @@ def with_loading(
     if found is None:
         loading = DataLoading(None, batch, step_is_bound, failure=" ".join(failure.split()))
         return dataclasses.replace(plan, loading=loading)
+    if "batch_size" in command.present and plan.now.recommended_batch:
+        values["batch_size"] = str(plan.now.recommended_batch)
     values |= loader_values(command.present, found.recommended)
     line = launch(command, values, plan.variables, found.variables, found.cores)
     loading = DataLoading(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found))
-    notes = (*plan.notes, *line.notes, *_notes(command, found, batch))
+    notes = (*plan.notes, *line.notes, *_notes(plan, command, found))
     return dataclasses.replace(plan, launch=line.line, loading=loading, notes=notes)
 
 
@@ -82,7 +84,11 @@ def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:
 
 
 def _batch(plan: PlanResult) -> int | None:
-    return plan.now.recommended_batch or plan.now.batch_size
+    """The recommended batch size, where the data set fills one; else the present one."""
+    best = plan.now.recommended_batch
+    if not best or (plan.samples is not None and best > plan.samples):
+        return plan.now.batch_size
+    return best
 
 
 def _with(command: Command, values: Mapping[str, str]) -> Command:
@@ -90,7 +96,7 @@ def _with(command: Command, values: Mapping[str, str]) -> Command:
     return parse_command([literal(word) for word in command.fill(**values)])
 
 
-def _notes(command: Command, found: LoaderResult, batch: int | None) -> list[str]:
+def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]:
     notes = []
     stated = present_settings(command.present)
     real = {name: getattr(found.present, name) for name in stated}
@@ -110,12 +116,21 @@ def _notes(command: Command, found: LoaderResult, batch: int | None) -> list[str
         )
     if not found.recommended.num_workers and "prefetch_factor" in command.present:
         notes.append("without workers PyTorch refuses a prefetch_factor: leave the option out")
-    if batch is not None and found.probe.batch_size not in (None, batch):
-        notes.append(
-            f"the DataLoader was tuned at its own batch size, {found.probe.batch_size}, not at "
-            f"{batch}: write {{batch_size:N}} into the command"
-        )
+    notes += _note_batch(plan, command, found)
     return notes
+
+
+def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]:
+    """Where the loader was not tuned at the recommended batch size: why not."""
+    best, tuned = plan.now.recommended_batch, found.probe.batch_size
+    if not best or tuned is None or tuned == best:
+        return []
+    why = "write {batch_size:N} into the command"
+    if plan.samples is not None and best > plan.samples:
+        why = f"the data set has only {plan.samples} samples"
+    elif "batch_size" in command.present:
+        why = f"the DataLoader ({found.loader}) does not take it from the command"
+    return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]
 
 
 def _changed_without_placeholder(command: Command, found: LoaderResult) -> list[str]:

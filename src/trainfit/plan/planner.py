@@ -173,6 +173,8 @@ class _Planner:
             other_processes_bytes=self._constants.other_processes_bytes,
             profile=self._constants.profile,
             variables=variables,
+            batch_in_command="batch_size" in self._command.present,
+            samples=first.outcome.loader.samples if first.outcome.loader is not None else None,
         )
 
     # -- runs ------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ All memory figures are bytes. ``None`` means not determined; 0 is a figure.
 Format history
     1   first version
     2   remedies, inference; steps are calls of the model where there is an inference
-    3   data loading; variables of the launch command
+    3   data loading; variables of the launch command; whether it has the batch size;
+        samples
 """
 
 from __future__ import annotations
@@ -235,7 +236,9 @@ class PlanResult:
     ``remedies`` are ``None`` where none were tried, ``inference`` where the script trains.
     ``pattern`` says how memory goes on from step to step at the present batch size.
     ``loading`` is ``None`` where the DataLoader was not tuned; ``variables`` are those that
-    ``launch`` sets besides the user's own and the loader's.
+    ``launch`` sets besides the user's own and the loader's. ``batch_in_command``: ``launch`` has
+    the recommended batch size, for the command has a placeholder for it. ``samples`` are the data
+    set's (``None``: not known).
     ``other_processes_bytes`` of the GPU are held by others; ``profile`` names the
     calibration profile in use ("": none, the context is assumed).
     """
@@ -265,6 +268,8 @@ class PlanResult:
     headroom_is_set: bool = True
     loading: DataLoading | None = None
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    batch_in_command: bool = True
+    samples: int | None = None
 
     @property
     def fits(self) -> bool:
