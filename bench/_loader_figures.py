@@ -87,6 +87,12 @@ class Study:
         return next((each for each in self.choices if each.who == who), None)
 
 
+def steady(settings: LoaderSettings) -> LoaderSettings:
+    """The same in the steady state that is measured, where no epoch ends: whether workers
+    persist makes no difference."""
+    return dataclasses.replace(settings, persistent_workers=False)
+
+
 # What follows from readings ----------------------------------------------------------------------
 
 
@@ -138,7 +144,7 @@ def regret_percent(study: Study, who: str) -> float | None:
         return None
     if choice.settings is None:  # of ours that is a failure; a rival may not be installed
         return 100.0 if who == OURS else None
-    return 100 * (1 - measured.get(choice.settings, 0.0) / max(measured.values()))
+    return 100 * (1 - measured.get(steady(choice.settings), 0.0) / max(measured.values()))
 
 
 def spread_percent(studies: Iterable[Study]) -> list[float]:
@@ -157,6 +163,16 @@ def spread_percent(studies: Iterable[Study]) -> list[float]:
                 if others := values[:index] + values[index + 1 :]:
                     distances.append(100 * abs(value / statistics.median(others) - 1))
     return distances
+
+
+def machine_spread_percent(study: Study) -> float:
+    """By how much longer the fixed piece of work takes in the slowest tenth of the readings
+    than in the fastest: how much the machine's speed varied meanwhile."""
+    times = [each.reference_s for each in (*study.sweep, *study.finals)]
+    if len(times) < 2:
+        return math.nan
+    tenths = statistics.quantiles(times, n=10, method="inclusive")
+    return 100 * (tenths[-1] / tenths[0] - 1)
 
 
 def percentile_90(values: Sequence[float]) -> float:
@@ -256,6 +272,7 @@ def study_row(study: Study) -> dict[str, Any]:
         "best_batches_per_s": max(finals.values(), default=None),
         "sweep_seconds": sweep_seconds(study),
         "probe_seconds": study.probe_s,
+        "machine_spread_percent": machine_spread_percent(study),
         "choices": [
             {
                 "who": choice.who,

@@ -41,7 +41,7 @@ def rules() -> list[Choice]:
 
 
 def lightning() -> Choice:
-    """Lightning since 2.2: usable CPUs less one for the main process, of one device.
+    """Lightning since 2.1: usable CPUs less one for the main process, of one device.
 
     The number of its warning "The 'train_dataloader' does not have many workers which may be
     a bottleneck. Consider increasing the value of the `num_workers` argument` to
@@ -56,7 +56,7 @@ def lightning() -> Choice:
 
 
 def all_cpus() -> Choice:
-    """As many workers as there are CPUs: Lightning's warning before 2.2 ("try N which is the
+    """As many workers as there are CPUs: Lightning's warning before 2.1 ("try N which is the
     number of cpus on this machine"), and what much example code does."""
     return Choice("all CPUs", LoaderSettings(psutil.cpu_count() or 1), 0.0)
 

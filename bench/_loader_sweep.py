@@ -22,6 +22,7 @@ from _loader_figures import (
     Reading,
     Study,
     rates,
+    steady,
     top,
 )
 from loader_workloads import SEED, Case, Worker
@@ -151,7 +152,7 @@ class Bench:
             self.say(f"{study.workload}, {study.consumer}: round {number + 1} of the sweep")
 
     def _finals(self, study: Study, consumer: Consumer) -> None:
-        chosen = [choice.settings for choice in study.choices if choice.settings is not None]
+        chosen = [steady(each.settings) for each in study.choices if each.settings is not None]
         finalists = list(dict.fromkeys([*chosen, *top(study, FINALISTS)]))
         for number in range(self.plan.final_rounds):
             turn = finalists[number % len(finalists) :] + finalists[: number % len(finalists)]

@@ -139,6 +139,16 @@ def test_a_single_run_is_compared_with_the_others_of_its_setting() -> None:
     assert figures().spread_percent([one]) == pytest.approx(apart)
 
 
+def test_the_machines_spread_is_of_its_tenths() -> None:
+    one = study(sweep=[reading(ONE, 1.0) for _ in range(10)])
+    assert figures().machine_spread_percent(one) == 0.0
+    # 11 times from 0.1 to 0.2 s: the tenths are 0.11 and 0.19.
+    times = [figures().Reading(ONE, 0, 1.0, 0.0, 1.0, 0.1 + 0.01 * n) for n in range(11)]
+    assert figures().machine_spread_percent(study(finals=times)) == pytest.approx(
+        100 * (0.19 / 0.11 - 1)
+    )
+
+
 def test_readings_survive_a_file_and_nan_becomes_null(tmp_path: Path) -> None:
     one = study(
         predictions=[figures().Prediction(ONE, 11.0)],
@@ -201,11 +211,12 @@ def test_a_study_measures_the_grid_then_choices_and_the_best_again(tmp_path: Pat
     sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
     grid = (LoaderSettings(0), ONE, TWO, FOUR)
     chosen, other = LoaderSettings(3), LoaderSettings(8)
+    persistent = LoaderSettings(3, persistent_workers=True)  # which no steady state shows
 
     def rate(settings: LoaderSettings) -> float:
         return 10.0 * (1 + min(settings.num_workers, 3))
 
-    tool = StandIn(lambda settings: 1.1 * rate(settings), chosen)
+    tool = StandIn(lambda settings: 1.1 * rate(settings), persistent)
     steps: list[float] = []
 
     def rivals(step_s: float) -> list[Any]:
