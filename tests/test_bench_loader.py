@@ -200,7 +200,9 @@ def fake_run(rate: Callable[[LoaderSettings], float], broken: LoaderSettings) ->
 
     def run(_workload: Any, settings: LoaderSettings, *, consumer: Consumer, seconds: float) -> Run:
         if settings == broken:
-            return Run(settings, 0.0, failure=Failure("RuntimeError", "no\nmore"))
+            failure = Failure("RuntimeError", "no\nmore")  # after batches that were fast
+            handed, waited = np.arange(200) / 1e3, np.zeros(200)
+            return Run(settings, 0.0, handed=handed, waited=waited, failure=failure)
         handed = np.arange(200) / min(rate(settings), 1 / (consumer.step_s or 1e-9))
         return Run(settings, consumer.step_s, handed=handed, waited=np.zeros(200))
 
