@@ -56,7 +56,7 @@ from trainfit.results.loader import LoaderMachine, LoaderSettings  # noqa: E402
 QUICK = ("jpeg_augment", "lock_bound", "remote")
 #: Steps of a trial of loadtune in --quick (its default is 100).
 QUICK_STEPS = 30
-PROBE_S, QUICK_PROBE_S = 20.0, 6.0
+PROBE_S, QUICK_PROBE_S = 20.0, 5.0
 
 
 class Trainfit:
@@ -171,7 +171,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(argv)
     defaults = {"seconds": 2.0, "rounds": 3, "paced_rounds": 1, "final_rounds": 5}
-    quick = {"seconds": 0.5, "rounds": 2, "paced_rounds": 1, "final_rounds": 2}
+    quick = {"seconds": 0.4, "rounds": 2, "paced_rounds": 1, "final_rounds": 2}
     for name, value in (quick if options.quick else defaults).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
