@@ -114,7 +114,8 @@ RULES: Final[tuple[Rule, ...]] = (
     *_rules(
         "read", "numpy.lib.npyio numpy.lib._npyio_impl numpy.lib.format numpy.lib._format_impl"
     ),
-    *_rules("read", "torch torch._C", "from_file load"),
+    *_rules("read", "torch", "from_file load"),
+    *_rules("wait", "torch.multiprocessing"),
     *_rules("transform", "numpy torch numba jax cupy", general=True),
     # Compression and texts.
     *_rules("decode", "zlib gzip bz2 _bz2 lzma _lzma _compression compression zstandard zstd"),
@@ -125,7 +126,7 @@ RULES: Final[tuple[Rule, ...]] = (
     # what comes from there is not known.
     *_rules("wait", "threading _thread queue _queue concurrent.futures asyncio _asyncio"),
     *_rules("wait", "select selectors subprocess multiprocessing _multiprocessing joblib ray"),
-    *_rules("wait", "_posixsubprocess multiprocess torch.multiprocessing"),
+    *_rules("wait", "_posixsubprocess multiprocess"),
     *_rules("wait", "time", "sleep"),
     *_rules("wait", "posix os", "wait* *waitpid*"),
     # Archives, file systems of other machines, the network.
@@ -161,8 +162,7 @@ class Place:
     """A frame of a stack, or a C function that one calls, as far as rules look at it.
 
     ``called`` is how the source writes what the frame calls ("self.transform"); ``mapped``
-    whether the call copies from a mapped file. ``own`` says that the frame is the fetcher's
-    ("collate_fn" or "dataset" is then what it calls).
+    whether the call copies from a mapped file.
     """
 
     module: str

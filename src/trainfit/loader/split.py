@@ -121,7 +121,7 @@ def look_at(workload: Workload, seconds: float) -> Looks | None:
     """
     function = functools.partial(_watched, workload, seconds)
     ended = isolated.call(function, 2 * seconds + _PATIENCE_S)
-    if ended.failed and not ended.hung:
+    if ended.error_type:  # what kills a process or hangs is not tried again in this one
         ended = isolated.call_here(function, 2 * seconds)
     return ended.value
 
