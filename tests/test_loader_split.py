@@ -284,7 +284,9 @@ def test_driving_an_iterator_is_what_the_iterator_does() -> None:
     assert names[-1] == ("av.container.input", "InputContainer.decode")
     frames = container.decode(video=0)
     (made,) = found(lambda: next(frames, None))
-    assert rule_of(*made) == rule_of("av.container.input", "InputContainer.decode")
+    rule = rule_of(*made)
+    assert rule is not None
+    assert rule.kind == "decode"
 
 
 def test_copies_of_mapped_files_are_seen(tmp_path: Path) -> None:

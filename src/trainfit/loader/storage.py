@@ -236,7 +236,7 @@ class _Session:
     """Makes the same batches over and over, until time is up."""
 
     workload: Workload
-    until: float
+    until: float = 0.0
     indices: list[Any] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     warm: list[Pass] = field(default_factory=list)
@@ -245,11 +245,12 @@ class _Session:
 
     def run(self, seconds: float) -> None:
         self.first(seconds * _FIRST_SHARE)
+        self.until = time.monotonic() + seconds * (1 - _FIRST_SHARE)
         self.warm.append(self.again())
         if not self.files:
             return
         for _ in range(_MOST_ROUNDS):
-            if time.monotonic() >= self.until:
+            if self.cold and time.monotonic() >= self.until:
                 return
             page_cache.evict(self.files)
             if not self.stayed and (share := page_cache.resident_share(self.files)) is not None:
@@ -315,7 +316,7 @@ class _Session:
 
 def _measured(workload: Workload, seconds: float) -> Readings:
     """In the forked process."""
-    session = _Session(workload, time.monotonic() + seconds)
+    session = _Session(workload)
     ended = isolated.call_here(lambda: session.run(seconds), 2 * seconds)
     failure = ""
     if ended.hung:
