@@ -1,6 +1,6 @@
 """The split of a batch's time against timers around the same functions, and what looking costs.
 
-    python bench/loader_split.py [--seconds 2] [--rounds 5]
+    python bench/loader_split.py [--seconds 2] [--rounds 5] [--json]
 
 Each workload times its own stages with two calls of the clock around each; the looks know
 nothing of that. Printed are both shares of each stage in percent, and the batch's time while it
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import io
 import statistics
+import sys
 import tempfile
 import time
 import zlib
@@ -22,8 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from _bench import Figure, finish
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from trainfit.loader.split import PARTS, Watcher, parts_of, share
 from trainfit.loader.workload import Workload
@@ -115,7 +119,10 @@ def rate(batches: Iterator[Any], seconds: float) -> float:
     return (time.perf_counter() - began) / count
 
 
-def compare(dataset: Any, seconds: float, rounds: int) -> None:
+def compare(
+    dataset: Any, seconds: float, rounds: int
+) -> tuple[dict[str, tuple[float, ...]], float]:
+    """Timed and looked-at share of each part, and by how much looking slows a batch."""
     workload = Workload(DataLoader(dataset, 8, collate_fn=collate))
     batches = iter(workload.loader(LoaderSettings(num_workers=0)))
     rate(batches, 0.2)
@@ -131,26 +138,43 @@ def compare(dataset: Any, seconds: float, rounds: int) -> None:
         parts = parts_of(watcher.looks())
         total = sum(SPENT.values())
         errors.append({name: (SPENT[name] / total, share(parts, name)) for name in PARTS})
-    print(f"{type(dataset).__name__}: looked at / not {statistics.median(looked):.6f} s / ", end="")
-    pairs = [a / b for a, b in zip(looked, free, strict=True)]
-    print(f"{statistics.median(free):.6f} s a batch = {statistics.median(pairs):.3f}")
-    for name in PARTS:
-        timed = statistics.median(each[name][0] for each in errors)
-        seen = statistics.median(each[name][1] for each in errors)
-        if timed or seen:
-            print(f"    {name:10} timed {timed:6.1%}   looked at {seen:6.1%}")
+    medians = {
+        name: tuple(statistics.median(each[name][side] for each in errors) for side in (0, 1))
+        for name in PARTS
+    }
+    slower = statistics.median(a / b for a, b in zip(looked, free, strict=True)) - 1
+    return medians, slower
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
     words = parser.parse_args()
     torch.set_num_threads(1)
+    details: dict[str, Any] = {}
+    gaps, slow = [], []
     with tempfile.TemporaryDirectory() as folder:
         for kind in (Jpegs, Locked, Tensors):
-            compare(kind(Path(folder)), words.seconds, words.rounds)
+            shares, slower = compare(kind(Path(folder)), words.seconds, words.rounds)
+            details[kind.__name__] = {"timed, looked at": shares, "slower": slower}
+            slow.append(slower)
+            gaps += [abs(timed - seen) for timed, seen in shares.values()]
+            if not words.json:
+                report(kind.__name__, shares)
+    figures = [
+        Figure("largest gap of a share", 100 * max(gaps), 5, True, " points"),
+        Figure("slower while looked at, at most", 100 * max(slow), 5, True, "%"),
+    ]
+    return finish(figures, words.json, details)
+
+
+def report(name: str, shares: dict[str, tuple[float, ...]]) -> None:
+    for part, (timed, seen) in shares.items():
+        if timed or seen:
+            print(f"{name:8} {part:10} timed {timed:6.1%}   looked at {seen:6.1%}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
