@@ -21,11 +21,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.loader.call_sites import NOTHING, Callee, callee, is_mapped, named
 from trainfit.loader.cost_rules import RULES, Judged, Place, judge, rule_of, shown
-from trainfit.loader.split import LEAST_LOOKS, PARTS, Looks, Weighed, parts_of, share, split
+from trainfit.loader.split import (
+    LEAST_LOOKS,
+    PARTS,
+    Looks,
+    Watcher,
+    Weighed,
+    parts_of,
+    share,
+    split,
+)
 from trainfit.loader.workload import Workload
 
 USER = Place("__main__", "MyData.__getitem__", "self.transform")
@@ -344,7 +353,7 @@ class _Data(Dataset[Any]):
 
 
 def parts(dataset: Any, batch_size: int = 4, **words: Any) -> dict[str, tuple[float, str]]:
-    made = split(Workload(DataLoader(dataset, batch_size, **words)), 0.3)
+    made = split(Workload(DataLoader(dataset, batch_size, **words)), 0.4)
     assert sum(part.share for part in made) == pytest.approx(1)
     return {part.name: (part.share, " ".join(part.what)) for part in made}
 
@@ -481,6 +490,23 @@ def test_iterable_data_sets_are_looked_at() -> None:
     assert "_Stream.__iter__ waits (time.sleep)" in parts(_Stream())["unknown"][1]
 
 
+class _Deep(_Data):
+    def __getitem__(self, index: int) -> int:
+        return self.resize_step(600)
+
+    def resize_step(self, depth: int) -> int:
+        return self.resize_step(depth - 1) if depth else pow(3, 30_000) % 7
+
+
+def test_deep_recursion_is_followed_to_its_end() -> None:
+    assert "_Deep.resize_step" in parts(_Deep())["transform"][1]
+
+
+def test_a_plain_list_is_a_data_set() -> None:
+    found = parts([torch.zeros(8)] * 64)
+    assert found["collate"][0] > 0.5
+
+
 class _Raises(_Data):
     def __getitem__(self, index: int) -> int:
         raise OSError("no such sample")
@@ -497,11 +523,26 @@ def test_a_data_set_that_fails_has_no_parts() -> None:
     assert split(Workload(DataLoader(_Dies(), 2)), 0.1) == ()
 
 
-def test_the_process_is_left_as_it_was() -> None:
-    interval, hooks = sys.getswitchinterval(), threading.active_count()
-    made = split(Workload(DataLoader(TensorDataset(torch.zeros(64, 3)), 8)), 0.1)
-    assert share(made, "collate") > 0
-    assert (sys.getswitchinterval(), threading.active_count()) == (interval, hooks)
+def test_a_data_set_that_bears_no_fork_is_looked_at_here() -> None:
+    home = os.getpid()
+
+    class Here(_Data):
+        def __getitem__(self, index: int) -> int:
+            if os.getpid() != home:
+                raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+            time.sleep(1e-3)
+            return 0
+
+    interval, threads = sys.getswitchinterval(), threading.active_count()
+    assert "waits (time.sleep)" in parts(Here())["unknown"][1]
+    assert (sys.getswitchinterval(), threading.active_count()) == (interval, threads)
+
+
+def test_only_what_the_fetcher_calls_is_looked_at() -> None:
+    with Watcher() as watcher:
+        time.sleep(0.02)
+    watcher.batch_made()
+    assert watcher.looks().weighed == ()
 
 
 class _Slow(_Data):

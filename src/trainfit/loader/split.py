@@ -35,7 +35,7 @@ _LOOK_S: Final = 1.5e-3
 #: ``sys.setswitchinterval`` while we look (the default is 5 ms): ``bench/loader_split.py`` sees
 #: file calls, which give up the lock, get too much with ten times that.
 _SWITCH_S: Final = 5e-6
-#: Deeper stacks are cut off at the outer end.
+#: Of deeper stacks, those between are left out.
 _DEEPEST: Final = 200
 #: Looks that make shares: fewer say nothing (each is about 1.5 ms).
 LEAST_LOOKS: Final = 20
@@ -223,13 +223,15 @@ class Watcher:
         """The stack as far as the fetcher; empty where it is not below one."""
         found: list[tuple[int, int]] = []
         leaf = frame
-        while frame is not None and len(found) < _DEEPEST:
+        while frame is not None:
             code = frame.f_code
-            key = id(code)
-            if key not in self._codes:
-                self._codes[key] = code, str(frame.f_globals.get("__name__", ""))
-            found.append((key, frame.f_lasti))
-            if code in self._fetchers:
+            fetching = any(code is each for each in self._fetchers)
+            if fetching or len(found) < _DEEPEST:
+                key = id(code)
+                if key not in self._codes:
+                    self._codes[key] = code, str(frame.f_globals.get("__name__", ""))
+                found.append((key, frame.f_lasti))
+            if fetching:
                 self._remember(leaf, found[0])
                 return tuple(found)
             frame = frame.f_back
@@ -252,7 +254,7 @@ class Watcher:
         code, lasti = self._codes[frames[-1][0]][0], frames[-1][1]
         collating = _called(code, lasti) == "self.collate_fn"
         if not places:
-            places.append(Place("torch.utils.data", _called(code, lasti)))
+            places.append(Place("torch.utils.data", "fetch"))
         return Weighed(tuple(places), seconds, collating)
 
 
