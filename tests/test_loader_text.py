@@ -77,6 +77,17 @@ def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
     assert "cannot be: 16.0 GiB of RAM" in told
 
 
+def test_settings_that_differ_in_persistence_alone_have_the_same_rates() -> None:
+    """What is confirmed runs for a moment: whether its workers persist does not matter there."""
+    passing = dataclasses.replace(BEST, persistent_workers=False)
+    run = dataclasses.replace(result().confirmed[0], settings=passing)
+    seen = tuple(
+        dataclasses.replace(each, settings=passing) if each.settings == BEST else each
+        for each in result().candidates
+    )
+    assert loader_text(result(confirmed=(run,), candidates=seen)) == loader_text(result())
+
+
 def test_a_long_table_is_cut() -> None:
     many = tuple(Candidate(LoaderSettings(n), float(n + 1), 0.0, 1.0) for n in range(40))
     assert "… 26 more, up to 39 workers" in loader_text(result(candidates=many))
@@ -225,6 +236,9 @@ def test_nothing_is_to_be_written_where_nothing_changes() -> None:
     same = result(recommended=LoaderSettings(1), verdict="nothing_to_gain", confirmed=())
     assert "\nWrite" not in loader_text(same)
     assert "\nWrite" not in loader_text(result(verdict="cannot_tell"))
+    threads = dataclasses.replace(BEST, worker_threads=2)
+    told = section(loader_text(result(recommended=threads)), "Write")
+    assert told[1] == "  torch.set_num_threads(2)  (in the DataLoader's worker_init_fn)"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,15 @@ import re
 from collections.abc import Sequence
 
 from trainfit.report.loader_costs import batch_section, machine_section
-from trainfit.report.loader_words import duration, one_of, rate, settings_words, switch, times
-from trainfit.report.sizes import printable, size, wrapped
+from trainfit.report.loader_table import (
+    best_rate,
+    settings_section,
+    table_section,
+    too_many_section,
+)
+from trainfit.report.loader_words import duration, one_of, rate, settings_words, times
+from trainfit.report.sizes import printable, wrapped
 from trainfit.results.loader import (
-    Candidate,
     Confirmed,
     Fault,
     Limit,
@@ -20,8 +25,6 @@ from trainfit.results.loader import (
 )
 from trainfit.results.words import count
 
-#: Rows of the table over workers, at most.
-_ROWS = 14
 #: A prediction that is further than this from a measurement is called off the mark: twice the
 #: 90th percentile that the model aims at.
 _OFF = 0.24
@@ -48,9 +51,9 @@ def loader_text(result: LoaderResult) -> str:
         _verdict(result),
         batch_section(result.probe),
         machine_section(result.machine),
-        _settings_section(result),
-        _table_section(result),
-        _too_many_section(result),
+        settings_section(result),
+        table_section(result),
+        too_many_section(result),
         _threads_section(result),
         _advice_section(result.advice),
         _faults_section(_all_faults(result)),
@@ -88,7 +91,7 @@ def _verdict(result: LoaderResult) -> str:
 
 
 def _gain(result: LoaderResult) -> str:
-    before, after = _best_rate(result, result.present), _best_rate(result, result.recommended)
+    before, after = best_rate(result, result.present), best_rate(result, result.recommended)
     if before is None or after is None or not before[0]:
         return settings_words(result.recommended)
     said = f"{rate(before[0])} → {rate(after[0])} batches/s"
@@ -100,17 +103,8 @@ def _gain(result: LoaderResult) -> str:
 
 
 def _now(result: LoaderResult) -> str:
-    found = _best_rate(result, result.present)
+    found = best_rate(result, result.present)
     return f"{rate(found[0])} batches/s, {found[1]}" if found is not None else "rate not known"
-
-
-def _best_rate(result: LoaderResult, settings: LoaderSettings) -> tuple[float, str] | None:
-    """Batches per second of these settings: measured if they were run, else predicted."""
-    run = result.measured(settings)
-    if run is not None and run.measured_batches_per_s is not None:
-        return run.measured_batches_per_s, "measured"
-    candidate = result.candidate(settings)
-    return (candidate.batches_per_s, "predicted") if candidate is not None else None
 
 
 def _step(result: LoaderResult) -> str:
@@ -143,160 +137,6 @@ def _deviation(run: Confirmed) -> float:
     if not run.predicted_batches_per_s:
         return 0.0
     return measured / run.predicted_batches_per_s - 1
-
-
-# -- settings ----------------------------------------------------------------------------------
-
-_HEAD = (
-    f"  {'':<12} {'workers':>7} {'prefetch':>8} {'pin':>4} {'persist':>7} {'in order':>8}"
-    f" {'predicted':>10} {'measured':>10}  GPU waits"
-)
-
-
-def _settings_section(result: LoaderResult) -> str:
-    """Present and recommended settings, and the others that were run; batches per second."""
-    rows = [_settings_row(result, "present", result.present)]
-    if result.recommended != result.present and result.verdict != "cannot_tell":
-        rows.append(_settings_row(result, "recommended", result.recommended))
-    known = {result.present, result.recommended}
-    others = dict.fromkeys(run.settings for run in result.confirmed if run.settings not in known)
-    rows += [_settings_row(result, "also run", settings) for settings in others]
-    return "\n".join(["Settings (batches/s)", _HEAD, *rows])
-
-
-def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> str:
-    run = result.measured(settings)
-    failed = next((each for each in result.confirmed if each.settings == settings), None)
-    candidate = result.candidate(settings)
-    predicted = candidate.batches_per_s if candidate else None
-    if predicted is None and failed is not None:
-        predicted = failed.predicted_batches_per_s
-    measured = rate(run.measured_batches_per_s) if run is not None else ""
-    if run is None and failed is not None:
-        measured = "failed"
-    workers = settings.num_workers
-    prefetch = str(settings.prefetch_factor) if workers else "-"
-    persist = switch(settings.persistent_workers) if workers else "-"
-    order = switch(settings.in_order) if workers else "-"
-    row = (
-        f"  {name:<12} {workers:>7} {prefetch:>8} {switch(settings.pin_memory):>4} {persist:>7}"
-        f" {order:>8} {rate(predicted):>10} {measured:>10}  {_waiting(result, candidate, run)}"
-    ).rstrip()
-    extra = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
-    if settings.worker_threads != 1:
-        extra.append(f"{settings.worker_threads} threads a worker")
-    return row + (f"\n{'':<15}({', '.join(extra)})" if extra else "")
-
-
-def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:
-    """The share of time that the GPU waits; nothing where its step takes no time."""
-    if not result.step_s:
-        return "-"
-    measured = run.waiting_share if run is not None else None
-    said = f"{candidate.waiting_share:.0%}" if candidate is not None else ""
-    if measured is None:
-        return said
-    return f"{said} (measured {measured:.0%})" if said else f"measured {measured:.0%}"
-
-
-def _start_matters(result: LoaderResult, settings: LoaderSettings) -> bool:
-    """Is its start method not every setting's?"""
-    return bool(settings.num_workers) and (
-        settings.start_method != "fork" or result.present.start_method != "fork"
-    )
-
-
-def _table_section(result: LoaderResult) -> str:
-    """Over the number of workers, each with the other settings that suit it best."""
-    rows = _by_workers(result)
-    if len(rows) < 2:
-        return ""
-    title = "By number of workers (batches/s; * measured)"
-    head = f"  {'workers':>7} {'prefetch':>8} {'rate':>9}  {'GPU waits':>9} {'cores':>6} {'RAM':>9}"
-    lines = [title, head]
-    lines += [_table_row(result, candidate) for candidate in rows[:_ROWS]]
-    if len(rows) > _ROWS:
-        lines.append(
-            f"  … {len(rows) - _ROWS} more, up to {count(rows[-1].settings.num_workers, 'worker')}"
-        )
-    return "\n".join(lines)
-
-
-def _by_workers(result: LoaderResult) -> list[Candidate]:
-    """One candidate for each number of workers: the recommended, present or measured one, else
-    the fastest."""
-    chosen: dict[int, Candidate] = {}
-
-    def rank(candidate: Candidate) -> tuple[bool, bool, bool, bool, float]:
-        settings = candidate.settings
-        return (
-            not candidate.infeasible,
-            settings == result.recommended,
-            settings == result.present,
-            result.measured(settings) is not None,
-            candidate.batches_per_s,
-        )
-
-    for candidate in result.candidates:
-        workers = candidate.settings.num_workers
-        if workers not in chosen or rank(candidate) > rank(chosen[workers]):
-            chosen[workers] = candidate
-    return [chosen[workers] for workers in sorted(chosen)]
-
-
-def _table_row(result: LoaderResult, candidate: Candidate) -> str:
-    settings = candidate.settings
-    run = result.measured(settings)
-    value = f"{rate(run.measured_batches_per_s)}*" if run else f"{rate(candidate.batches_per_s)} "
-    waits = f"{candidate.waiting_share:.0%}" if result.step_s else "-"
-    if run is not None and run.waiting_share is not None and result.step_s:
-        waits = f"{run.waiting_share:.0%}"
-    ram = size(candidate.ram_bytes) if candidate.ram_bytes is not None else "-"
-    prefetch = settings.prefetch_factor if settings.num_workers else "-"
-    start = (
-        f"  {settings.num_workers:>7} {prefetch:>8} {value:>10} {waits:>9} "
-        f"{candidate.busy_cores:>6.1f} {ram:>9}"
-    )
-    marks = []
-    if settings == result.recommended and result.verdict != "cannot_tell":
-        marks.append("recommended")
-    if settings == result.present:
-        marks.append("present")
-    if candidate.infeasible:
-        marks.append(f"cannot be: {printable(candidate.infeasible)}")
-    return wrapped(", ".join(marks), f"{start}  ", " " * 60) if marks else start
-
-
-def _too_many_section(result: LoaderResult) -> str:
-    """What more workers than needed cost."""
-    base = _best_rate(result, result.recommended)
-    candidate = result.candidate(result.recommended)
-    if not result.too_many or base is None:
-        return ""
-    lines = ["Too many workers"]
-    for each in result.too_many:
-        lines.append(_too_many_line(result, each, candidate))
-    return "\n".join(lines)
-
-
-def _too_many_line(result: LoaderResult, more: Candidate, base: Candidate | None) -> str:
-    run, usual = result.measured(more.settings), result.measured(result.recommended)
-    said = [f"{rate(more.batches_per_s)} batches/s predicted"]
-    if base is not None and base.batches_per_s:
-        said[0] += f" ({more.batches_per_s / base.batches_per_s - 1:+.0%})"
-    if run is not None:
-        said.append(f"{rate(run.measured_batches_per_s)} measured")
-    if more.ram_bytes is not None and base is not None and base.ram_bytes is not None:
-        said.append(f"{size(max(0, more.ram_bytes - base.ram_bytes))} more RAM")
-    if run is not None and run.context_switches_per_batch is not None:
-        text = f"{run.context_switches_per_batch:.0f} context switches a batch"
-        if usual is not None and usual.context_switches_per_batch is not None:
-            text += f" (recommended: {usual.context_switches_per_batch:.0f})"
-        said.append(text)
-    if more.infeasible:
-        said.append(f"cannot be: {printable(more.infeasible)}")
-    first = f"  {count(more.settings.num_workers, 'worker')}".ljust(15)
-    return wrapped(", ".join(said), first, " " * 15)
 
 
 # -- threads, advice, faults -------------------------------------------------------------------
@@ -374,6 +214,9 @@ def _write_section(result: LoaderResult) -> str:
     change = result.verdict != "cannot_tell" and result.recommended != result.present
     if change:
         lines.append(f"  {loader_line(result.recommended, result.present)}")
+        if result.recommended.worker_threads != result.present.worker_threads:
+            threads = f"torch.set_num_threads({result.recommended.worker_threads})"
+            lines.append(f"  {threads}  (in the DataLoader's worker_init_fn)")
     for variable in result.variables:
         if variable.where != "environment":
             lines.append(f"  {printable(variable.line)}")
