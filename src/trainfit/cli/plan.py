@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from trainfit.cli.common import (
     share,
     split_command,
 )
+from trainfit.cli.loader import step_time
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.data_loading import has_loader_tunables, with_loading
 from trainfit.plan.loading import LoadingOptions, tune_command
@@ -41,6 +41,10 @@ _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes", "--headroom"),
     *("--steps", "--time-limit", "--output", "--step-time", "--probe-time"),
 )
+
+#: Seconds of probing, and how often that all of the measuring may take at most.
+_PROBE_S = 20.0
+_MEASURING = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -82,9 +86,10 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--no-loader", action="store_true", help="do not tune the DataLoader")
     parser.add_argument(
         "--step-time",
-        type=seconds,
+        type=step_time,
         metavar="S",
-        help="seconds of one training step on the GPU (default: the least that the GPU could take)",
+        help="one training step on the GPU, as 0.04 or 40ms (default: the least that the GPU could "
+        "take)",
     )
     parser.add_argument(
         "--probe-time",
@@ -133,9 +138,10 @@ def _tunes_loader(options: argparse.Namespace, command: Command) -> bool:
 def _with_loading(
     result: PlanResult, command: Command, gpu: str, options: argparse.Namespace
 ) -> PlanResult:
-    loading = LoadingOptions(step_s=options.step_time, gpu=gpu, time_limit_s=options.time_limit)
-    if options.probe_time is not None:
-        loading = dataclasses.replace(loading, seconds=options.probe_time)
+    measuring = _PROBE_S if options.probe_time is None else options.probe_time
+    # The script's way to its first step may take as long as any simulated run.
+    limit = options.time_limit + _MEASURING * measuring
+    loading = LoadingOptions(options.step_time, gpu, measuring, time_limit_s=limit)
     return with_loading(
         result,
         command,
