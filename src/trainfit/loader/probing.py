@@ -10,14 +10,17 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.events import Cores
+from trainfit.loader.fault_checks import check
+from trainfit.loader.faults import diagnose_run
 from trainfit.loader.fitting import (
     Costs,
     Fitted,
@@ -29,19 +32,32 @@ from trainfit.loader.fitting import (
     ratio,
 )
 from trainfit.loader.instrument import CPU, WALL
+from trainfit.loader.machine import model_cores
 from trainfit.loader.model import Consumer, HandOff, Outcome
-from trainfit.loader.runs import Failure, Run, run_loader
+from trainfit.loader.oom import between, oom_kills
+from trainfit.loader.output import captured_stderr
+from trainfit.loader.pools import thread_pools
+from trainfit.loader.progress import Progress, Silent
+from trainfit.loader.runs import Run, run_loader
+from trainfit.loader.seen import Seen
+from trainfit.loader.split import split
+from trainfit.loader.storage import measure_storage
 from trainfit.loader.workload import Workload
-from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe
-
-Progress = Callable[[str, float], None]
-"""Gets what is being done, and the share of the time that is over."""
+from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 
 #: Seconds of a probe, by default.
 SECONDS: Final = 20.0
-#: Shares of a probe's time that one slice takes, and the least and the most seconds of one.
+#: Of a probe's time, what the runs of the series take; the rest is for what follows them.
+_SERIES: Final = 0.75
+#: Of that, what one slice takes; the least and the most seconds of one.
 _SLICE: Final = 1 / 14
 _LEAST_S, _MOST_S = 0.4, 4.0
+#: Of a probe's time, what the look at the call tree takes, storage, and other start methods.
+_SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
+#: Seconds that a worker takes that is not forked, and imports PyTorch.
+_START_S: Final = 6.0
+#: Tries of one kind of run: as it is, and with what two faults leave.
+_ATTEMPTS: Final = 3
 #: Batches that a slice should see.
 _BATCHES: Final = 12
 #: A paced step is so many times what one worker takes for a batch, so that batches are ready.
@@ -74,12 +90,12 @@ _SETTINGS: Final = {
 class Measured:
     """A probe's result, and what it takes to predict from it.
 
-    ``fitted`` is ``None`` where no run came through; ``failures`` are those that did not.
+    ``fitted`` is ``None`` where no run came through; ``bounds`` is what the faults leave.
     """
 
     probe: Probe
     fitted: Fitted | None
-    failures: tuple[tuple[LoaderSettings, Failure], ...] = ()
+    bounds: Bounds = field(default_factory=Bounds)
 
     def predict(self, settings: LoaderSettings, consumer: Consumer) -> Outcome:
         """What the model says of these settings; ``ValueError`` where nothing was measured."""
@@ -90,14 +106,18 @@ class Measured:
 
 @dataclass
 class _Readings:
-    """The runs so far, by what they are."""
+    """The runs so far, by what they are, and what went wrong."""
 
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    failures: list[tuple[LoaderSettings, Failure]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     def of(self, *names: str) -> list[Run]:
         """The runs of these kinds that came through."""
         return [run for name in names for run in self.runs.get(name, ())]
+
+    @property
+    def bounds(self) -> Bounds:
+        return bounds(self.faults)
 
 
 def probe_workload(
@@ -105,24 +125,33 @@ def probe_workload(
     machine: LoaderMachine,
     seconds: float = SECONDS,
     progress: Progress | None = None,
-    start_method: str | None = None,
 ) -> Measured:
     """Measure for about so many seconds, and fit the model.
 
     Batches that take long make it longer: each kind of run happens once, whatever it takes.
-    It never raises for what the data set does.
+    Where a run fails, the fault is named and what it leaves is tried. It never raises for what
+    the data set does.
     """
     began = time.monotonic()
+    progress = progress or Silent()
     readings = _Readings()
-    for name in _series(readings, began, seconds):
-        if progress is not None:
-            share = (time.monotonic() - began) / seconds
-            progress(_words(_SETTINGS[name]), min(1.0, share))
-        _measure(workload, name, readings, seconds)
-    cores = Cores(machine.core_speeds or (1.0,), machine.quota_cores)
-    fitted = fit(readings, cores)
-    probe = _probe(workload, readings, fitted, time.monotonic() - began)
-    return Measured(probe, fitted, tuple(readings.failures))
+    progress("checks before any run", 0.0)
+    readings.faults += check(workload, limit_s=seconds / 2)
+    for name in _series(readings, began, _SERIES * seconds):
+        share = (time.monotonic() - began) / seconds
+        progress(_words(_SETTINGS[name]), min(_SERIES, share))
+        _measure(workload, name, readings, seconds, machine)
+    fitted = fit(readings, model_cores(machine, 0.0))
+    probe = _probe(workload, readings, fitted)
+    if fitted is not None:
+        progress("what a batch's time is spent in", _SERIES)
+        probe = _with_parts(probe, workload, seconds, machine)
+        progress("starting workers by other means", 1 - _STARTS)
+        probe = _with_starts(probe, workload, readings, seconds - (time.monotonic() - began))
+    probe = dataclasses.replace(
+        probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
+    )
+    return Measured(probe, fitted, readings.bounds)
 
 
 def _series(readings: _Readings, began: float, seconds: float) -> Iterator[str]:
@@ -133,30 +162,71 @@ def _series(readings: _Readings, began: float, seconds: float) -> Iterator[str]:
         late = time.monotonic() - began > seconds
         if name in failed or (late and name in met):
             continue
-        count = len(readings.failures)
+        count = len(readings.of(name))
         yield name
         met.add(name)
-        if len(readings.failures) > count:
+        if len(readings.of(name)) == count:
             failed.add(name)
 
 
-def _measure(workload: Workload, name: str, readings: _Readings, seconds: float) -> None:
-    settings = _SETTINGS[name]
-    consumer = Consumer(0.0)
+def _measure(
+    workload: Workload, name: str, readings: _Readings, seconds: float, machine: LoaderMachine
+) -> None:
+    """One run of this kind; where it fails, once more with what the fault leaves."""
     ones = readings.of("one", "two")
-    if name == "paced":
-        if not ones:
+    consumer = Consumer(_READY * _fetch_s(ones) if name == "paced" else 0.0)
+    if name == "paced" and not ones:
+        return
+    length = _length(ones, _SERIES * seconds)
+    for _ in range(_ATTEMPTS):
+        settings = readings.bounds.nearest(_SETTINGS[name])
+        if settings is None or settings.num_workers != _SETTINGS[name].num_workers:
             return
-        consumer = Consumer(_READY * _fetch_s(ones))
-    length = _length(ones, seconds)
-    with same_order():
-        run = run_loader(
-            workload, settings, consumer=consumer, seconds=length, limit_s=length + 2 * seconds
+        run, fault = run_watched(
+            workload,
+            settings,
+            consumer,
+            length,
+            limit_s=length + 2 * seconds,
+            alone_s=_fetch_s(readings.of("alone")) or None,
+            machine=machine,
         )
-    if run.failure is not None:
-        readings.failures.append((settings, run.failure))
-    if run.batches_per_s is not None:
-        readings.runs.setdefault(name, []).append(run)
+        if fault is None or run.batches_per_s is not None:
+            readings.runs.setdefault(name, []).append(run)
+        if fault is None:
+            return
+        readings.faults.append(fault)
+
+
+def run_watched(
+    workload: Workload,
+    settings: LoaderSettings,
+    consumer: Consumer,
+    seconds: float,
+    limit_s: float,
+    *,
+    alone_s: float | None = None,
+    machine: LoaderMachine | None = None,
+) -> tuple[Run, Fault | None]:
+    """One real run, with what is needed to name its fault if it fails.
+
+    Each run draws the same order of batches: what differs between runs is the settings alone.
+    """
+    before = oom_kills()
+    with same_order(), captured_stderr() as output:
+        run = run_loader(workload, settings, consumer=consumer, seconds=seconds, limit_s=limit_s)
+    if run.failure is None and run.batches_per_s is not None:
+        return run, None
+    seen = Seen.of(
+        run,
+        limit_s=limit_s,
+        alone_s=alone_s,
+        shm_free_bytes=machine.shm_free_bytes if machine is not None else None,
+        open_files=machine.open_files if machine is not None else None,
+        oom_kills=between(before, oom_kills()),
+        output=output.text,
+    )
+    return run, diagnose_run(run, workload, seen)
 
 
 def _length(ones: Sequence[Run], seconds: float) -> float:
@@ -169,7 +239,7 @@ def _length(ones: Sequence[Run], seconds: float) -> float:
 
 @contextlib.contextmanager
 def same_order() -> Iterator[None]:
-    """Each run draws the same order of batches: what differs is the settings alone."""
+    """Leave PyTorch's random numbers as they are: the next run draws the same order."""
     state = torch.random.get_rng_state()
     try:
         yield
@@ -289,7 +359,7 @@ def _mean(parts: Sequence[Any]) -> float:
 # --- The result -------------------------------------------------------------------------------
 
 
-def _probe(workload: Workload, readings: _Readings, fitted: Fitted | None, seconds: float) -> Probe:
+def _probe(workload: Workload, readings: _Readings, fitted: Fitted | None) -> Probe:
     runs = readings.of(*_SETTINGS)
     ones = readings.of("one")
     fetched = np.concatenate([run.fetched for run in ones]) if ones else np.zeros((0, 4))
@@ -309,6 +379,7 @@ def _probe(workload: Workload, readings: _Readings, fitted: Fitted | None, secon
         samples=workload.samples,
         batch_bytes=max((run.batch_bytes for run in runs), default=0),
         batch_tensors=max((run.batch_tensors for run in runs), default=0),
+        float_bytes=max((run.float_bytes for run in runs), default=None),
         batches=sum(len(run.handed) for run in runs),
         fetch_s=float(wall.mean()) if len(wall) else None,
         fetch_cpu_s=float(cpu.mean()) if len(cpu) else None,
@@ -321,12 +392,41 @@ def _probe(workload: Workload, readings: _Readings, fitted: Fitted | None, secon
         next_s=hand_off.next_s if hand_off else None,
         latency_s=hand_off.latency_s if hand_off and readings.of("turn") else None,
         sampler_s=statistics.fmean(sampler) if sampler else None,
-        start_s={"fork": start_s} if start_s is not None else {},
+        start_s={ones[0].settings.start_method: start_s} if ones and start_s else {},
         worker_private_bytes=int(statistics.median(private)) if private else None,
         scaling=two / one if one and two else None,
         contention=fitted.cores.contention if fitted is not None and two else None,
-        seconds=seconds,
     )
+
+
+def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: LoaderMachine) -> Probe:
+    """With what batches are spent in, cold storage, and threads of libraries."""
+    with same_order():
+        parts = split(workload, _SPLIT * seconds)
+        storage = measure_storage(workload, _STORAGE * seconds, machine.available_bytes)
+        pools = thread_pools(workload, seconds / 4)
+    return dataclasses.replace(probe, parts=parts, storage=storage, thread_pools=pools)
+
+
+def _with_starts(probe: Probe, workload: Workload, readings: _Readings, left_s: float) -> Probe:
+    """With what workers take that are not forked, where the script wants that or it is known
+    to work; a start method that takes longer than there is time is left out."""
+    starts = dict(probe.start_s)
+    for method in ("forkserver", "spawn"):
+        wanted = workload.present.start_method == method
+        if method in starts or not (wanted or left_s > _START_S):
+            continue
+        settings = dataclasses.replace(_ONE, start_method=method)
+        if not readings.bounds.allows(settings):
+            continue
+        began = time.monotonic()
+        limit_s = max(left_s, 4 * _START_S) if wanted else left_s
+        with same_order(), captured_stderr():
+            run = run_loader(workload, settings, seconds=_LEAST_S, limit_s=limit_s, most_batches=1)
+        if run.failure is None and run.started and run.started[0]:
+            starts[method] = run.started[0] - run.began
+        left_s -= time.monotonic() - began
+    return dataclasses.replace(probe, start_s=starts)
 
 
 def _rate(runs: Sequence[Run]) -> float | None:

@@ -90,6 +90,8 @@ class Run:
     started: tuple[float, ...] = ()
     batch_bytes: int = 0
     batch_tensors: int = 0
+    float_bytes: int = 0
+    """Of them, those of floating-point tensors."""
     private_bytes: tuple[int, ...] = ()
     """Of each worker: memory that it shares with no other process (USS)."""
     worker_threads: tuple[int, ...] = ()
@@ -215,6 +217,7 @@ def _run(
             started=tuple(notebook.started())[:count],
             batch_bytes=loop.batch_bytes,
             batch_tensors=loop.batch_tensors,
+            float_bytes=loop.float_bytes,
             private_bytes=loop.private_bytes,
             worker_threads=loop.worker_threads,
             context_switches=loop.context_switches,
@@ -243,7 +246,7 @@ class _Loop:
         self.waited: list[float] = []
         self.next_cpu: list[float] = []
         self.steps: list[float] = []
-        self.batch_bytes = self.batch_tensors = 0
+        self.batch_bytes = self.batch_tensors = self.float_bytes = 0
         self.private_bytes: tuple[int, ...] = ()
         self.worker_threads: tuple[int, ...] = ()
         self.context_switches: tuple[int, ...] = ()
@@ -280,7 +283,7 @@ class _Loop:
             self.handed.append(now)
             count = len(self.handed)
             if count == 1:
-                self.batch_bytes, self.batch_tensors = weigh(batch)
+                self.batch_bytes, self.batch_tensors, self.float_bytes = weigh(batch)
                 # A loader too slow to warm up counts what there is in the end.
                 end = now + 2 * self._seconds
             if count == warm + 1:
@@ -312,17 +315,21 @@ class _Loop:
             self.worker_threads = tuple(each.num_threads() for each in workers)
 
 
-def weigh(batch: Any) -> tuple[int, int]:
-    """Bytes and number of the tensors of a batch (arrays and bytes count as tensors do)."""
-    nbytes = count = 0
+def weigh(batch: Any) -> tuple[int, int, int]:
+    """Bytes and number of the tensors of a batch (arrays and bytes count as tensors do), and
+    the bytes of those of them that are floating-point."""
+    nbytes = count = floats = 0
     seen: set[int] = set()
     stack = [batch]
     while stack:
         item = stack.pop()
         if isinstance(item, torch.Tensor):
-            nbytes, count = nbytes + item.numel() * item.element_size(), count + 1
+            size = item.numel() * item.element_size()
+            nbytes, count = nbytes + size, count + 1
+            floats += size if item.is_floating_point() else 0
         elif isinstance(item, np.ndarray):
             nbytes, count = nbytes + item.nbytes, count + 1
+            floats += item.nbytes if item.dtype.kind == "f" else 0
         elif isinstance(item, bytes | bytearray):
             nbytes, count = nbytes + len(item), count + 1
         elif id(item) in seen or isinstance(item, str | int | float | type(None)):
@@ -334,7 +341,7 @@ def weigh(batch: Any) -> tuple[int, int]:
         elif hasattr(item, "__dict__"):
             stack += vars(item).values()
         seen.add(id(item))
-    return nbytes, count
+    return nbytes, count, floats
 
 
 def _switches(workers: list[psutil.Process]) -> list[int]:

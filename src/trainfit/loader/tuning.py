@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import os
 import time
 from typing import Final
 
 import torch
 
+from trainfit.loader import feasible, threads
+from trainfit.loader.beyond import beyond
+from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.choosing import (
     Choice,
     Confirmation,
@@ -18,12 +21,17 @@ from trainfit.loader.choosing import (
     keep_workers,
     search,
 )
+from trainfit.loader.limits import limit
 from trainfit.loader.model import Consumer
-from trainfit.loader.probing import SECONDS, Measured, Progress, probe_workload, same_order
-from trainfit.loader.runs import Run, run_loader
+from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
+from trainfit.loader.progress import Progress, Silent
+from trainfit.loader.runs import Run
+from trainfit.loader.verdicts import decide
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
+    Candidate,
     Confirmed,
+    Fault,
     LoaderMachine,
     LoaderResult,
     LoaderSettings,
@@ -39,10 +47,6 @@ _RUN_BATCHES: Final = 25
 #: Workers that are tried for each core, and the most for batches that mostly wait.
 _WORKERS_A_CORE: Final = 2
 _WAITING_A_CORE: Final = 8
-#: Of the consumer's time, what waiting for batches may take before it counts as starved.
-_STARVED: Final = 0.02
-
-Verdict = str
 
 
 def tune(
@@ -60,110 +64,200 @@ def tune(
 ) -> LoaderResult:
     """Probe the loader, predict all settings, confirm some, and say which and why.
 
+    It never raises for what the data set does: faults are in the result.
+
     Args:
         consumer: what happens between two batches; a step of 0 s: as fast as the loader can.
         step_source: where the step's time is from, in words.
         command: the user's command, ``loader`` the loader's place in it, for the result.
         seconds: of the probe, about; a confirming run takes 15% of that.
         confirm: real runs of the chosen settings and their rivals, at most 4.
-        progress: gets what is being done and the share that is over.
+        max_workers: the most workers to try; by default two a core, more where batches wait.
+        progress: is told what is being done, and keeps what there is.
     """
     began = time.monotonic()
+    progress = progress or Silent()
     measured = probe_workload(workload, machine, seconds, progress)
-    result = LoaderResult(
+    result = _blank(workload, machine, consumer, step_source, measured, command, loader)
+    if measured.fitted is not None:
+        tuner = _Tuner(workload, machine, consumer, measured, seconds, progress, result)
+        result = tuner.tuned(confirm, max_workers)
+    return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _blank(
+    workload: Workload,
+    machine: LoaderMachine,
+    consumer: Consumer,
+    step_source: str,
+    measured: Measured,
+    command: str,
+    loader: str,
+) -> LoaderResult:
+    """What is known before anything was chosen."""
+    present = workload.present
+    return LoaderResult(
         command=command,
         loader=loader,
         machine=machine,
         step_s=consumer.step_s,
         step_source=step_source,
         probe=measured.probe,
-        present=workload.present,
-        recommended=workload.present,
+        present=present,
+        recommended=present,
         verdict="cannot_tell",
         limit="unknown",
         reason="no run of the loader came through",
         candidates=(),
         confirmed=(),
+        faults=measured.probe.faults,
         torch=str(torch.__version__),
     )
-    if measured.fitted is not None:
-        goal = Goal(consumer, workload.present, _most_workers(measured, machine, max_workers))
-        runner = functools.partial(_run, workload, measured, seconds, progress)
-        confirmation = Confirmation(search(measured.fitted, goal), runner, min(confirm, CONFIRM))
-        result = _decided(result, workload, confirmation)
-    return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
-def _decided(result: LoaderResult, workload: Workload, confirmation: Confirmation) -> LoaderResult:
-    chosen = confirmation.run()
-    choice = confirmation.choice
-    return dataclasses.replace(
-        result,
-        recommended=_with_persistence(workload, choice, chosen),
-        verdict="keep" if chosen == choice.goal.present else "change",
-        reason="",
-        candidates=tuple(choice.candidates.values()),
-        confirmed=tuple(map(_confirmed, confirmation.trials)),
-        too_many=beyond_knee(choice, chosen),
-    )
+class _Tuner:
+    """One tuning, behind its probe."""
 
+    def __init__(
+        self,
+        workload: Workload,
+        machine: LoaderMachine,
+        consumer: Consumer,
+        measured: Measured,
+        seconds: float,
+        progress: Progress,
+        result: LoaderResult,
+    ) -> None:
+        self._workload, self._machine, self._consumer = workload, machine, consumer
+        self._measured, self._seconds, self._progress = measured, seconds, progress
+        self._result = result
+        self._faults = list(measured.probe.faults)
+        self._fault_of: dict[LoaderSettings, Fault] = {}
 
-def _most_workers(measured: Measured, machine: LoaderMachine, asked: int | None) -> int:
-    """How many workers are tried: two a core, and more where batches mostly wait."""
-    cores, probe = machine.usable_cores, measured.probe
-    each: float = _WORKERS_A_CORE
-    if probe.fetch_s and probe.fetch_cpu_s is not None:
-        works = max(probe.fetch_cpu_s / probe.fetch_s, 1 / _WAITING_A_CORE)
-        each = max(each, 1 / works)
-    most = max(2, round(each * cores))
-    return most if asked is None else min(most, asked)
+    def tuned(self, confirm: int, max_workers: int | None) -> LoaderResult:
+        """Search, confirm, explain."""
+        fitted = self._measured.fitted
+        assert fitted is not None
+        self._progress("simulating settings", 1.0)
+        choice = search(fitted, self._goal(max_workers))
+        self._progress.keep(self._explained(choice, choice.best(), []))
+        confirmation = Confirmation(choice, self._run, max(0, min(confirm, CONFIRM)))
+        chosen = confirmation.run()
+        return self._explained(confirmation.choice, chosen, confirmation.trials)
 
+    # -- choosing --------------------------------------------------------------------------
 
-def _run(
-    workload: Workload,
-    measured: Measured,
-    seconds: float,
-    progress: Progress | None,
-    settings: LoaderSettings,
-    consumer: Consumer,
-) -> Run:
-    """One confirming run, long enough for some batches."""
-    if progress is not None:
-        count = settings.num_workers
-        progress(f"confirming {count} worker{'' if count == 1 else 's'}", 1.0)
-    fetch_s = measured.probe.fetch_s or 0.0
-    length = min(_RUN_S, _RUN_SHARE * seconds)
-    length = max(length, min(_RUN_BATCHES * max(fetch_s, consumer.step_s), seconds / 2))
-    with same_order():
-        return run_loader(
-            workload,
-            settings,
-            consumer=consumer,
-            seconds=length,
-            limit_s=length + 2 * seconds,
+    def _goal(self, max_workers: int | None) -> Goal:
+        """Settings of the user's kind that the faults leave."""
+        left = self._measured.bounds
+        present = self._workload.present
+        start = present.start_method
+        if left.start_methods and start not in left.start_methods:
+            start = left.start_methods[0]
+        return Goal(
+            self._consumer,
+            dataclasses.replace(present, start_method=start),
+            self._most_workers(max_workers),
+            infeasible=self._infeasible,
         )
 
+    def _most_workers(self, asked: int | None) -> int:
+        """Two a core, and more where batches mostly wait; no more than are asked for."""
+        probe = self._measured.probe
+        each: float = _WORKERS_A_CORE
+        if probe.fetch_s and probe.fetch_cpu_s is not None:
+            works = max(probe.fetch_cpu_s / probe.fetch_s, 1 / _WAITING_A_CORE)
+            each = max(each, 1 / works)
+        most = max(2, round(each * self._machine.usable_cores))
+        for bound in (asked, self._measured.bounds.workers):
+            most = most if bound is None else min(most, bound)
+        return most
 
-def _with_persistence(workload: Workload, choice: Choice, chosen: LoaderSettings) -> LoaderSettings:
-    rate = choice.see(chosen).batches_per_s
-    batches = workload.epoch_batches
-    epoch_s = batches / rate if batches and rate > 0 else None
-    persistent = keep_workers(choice.goal.present, chosen, choice.fitted.start_s, epoch_s)
-    return dataclasses.replace(chosen, persistent_workers=persistent)
+    def _infeasible(self, settings: LoaderSettings) -> str:
+        left: Bounds = bounds(self._faults)
+        if not left.allows(settings):
+            return "a fault leaves no such setting: " + ", ".join(left.reasons)
+        return feasible.infeasible(settings, self._measured.probe, self._machine)
 
+    def _run(self, settings: LoaderSettings, consumer: Consumer) -> Run:
+        """One confirming run, long enough for some batches."""
+        count = settings.num_workers
+        self._progress(f"confirming {count} worker{'' if count == 1 else 's'}", 1.0)
+        fetch_s = self._measured.probe.fetch_s or 0.0
+        length = min(_RUN_S, _RUN_SHARE * self._seconds)
+        least = _RUN_BATCHES * max(fetch_s / max(1, count), consumer.step_s)
+        length = max(length, min(least, self._seconds / 2))
+        run, fault = run_watched(
+            self._workload,
+            settings,
+            consumer,
+            length,
+            limit_s=length + 2 * self._seconds,
+            alone_s=self._measured.probe.alone_s,
+            machine=self._machine,
+        )
+        if fault is not None:
+            self._faults.append(fault)
+            self._fault_of[settings] = fault
+        return run
 
-def _confirmed(trial: Trial) -> Confirmed:
-    run = trial.run
-    handed = len(run.handed)
-    return Confirmed(
-        settings=trial.settings,
-        predicted_batches_per_s=trial.predicted,
-        measured_batches_per_s=trial.measured,
-        waiting_share=run.waiting_share if trial.measured is not None else None,
-        batches=handed,
-        seconds=run.seconds,
-        context_switches_per_batch=(
-            sum(run.context_switches) / handed if run.context_switches and handed else None
-        ),
-        private_bytes=sum(run.private_bytes) if run.private_bytes else None,
-    )
+    # -- explaining ------------------------------------------------------------------------
+
+    def _explained(
+        self, choice: Choice, chosen: LoaderSettings, trials: list[Trial]
+    ) -> LoaderResult:
+        """The result with these settings chosen."""
+        probe, machine = self._measured.probe, self._machine
+        load = choice.fitted.load(self._consumer)
+        bound = limit(load, chosen, probe)
+        if choice.goal.most_workers == 0:
+            bound = "main_process"
+        decision = decide(choice, trials, chosen, bound)
+        recommended = self._with_persistence(choice, chosen)
+        notes = [threads.verdict(probe, machine, recommended)]
+        if warning := feasible.growth(recommended, probe, machine, None):
+            notes.append(warning)
+        epoch = self._workload.epoch_batches
+        return dataclasses.replace(
+            self._result,
+            recommended=recommended,
+            verdict=decision.verdict,
+            limit=bound,
+            reason=decision.reason,
+            candidates=tuple(map(self._with_needs, choice.candidates.values())),
+            confirmed=tuple(map(self._confirmed, trials)),
+            variables=threads.variables(probe, machine, recommended, os.environ),
+            advice=beyond(load, probe, recommended, self._consumer, machine, epoch),
+            too_many=tuple(map(self._with_needs, beyond_knee(choice, chosen))),
+            faults=tuple(self._faults),
+            notes=tuple(notes),
+        )
+
+    def _with_persistence(self, choice: Choice, chosen: LoaderSettings) -> LoaderSettings:
+        rate = choice.look(chosen).batches_per_s
+        batches = self._workload.epoch_batches
+        epoch_s = batches / rate if batches and rate > 0 else None
+        starts = self._measured.probe.start_s
+        start_s = starts.get(chosen.start_method, choice.fitted.start_s)
+        persistent = keep_workers(choice.goal.present, chosen, start_s, epoch_s)
+        return dataclasses.replace(chosen, persistent_workers=persistent)
+
+    def _with_needs(self, candidate: Candidate) -> Candidate:
+        needs = feasible.needs(candidate.settings, self._measured.probe)
+        return dataclasses.replace(candidate, ram_bytes=needs.ram_bytes, shm_bytes=needs.shm_bytes)
+
+    def _confirmed(self, trial: Trial) -> Confirmed:
+        run = trial.run
+        handed = len(run.handed)
+        switches = sum(run.context_switches)
+        return Confirmed(
+            settings=trial.settings,
+            predicted_batches_per_s=trial.predicted,
+            measured_batches_per_s=trial.measured,
+            waiting_share=run.waiting_share if trial.measured is not None else None,
+            batches=handed,
+            seconds=run.seconds,
+            context_switches_per_batch=switches / handed if switches and handed else None,
+            private_bytes=sum(run.private_bytes) if run.private_bytes else None,
+            fault=self._fault_of.get(trial.settings),
+        )

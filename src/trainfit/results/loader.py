@@ -165,7 +165,8 @@ class LoaderMachine:
     physical_cores: int | None
     quota_cores: float | None
     core_speeds: tuple[float, ...]
-    """Of the usable logical CPUs relative to the fastest, fastest first."""
+    """Of the usable logical CPUs relative to the fastest, fastest first; a core's second thread
+    counts with what it adds, so the first n add up to what n workers get."""
     available_bytes: int | None
     shm_free_bytes: int | None
     open_files: int | None

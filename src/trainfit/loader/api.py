@@ -1,0 +1,74 @@
+"""The public calls: ``trainfit.loader.probe`` and ``trainfit.loader.tune``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from trainfit.hardware.survey import survey
+from trainfit.hardware.system import System
+from trainfit.loader.affinity import cores
+from trainfit.loader.machine import loader_machine, unknowns
+from trainfit.loader.model import Consumer
+from trainfit.loader.probing import SECONDS, probe_workload
+from trainfit.loader.progress import Progress
+from trainfit.loader.tuning import CONFIRM
+from trainfit.loader.tuning import tune as tune_workload
+from trainfit.loader.workload import Workload
+from trainfit.results.loader import LoaderResult, Probe
+
+
+def probe(
+    source: DataLoader[Any] | Dataset[Any],
+    *,
+    batch_size: int | None = 1,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> Probe:
+    """What batches of a DataLoader, or of a data set with this batch size, cost here.
+
+    It takes about so many seconds, makes batches in processes of its own, and changes neither
+    the loader nor the data. Call it under ``if __name__ == "__main__":``.
+
+    Raises :class:`~trainfit.loader.workload.LoaderError` for what is neither.
+    """
+    workload = Workload.of(source, batch_size)
+    return probe_workload(workload, loader_machine(survey(System())), seconds, progress).probe
+
+
+def tune(
+    source: DataLoader[Any] | Dataset[Any],
+    *,
+    step_s: float = 0.0,
+    batch_size: int | None = 1,
+    seconds: float = SECONDS,
+    confirm: int = CONFIRM,
+    max_workers: int | None = None,
+    ranks: int = 1,
+    progress: Progress | None = None,
+) -> LoaderResult:
+    """The settings that suit a DataLoader (or a data set) whose batches a step takes ``step_s``
+    seconds to train on; 0: as fast as the loader can.
+
+    As ``trainfit loader`` does for a script. ``ranks`` processes share the machine.
+    """
+    workload = Workload.of(source, batch_size)
+    here = survey(System())
+    result = tune_workload(
+        workload,
+        loader_machine(here, ranks),
+        Consumer(step_s),
+        "given" if step_s else "as fast as the loader can: the step takes no time",
+        loader=workload.name,
+        seconds=seconds,
+        confirm=confirm,
+        max_workers=max_workers,
+        progress=progress,
+    )
+    return dataclasses.replace(
+        result,
+        cores=cores(here, result.recommended, ranks),
+        notes=(*result.notes, *unknowns(here)),
+    )
