@@ -98,7 +98,15 @@ def unknowns(machine):
     return ("a core is not known",)
 
 
-for name, functions in (("tuning", [tune]), ("machine", [loader_machine, unknowns])):
+def cores(machine, settings, ranks):
+    return None
+
+
+for name, functions in (
+    ("tuning", [tune]),
+    ("machine", [loader_machine, unknowns]),
+    ("affinity", [cores]),
+):
     module = types.ModuleType(f"trainfit.loader.{name}")
     for function in functions:
         setattr(module, function.__name__, function)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
-from trainfit.loader.affinity import cores
-from trainfit.loader.machine import loader_machine, unknowns
+from trainfit.loader.here import tune_here
+from trainfit.loader.machine import loader_machine
 from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, probe_workload
 from trainfit.loader.progress import Progress
 from trainfit.loader.tuning import CONFIRM
-from trainfit.loader.tuning import tune as tune_workload
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderResult, Probe
 
@@ -55,20 +53,14 @@ def tune(
     As ``trainfit loader`` does for a script. ``ranks`` processes share the machine.
     """
     workload = Workload.of(source, batch_size)
-    here = survey(System())
-    result = tune_workload(
+    return tune_here(
         workload,
-        loader_machine(here, ranks),
         Consumer(step_s),
         "given" if step_s else "as fast as the loader can: the step takes no time",
+        ranks=ranks,
         loader=workload.name,
         seconds=seconds,
         confirm=confirm,
         max_workers=max_workers,
         progress=progress,
-    )
-    return dataclasses.replace(
-        result,
-        cores=cores(here, result.recommended, ranks),
-        notes=(*result.notes, *unknowns(here)),
     )

@@ -25,15 +25,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trainfit.hardware.survey import survey
-from trainfit.hardware.system import System
 from trainfit.loader.model import Consumer
 from trainfit.loader.progress import Reporter, current, tell_to
 from trainfit.loader.script import Found, Script, workload_from, workload_of
 from trainfit.loader.workload import LoaderError, Workload
 from trainfit.results.decoding import decode
 from trainfit.results.errors import TrainfitError
-from trainfit.results.loader import LoaderMachine
 from trainfit.results.loading import (
     LoadingOutcome,
     LoadingRequest,
@@ -167,13 +164,12 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
     """Find the settings that suit the loader."""
     step = request.step
     assert step is not None
-    machine, unknown = machine_here(request.ranks)
-    tuning: Any = importlib.import_module("trainfit.loader.tuning")
-    result = tuning.tune(
+    here: Any = importlib.import_module("trainfit.loader.here")
+    return here.tune_here(
         workload,
-        machine,
         Consumer(step.step_s, step.work_s, step.pageable_s),
         step.source,
+        ranks=request.ranks,
         command=request.command,
         loader=loader,
         seconds=request.seconds,
@@ -181,15 +177,6 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
         max_workers=request.max_workers,
         progress=current(),
     )
-    return dataclasses.replace(result, notes=(*result.notes, *unknown))
-
-
-def machine_here(ranks: int = 1) -> tuple[LoaderMachine, tuple[str, ...]]:
-    """What of this machine bounds the loader of one of so many ranks, and what of it cannot
-    be told."""
-    module: Any = importlib.import_module("trainfit.loader.machine")
-    machine = survey(System())
-    return module.loader_machine(machine, ranks), module.unknowns(machine)
 
 
 def _function(name: str) -> Any:
