@@ -1,8 +1,9 @@
 """How fast a GPU could at best be with a step: a lower bound of its time, no prediction.
 
 A loader that keeps up with the bound keeps up with the GPU; the real step takes longer, often
-twice as long and more. The bound is the largest of three times, each of which the step cannot
-go below (kernels of one stream run one after the other, and each does all three at once):
+several times as long. Kernels of one stream run one after the other. Some compute and others
+move, so that the first two of these times add up; each is launched meanwhile, so that the step
+takes their sum or the third, whichever is more:
 
 - arithmetic: the FLOPs of matrix products, convolutions and attention at the GPU's dense peak
   for the dtype of their operands (as sold: with FP32 accumulation, at the boost clock, without
@@ -39,8 +40,8 @@ _HALF_WITHOUT_TENSOR_CORES: Final = 2.0
 class StepBound:
     """A lower bound of one optimizer step's time on a GPU, in seconds, and what it is made of.
 
-    ``seconds`` is the largest of the parts; ``why`` says in a line what it is. A part is
-    ``None`` where it cannot be told or does not hold; ``seconds`` 0 says nothing.
+    ``seconds`` is arithmetic and memory, or the launches; ``why`` says in a line what it is. A
+    part is ``None`` where it cannot be told or does not hold; ``seconds`` 0 says nothing.
     """
 
     seconds: float
@@ -63,11 +64,10 @@ def step_bound(compute: Compute, gpu: GpuSpec, autocast: str | None) -> StepBoun
         launch = compute.kernels * LEAST_LAUNCH_S
         if not _made_up(gpu, "bandwidth_bytes_per_s"):
             memory = compute.moved_bytes / gpu.bandwidth_bytes_per_s
-    parts = {"arithmetic": arithmetic, "memory": memory, "launches": launch}
-    known = {name: part for name, part in parts.items() if part is not None}
-    most = max(known, key=lambda name: known[name], default=None)
-    seconds = known[most] if most is not None else 0.0
-    return StepBound(seconds, _why(compute, gpu, most, seconds), arithmetic, memory, launch)
+    work = (arithmetic or 0.0) + (memory or 0.0)
+    seconds = max(work, launch or 0.0)
+    why = _why(compute, gpu, seconds, is_work=work >= seconds, moves=memory is not None)
+    return StepBound(seconds, why, arithmetic, memory, launch)
 
 
 def _arithmetic(compute: Compute, gpu: GpuSpec, autocast: str | None) -> float:
@@ -101,16 +101,16 @@ def _made_up(gpu: GpuSpec, field: str) -> bool:
     return gpu.sources.get(field, "").startswith(CUSTOM_DEFAULT)
 
 
-def _why(compute: Compute, gpu: GpuSpec, most: str | None, seconds: float) -> str:
-    bound = f"no {gpu.key} makes the step in less than {1e3 * seconds:.3g} ms"
-    if most is None or not seconds:
+def _why(compute: Compute, gpu: GpuSpec, seconds: float, *, is_work: bool, moves: bool) -> str:
+    if not seconds:
         reason = "the script is compiled" if compute.compiled else "nothing was counted"
         return f"the least time of a step is not known: {reason}; give --step-time"
-    text = {
-        "arithmetic": f"{compute.flops / 1e12:.3g} TFLOP at the dense peak",
-        "memory": f"{compute.moved_bytes / 1e9:.3g} GB that no cache holds, at peak bandwidth",
-        "launches": f"{compute.kernels} kernels of {1e6 * LEAST_LAUNCH_S:g} us at least",
-    }[most]
+    bound = f"no {gpu.key} makes the step in less than {1e3 * seconds:.3g} ms"
+    text = f"{compute.kernels} kernels of {1e6 * LEAST_LAUNCH_S:g} us at least"
+    if is_work:
+        text = f"{compute.flops / 1e12:.3g} TFLOP at the dense peak"
+        if moves:
+            text += f" and {compute.moved_bytes / 1e9:.3g} GB that no cache holds"
     if _made_up(gpu, "fp32_flops"):
         return f"{bound}: {text}; a device made to measure has no rates: give --step-time"
     return f"{bound}: {text}; the real step takes longer"

@@ -142,8 +142,9 @@ class Compute:
     The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
     "KIND/DTYPE": kind "product", "convolution" or "attention"; dtype that of the operands,
     "tfloat32" for float32 that may be rounded to it. ``kernels`` are operators that cannot
-    but launch one. ``moved_bytes`` must pass the GPU's memory although its L2 cache keeps
-    what it can. ``compiled``: the script calls ``torch.compile``, which was left out.
+    but launch one. ``moved_bytes`` must pass the GPU's memory in others than those with FLOPs
+    although its L2 cache keeps what it can. ``compiled``: the script calls ``torch.compile``,
+    which was left out.
     """
 
     flops: int

@@ -3,9 +3,9 @@
 Bytes. A cache of ``L`` bytes holds at most ``L`` of what an operator reads when it begins, and
 at most ``L`` of what it wrote when it ends: the device's memory is read by ``reads - L`` at
 least, and written by ``writes - L``. Counted are operators that certainly touch every byte of
-their operands: elementwise ones, matrix products, attention, and the optimizers' over lists of
-parameters. Not counted are those that may not: look-ups, strided convolutions, copies from the
-host, fills; nor normalizations and reductions, so that the sum stays below what is moved.
+their operands and have no FLOPs counted: elementwise ones, and the optimizers' over lists of
+parameters. Not counted are those that may not: look-ups, copies from the host, fills; nor
+normalizations and reductions, so that the sum stays below what is moved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from trainfit.simgpu.tensor import SimulatedTensor
 
@@ -67,16 +66,12 @@ def least_moved_bytes(func: Any, args: tuple[Any, ...], result: Any, l2_bytes: i
     """Bytes between the device's memory and its cache that the operator cannot do without."""
     name = func._opname
     listed = name.startswith(_OVER_LISTS)
-    if not (listed or torch.Tag.pointwise in func.tags or _is_product(func, name)):
+    if not (listed or torch.Tag.pointwise in func.tags):
         return 0
     cache = _LARGE_L2_BYTES if l2_bytes is None else l2_bytes
     reads = 0 if name in _BLIND else _dense_bytes(tensors_in(args))
     writes = _dense_bytes(tensors_in(_written(name, args, result) if listed else result))
     return max(0, reads - cache) + max(0, writes - cache)
-
-
-def _is_product(func: Any, name: str) -> bool:
-    return func._overloadpacket in flop_registry and "conv" not in name
 
 
 def _written(name: str, args: tuple[Any, ...], result: Any) -> Any:
