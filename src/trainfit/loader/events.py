@@ -11,6 +11,7 @@ unlike cores, under a quota), which SimPy's resources do not model.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -31,9 +32,10 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds that this would take alone on a core of speed 1."""
+    """Seconds that this would take alone on ``width`` cores of speed 1, all of them busy."""
 
     seconds: float
+    width: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,20 @@ class Cores:
         if self.contention < 0:
             raise ValueError("contention is 0 or more")
 
-    def rate(self, working: int) -> float:
-        """The speed of each of so many processes: the scheduler gives all the same share."""
-        busy = min(working, len(self.speeds))
-        if busy == 0:
+    def rate(self, working: float) -> float:
+        """The speed of each of so many threads: the scheduler gives all the same share.
+
+        Between whole numbers the last core is busy for that part of the time.
+        """
+        busy = min(working, float(len(self.speeds)))
+        if busy <= 0:
             return 0.0
-        total = sum(sorted(self.speeds, reverse=True)[:busy])
-        total /= 1 + self.contention * (busy - 1)
+        whole = math.floor(busy)
+        speeds = sorted(self.speeds, reverse=True)
+        total = sum(speeds[:whole])
+        if busy > whole:
+            total += (busy - whole) * speeds[whole]
+        total /= 1 + self.contention * max(0.0, busy - 1)
         if self.quota is not None:
             total = min(total, self.quota * total / busy)
         return total / working
@@ -95,9 +104,11 @@ class Simulation:
         self.busy_s = 0.0
         """Core seconds that were worked so far."""
         self._cores = cores
-        self._rates: dict[int, float] = {}
+        self._rates: dict[float, float] = {}
         self._timed: list[tuple[float, int, Process]] = []
         self._working: dict[Process, float] = {}
+        self._widths: dict[Process, float] = {}
+        self._width = 0.0
         self._count = 0
 
     def start(self, process: Process) -> None:
@@ -125,7 +136,8 @@ class Simulation:
                 self._finish()
 
     def _rate(self) -> float:
-        working = len(self._working)
+        # Without those wider than one core the sum is exact.
+        working = self._width
         if working not in self._rates:
             self._rates[working] = self._cores.rate(working)
         return self._rates[working]
@@ -136,7 +148,7 @@ class Simulation:
             done = seconds * rate
             for process in self._working:
                 self._working[process] -= done
-            self.busy_s += seconds * min(len(self._working), len(self._cores.speeds))
+            self.busy_s += seconds * min(self._width, len(self._cores.speeds))
         self.now = until
 
     def _finish(self) -> None:
@@ -146,6 +158,9 @@ class Simulation:
         ended = [process for process, left in self._working.items() if left <= limit]
         for process in ended:
             del self._working[process]
+            self._width -= self._widths.pop(process)
+        if not self._working:
+            self._width = 0.0
         for process in ended:
             self._advance(process, None)
 
@@ -170,4 +185,6 @@ class Simulation:
                     return
             elif wanted.seconds > 0:
                 self._working[process] = wanted.seconds
+                self._widths[process] = wanted.width
+                self._width += wanted.width
                 return

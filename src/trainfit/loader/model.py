@@ -34,16 +34,19 @@ _LOOK_S: Final = 1e-3
 
 @dataclass(frozen=True)
 class BatchCost:
-    """What making one batch takes, in seconds: waiting (storage), and work on a core."""
+    """What making one batch takes, in seconds: waiting (storage), and work on ``width`` cores
+    (more than one where a library decodes with several threads)."""
 
     wait_s: float
     work_s: float
+    width: float = 1.0
 
 
 @dataclass(frozen=True)
 class HandOff:
     """What passing one batch on takes, in seconds of work on a core.
 
+    ``send_s`` is paid by a thread of the worker, which makes its next batch meanwhile.
     ``receive_s`` is paid by who takes it from the workers' queue (the main thread, or the
     pinning thread), ``pin_s`` by the pinning thread (by the main thread without workers),
     ``next_s`` by the main thread for each batch that it hands out. ``latency_s`` passes
@@ -62,6 +65,7 @@ class HandOff:
     next_s: float = 0.0
     latency_s: float = 0.0
     busy_wait_s: float = 0.0
+    send_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,8 @@ class _Run:
             asked = self.simulation.now
             cost = self.cost(index)
             yield Sleep(cost.wait_s)
-            yield Work(cost.work_s + hand_off.next_s)
+            yield Work(cost.work_s, cost.width)
+            yield Work(hand_off.next_s)
             if self.settings.pin_memory:
                 yield Work(hand_off.pin_s)
             self._hand_over(asked)
@@ -315,10 +320,11 @@ class _Pool:
             self._is_making[worker] = True
             cost = self._run.cost(index)
             yield Sleep(cost.wait_s / speed)
-            yield Work(cost.work_s / speed)
+            yield Work(cost.work_s / speed, cost.width)
             self._run.simulation.start(self._deliver((index, worker)))
 
     def _deliver(self, result: tuple[int, int]) -> Process:
+        yield Work(self._run.load.hand_off.send_s)
         yield Sleep(self._run.load.hand_off.latency_s)
         self._run.simulation.put(self._results, result)
 
