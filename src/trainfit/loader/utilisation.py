@@ -29,6 +29,8 @@ NOTABLE_SHARE: Final = 0.05
 #: Rounds from which it is told what is usual, if there are so many after the warm-up.
 _LEAST_ROUNDS: Final = 3
 _MOST_DIPS: Final = 40
+#: Idle seconds of a dip at least: less is not to be seen in the shortest window.
+_LEAST_DIP_S: Final = NOTABLE_SHARE * _PERIODS_S[0]
 _MOST_EPOCHS: Final = 200
 
 
@@ -38,8 +40,8 @@ class Observed:
 
     Of each batch: ``asked`` is when ``next`` was called (of an epoch's first: ``iter``),
     ``handed`` when it returned, ``next_cpu`` the main thread's CPU time between, ``steps`` how
-    long the step took, ``epochs`` the number of its epoch, ``ready`` when the last worker was
-    (of an epoch's first batch; 0: it was before, or is not known). ``made`` are the workers'
+    long the step took, ``epochs`` the number of its epoch, ``ready`` when the first worker
+    was (of an epoch's first batch; 0: it was before, or is not known). ``made`` are the workers'
     records of batches (:mod:`trainfit.loader.instrument`).
     """
 
@@ -71,13 +73,16 @@ class Observed:
     @property
     def place(self) -> NDArray[np.int64]:
         """Of each batch: which of its epoch it is, from 0."""
-        count = np.arange(len(self.epochs))
-        return count - self._first[self.epochs] if len(count) else count
+        places: NDArray[np.int64] = np.arange(len(self.epochs))
+        if len(places):
+            places -= self._first[self.epochs]
+        return places
 
     @property
     def _first(self) -> NDArray[np.int64]:
         """The first batch of each epoch."""
-        return np.searchsorted(self.epochs, np.arange(self.epochs[-1] + 1))
+        found: NDArray[np.int64] = np.searchsorted(self.epochs, np.arange(self.epochs[-1] + 1))
+        return found
 
 
 def busy_shares(busy: Times, total_s: float, window_s: float) -> Times:
@@ -236,10 +241,17 @@ def _pieces(observed: Observed) -> list[Dip]:
         pieces.append(Dip(steadily, begin, begin + gap, part, at, 1))
     for each in rounds:
         pieces += _pieces_of(each, usual, steadily)
-    end = float(busy[-1, 1])
-    tail: Cause = "end" if observed.failed or observed.exhausted else "slow_batch"
-    pieces.append(Dip(tail, end, observed.total_s, observed.total_s - end, len(busy), 0))
+    pieces.append(_tail(observed, float(busy[-1, 1])))
     return [piece for piece in pieces if piece.idle_s > 0]
+
+
+def _tail(observed: Observed, end: float) -> Dip:
+    """What passed after the last step: the loader failed, or a batch was still waited for."""
+    idle = observed.total_s - end
+    cause: Cause = "slow_batch" if idle >= _LEAST_DIP_S else "hand_over"
+    if observed.failed or observed.exhausted:
+        cause = "end"
+    return Dip(cause, end, observed.total_s, idle, len(observed.handed), 0)
 
 
 def _rounds(observed: Observed, idle_from: Times, gaps: Times) -> list[_Round]:
@@ -324,7 +336,8 @@ def _dips(observed: Observed, pieces: list[Dip]) -> tuple[Dip, ...]:
             else:
                 merged.append(piece)
                 former = piece
-    largest = sorted(merged, key=lambda dip: -dip.idle_s)[:_MOST_DIPS]
+    seen = [dip for dip in merged if dip.idle_s >= _LEAST_DIP_S]
+    largest = sorted(seen, key=lambda dip: -dip.idle_s)[:_MOST_DIPS]
     with_words = (_described(observed, dip) for dip in largest)
     return tuple(sorted(with_words, key=lambda dip: dip.start_s))
 
@@ -344,9 +357,7 @@ def _described(observed: Observed, dip: Dip) -> Dip:
         "slow_batch": _slow_words,
     }.get(dip.cause)
     what = words(observed, dip) if words is not None and dip.batches else ""
-    return Dip(
-        dip.cause, dip.start_s, dip.end_s, dip.idle_s, dip.first_batch, dip.batches, what
-    )
+    return Dip(dip.cause, dip.start_s, dip.end_s, dip.idle_s, dip.first_batch, dip.batches, what)
 
 
 def _start_words(observed: Observed, dip: Dip) -> str:
@@ -358,7 +369,7 @@ def _start_words(observed: Observed, dip: Dip) -> str:
     first = f"the first batch came after {_seconds(handed - asked)}"
     if ready <= asked or not observed.settings.num_workers:
         return first
-    return f"workers were ready after {_seconds(min(ready, handed) - asked)}, {first}"
+    return f"the first worker was ready after {_seconds(min(ready, handed) - asked)}, {first}"
 
 
 def _slow_words(observed: Observed, dip: Dip) -> str:
