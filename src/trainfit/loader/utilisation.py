@@ -102,8 +102,8 @@ def busy_shares(busy: Times, total_s: float, window_s: float) -> Times:
     done = np.zeros_like(at)
     done[1::2] = np.cumsum(busy[:, 1] - busy[:, 0])
     done[2::2] = done[1:-1:2]
-    shares = np.diff(np.interp(edges, at, done)) / np.diff(edges)
-    return np.clip(shares, 0.0, 1.0)
+    shares: Times = np.diff(np.interp(edges, at, done)) / np.diff(edges)
+    return np.minimum(np.maximum(shares, 0.0), 1.0)
 
 
 def timeline(observed: Observed) -> Timeline:
