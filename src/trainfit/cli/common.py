@@ -27,6 +27,9 @@ _UNITS = {
     if unit or suffix != "ib"
 }
 
+_TIME = re.compile(r"(?P<number>\d{1,15}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|ms|s|min|)", re.A)
+_TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
+
 
 class UsageError(TrainfitError):
     """Options that cannot work together or have impossible values."""
@@ -190,6 +193,15 @@ def progress(text: str) -> None:
     print(f"trainfit: {text} …", file=sys.stderr, flush=True)
 
 
+def only_ascii() -> bool:
+    """Does the terminal's (or the file's) encoding lack block characters?"""
+    try:
+        "▁█│└┬".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
 def output_file(text: str) -> Path:
     """A path that can be written, checked before anything is simulated."""
     path = Path(text)
@@ -225,6 +237,15 @@ def seconds(text: str) -> float:
         value = -1.0
     if not 0 < value <= 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def duration(text: str) -> float:
+    """An argparse type: ``40ms``, ``1.5s``, ``2min``, or plain seconds; above 0."""
+    found = _TIME.fullmatch(text.strip())
+    value = float(found["number"]) * _TIME_UNITS[found["unit"]] if found is not None else -1.0
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0; write 40ms, 1.5s or 2min")
     return value
 
 

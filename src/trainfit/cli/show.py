@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainfit.cli.common import only_ascii
 from trainfit.memory.summary import summarize
 from trainfit.report.doctor_text import doctor_text
 from trainfit.report.plan_text import plan_text
 from trainfit.report.profile_text import profile_text
 from trainfit.report.recording_text import recording_json, recording_text
+from trainfit.report.rehearsal_text import rehearsal_text
 from trainfit.results import documents
 from trainfit.results.doctor import FORMAT as DOCTOR
 from trainfit.results.doctor import DoctorResult
@@ -20,11 +22,13 @@ from trainfit.results.plan import PlanResult
 from trainfit.results.profile import FORMAT as PROFILE
 from trainfit.results.profile import Profile
 from trainfit.results.recording import Recording
+from trainfit.results.rehearsal import FORMAT as REHEARSAL
+from trainfit.results.rehearsal import Rehearsal
 
 PARSER: dict[str, Any] = {
     "help": "show a result file again",
     "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
-    "`trainfit calibrate` or `trainfit doctor --output`.",
+    "`trainfit calibrate`, `trainfit rehearse --output` or `trainfit doctor --output`.",
 }
 
 
@@ -53,6 +57,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     elif documents.format_of(text) == DOCTOR:
         diagnosis = DoctorResult.from_json(text, path)
         print(diagnosis.to_json() if options.json else doctor_text(diagnosis))
+    elif documents.format_of(text) == REHEARSAL:
+        rehearsal = Rehearsal.from_json(text, path)
+        shown = rehearsal_text(rehearsal, ascii_only=only_ascii())
+        print(rehearsal.to_json() if options.json else shown)
     else:
         result = PlanResult.from_json(text, path)
         print(result.to_json() if options.json else plan_text(result))

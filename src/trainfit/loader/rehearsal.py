@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,10 +24,12 @@ from trainfit.loader import isolated, utilisation
 from trainfit.loader.instrument import BEGAN, STACKS_SIGNAL, Notebook, Records
 from trainfit.loader.model import Consumer
 from trainfit.loader.pinning import emulated_pinning
+from trainfit.loader.progress import current
 from trainfit.loader.runs import PATIENCE_S, Failure, failure_of, shut_down, take_step
 from trainfit.loader.utilisation import Observed
 from trainfit.loader.workload import LoaderError, Workload
 from trainfit.results.loader import Fault, LoaderSettings
+from trainfit.results.loading import LoadingRequest, StepTime
 from trainfit.results.rehearsal import Predicted, Rehearsal
 
 #: Columns of the journal's row of a batch.
@@ -34,9 +38,14 @@ _COLUMNS: Final = 6
 #: Batches that a rehearsal can note down; it ends with the last.
 _MOST_BATCHES: Final = 1 << 22
 #: Seconds between two lines of progress.
-_TELL_S: Final = 1.0
+_TELL_S: Final = 5.0
 
-Tell = Callable[[str], None]
+_NEVER_BUSY: Final = (
+    "a GPU whose step takes no time is never busy: give the step's time (--step-time 40ms)"
+)
+
+#: Is told what goes on, and what share of it is done.
+Tell = Callable[[str, float | None], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +76,7 @@ def rehearse(
     so in ``ended``, and holds what was seen until then.
 
     Args:
-        progress: is told about every second, in the process that runs the loop.
+        progress: is told every few seconds, in the process that runs the loop.
         explain: a failure with its cure; by default by its kind alone.
 
     Raises:
@@ -88,12 +97,41 @@ def rehearse(
     return _result(workload, observed, consumer, duration_s, end, names, predicted, explain)
 
 
+def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
+    """What :mod:`trainfit.loader.child` calls for ``trainfit rehearse``.
+
+    ``request.arguments`` has ``duration_s`` and, in ``settings``, those that differ from the
+    script's own. SIGINT ends the rehearsal, not the process: what was seen is the result.
+    """
+    # A script may have replaced the handler, and a shell's background job has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments = json.loads(request.arguments)
+    step, own = request.step or StepTime(0.0), workload.present
+    if step.step_s <= 0:
+        raise LoaderError(
+            f"{_NEVER_BUSY}; with this script and --gpu it is not known: {step.source}"
+        )
+    settings = dataclasses.replace(own, **arguments["settings"])
+    changed = [
+        name for name in arguments["settings"] if getattr(settings, name) != getattr(own, name)
+    ]
+    return rehearse(
+        workload,
+        settings,
+        Consumer(step.step_s, step.work_s, step.pageable_s),
+        arguments["duration_s"],
+        current(),
+        names=Names(
+            command=request.command,
+            settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
+            step_source=step.source,
+        ),
+    )
+
+
 def _check(consumer: Consumer, duration_s: float) -> None:
     if consumer.step_s <= 0:
-        raise LoaderError(
-            "a GPU whose step takes no time is never busy: give the step's time (--step-time 40ms) "
-            "or the GPU (--gpu NAME)"
-        )
+        raise LoaderError(_NEVER_BUSY)
     if not duration_s > 0:
         raise LoaderError(f"a rehearsal of {duration_s:g} s shows nothing: give --duration 30s")
 
@@ -305,8 +343,9 @@ class _Loop:
         self._told = now
         passed = min(self._duration_s, now - (until - self._duration_s))
         self._progress(
-            f"{passed:.0f} of {self._duration_s:.0f} s: the GPU is busy "
-            f"{100 * self._journal.busy_share():.0f}% of the time"
+            f"rehearsing, {passed:.0f} of {self._duration_s:.0f} s: the GPU is busy "
+            f"{100 * self._journal.busy_share():.0f}% of the time",
+            passed / self._duration_s,
         )
 
     def _keep(self) -> None:
