@@ -117,30 +117,33 @@ def timeline(observed: Observed) -> Timeline:
 
 def overall_rates(observed: Observed, batch_size: int | None) -> Rates | None:
     """Of the whole rehearsal; ``None`` if it took no time."""
-    return _rates(observed, 0.0, 0, batch_size)
+    return _rates(observed, 0.0, observed.total_s, 0, batch_size)
 
 
 def steady_rates(observed: Observed, batch_size: int | None) -> Rates | None:
-    """From when the queues were full for the first time; ``None`` if it was too short."""
+    """From when the queues were full for the first time; ``None`` if it was too short.
+
+    What passed after the last step until the loader failed does not count.
+    """
     settings = observed.settings
     first = min(settings.tokens + settings.num_workers, int(np.sum(observed.epochs == 0)))
     least = max(2, settings.num_workers)
     if len(observed.handed) - first < least:
         return None
-    return _rates(observed, float(observed.asked[first] - observed.began), first, batch_size)
+    until = float(observed.busy[-1, 1]) if observed.failed else observed.total_s
+    return _rates(observed, float(observed.asked[first] - observed.began), until, first, batch_size)
 
 
-def _rates(observed: Observed, from_s: float, first: int, batch_size: int | None) -> Rates | None:
+def _rates(
+    observed: Observed, from_s: float, until: float, first: int, batch_size: int | None
+) -> Rates | None:
     busy = observed.busy
-    tail = bool(len(busy)) and observed.failed
-    until = float(busy[-1, 1]) if tail else observed.total_s
     seconds = until - from_s
     if seconds <= 0:
         return None
     batches = len(busy) - first
     waited = float(np.sum((observed.handed - observed.asked)[first:]))
-    if not tail:
-        waited += until - (float(busy[-1, 1]) if len(busy) else from_s)
+    waited += until - (float(busy[-1, 1]) if len(busy) else from_s)
     rate = batches / seconds
     return Rates(
         from_s=from_s,
@@ -356,7 +359,7 @@ def _described(observed: Observed, dip: Dip) -> Dip:
         "epoch": _start_words,
         "slow_batch": _slow_words,
     }.get(dip.cause)
-    what = words(observed, dip) if words is not None and dip.batches else ""
+    what = words(observed, dip) if words is not None else ""
     return Dip(dip.cause, dip.start_s, dip.end_s, dip.idle_s, dip.first_batch, dip.batches, what)
 
 
@@ -374,6 +377,8 @@ def _start_words(observed: Observed, dip: Dip) -> str:
 
 def _slow_words(observed: Observed, dip: Dip) -> str:
     """What the batch that was waited for took to make, beside the median."""
+    if not dip.batches:
+        return "still waited for at the end"
     waited = (observed.handed - observed.asked)[dip.first_batch : dip.first_batch + dip.batches]
     longest = dip.first_batch + int(np.argmax(waited))
     asked, handed = observed.asked[longest], observed.handed[longest]

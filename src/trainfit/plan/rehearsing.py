@@ -45,5 +45,10 @@ def rehearse_command(
     result = Rehearsal.from_json(text, Path("the rehearsing process"))
     loader = loaded.outcome.loader if loaded.outcome is not None else ""
     notes = (*result.notes, *notes_of(loaded, command, whole))
-    result = dataclasses.replace(result, loader=loader or result.loader, notes=notes)
+    result = dataclasses.replace(
+        result,
+        loader=loader or result.loader,
+        notes=notes,
+        step_is_bound=options.step_s is None,
+    )
     return Rehearsed(result, loaded.interrupt)

@@ -21,7 +21,7 @@ _WIDEST: Final = 4
 _WORTH: Final = 0.02
 #: Share of the time from which on a cause is listed.
 _SHOWN: Final = 0.0005
-#: Lines of a loader's traceback that are shown.
+#: Lines of a fault's evidence that are shown.
 _EVIDENCE_LINES: Final = 12
 
 #: Each cause's letter below the curve and its name, in the order in which they are listed.
@@ -56,7 +56,8 @@ def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
 
 def _heading(result: Rehearsal) -> str:
     settings, source = _settings(result.settings), printable(result.settings_source)
-    step = f"against a GPU step of {_time(result.step_s)}"
+    least = " at least" if result.step_is_bound else ""
+    step = f"against a GPU step of {_time(result.step_s)}{least}"
     step += f" ({printable(result.step_source)})" if result.step_source else ""
     lines = [
         printable(result.command),
@@ -249,26 +250,27 @@ def _epoch(result: Rehearsal) -> list[str]:
 def _fault(fault: Fault) -> str:
     lines = [wrapped(printable(fault.summary), "FAULT: ", "  ")]
     evidence = fault.evidence.rstrip().splitlines()
-    lines += [f"  {printable(line)}" for line in evidence[-_EVIDENCE_LINES:]]
+    lines += [wrapped(printable(line), "  ", "    ") for line in evidence[-_EVIDENCE_LINES:]]
     return "\n".join([*lines, wrapped(printable(fault.cure), "  Cure: ", "  ")])
 
 
 def _verdict(result: Rehearsal) -> str:
     if result.ended == "interrupted":
         return "Interrupted: this is what was seen until then"
-    if result.ended == "fault":
+    if result.ended in ("fault", "empty"):
         return "The loader FAILED; above is what was seen until then"
-    if result.ended == "empty":
-        return (
-            "The loader gave NO BATCH"
-            + (f" in its epoch {result.epochs_begun + 1}" if result.epochs else "")
-            + ": it has nothing to iterate over (a generator can be used up once)"
-        )
     if result.steady is None:
         return "Too short to tell how it goes on after the start: give a longer --duration"
     if result.steady.waiting_share < _WORTH:
-        return "Nothing to gain: the GPU is the limit, the loader keeps up with it"
-    lost = f"The loader costs {_share(result.steady.waiting_share)} of the GPU's time"
+        even = " even at the least step time" if result.step_is_bound else ""
+        return f"Nothing to gain: the GPU is the limit, the loader keeps up with it{even}"
+    share = _share(result.steady.waiting_share)
+    if result.step_is_bound:
+        return (
+            f"At the least step time the loader would cost {share} of the GPU's time; the real "
+            "step is longer: measure it and give it as --step-time"
+        )
+    lost = f"The loader costs {share} of the GPU's time"
     return f"{lost}; next: trainfit loader {_next(result)}"
 
 

@@ -148,6 +148,8 @@ class Rehearsal:
     fault: Fault | None = None
     notes: tuple[str, ...] = ()
     torch: str = ""
+    step_is_bound: bool = False
+    """The step's time is the least that it can be, not what it is."""
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
