@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +18,9 @@ _MARGIN: Final = "  {:>4} "
 _COLUMNS: Final = WIDTH - len(_MARGIN.format("")) - 2
 #: Columns of one window at most.
 _WIDEST: Final = 4
+#: Columns from one tick of the axis to the next at least (as long as its label), and ticks.
+_TICK: Final = 8
+_MOST_TICKS: Final = 8
 #: Share of the time from which on what the loader costs is worth a change: the tuner's 2%.
 _WORTH: Final = 0.02
 #: Share of the time from which on a cause is listed.
@@ -133,9 +137,9 @@ def _rows(heights: Sequence[float], ascii_only: bool) -> list[str]:
 
 
 def _axis(columns: int, column_s: float, ascii_only: bool) -> str:
-    """A line with a tick about every fifth of it, and seconds below."""
+    """A line with up to eight ticks, and seconds below."""
     corner, line, tick = "+-+" if ascii_only else "└─┬"
-    every = _tick_s(columns * column_s)
+    every = _tick_s(max(_TICK, columns / _MOST_TICKS) * column_s)
     drawn, labels = [line] * columns, ""
     ticks = int(columns * column_s / every + 1e-9)
     for number in range(ticks + 1):
@@ -143,20 +147,16 @@ def _axis(columns: int, column_s: float, ascii_only: bool) -> str:
         label = f"{number * every:g} s"
         if at < columns:
             drawn[at] = tick
-            if at >= len(labels) + (number > 0) and at + len(label) <= _COLUMNS:
+            if at + len(label) <= _COLUMNS:
                 labels = labels.ljust(at) + label
     margin = _MARGIN.format("0%")
     return f"{margin}{corner}{''.join(drawn)}\n{_MARGIN.format('')} {labels}"
 
 
-def _tick_s(total_s: float) -> float:
-    """A round number of seconds, so that there are up to eight ticks."""
-    power = 0.01
-    while True:
-        for factor in (1, 2, 5):
-            if total_s / (factor * power) <= 8:
-                return factor * power
-        power *= 10
+def _tick_s(least_s: float) -> float:
+    """The next round number of seconds: 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(least_s))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least_s)
 
 
 def _marks(dips: Sequence[Dip], columns: int, column_s: float) -> str:
