@@ -23,8 +23,11 @@ def tune(workload, machine, consumer, step_source, *, command, loader, progress,
     if what.endswith("die"):
         os.kill(os.getpid(), 9)
     if what.endswith("hang"):
-        if os.fork() == 0:
+        pid = os.fork()
+        if not pid:
             os.setpgid(0, 0)
+            time.sleep(600)
+        progress(f"process {pid}", 0.5)
         time.sleep(600)
     if what.endswith("fail"):
         raise RuntimeError("the stub\nfails")
@@ -47,9 +50,9 @@ def facts(workload):
     from trainfit.simgpu import session
 
     main = sys.modules["__main__"]
-    before = multiprocessing.active_children()
+    before, threads = multiprocessing.active_children(), other_threads()
     batches = {}
-    for method in ("fork", "spawn"):
+    for method in os.environ.get("STUB_METHODS", "fork").split():
         given = iter(workload.loader(LoaderSettings(1, start_method=method)))
         try:
             batch = next(given)
@@ -65,7 +68,7 @@ def facts(workload):
         "cwd": os.getcwd(),
         "path": sys.path[0],
         "workers": len(before),
-        "threads": [t.name for t in threading.enumerate() if t is not threading.main_thread()],
+        "threads": threads,
         "simulating": session._active is not None,
         "cuda": torch.cuda.is_available(),
         "batches": batches,
@@ -75,13 +78,28 @@ def facts(workload):
     }
 
 
+def other_threads():
+    """A closed queue's thread takes a moment to end."""
+    deadline = time.monotonic() + 5
+    while True:
+        names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        if "QueueFeederThread" not in names or time.monotonic() > deadline:
+            return names
+        time.sleep(0.01)
+
+
 def loader_machine(machine, ranks):
     from helpers_loader import machine as fixture
 
     return fixture(usable_cores=machine.cpu.usable_cores.value / ranks)
 
 
-for name, function in (("tuning", tune), ("machine", loader_machine)):
+def unknowns(machine):
+    return ("a core is not known",)
+
+
+for name, functions in (("tuning", [tune]), ("machine", [loader_machine, unknowns])):
     module = types.ModuleType(f"trainfit.loader.{name}")
-    setattr(module, function.__name__, function)
+    for function in functions:
+        setattr(module, function.__name__, function)
     sys.modules[module.__name__] = module

@@ -27,8 +27,8 @@ _UNITS = {
     if unit or suffix != "ib"
 }
 
-_TIME = re.compile(r"(?P<number>\d{1,15}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|ms|s|min|)", re.A)
-_TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
+_TIME = re.compile(r"(?P<number>\d{1,9}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|µs|ms|s|)", re.A)
+_TIME_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 
 
 class UsageError(TrainfitError):
@@ -240,12 +240,14 @@ def seconds(text: str) -> float:
     return value
 
 
-def duration(text: str) -> float:
-    """An argparse type: ``40ms``, ``1.5s``, ``2min``, or plain seconds; above 0."""
+def duration(text: str, what: str = "time", example: str = "30s or 0.5") -> float:
+    """An argparse type: ``0.04``, ``0.04s``, ``40ms``, ``800us``; up to an hour, in seconds."""
     found = _TIME.fullmatch(text.strip())
     value = float(found["number"]) * _TIME_UNITS[found["unit"]] if found is not None else -1.0
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0; write 40ms, 1.5s or 2min")
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no {what} above 0 (up to an hour); write {example}"
+        )
     return value
 
 

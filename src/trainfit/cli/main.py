@@ -21,8 +21,8 @@ from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
 
 _VERBS = (
-    *("plan", "simulate", "memory", "rehearse", "show", "doctor"),
-    *("calibrate", "verify", "gpus"),
+    *("plan", "simulate", "memory", "loader", "rehearse", "show"),
+    *("doctor", "calibrate", "verify", "gpus"),
 )
 
 

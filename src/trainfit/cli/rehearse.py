@@ -12,13 +12,13 @@ from trainfit.cli.common import (
     duration,
     only_ascii,
     output_file,
-    progress,
     seconds,
     split_command,
     whole_number,
 )
+from trainfit.cli.loader import add_source, source, step_time
+from trainfit.cli.progress_bar import loading_progress
 from trainfit.hardware import find_gpu, local_gpu
-from trainfit.plan.command import parse_command
 from trainfit.plan.loading import LoadingOptions
 from trainfit.plan.rehearsing import rehearse_command
 from trainfit.report.rehearsal_text import rehearsal_text
@@ -30,7 +30,8 @@ PARSER: dict[str, Any] = {
     "utilisation that nvidia-smi would show, where it dips and why. A step keeps the GPU busy "
     "from its begin to its end, and the loop waits for it (as one that reads its loss does).",
     "epilog": "example: trainfit rehearse --step-time 40ms -- python train.py",
-    "usage": "trainfit rehearse [options] -- COMMAND",
+    "usage": "trainfit rehearse [options] -- COMMAND\n"
+    "       trainfit rehearse [options] --loader MODULE:CALLABLE",
 }
 
 _SETTINGS = (
@@ -39,7 +40,7 @@ _SETTINGS = (
 )
 _WITH_VALUE = (
     *("--gpu", "--step-time", "--duration", "--time-limit", "--output"),
-    *("--num-workers", "--prefetch-factor", "--start-method"),
+    *("--num-workers", "--prefetch-factor", "--start-method", "--loader", "--batch-size"),
 )
 
 
@@ -48,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_gpu(parser)
     parser.add_argument(
         "--step-time",
-        type=duration,
+        type=step_time,
         metavar="TIME",
         help="time of a training step, as in 40ms (default: the least that the simulated step "
         "can take on the GPU)",
@@ -58,9 +59,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=30.0,
         metavar="TIME",
-        help="how long to rehearse, as in 30s (default) or 2min",
+        help="how long to rehearse, as in 60s (default 30s)",
     )
     _add_settings(parser)
+    add_source(parser)
     parser.add_argument(
         "--time-limit",
         type=seconds,
@@ -88,17 +90,19 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Rehearse and print; returns the exit code."""
-    gpu = _gpu(options)
-    parsed = parse_command(command)
     output = output_file(options.output) if options.output is not None else None
-    given = {name: getattr(options, name) for name in _SETTINGS}
-    rehearsed = rehearse_command(
-        parsed,
-        LoadingOptions(options.step_time, gpu, time_limit_s=options.time_limit),
-        options.duration,
-        {name: value for name, value in given.items() if value is not None},
-        progress,
+    parsed = source(options, command, "rehearse")
+    loading = LoadingOptions(
+        options.step_time,
+        _gpu(options),
+        time_limit_s=options.time_limit,
+        loader=options.loader or "",
+        batch_size=options.batch_size,
     )
+    given = {name: getattr(options, name) for name in _SETTINGS}
+    settings = {name: value for name, value in given.items() if value is not None}
+    with loading_progress() as progress:
+        rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress)
     result = rehearsed.result
     if output is not None:
         result.save(output)
@@ -112,9 +116,12 @@ def _gpu(options: argparse.Namespace) -> str | None:
     """The GPU to simulate; this machine's where neither it nor the step's time is given."""
     if options.gpu is not None:
         find_gpu(options.gpu)
-        return str(options.gpu)
     if options.step_time is not None:
-        return None
+        return str(options.gpu) if options.gpu is not None else None
+    if options.loader is not None:
+        raise UsageError("--loader has no step to simulate: give its time, as in --step-time 40ms")
+    if options.gpu is not None:
+        return str(options.gpu)
     here = local_gpu()
     if here is None:
         raise UsageError(

@@ -25,6 +25,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from trainfit.hardware.survey import survey
+from trainfit.hardware.system import System
 from trainfit.loader.model import Consumer
 from trainfit.loader.progress import Reporter, current, tell_to
 from trainfit.loader.script import Found, Script, workload_from, workload_of
@@ -162,12 +164,13 @@ class Child:
 
 def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
     """Find the settings that suit the loader."""
-    tuning: Any = importlib.import_module("trainfit.loader.tuning")
     step = request.step
     assert step is not None
-    return tuning.tune(
+    machine, unknown = machine_here(request.ranks)
+    tuning: Any = importlib.import_module("trainfit.loader.tuning")
+    result = tuning.tune(
         workload,
-        machine_here(request.ranks),
+        machine,
         Consumer(step.step_s, step.work_s, step.pageable_s),
         step.source,
         command=request.command,
@@ -177,16 +180,15 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
         max_workers=request.max_workers,
         progress=current(),
     )
+    return dataclasses.replace(result, notes=(*result.notes, *unknown))
 
 
-def machine_here(ranks: int = 1) -> LoaderMachine:
-    """This machine, as far as it bounds a loader of one of so many ranks."""
-    from trainfit.hardware.survey import survey
-    from trainfit.hardware.system import System
-
-    machine: Any = importlib.import_module("trainfit.loader.machine")
-    result: LoaderMachine = machine.loader_machine(survey(System()), ranks)
-    return result
+def machine_here(ranks: int = 1) -> tuple[LoaderMachine, tuple[str, ...]]:
+    """What of this machine bounds the loader of one of so many ranks, and what of it cannot
+    be told."""
+    module: Any = importlib.import_module("trainfit.loader.machine")
+    machine = survey(System())
+    return module.loader_machine(machine, ranks), module.unknowns(machine)
 
 
 def _function(name: str) -> Any:

@@ -111,13 +111,14 @@ def tune_command(
     command: Command | None,
     options: LoadingOptions,
     progress: Callable[[str], None] | Listener = lambda text: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> LoaderResult:
     """The settings that suit the loader of ``command``, or of ``options.loader``.
 
     Raises :class:`~trainfit.plan.failures.ScriptError` where the script comes to no loader
     that can be measured.
     """
-    loaded = call_on_loader(command, options, progress)
+    loaded = call_on_loader(command, options, progress, clock=clock)
     text = loaded.result or loaded.partial
     assert text is not None
     result = LoaderResult.from_json(text, Path("the measuring process"))
@@ -130,6 +131,7 @@ def call_on_loader(
     progress: Callable[[str], None] | Listener = lambda text: None,
     function: str = "tune",
     arguments: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Loaded:
     """Call ``function`` ("trainfit.module:function") on the loader, in a child process.
 
@@ -145,7 +147,7 @@ def call_on_loader(
         request = dataclasses.replace(
             request, function=function, arguments=json.dumps(dict(arguments or {}))
         )
-        loaded = _Process(request, command, gpu, listener).run()
+        loaded = _Process(request, command, gpu, listener, clock).run()
     if loaded.result is None and loaded.partial is None:
         raise _failure(loaded, command, options)
     return loaded
@@ -202,10 +204,15 @@ class _Process:
     """One child process, from its request to its outcome."""
 
     def __init__(
-        self, request: LoadingRequest, command: Command | None, gpu: GpuSpec, listener: Listener
+        self,
+        request: LoadingRequest,
+        command: Command | None,
+        gpu: GpuSpec,
+        listener: Listener,
+        clock: Callable[[], float],
     ) -> None:
         self._request, self._command, self._gpu = request, command or _no_command(), gpu
-        self._listener = listener
+        self._listener, self._clock = listener, clock
         self._folder = Path(request.folder)
         self._read = 0
         self._stage = Stage("starting", 0.0, None)
@@ -214,10 +221,10 @@ class _Process:
         """Wait until it ends or its time is over; no process outlives the call."""
         (self._folder / "request.json").write_text(self._request.to_json())
         environment = {**os.environ, **self._command.environment()}
-        self._began = time.monotonic()
+        self._began = self._clock()
         process = OwnProcess(self._command, self._folder, environment, _MODULE)
         try:
-            return self._loaded(self._wait(process))
+            code = self._wait(process)
         except KeyboardInterrupt as interrupt:
             process.interrupt()
             loaded = self._loaded(self._end(process))
@@ -226,11 +233,13 @@ class _Process:
             return dataclasses.replace(loaded, interrupt=interrupt)
         finally:
             process.end()
+        self._follow()
+        return self._loaded(code)
 
     def _end(self, process: OwnProcess) -> int | None:
         """Wait for what a child makes of an interrupt."""
-        deadline = time.monotonic() + _INTERRUPT_S
-        while (code := process.poll()) is None and time.monotonic() < deadline:
+        deadline = self._clock() + _INTERRUPT_S
+        while (code := process.poll()) is None and self._clock() < deadline:
             if (self._folder / "outcome.json").is_file():
                 break
             time.sleep(_TICK_S)
@@ -239,9 +248,9 @@ class _Process:
     def _wait(self, process: OwnProcess) -> int | None:
         outcome = self._folder / "outcome.json"
         deadline = self._began + max(_LEAST_S, self._request.limit_s)
-        while (code := process.poll()) is None and time.monotonic() < deadline:
+        while (code := process.poll()) is None and self._clock() < deadline:
             if outcome.is_file():
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                deadline = min(deadline, self._clock() + _GRACE_S)
             self._answer()
             self._follow()
             time.sleep(_TICK_S)
@@ -256,7 +265,7 @@ class _Process:
 
     def _follow(self) -> None:
         """Read on in what the child tells of its progress."""
-        elapsed = time.monotonic() - self._began
+        elapsed = self._clock() - self._began
         with contextlib.suppress(FileNotFoundError):
             data = (self._folder / "progress").read_bytes()
             end = data.rfind(b"\n") + 1
@@ -278,7 +287,7 @@ class _Process:
             tail_of_file(self._folder / "output.txt"),
             self._stage.text,
             code,
-            time.monotonic() - self._began,
+            self._clock() - self._began,
         )
 
     def _text(self, name: str) -> str | None:

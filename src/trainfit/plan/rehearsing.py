@@ -25,15 +25,15 @@ class Rehearsed:
 
 
 def rehearse_command(
-    command: Command,
+    command: Command | None,
     options: LoadingOptions,
     duration_s: float,
     settings: Mapping[str, Any],
     progress: Callable[[str], None] | Listener = lambda text: None,
 ) -> Rehearsed:
-    """Run the loader of ``command`` for ``duration_s`` seconds against a GPU's step.
+    """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
 
-    ``settings`` are those of the loader that differ from the script's own. Raises
+    It runs for ``duration_s`` seconds. ``settings`` are those of the loader that differ from the script's own. Raises
     :class:`~trainfit.plan.failures.ScriptError` where the script comes to no loader, and
     ``KeyboardInterrupt`` where nothing was seen until then.
     """
