@@ -92,8 +92,9 @@ def check_sampler(
     """
     if workload.kind == "iterable":
         return ()
-    sampler = workload.loader(LoaderSettings(0)).batch_sampler
-    source = getattr(sampler, "_sampler", None)
+    loader = workload.loader(LoaderSettings(0))
+    endless = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    source = getattr(endless, "_sampler", None)
     inner = getattr(source, "sampler", source)
     if source is None or inner is None:
         return ()
