@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -343,10 +342,7 @@ def test_a_sampler_that_is_a_generator_ends_with_its_first_epoch() -> None:
     (fault,) = check_sampler(workload(data, sampler=(i for i in range(64))), FORK)
     assert fault.kind == "not_restartable"
     batches = DataLoader(data, batch_sampler=iter([[1, 2]]))
-    assert [each.kind for each in check_sampler(Workload(batches), FORK)] in (
-        [],
-        ["not_restartable"],
-    )
+    assert check_sampler(Workload(batches), FORK)[0].kind == "not_restartable"
     unbatched = workload(data, batch_size=None, sampler=map(int, range(3)))
     assert [each.kind for each in check_sampler(unbatched, FORK)] == ["not_restartable"]
 
@@ -492,12 +488,8 @@ def test_falling_back_comes_to_an_end(wanted: LoaderSettings, kind: str) -> None
             break
         faults.append(fault(kind, now))
         following = fallback(faults, wanted)
-        assert following is None or not (following == now), "the same settings once more"
+        assert following is None or following != now, "the same settings once more"
         now = following
     assert now is None
     assert not bounds(faults).works
     assert bounds_of(faults[-1]).works is False
-
-
-def test_the_modules_that_decide_do_not_start_anything_when_imported() -> None:
-    assert "trainfit.loader.bounds" in sys.modules
