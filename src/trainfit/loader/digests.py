@@ -24,7 +24,7 @@ def _add(state: Any, value: Any) -> bool:
             return False
         data = value.detach().cpu().contiguous().reshape(-1)
         state.update(repr((tuple(value.shape), value.dtype)).encode())
-        state.update(memoryview(data.view(torch.uint8).numpy()) if data.numel() else b"")
+        state.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
         return True
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from trainfit.loader import cures, isolated
@@ -92,8 +92,9 @@ def check_sampler(
     """
     if workload.kind == "iterable":
         return ()
-    sampler = workload.loader(LoaderSettings(0)).batch_sampler
-    source = getattr(sampler, "_sampler", None)
+    loader = workload.loader(LoaderSettings(0))
+    endless = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    source = getattr(endless, "_sampler", None)
     inner = getattr(source, "sampler", source)
     if source is None or inner is None:
         return ()
@@ -156,13 +157,17 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
 
 
 def _one_shot(sampler: Any) -> Fault | None:
-    """A generator, or another iterator that is used up after one pass."""
-    if not (inspect.isgenerator(sampler) or isinstance(sampler, map | zip | filter | enumerate)):
+    """A generator, or another iterator that is used up after one pass.
+
+    An object of a class written in Python may begin anew in ``__iter__`` and still be its own
+    iterator; built-in iterators do not.
+    """
+    is_python = "__dict__" in dir(type(sampler))
+    if not inspect.isgenerator(sampler) and (is_python or not isinstance(sampler, Iterator)):
         return None
     said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
-    return Fault(
-        "not_restartable", "The sampler is used up after one epoch", said, cures.NOT_RESTARTABLE
-    )
+    summary = "The sampler is used up after one epoch"
+    return Fault("not_restartable", summary, said, cures.NOT_RESTARTABLE)
 
 
 def _draw(source: Any, seconds: float) -> list[float]:

@@ -147,21 +147,30 @@ def _iterate(workload: Workload, workers: int, same_seeds: bool, seconds: float)
 class _Tagged(IterableDataset[Any]):
     """The data set with, of each sample, the worker and the digest; at the end a number.
 
-    The number is how many samples a second pass begins with (1 at most); -1: not tried.
+    The number is how many samples a second pass begins with (1 at most); -1: not tried. To a
+    ``worker_init_fn`` it is the data set itself (as in :class:`trainfit.loader.workload.Workload`).
     """
 
     def __init__(self, inner: Any, try_again: bool) -> None:
-        self.inner, self.try_again = inner, try_again
+        self.__dict__.update(_inner=inner, _try_again=try_again)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
 
     def __iter__(self) -> Any:
         info = get_worker_info()
         number = info.id if info is not None else 0
         given = 0
-        for sample in itertools.islice(self.inner, SAMPLES):
+        for sample in itertools.islice(self._inner, SAMPLES):
             yield number, digest(sample)
             given += 1
         if given < SAMPLES:
-            second = itertools.islice(self.inner, 1) if self.try_again else None
+            second = itertools.islice(self._inner, 1) if self._try_again else None
             yield number, -1 if second is None else sum(1 for _ in second)
 
 
@@ -170,14 +179,10 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _begin(init: Callable[[int], None] | None, same_seeds: bool, worker: int) -> None:
-    """A ``worker_init_fn``: the user's sees its own data set, as in a real worker."""
-    info: Any = get_worker_info()
-    tagged = info.dataset
-    info.__dict__["dataset"] = tagged.inner
+    """A ``worker_init_fn``: the user's, after equal seeds if that is wanted."""
     if same_seeds:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
     if init is not None:
         init(worker)
-    tagged.inner = info.dataset

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import trainfit
-
 _CAUGHT: Final = re.compile(
     r"Caught (?P<type>\S+) (?P<where>in [^\n]*?)\.\n(?:Original )?(?P<text>.*)", re.DOTALL
 )
 _WORKER: Final = re.compile(r"worker process (\d+)")
 _FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+#: Python's own library, of whatever installation.
+_LIBRARY: Final = re.compile(r"/lib(?:64)?/python3\.\d+/")
 #: Between the exceptions of a chain (`traceback.py`).
 _CHAINED: Final = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception"
@@ -60,6 +60,7 @@ class Frame:
             or self.is_ours
             or self.path.startswith("<")
             or self.path.startswith(_python_folders())
+            or _LIBRARY.search(self.path) is not None
         )
 
     def __str__(self) -> str:
@@ -139,7 +140,7 @@ def short_tail(lines: Sequence[str]) -> str:
 
 @functools.cache
 def _own_folder() -> str:
-    return str(Path(trainfit.__file__).parent) + os.sep
+    return str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 @functools.cache
