@@ -397,6 +397,7 @@ def test_verdicts() -> None:
     assert last(steady=keeps_up).startswith("Nothing to gain")
     assert "even at the least step time" in last(steady=keeps_up, step_is_bound=True)
     assert "the real step is longer" in last(step_is_bound=True)
+    assert last(command="--loader data:make").endswith("loader --step-time 40ms --loader data:make")
     assert "longer --duration" in last(steady=None)
     assert last(ended="interrupted").startswith("Interrupted")
     fault = Fault("exception", "it\x1b[31m raised", "at line 3", "mend it")

@@ -276,6 +276,8 @@ def _verdict(result: Rehearsal) -> str:
 
 def _next(result: Rehearsal) -> str:
     step = f"--step-time {1e3 * result.step_s:.4g}ms"
+    if result.command.startswith("--loader"):
+        return f"{step} {printable(result.command)}"
     return f"{step} -- {printable(result.command)}" if result.command else step
 
 
