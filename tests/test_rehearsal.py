@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
 from trainfit.cli.common import duration
 from trainfit.loader import utilisation
+from trainfit.loader.idle import explain, made_at
 from trainfit.loader.model import Consumer
 from trainfit.loader.rehearsal import rehearse
 from trainfit.loader.utilisation import Observed, busy_shares
@@ -122,7 +123,7 @@ def test_causes_add_up_to_the_idle_time(
         next_cpu=cpu,
         failed=failed,
     )
-    idle, dips = utilisation.explain(seen)
+    idle, dips = explain(seen)
     assert sum(idle.values()) == pytest.approx(sum(r[0] for r in rows) + tail, abs=1e-6)
     assert all(seconds >= 0 for seconds in idle.values())
     for dip in dips:
@@ -140,7 +141,7 @@ READY, STEP = (0.0001, 0.1), 0.1
 
 def test_a_loader_that_keeps_up_has_its_start_alone() -> None:
     seen = observed([(1.5, STEP)] + [READY] * 60)
-    idle, dips = utilisation.explain(seen)
+    idle, dips = explain(seen)
     assert [dip.cause for dip in dips] == ["start_up"]
     assert idle["start_up"] == pytest.approx(1.5)
     assert set(idle) == {"start_up", "hand_over"}
@@ -153,10 +154,10 @@ def test_one_late_batch_is_a_dip_with_its_place() -> None:
     batches = [(1.0, STEP)] + [READY] * 60
     batches[31] = (0.8, STEP)
     seen = observed(batches)
-    made = np.zeros((2, 4))
+    made = np.zeros((2, 5))
     handed = float(seen.handed[31])
     made[:, 0], made[:, 1] = [handed - 0.91, handed - 3.0], [0.9, 0.1]
-    idle, dips = utilisation.explain(dataclasses.replace(seen, made=made))
+    idle, dips = explain(dataclasses.replace(seen, made=made))
     (late,) = (dip for dip in dips if dip.cause == "slow_batch")
     assert late.first_batch <= 31 < late.first_batch + late.batches
     assert late.start_s - 1e-6 <= handed - 100.8 and handed - 100 <= late.end_s + 1e-6
@@ -169,17 +170,42 @@ def test_one_late_batch_is_a_dip_with_its_place() -> None:
 def test_workers_that_are_too_slow_starve_all_the_time() -> None:
     # Two workers in order: their batches come together, every other one is waited for.
     seen = observed([(0.5, STEP)] + [(0.1, STEP), READY] * 40)
-    idle, dips = utilisation.explain(seen)
+    idle, dips = explain(seen)
     assert {dip.cause for dip in dips} == {"start_up", "starving"}
     assert idle["starving"] == pytest.approx(4.0, abs=0.05)
     (starving,) = (dip for dip in dips if dip.cause == "starving")
     assert starving.end_s - starving.start_s > 0.9 * seen.total_s
 
 
+def records(seen: Observed, ready_s: float) -> Any:
+    """Workers in turn made each batch so long before it was handed over."""
+    workers = seen.settings.num_workers
+    rows = [
+        (handed - ready_s - 0.01, 0.01, 0.0, 0.0, place % workers)
+        for handed, place in zip(seen.handed, seen.place, strict=True)
+    ]
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_waiting_for_a_batch_that_was_made_is_hand_over(in_order: bool) -> None:
+    settings = LoaderSettings(2, in_order=in_order)
+    epoch = [(0.5, STEP)] + [(0.03, STEP)] * 30
+    seen = observed(epoch * 2, settings=settings, epochs=[0] * 31 + [1] * 31)
+    ready = dataclasses.replace(seen, made=records(seen, 0.025))
+    assert made_at(ready) == pytest.approx(seen.handed - 0.025)
+    idle, _ = explain(ready)
+    # 5 ms of each wait pass before the batch is made: too little to call it starving.
+    assert "starving" not in idle and idle["hand_over"] == pytest.approx(1.8, abs=0.02)
+    made_late = dataclasses.replace(seen, made=records(seen, 0.001))
+    idle, _ = explain(made_late)
+    assert idle["starving"] > 1.6 and idle["hand_over"] < 0.1
+
+
 def test_epoch_boundaries_and_filling_queues_are_told_from_starving() -> None:
     epoch = [(0.6, STEP), (0.2, STEP)] + [READY] * 28
     seen = observed(epoch * 3, epochs=[0] * 30 + [1] * 30 + [2] * 30)
-    idle, dips = utilisation.explain(seen)
+    idle, dips = explain(seen)
     assert [dip.cause for dip in dips] == ["start_up", "warm_up", "epoch", "epoch"]
     assert idle["start_up"] == pytest.approx(0.6)
     assert idle["epoch"] == pytest.approx(2 * 0.8, abs=0.01)
@@ -188,7 +214,7 @@ def test_epoch_boundaries_and_filling_queues_are_told_from_starving() -> None:
 def test_without_workers_the_main_process_makes_every_batch() -> None:
     batches = [(0.05, STEP)] * 40
     batches[20] = (0.9, STEP)
-    idle, _ = utilisation.explain(observed(batches, settings=LoaderSettings(0)))
+    idle, _ = explain(observed(batches, settings=LoaderSettings(0)))
     assert idle["start_up"] == pytest.approx(0.05)
     assert idle["slow_batch"] == pytest.approx(0.8)
     assert idle["main_process"] == pytest.approx(38 * 0.05 + 2 * 0.05)
@@ -196,10 +222,10 @@ def test_without_workers_the_main_process_makes_every_batch() -> None:
 
 def test_a_batch_that_is_waited_for_at_the_end_is_late_or_never_comes() -> None:
     batches = [(0.5, STEP)] + [READY] * 20
-    idle, dips = utilisation.explain(observed(batches, tail=3.0))
+    idle, dips = explain(observed(batches, tail=3.0))
     assert dips[-1].what == "still waited for at the end"
     assert idle["slow_batch"] == pytest.approx(3.0)
-    idle, _ = utilisation.explain(observed(batches, tail=3.0, failed=True))
+    idle, _ = explain(observed(batches, tail=3.0, failed=True))
     assert idle["end"] == pytest.approx(3.0)
     failed = utilisation.steady_rates(observed(batches, tail=3.0, failed=True), None)
     assert failed is not None and failed.waiting_share < 0.01 and failed.samples_per_s is None
@@ -207,7 +233,7 @@ def test_a_batch_that_is_waited_for_at_the_end_is_late_or_never_comes() -> None:
 
 def test_nothing_came_at_all() -> None:
     seen = observed([], total=2.0)
-    assert utilisation.explain(seen)[0] == {"start_up": 2.0}
+    assert explain(seen)[0] == {"start_up": 2.0}
     assert utilisation.steady_rates(seen, None) is None
     assert utilisation.epochs(seen) == ()
     assert utilisation.timeline(seen).busy_shares == (0.0,) * 12
@@ -270,6 +296,7 @@ def _bad(index: int) -> None:
 
 def _deadly(index: int) -> None:
     if index == 9:
+        time.sleep(0.3)  # until its other batches have been taken over
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -368,7 +395,7 @@ The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
                                        persistent_workers=True would keep the workers
-    hand-over          100 ms   3.3%   taking over batches that were ready
+    hand-over          100 ms   3.3%   until batches that were ready had come from their workers
 
 Rates (after the start)
   19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches

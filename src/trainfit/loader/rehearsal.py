@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from trainfit.loader import isolated, utilisation
+from trainfit.loader import idle, isolated, utilisation
 from trainfit.loader.faults import diagnose_run
 from trainfit.loader.instrument import STACKS_SIGNAL, Notebook
 from trainfit.loader.model import Consumer
@@ -185,7 +185,7 @@ def _result(
     steady = utilisation.steady_rates(observed, workload.batch_size)
     epochs = utilisation.epochs(observed)
     epoch_s, measured = utilisation.epoch_seconds(epochs, workload.epoch_batches, steady)
-    idle, dips = utilisation.explain(observed)
+    idle_s, dips = idle.explain(observed)
     return Rehearsal(
         command=names.command,
         loader=names.loader or workload.name,
@@ -200,7 +200,7 @@ def _result(
         overall=utilisation.overall_rates(observed, workload.batch_size),
         steady=steady,
         timeline=utilisation.timeline(observed),
-        idle_s=idle,
+        idle_s=idle_s,
         dips=dips,
         epochs=epochs,
         epochs_begun=int(observed.epochs[-1]) + 1 if len(observed.epochs) else 1,

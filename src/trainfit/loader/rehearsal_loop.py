@@ -19,7 +19,7 @@ from trainfit.loader.instrument import BEGAN, Notebook, Records
 from trainfit.loader.model import Consumer
 from trainfit.loader.pinning import emulated_pinning
 from trainfit.loader.runs import Failure, failure_of, shut_down, take_step
-from trainfit.loader.utilisation import Observed
+from trainfit.loader.utilisation import WORKER, Observed
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
@@ -225,7 +225,10 @@ class _Loop:
 
 
 def made_by(notebook: Notebook, settings: LoaderSettings, since: float) -> Records:
-    """The workers' records of batches that were begun since then."""
-    rows = [notebook.batches(worker) for worker in range(settings.num_workers)]
-    made = np.concatenate(rows) if rows else np.empty((0, 4))
+    """The workers' records of batches that were begun since then, each with its worker."""
+    rows = [np.empty((0, WORKER + 1))]
+    for worker in range(settings.num_workers):
+        records = notebook.batches(worker)
+        rows.append(np.column_stack((records, np.full(len(records), float(worker)))))
+    made = np.concatenate(rows)
     return made[made[:, BEGAN] >= since]

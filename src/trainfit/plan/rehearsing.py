@@ -33,9 +33,9 @@ def rehearse_command(
 ) -> Rehearsed:
     """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
 
-    It runs for ``duration_s`` seconds. ``settings`` are those of the loader that differ from the script's own. Raises
-    :class:`~trainfit.plan.failures.ScriptError` where the script comes to no loader, and
-    ``KeyboardInterrupt`` where nothing was seen until then.
+    It runs for ``duration_s`` seconds; ``settings`` are those of the loader that differ from
+    the script's own. Raises :class:`~trainfit.plan.failures.ScriptError` where the script comes
+    to no loader, and ``KeyboardInterrupt`` where nothing was seen until then.
     """
     whole = dataclasses.replace(options, time_limit_s=options.time_limit_s + duration_s + _BEYOND_S)
     arguments = {"duration_s": duration_s, "settings": dict(settings)}

@@ -210,7 +210,7 @@ def _meaning(settings: LoaderSettings, cause: Cause) -> str:
         "starving": "the workers make batches slower than the GPU uses them",
         "main_process": "num_workers=0: the GPU waits while each batch is made",
         "warm_up": "until the queues were full for the first time",
-        "hand_over": "taking over batches that were ready",
+        "hand_over": "until batches that were ready had come from their workers",
     }.get(cause, "")
 
 
