@@ -395,7 +395,9 @@ The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
                                        persistent_workers=True would keep the workers
-    hand-over          100 ms   3.3%   until batches that were ready had come from their workers
+    hand-over          100 ms   3.3%   until batches that were ready had come from their workers;
+                                       --pin-memory tries whether a thread of its own takes them
+                                       over sooner
 
 Rates (after the start)
   19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches

@@ -198,7 +198,14 @@ def _cause_words(result: Rehearsal, cause: Cause) -> str:
         times = f"{len(dips)} times, the longest " if len(dips) > 1 else ""
         seen = f"{times}{at}{largest.what}" if largest.what else times + at.rstrip(": ")
     meaning = _meaning(result.settings, cause)
+    if cause == "hand_over" and _is_much(result, cause) and not result.settings.pin_memory:
+        meaning += "; --pin-memory tries whether a thread of its own takes them over sooner"
     return printable("; ".join(part for part in (seen, meaning) if part))
+
+
+def _is_much(result: Rehearsal, cause: Cause) -> bool:
+    assert result.overall is not None
+    return result.idle_s[cause] >= _WORTH * result.overall.seconds
 
 
 def _meaning(settings: LoaderSettings, cause: Cause) -> str:
