@@ -395,9 +395,7 @@ The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
                                        persistent_workers=True would keep the workers
-    hand-over          100 ms   3.3%   until batches that were ready had come from their workers;
-                                       --pin-memory tries whether a thread of its own takes them
-                                       over sooner
+    hand-over          100 ms   3.3%   until batches that were ready had come from their workers
 
 Rates (after the start)
   19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches
@@ -433,6 +431,13 @@ def test_verdicts() -> None:
     failed = rehearsal_text(dataclasses.replace(RESULT, ended="fault", fault=fault))
     assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Cure: mend it" in failed
     assert failed.endswith("The loader FAILED; above is what was seen until then")
+
+
+def test_what_hand_over_can_be_tried_with() -> None:
+    unpinned = dataclasses.replace(RESULT, settings=LoaderSettings(4))
+    assert "--pin-memory tries" in rehearsal_text(unpinned)
+    little = dataclasses.replace(unpinned, idle_s={"start_up": 0.5, "hand_over": 0.01})
+    assert "--pin-memory" not in rehearsal_text(little)
 
 
 def test_predicted_stands_beside_measured() -> None:
