@@ -163,5 +163,6 @@ def test_the_bar_fits_the_terminal_and_shows_no_escapes() -> None:
 def test_elsewhere_each_stage_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressLines() as lines:
         lines.stage(Stage("2 workers\x1b", 1.0, 0.5))
-        lines.tick(Stage("2 workers", 2.0, 0.5))
+        lines.tick(Stage("2 workers\x1b", 2.0, 0.5))
+        lines.stage(Stage("2 workers\x1b", 3.0, 0.6))
     assert capsys.readouterr().err == "trainfit: 2 workers\\x1b …\n"

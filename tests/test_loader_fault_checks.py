@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +29,14 @@ from trainfit.loader.fault_checks import (
     check_workers,
     judge_sampler,
 )
-from trainfit.loader.picklability import LARGE_BYTES, find_culprits, main_problem, pickled
+from trainfit.loader.output import captured_stderr
+from trainfit.loader.picklability import (
+    LARGE_BYTES,
+    find_culprits,
+    guard_problem,
+    pickled,
+    session_problem,
+)
 from trainfit.loader.sharding import Passes, check_sharding, judge
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import Fault, LoaderSettings, StartMethod
@@ -151,7 +162,8 @@ def test_a_pickle_that_takes_forever_is_no_verdict() -> None:
     [
         ("import torch\ntorch.manual_seed(0)\nfor batch in loader:\n    pass\n", 3),
         ("def main():\n    for b in l: pass\n\nmain()\n", 4),
-        ("with open('x') as f:\n    for line in f:\n        pass\n", 1),
+        ("with open('x') as f:\n    for line in f:\n        pass\n", 2),
+        ("import sys\nif len(sys.argv) > 1:\n    train()\n", 3),
         ("def main():\n    pass\n\nif __name__ == '__main__':\n    main()\n", None),
         ("import torch\nprint(torch.__version__)\nx = 3\n", None),
     ],
@@ -163,7 +175,7 @@ def test_a_script_that_works_when_it_is_imported(
     script.write_text(text)
     main = types.ModuleType("__main__")
     main.__file__ = str(script)
-    fault = main_problem(None, main)
+    fault = guard_problem(main)
     assert (fault is None) == (line is None)
     if fault is not None:
         assert fault.kind == "no_main_guard" and f"{script}:{line} " in fault.evidence
@@ -171,9 +183,9 @@ def test_a_script_that_works_when_it_is_imported(
 
 def test_what_a_session_without_a_file_defines_cannot_be_imported() -> None:
     kind = type("Mine", (Samples,), {"__module__": "__main__"})
-    fault = main_problem(workload(kind()), types.ModuleType("__main__"))
+    fault = session_problem(workload(kind()), types.ModuleType("__main__"))
     assert fault is not None and fault.kind == "not_importable" and "Mine" in fault.evidence
-    assert main_problem(workload(Samples()), types.ModuleType("__main__")) is None
+    assert session_problem(workload(Samples()), types.ModuleType("__main__")) is None
 
 
 # --- Iterable data sets -----------------------------------------------------------------------
@@ -397,10 +409,63 @@ def test_a_deadlock_under_fork_is_tried_with_forkserver() -> None:
     assert fallback((fault,), LoaderSettings(4)) == LoaderSettings(4, start_method="forkserver")
 
 
+class SlowerInWorkers(Samples):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(30.0 if get_worker_info() is not None else 0.6)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+def test_no_batch_in_time_is_compared_with_the_main_process() -> None:
+    (fault,) = check_workers(workload(SlowerInWorkers()), FORK, limit_s=2.0)
+    assert fault.kind == "slow_dataset" and "without workers a batch takes 1." in fault.evidence
+
+
+UNGUARDED = """
+import multiprocessing, sys, torch
+from torch.utils.data import DataLoader, Dataset
+from trainfit.loader.fault_checks import check, check_workers
+from trainfit.loader.workload import Workload
+
+class Mine(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.zeros(2)
+
+loader = DataLoader(Mine(), 2, num_workers=1, multiprocessing_context="spawn")
+if multiprocessing.current_process().name == "MainProcess":  # as a tuner would
+    workload = Workload(loader)
+    found = [*check(workload), *check_workers(workload, workload.present, start_methods=("spawn",))]
+    print(*(f"{each.kind}: {each.evidence!r}" for each in found), sep="\\n")
+    sys.exit()
+for batch in loader:
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_for_real(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("no_main_guard: ") and "bootstrapping phase" in first, done
+
+
 def test_a_good_loader_has_no_faults() -> None:
     good = workload(Samples())
     assert check(good, FORK, batch_s=1.0) == ()
     assert check_workers(good, FORK) == ()
+
+
+def test_what_is_written_to_stderr_is_kept_and_stderr_comes_back(capfd: Any) -> None:
+    with captured_stderr() as output:
+        os.write(2, b"from a worker: Too many open files\n")
+        subprocess.run(["sh", "-c", "echo child >&2"], check=True)
+    os.write(2, b"after")
+    assert output.text == "from a worker: Too many open files\nchild\n"
+    assert capfd.readouterr().err == "after"
 
 
 # --- Bounds -----------------------------------------------------------------------------------

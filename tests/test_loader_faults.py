@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import signal
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from trainfit.hardware.files import RecordedFiles
@@ -42,14 +45,14 @@ class Calls(Dataset[Any]):
 
 def real(
     function: Callable[[int], Any],
-    settings: LoaderSettings = FORK2,
+    met: LoaderSettings = FORK2,
     limit_s: float = 20.0,
     give_workload: bool = True,
     **known: Any,
 ) -> Fault:
     """The fault of a real run."""
     workload = Workload(DataLoader(Calls(function), 2))
-    run = run_loader(workload, settings, seconds=5.0, limit_s=limit_s, most_batches=12)
+    run = run_loader(workload, met, seconds=5.0, limit_s=limit_s, most_batches=12)
     seen = Seen.of(run, limit_s=limit_s, **known)
     return diagnose_run(run, workload if give_workload else None, seen)
 
@@ -99,6 +102,15 @@ def test_the_signal_that_ends_a_worker_is_named(
     fault = real(dies_of(number))
     assert fault.kind == kind
     assert words in fault.summary
+
+
+def test_numbas_word_of_a_fork_names_the_cause() -> None:
+    said = "Terminating: fork() called from a process already using GNU OpenMP, this is unsafe.\n"
+    failure = Failure("RuntimeError", "DataLoader worker (pid(s) 5) exited unexpectedly", "")
+    failure = dataclasses.replace(failure, worker_exits=(-15,))
+    fault = diagnose(failure, FORK2, None, Seen(output=said))
+    assert fault.kind == "worker_crashed" and "NUMBA_THREADING_LAYER" in fault.cure
+    assert said.strip() in fault.evidence
 
 
 def test_a_worker_that_exits() -> None:
@@ -361,7 +373,7 @@ def test_a_lock_held_while_forking_is_a_deadlock() -> None:
             return torch.zeros(3)
 
     with LOCK:
-        fault = real(sample, limit_s=2.0)
+        fault = real(sample, limit_s=1.5)
     assert fault.kind == "deadlock" and "wait for a lock" in fault.summary
     assert "`with LOCK:`" in fault.evidence and "2 of 2 workers in" in fault.evidence
     assert "forkserver" in fault.cure
@@ -371,22 +383,22 @@ def test_a_slow_data_set_is_not_a_deadlock() -> None:
     import time
 
     def sample(index: int) -> Any:
-        time.sleep(0.3)
+        time.sleep(0.1)
         return torch.zeros(3)
 
     workload = Workload(DataLoader(Calls(sample), 2))
-    run = run_loader(workload, LoaderSettings(1), seconds=60.0, limit_s=3.0)
-    fault = diagnose_run(run, workload, Seen.of(run, limit_s=3.0))
+    run = run_loader(workload, LoaderSettings(1), seconds=60.0, limit_s=1.5)
+    fault = diagnose_run(run, workload, Seen.of(run, limit_s=1.5))
     assert fault.kind == "slow_dataset"
 
 
 def test_a_batch_that_cannot_be_sent_is_found() -> None:
-    fault = real(lambda index: {"x": 1, "f": lambda: index}, limit_s=2.0)
+    fault = real(lambda index: {"x": 1, "f": lambda: index})
     # Collation takes the lambda for an unknown type; with a collate_fn of one's own it passes.
     assert fault.kind == "collate"
     workload = Workload(DataLoader(Calls(lambda i: (x for x in ())), 2, collate_fn=list))
-    run = run_loader(workload, FORK2, seconds=1.0, limit_s=2.0)
-    fault = diagnose_run(run, workload, Seen.of(run, limit_s=2.0))
+    run = run_loader(workload, FORK2, seconds=1.0, limit_s=1.5)
+    fault = diagnose_run(run, workload, Seen.of(run, limit_s=1.5))
     assert fault.kind == "batch_not_picklable"
     assert "batch[0] (generator)" in fault.summary
 
@@ -538,6 +550,11 @@ def test_a_script_without_a_main_guard() -> None:
     output = "AttributeError: Can't get attribute 'D' on <module '__main__' (built-in)>"
     fault = diagnose(failure, spawn, None, Seen(started=0, output=output))
     assert fault.kind == "not_importable" and "D in __main__" in fault.summary
+    # Nothing was kept of stderr: the script's text may tell (pytest's has its guard).
+    fault = diagnose(failure, spawn, None, Seen(started=0))
+    assert fault.kind in ("spawn_start", "no_main_guard") and "exit codes of workers: 1" in (
+        fault.evidence
+    )
     # Workers of an earlier fork that exit with 1 are another matter.
     assert diagnose(failure, FORK2, None, Seen(started=0)).kind == "worker_exited"
 
@@ -580,3 +597,31 @@ def test_seen_counts_what_a_run_noted() -> None:
     seen = Seen.of(run, limit_s=20.0)
     assert seen.fetched == (2, 1) and seen.longest_s == 3.0 and seen.started == 2
     assert seen.silent_s == pytest.approx(98.0 + 20.0 - 105.0)
+
+
+TEXTS = st.text(max_size=80) | st.sampled_from([*SHM, *FILES, idle_stacks(), "Caught X in Y.\n"])
+
+
+@settings(max_examples=50)
+@given(
+    st.builds(
+        Failure,
+        st.sampled_from(["", "RuntimeError", "KeyError"]),
+        TEXTS,
+        TEXTS,
+        st.none() | st.integers(-70, 255),
+        st.lists(st.integers(-70, 255), max_size=3).map(tuple),
+        st.booleans(),
+        TEXTS,
+    ),
+    st.sampled_from([FORK2, LoaderSettings(0)]),
+    st.builds(Seen, started=st.none() | st.integers(0, 2), output=TEXTS),
+)
+def test_whatever_is_said_there_is_a_fault_with_a_cure(
+    failure: Failure, met: LoaderSettings, seen: Seen
+) -> None:
+    fault = diagnose(failure, met, None, seen)
+    assert fault.kind and fault.summary and fault.evidence and fault.cure
+    assert len(fault.summary) < 300 and "\n" not in fault.summary
+    if failure.hung:
+        assert not fault.kind.startswith(("worker", "process"))

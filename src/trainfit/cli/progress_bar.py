@@ -64,7 +64,10 @@ class ProgressBar(Listener):
 
 
 class ProgressLines(Listener):
-    """A line for each thing begun; a context manager."""
+    """A line for each thing begun, once in a row; a context manager."""
+
+    def __init__(self) -> None:
+        self._last = ""
 
     def __enter__(self) -> ProgressLines:
         return self
@@ -73,7 +76,9 @@ class ProgressLines(Listener):
         pass
 
     def stage(self, stage: Stage) -> None:
-        progress(printable(stage.text))
+        if stage.text != self._last:
+            progress(printable(stage.text))
+        self._last = stage.text
 
 
 def loading_progress() -> ProgressBar | ProgressLines:

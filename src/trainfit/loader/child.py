@@ -96,8 +96,9 @@ class Child:
     def _scripts(self, found: Found) -> Workload | None:
         """The script's; ``None`` where the script itself is what to tell of."""
         trace = self._trace = found.trace
-        usable = trace.status in ("finished", "ended", "unsupported")
-        if not usable or (trace.status == "unsupported" and found.loader is None):
+        usable = trace.status in ("finished", "ended")
+        usable |= trace.status in ("unsupported", "timeout") and found.loader is not None
+        if not usable:
             self._finish("script")
             return None
         workload = workload_of(found)

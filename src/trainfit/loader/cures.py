@@ -88,6 +88,10 @@ CRASHED: Final = (
     "native code crashed: run with num_workers=0 and `python -X faulthandler` to see where; if "
     f"it works there, {_OTHER_START} and open files, decoders and clients in the worker"
 )
+OPENMP_FORK: Final = (
+    'set NUMBA_THREADING_LAYER=workqueue (or "forksafe" with TBB), or call no parallel numba '
+    f"function before the loader is iterated, or {_OTHER_START}"
+)
 CRASHES: Final[Mapping[int, str]] = {
     signal.SIGSEGV: "crashed in native code (segmentation fault)",
     signal.SIGABRT: "was aborted by native code",

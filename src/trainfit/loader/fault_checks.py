@@ -5,6 +5,7 @@ What runs the user's code does so in forked processes, under a time limit.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -13,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from trainfit.loader import cures, isolated
-from trainfit.loader.bounds import bounds_of
+from trainfit.loader.bounds import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.faults import diagnose_run
+from trainfit.loader.instrument import WALL
 from trainfit.loader.oom import between, oom_kills
-from trainfit.loader.picklability import main_problem, pickled
-from trainfit.loader.runs import run_loader
+from trainfit.loader.output import captured_stderr
+from trainfit.loader.picklability import pickled, session_problem
+from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.sharding import check_sharding
 from trainfit.loader.workload import Workload
@@ -30,6 +33,8 @@ _SAMPLER_SHARE: Final = 0.25
 _SLOW_FIRST_S: Final = 1.0
 #: Batches of indices that are drawn to time a sampler.
 _SAMPLER_BATCHES: Final = 64
+#: Faults of how much there is, not of workers as such.
+_OF_SIZE: Final = ("shm_full", "open_files", "out_of_memory", "worker_killed")
 #: Batches that a trial run takes.
 _TRIAL_BATCHES: Final = 3
 
@@ -66,12 +71,12 @@ def check_start(
     """Can workers be started by other means than a fork, and what are they sent?
 
     A data set that cannot be pickled is named under "fork", too: it bounds what may be tried.
-    Its size, and a script that cannot be imported, matter under the other start methods only.
+    Its size, and whether workers can import its class, matter under the other methods only.
     """
     found = pickled(workload, limit_s).fault
     if settings.start_method == "fork":
         return (found,) if found is not None and found.kind == "not_picklable" else ()
-    problem = main_problem(workload)
+    problem = session_problem(workload)
     return tuple(each for each in (found, problem) if each is not None)
 
 
@@ -193,42 +198,70 @@ def check_workers(
     *,
     limit_s: float = 20.0,
     alone_s: float | None = None,
-    start_methods: Sequence[StartMethod] = ("fork", "forkserver", "spawn"),
+    start_methods: Sequence[StartMethod] = START_METHODS,
 ) -> tuple[Fault, ...]:
     """Does the loader work with a worker at all? What fails is named, with what works instead.
 
-    A few batches are made by one worker; if that fails, by one of each other start method that
-    the fault leaves, and without workers. A data set that works in the main process only gets
-    the fault "main_process_only".
+    A few batches are made by one worker; if that fails, without workers, and by one worker of
+    each other start method that the fault leaves. A data set that works in the main process
+    only gets the fault "main_process_only" besides.
 
     Args:
         limit_s: time limit of each try.
-        alone_s: what a batch takes without workers, if that is known.
+        alone_s: what a batch takes without workers, in seconds, if that is known.
     """
     wanted = _one_worker(settings, settings.start_method)
-    fault = _try(workload, wanted, limit_s, alone_s)
-    if fault is None:
-        return ()
+    tried = _try(workload, wanted, limit_s, alone_s)
+    if tried.fault is None or tried.fault.kind in HARMLESS:
+        return () if tried.fault is None else (tried.fault,)
+    none = LoaderSettings(0, start_method=settings.start_method)
+    alone = _try(workload, none, limit_s, most_batches=1)
+    if alone.fault is not None:
+        return tried.fault, alone.fault
+    if alone_s is None:
+        tried = tried.compared(workload, alone.batch_s)
+    fault = tried.fault
+    assert fault is not None
+    if fault.kind in HARMLESS or fault.kind in _OF_SIZE:
+        return (fault,)
     for start in start_methods:
         other = _one_worker(settings, start)
         if other == wanted or not bounds_of(fault).allows(other):
             continue
-        if _try(workload, other, limit_s, alone_s) is None:
+        if _try(workload, other, limit_s, alone_s).fault is None:
             evidence = f"{fault.evidence}; with {start} it works here"
-            return (Fault(fault.kind, fault.summary, evidence, fault.cure, fault.settings),)
-    alone = LoaderSettings(0, start_method=settings.start_method)
-    without = _try(workload, alone, limit_s, None)
-    if without is not None:
-        return fault, without
-    only = Fault(
+            return (dataclasses.replace(fault, evidence=evidence),)
+    return fault, _main_process_only(fault)
+
+
+def _main_process_only(fault: Fault) -> Fault:
+    return Fault(
         "main_process_only",
         "The data set works in the main process only",
-        f"with one worker: {fault.summary} ({fault.evidence}); without workers "
-        f"{_TRIAL_BATCHES} batches came",
+        f"with one worker: {fault.summary} ({fault.evidence}); without workers a batch came",
         f"num_workers=0 until it is mended: {fault.cure}",
-        wanted,
+        fault.settings,
     )
-    return fault, only
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tried:
+    """A trial run, and the fault that it met, if any."""
+
+    run: Run
+    seen: Seen
+    fault: Fault | None
+
+    @property
+    def batch_s(self) -> float | None:
+        """What a batch took to make."""
+        records = [each for each in self.run.fetches if len(each)]
+        return float(records[0][:, WALL].mean()) if records else None
+
+    def compared(self, workload: Workload, alone_s: float | None) -> _Tried:
+        """The same, now that it is known what a batch takes without workers."""
+        seen = dataclasses.replace(self.seen, alone_s=alone_s)
+        return _Tried(self.run, seen, diagnose_run(self.run, workload, seen))
 
 
 def _one_worker(settings: LoaderSettings, start: StartMethod) -> LoaderSettings:
@@ -236,15 +269,23 @@ def _one_worker(settings: LoaderSettings, start: StartMethod) -> LoaderSettings:
 
 
 def _try(
-    workload: Workload, settings: LoaderSettings, limit_s: float, alone_s: float | None
-) -> Fault | None:
+    workload: Workload,
+    settings: LoaderSettings,
+    limit_s: float,
+    alone_s: float | None = None,
+    most_batches: int = _TRIAL_BATCHES,
+) -> _Tried:
     before = oom_kills()
-    run = run_loader(
-        workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=_TRIAL_BATCHES
+    with captured_stderr() as output:
+        run = run_loader(
+            workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=most_batches
+        )
+    seen = Seen.of(
+        run,
+        limit_s=limit_s,
+        alone_s=alone_s,
+        oom_kills=between(before, oom_kills()),
+        output=output.text,
     )
-    if run.failure is None and len(run.handed):
-        return None
-    kills = between(before, oom_kills())
-    return diagnose_run(
-        run, workload, Seen.of(run, limit_s=limit_s, alone_s=alone_s, oom_kills=kills)
-    )
+    good = run.failure is None and len(run.handed)
+    return _Tried(run, seen, None if good else diagnose_run(run, workload, seen))

@@ -7,13 +7,14 @@ before any run, :mod:`trainfit.loader.bounds` says which settings a fault leaves
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 from typing import Final
 
 from trainfit.loader import cures, exceptions, hangs, tracebacks
 from trainfit.loader.lost import unsendable
-from trainfit.loader.picklability import main_problem, pickled
+from trainfit.loader.picklability import guard_problem, pickled, session_problem
 from trainfit.loader.runs import Failure, Run
 from trainfit.loader.seen import Seen
 from trainfit.loader.tracebacks import Raised
@@ -52,6 +53,8 @@ _MEMORY: Final = re.compile(
 #: (`torch/utils/data/dataloader.py`).
 _TIMEOUT: Final = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
 _PIN_THREAD: Final = "Pin memory thread exited unexpectedly"
+#: numba's OpenMP layer (numba/np/ufunc/omppool.cpp), before it sends itself SIGTERM.
+_OPENMP_FORK: Final = "fork() called from a process already using GNU OpenMP"
 _NOT_PICKLABLE: Final = re.compile(r"[Cc]an't pickle|cannot pickle|[Cc]an't get local object")
 _STARTING: Final = re.compile(r"multiprocessing/(?:popen_|reduction|context|process)")
 #: `multiprocessing/spawn.py`.
@@ -221,9 +224,10 @@ def _start(
         summary = f"Workers that are not forked do not find {missing[1]} in {missing[2]}"
         return Fault("not_importable", summary, missing[0], cures.NOT_IMPORTABLE, settings)
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
-        problem = main_problem(workload)
+        problem = guard_problem() or (session_problem(workload) if workload else None)
         if problem is not None:
-            return problem
+            evidence = f"{_said(failure, seen)}; {problem.evidence}"
+            return dataclasses.replace(problem, evidence=evidence, settings=settings)
         summary = f"Workers end before they start under {settings.start_method}"
         return Fault("spawn_start", summary, _said(failure, seen), cures.SPAWN_START, settings)
     return None
@@ -237,6 +241,9 @@ def _ended(failure: Failure, settings: LoaderSettings, seen: Seen) -> Fault | No
     is_worker = failure.exit_code is None
     who = "A worker" if is_worker else "The process that iterates"
     kind = "worker" if is_worker else "process"
+    if number and _OPENMP_FORK in seen.output:
+        words = f"{who} ended itself: OpenMP does not survive a fork"
+        return Fault(f"{kind}_crashed", words, said, cures.OPENMP_FORK, settings)
     if number in (signal.SIGKILL, signal.SIGTERM):
         return _killed(kind, who, number, settings, said, seen)
     if number:

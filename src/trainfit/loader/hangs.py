@@ -98,7 +98,10 @@ def explain(text: str, settings: LoaderSettings, seen: Seen) -> Hang:
 def _alone(seen: Seen, progress: str) -> Hang:
     if seen.made:
         return Hang("slow_dataset", "The data set is slow: no worker is involved", progress)
-    return Hang("hung", "The data set gives no batch in the main process either", progress)
+    words = (
+        "No batch in time in the main process either; whether it is slow or stuck cannot be told"
+    )
+    return Hang("hung", words, progress)
 
 
 def _starting(main: Stack | None, settings: LoaderSettings, seen: Seen) -> Hang:

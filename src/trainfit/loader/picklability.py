@@ -12,7 +12,7 @@ import copyreg
 import functools
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -181,24 +181,32 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 # --- The script, as a worker imports it -------------------------------------------------------
 
 
-def main_problem(workload: Workload | None = None, main: Any = None) -> Fault | None:
-    """Why workers that are not forked could not import the script, read off its text.
+def session_problem(workload: Workload, main: Any = None) -> Fault | None:
+    """A data set of a class that a notebook or an interactive session defines.
 
-    ``main`` is the module whose file is looked at; by default the one that runs.
+    ``main`` is the module that runs, by default the real one.
+    """
+    main = sys.modules["__main__"] if main is None else main
+    if getattr(main, "__file__", None) is not None:
+        return None
+    if type(workload.dataset).__module__ != "__main__":
+        return None
+    said = f"{described(workload.dataset)} is defined in no file"
+    summary = "Workers that are not forked cannot import what an interactive session defines"
+    return Fault("not_importable", summary, said, cures.NOT_IMPORTABLE)
+
+
+def guard_problem(main: Any = None) -> Fault | None:
+    """What in the script would run anew in workers that are not forked, read off its text.
+
+    That alone does no harm if it starts no worker: it explains workers that end as they start.
     """
     main = sys.modules["__main__"] if main is None else main
     path = getattr(main, "__file__", None)
-    if path is None:
-        in_main = type(workload.dataset).__module__ == "__main__" if workload else False
-        if not in_main:
-            return None
-        said = f"{described(workload.dataset) if workload else ''} is defined in no file"
-        summary = "Workers that are not forked cannot import what an interactive session defines"
-        return Fault("not_importable", summary, said, cures.NOT_IMPORTABLE)
-    line = _unguarded_line(Path(path))
+    line = _unguarded_line(Path(path)) if path is not None else None
     if line is None:
         return None
-    said = f"{path}:{line} iterates when it is imported"
+    said = f"{path}:{line} runs when the script is imported"
     return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD)
 
 
@@ -208,14 +216,27 @@ def _unguarded_line(path: Path) -> int | None:
         body = ast.parse(path.read_text(errors="replace")).body
     except (OSError, SyntaxError, ValueError):
         return None
+    return _working_line(body)
+
+
+def _working_line(body: Sequence[ast.stmt]) -> int | None:
     for node in body:
         if isinstance(node, ast.For | ast.While):
             return node.lineno
-        if isinstance(node, ast.With) and any(isinstance(each, ast.For) for each in node.body):
-            return node.lineno
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
-            # "main()", "train(args)": of modules' functions ("torch.manual_seed(0)") none iterates.
-            if isinstance(function, ast.Name) and function.id not in ("print",):
+            # "main()", "train(args)"; modules' functions ("torch.manual_seed(0)") only set up.
+            if isinstance(function, ast.Name) and function.id != "print":
                 return node.lineno
+        if isinstance(node, ast.With | ast.Try | ast.If) and not _is_guard(node):
+            line = _working_line(node.body)
+            if line is not None:
+                return line
     return None
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    """Is it `if __name__ == "__main__":`, or another question of the name?"""
+    test = node.test if isinstance(node, ast.If) else None
+    names = ast.walk(test) if test is not None else ()
+    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in names)

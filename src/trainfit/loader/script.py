@@ -34,6 +34,9 @@ from trainfit.simgpu.session import Simulation
 #: Calls of models without an optimizer or a backward pass after which a script is taken not
 #: to train.
 _INFERENCE_CALLS = 100
+#: Share of the time limit after which a script that loads batches and makes no step (it trains
+#: without an optimizer of PyTorch's) is stopped with its next batch.
+_PATIENCE_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,8 @@ class Script:
 
     Args:
         late: called with the outcome when the time is over; the process ends then.
-        use: called with what was found. That happens after the script was unwound, or within
+        use: called with what was found (with the status "timeout" where batches came, but no
+            step within half of the limit). That happens after the script was unwound, or within
             it where it does not let itself be stopped (a bare ``except``).
     """
 
@@ -78,7 +82,7 @@ class Script:
         self._installed = ExitStack()
         self._stopper = Stopper(before_force=self._use_now)
         self._done = threading.Event()
-        self._process = os.getpid()
+        self._process, self._thread = os.getpid(), threading.current_thread()
         self._trains = False
         self._outcome: TraceOutcome | None = None
         self._finishing = threading.Lock()
@@ -102,6 +106,7 @@ class Script:
         self._autocast.install(self._patches)
         enter.callback(self._watch.remove)
         self._watch.install(self._patches)
+        self._loaders.after_batch = self._after_batch
         self._simulation.on_step(self._after_step)
         self._watch.after_call(self._after_call)
 
@@ -113,10 +118,16 @@ class Script:
         if self._watch.forward_calls().calls >= _INFERENCE_CALLS and self._only_infers():
             self._end()
 
-    def _end(self) -> None:
+    def _after_batch(self) -> None:
+        late = time.monotonic() - self._started > _PATIENCE_SHARE * self._limit_s
+        # A thread of the script's that fetches ahead would die of it, and the script wait on.
+        if late and threading.current_thread() is self._thread:
+            self._end("timeout")
+
+    def _end(self, status: Status = "finished") -> None:
         """Enough was seen. Forked children of the script's own go on."""
         if os.getpid() == self._process:
-            self._finish("finished", {})
+            self._finish(status, {})
             self._stopper.stop()
 
     def _only_infers(self) -> bool:

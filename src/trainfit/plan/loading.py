@@ -312,6 +312,11 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
             f"the script's step could not be simulated ({_one_line(trace.message)}); the loader "
             "that gave the last batch before was measured"
         )
+    if trace is not None and trace.status == "timeout":
+        notes.append(
+            f"the script made no optimizer step in {trace.seconds:.0f} s; the loader that gave the "
+            "last batch until then was measured"
+        )
     if command is not None and options.gpu is None:
         notes.append(f"the script ran on a simulated {_gpu(options).key}: --gpu names another")
     if loaded.result is None:

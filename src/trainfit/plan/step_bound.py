@@ -112,5 +112,5 @@ def _why(compute: Compute, gpu: GpuSpec, most: str | None, seconds: float) -> st
         "launches": f"{compute.kernels} kernels of {1e6 * LEAST_LAUNCH_S:g} us at least",
     }[most]
     if _made_up(gpu, "fp32_flops"):
-        return f"{bound} ({text}; a device made to measure has no rates: give --step-time)"
-    return f"{bound} ({text}); the real step takes longer"
+        return f"{bound}: {text}; a device made to measure has no rates: give --step-time"
+    return f"{bound}: {text}; the real step takes longer"

@@ -79,7 +79,7 @@ def _worker(probe: Probe) -> str:
         if probe.threads is not None and probe.threads > 1.1:
             text += f" on {probe.threads:.1f} threads at a time"
         elif waited > 0.1:
-            text += f", the other {waited:.0%} waits (storage, locks, sleep)"
+            text += f", the other {waited:.0%} waits (storage, locks, sleep, no free core)"
     pools = ", ".join(f"{name} {n}" for name, n in sorted(probe.thread_pools.items()))
     return text + (f"; thread pools: {pools}" if pools else "")
 

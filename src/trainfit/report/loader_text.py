@@ -223,13 +223,19 @@ def _table_section(result: LoaderResult) -> str:
 
 
 def _by_workers(result: LoaderResult) -> list[Candidate]:
-    """One candidate for each number of workers: recommended or present, else the fastest."""
+    """One candidate for each number of workers: the recommended, present or measured one, else
+    the fastest."""
     chosen: dict[int, Candidate] = {}
 
-    def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
+    def rank(candidate: Candidate) -> tuple[bool, bool, bool, bool, float]:
         settings = candidate.settings
-        is_recommended, is_present = settings == result.recommended, settings == result.present
-        return not candidate.infeasible, is_recommended, is_present, candidate.batches_per_s
+        return (
+            not candidate.infeasible,
+            settings == result.recommended,
+            settings == result.present,
+            result.measured(settings) is not None,
+            candidate.batches_per_s,
+        )
 
     for candidate in result.candidates:
         workers = candidate.settings.num_workers

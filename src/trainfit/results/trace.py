@@ -169,6 +169,8 @@ class TraceOutcome:
 
     ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none.
     ``message`` is for people; ``traceback`` is the script's own, ``location`` its line.
+    ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
+    environment, ``None`` where it made none or was told by the script.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     """
 
@@ -188,6 +190,7 @@ class TraceOutcome:
     compute: Compute | None = None
     findings: tuple[Finding, ...] = ()
     changed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    accelerate: str | None = None
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""

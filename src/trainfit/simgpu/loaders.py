@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -53,6 +53,8 @@ class LoaderTracker:
         self._latest: _Made | None = None
         self._fed_by: LoaderInfo | None = None
         self._feeding: _Made | None = None
+        self.after_batch: Callable[[], None] = lambda: None
+        """Called after each batch, in the script's own call of ``next``."""
 
     @property
     def count(self) -> int:
@@ -91,6 +93,7 @@ class LoaderTracker:
                     made.on_gpu = is_simulated(batch)
                 made.batches += 1
                 tracker._latest = made
+                tracker.after_batch()
             return batch
 
         patches.set(DataLoader, "__init__", __init__)

@@ -1,0 +1,334 @@
+"""What was read in a study of DataLoaders, and the figures that follow from it.
+
+Nothing is measured here: figures are functions of readings, which are kept as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _bench import Figure
+
+from trainfit.results.loader import LoaderSettings
+
+FORMAT = "trainfit-loader-accuracy-1"
+OURS = "trainfit"
+#: Consumers: one that takes batches as fast as it can, and one with a step of some time.
+FAST, PACED = "fast", "paced"
+GOALS = {"median": 5.0, "p90": 12.0, "regret": 3.0, "share": 10.0, "workloads": 8}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One real run: its rate (``None``: it failed, and ``failure`` says how).
+
+    ``seconds`` is the wall time of all of it, workers' start and warm-up too. ``reference_s``
+    is what a fixed piece of work on one core took right before: how fast the machine was.
+    """
+
+    settings: LoaderSettings
+    round: int
+    batches_per_s: float | None
+    waiting_share: float | None
+    seconds: float
+    reference_s: float
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    settings: LoaderSettings
+    batches_per_s: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a tool or a rule chose, and the time that it took; ``None``: it chose nothing.
+
+    ``note`` is what there is to say about it: why there is nothing, or the tool's own words.
+    """
+
+    who: str
+    settings: LoaderSettings | None
+    seconds: float
+    note: str = ""
+
+
+@dataclass
+class Study:
+    """One workload with one consumer.
+
+    ``sweep`` has every setting of the grid, in rounds; ``finals`` the choices and the sweep's
+    best few again. ``full_grid`` is how many settings an exhaustive sweep has, of which
+    ``sweep`` may hold a part. ``probe_s`` is what the probe for ``predictions`` took;
+    ``probe`` what it said, for who studies errors. ``ours`` is the tool's whole result.
+    """
+
+    workload: str
+    consumer: str
+    step_s: float
+    full_grid: int
+    predictions: list[Prediction] = field(default_factory=list)
+    sweep: list[Reading] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    finals: list[Reading] = field(default_factory=list)
+    probe_s: float = 0.0
+    probe: Any = None
+    ours: Any = None
+
+    def choice(self, who: str) -> Choice | None:
+        return next((each for each in self.choices if each.who == who), None)
+
+
+def steady(settings: LoaderSettings) -> LoaderSettings:
+    """The same in the steady state that is measured, where no epoch ends: whether workers
+    persist makes no difference."""
+    return dataclasses.replace(settings, persistent_workers=False)
+
+
+# What follows from readings ----------------------------------------------------------------------
+
+
+def rates(readings: Iterable[Reading]) -> dict[LoaderSettings, float]:
+    """The median rate of each setting that ran at least once."""
+    found: dict[LoaderSettings, list[float]] = {}
+    for each in readings:
+        if each.batches_per_s is not None:
+            found.setdefault(each.settings, []).append(each.batches_per_s)
+    return {settings: statistics.median(values) for settings, values in found.items()}
+
+
+def errors_percent(study: Study) -> dict[LoaderSettings, float]:
+    """Predicted over measured less one, of each setting that was both."""
+    measured = rates(study.sweep)
+    return {
+        each.settings: 100 * (each.batches_per_s / measured[each.settings] - 1)
+        for each in study.predictions
+        if each.settings in measured
+    }
+
+
+def sweep_seconds(study: Study) -> float:
+    """What one measurement of each setting takes; of those of the full grid that were not
+    measured, as much on average as of those that were."""
+    spent: dict[LoaderSettings, list[float]] = {}
+    for each in study.sweep:
+        spent.setdefault(each.settings, []).append(each.seconds)
+    if not spent:
+        return 0.0
+    return study.full_grid * statistics.fmean(map(statistics.fmean, spent.values()))
+
+
+def top(study: Study, count: int) -> list[LoaderSettings]:
+    """The sweep's best settings, the best first."""
+    measured = rates(study.sweep)
+    return sorted(measured, key=lambda settings: -measured[settings])[:count]
+
+
+def regret_percent(study: Study, who: str) -> float | None:
+    """How much slower its choice is than the best in the finals; 100 if it does not run.
+
+    Choices and the sweep's best few are measured there again, at the same times. The best of
+    several noisy medians is too high rather than too low, and so is the regret.
+    """
+    choice = study.choice(who)
+    measured = rates(study.finals)
+    if choice is None or not measured:
+        return None
+    if choice.settings is None:  # of ours that is a failure; a rival may not be installed
+        return 100.0 if who == OURS else None
+    return 100 * (1 - measured.get(steady(choice.settings), 0.0) / max(measured.values()))
+
+
+def spread_percent(studies: Iterable[Study]) -> list[float]:
+    """How far single runs are from the median of the other runs of the same setting.
+
+    No prediction can be expected to be nearer than that to what is measured.
+    """
+    distances = []
+    for study in studies:
+        runs: dict[LoaderSettings, list[float]] = {}
+        for each in study.sweep:
+            if each.batches_per_s is not None:
+                runs.setdefault(each.settings, []).append(each.batches_per_s)
+        for values in runs.values():
+            for index, value in enumerate(values):
+                if others := values[:index] + values[index + 1 :]:
+                    distances.append(100 * abs(value / statistics.median(others) - 1))
+    return distances
+
+
+def machine_spread_percent(study: Study) -> float:
+    """By how much longer the fixed piece of work takes in the slowest tenth of the readings
+    than in the fastest: how much the machine's speed varied meanwhile."""
+    times = [each.reference_s for each in (*study.sweep, *study.finals)]
+    if len(times) < 2:
+        return math.nan
+    tenths = statistics.quantiles(times, n=10, method="inclusive")
+    return 100 * (tenths[-1] / tenths[0] - 1)
+
+
+def percentile_90(values: Sequence[float]) -> float:
+    """The 90th percentile (by linear interpolation between the values); NaN of none."""
+    if len(values) < 2:
+        return values[0] if values else math.nan
+    return statistics.quantiles(values, n=10, method="inclusive")[-1]
+
+
+def median(values: Sequence[float]) -> float:
+    """NaN of none: a figure without readings holds no goal."""
+    return statistics.median(values) if values else math.nan
+
+
+# Figures -----------------------------------------------------------------------------------------
+
+
+def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[Figure]:
+    """Errors are those without a step: a step of the consumer would hide most of them."""
+    errors = [
+        abs(error)
+        for study in studies
+        if study.consumer == FAST
+        for error in errors_percent(study).values()
+    ]
+    regrets = [r for study in studies if (r := regret_percent(study, OURS)) is not None]
+    whole = {
+        study.workload
+        for study in studies
+        if study.predictions and (choice := study.choice(OURS)) and choice.settings
+    }
+    return [
+        Figure("loader_median_error", median(errors), GOALS["median"], True, "%"),
+        Figure("loader_p90_error", percentile_90(errors), GOALS["p90"], True, "%"),
+        Figure("loader_median_regret", median(regrets), GOALS["regret"], True, "%"),
+        Figure("loader_time_share", time_share_percent(studies, OURS), GOALS["share"], True, "%"),
+        Figure("loader_workloads", len(whole), wanted, False),
+    ]
+
+
+def time_share_percent(studies: Iterable[Study], who: str) -> float:
+    """Its time in all studies over the sweeps' in the same."""
+    spent = swept = 0.0
+    for study in studies:
+        choice = study.choice(who)
+        if choice is not None and choice.settings is not None:
+            spent += choice.seconds
+            swept += sweep_seconds(study)
+    return 100 * spent / swept if swept else math.nan
+
+
+def details(studies: Sequence[Study]) -> dict[str, Any]:
+    """What is behind the figures, by study and by who chose."""
+    spread = spread_percent(studies)
+    return {
+        "studies": [study_row(study) for study in studies],
+        "choosers": {who: chooser_row(studies, who) for who in choosers(studies)},
+        "single_run_median_percent": median(spread),
+        "single_run_p90_percent": percentile_90(spread),
+    }
+
+
+def choosers(studies: Iterable[Study]) -> list[str]:
+    """Ours first, then in the order of the studies."""
+    names = dict.fromkeys(choice.who for study in studies for choice in study.choices)
+    return sorted(names, key=lambda who: who != OURS)
+
+
+def chooser_row(studies: Sequence[Study], who: str) -> dict[str, Any]:
+    regrets = [r for study in studies if (r := regret_percent(study, who)) is not None]
+    times = [c.seconds for study in studies if (c := study.choice(who)) and c.settings]
+    return {
+        "studies": len(regrets),
+        "median_regret_percent": median(regrets),
+        "worst_regret_percent": max(regrets, default=math.nan),
+        "seconds": median(times),
+        "share_percent": time_share_percent(studies, who),
+    }
+
+
+def study_row(study: Study) -> dict[str, Any]:
+    signed = errors_percent(study)
+    errors = [abs(error) for error in signed.values()]
+    finals = rates(study.finals)
+    # A setting of which no run at all succeeded: the tool should have known.
+    failed = {each.settings for each in study.sweep} - set(rates(study.sweep))
+    return {
+        "workload": study.workload,
+        "consumer": study.consumer,
+        "step_s": study.step_s,
+        "settings": len({each.settings for each in study.sweep}),
+        "settings_failed": len(failed),
+        "median_error_percent": median(errors),
+        "p90_error_percent": percentile_90(errors),
+        "bias_percent": median(list(signed.values())),
+        "best": max(finals, key=lambda s: finals[s], default=None),
+        "best_batches_per_s": max(finals.values(), default=None),
+        "sweep_seconds": sweep_seconds(study),
+        "probe_seconds": study.probe_s,
+        "machine_spread_percent": machine_spread_percent(study),
+        "choices": [
+            {
+                "who": choice.who,
+                "settings": choice.settings,
+                "seconds": choice.seconds,
+                "note": choice.note,
+                "regret_percent": regret_percent(study, choice.who),
+            }
+            for choice in study.choices
+        ],
+    }
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON has it: settings by their names; NaN, which JSON has not, as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def save(path: Path, studies: Sequence[Study], about: Mapping[str, Any]) -> None:
+    """Readings as JSON; the file appears whole."""
+    document = {"format": FORMAT, "about": plain(about), "studies": plain(list(studies))}
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(json.dumps(document, indent=1) + "\n")
+    scratch.replace(path)
+
+
+def load(path: Path) -> list[Study]:
+    """What :func:`save` wrote; raises ``ValueError`` for anything else."""
+    try:
+        document = json.loads(path.read_text())
+        if document["format"] != FORMAT:
+            raise ValueError(f"its format is {document['format']!r}")
+        return [_study(row) for row in document["studies"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no readings of loader_accuracy.py: {error}") from None
+
+
+def _study(row: dict[str, Any]) -> Study:
+    lists = {"predictions": Prediction, "sweep": Reading, "choices": Choice, "finals": Reading}
+    read = {
+        name: [kind(**{**each, "settings": _settings(each["settings"])}) for each in row[name]]
+        for name, kind in lists.items()
+    }
+    return Study(**{**row, **read})
+
+
+def _settings(row: dict[str, Any] | None) -> LoaderSettings | None:
+    return LoaderSettings(**row) if row is not None else None

@@ -1,0 +1,233 @@
+"""Measures DataLoaders for loader_accuracy.py: every setting of a grid, and what tools choose."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from _loader_figures import (
+    FAST,
+    OURS,
+    PACED,
+    Choice,
+    Prediction,
+    Reading,
+    Study,
+    rates,
+    steady,
+    top,
+)
+from loader_workloads import SEED, Case, Worker
+
+from trainfit.loader.model import Consumer
+from trainfit.loader.runs import Run, run_loader
+from trainfit.loader.workload import Workload
+from trainfit.results.loader import LoaderSettings
+
+WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
+QUICK_WORKERS, QUICK_PREFETCH = (0, 1, 2, 4), (2,)
+#: The paced consumer's step, as a share of the time between two batches of the best setting:
+#: a loader that hides its work behind the step is just as fast, one that cannot is slower.
+PACE = 0.8
+#: Of the sweep's best, so many are measured again beside the choices.
+FINALISTS = 3
+#: FFTs of the piece of work that says how fast the machine is at the moment, about 10 ms.
+_REFERENCE_ROUNDS = 150
+
+Say = Callable[[str], None]
+
+
+class Probed(Protocol):
+    """What a tool knows of a workload after its probe."""
+
+    seconds: float
+    about: Any
+
+    def batches_per_s(self, settings: LoaderSettings, consumer: Consumer) -> float:
+        """What it predicts."""
+
+
+class Tool(Protocol):
+    """The tool under test: predictions after a probe, and a choice with all that it takes."""
+
+    def probe(self, workload: Workload) -> Probed: ...
+
+    def choose(self, workload: Workload, consumer: Consumer) -> tuple[Choice, Any]: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: settings, rounds of the sweep, seconds of counted batches a run."""
+
+    grid: tuple[LoaderSettings, ...]
+    seconds: float
+    rounds: int
+    paced_rounds: int
+    final_rounds: int
+
+
+def grid(workers: Iterable[int], prefetch: Iterable[int]) -> tuple[LoaderSettings, ...]:
+    """Workers × prefetch × pin × order; without workers only pinning is a choice."""
+    prefetch = tuple(prefetch)
+    settings: list[LoaderSettings] = []
+    for count, pin in itertools.product(workers, (False, True)):
+        if count == 0:
+            settings.append(LoaderSettings(0, pin_memory=pin))
+            continue
+        settings += [
+            LoaderSettings(count, factor, pin_memory=pin, in_order=in_order)
+            for factor, in_order in itertools.product(prefetch, (True, False))
+        ]
+    return tuple(settings)
+
+
+FULL_GRID = grid(WORKERS, PREFETCH)
+QUICK_GRID = grid(QUICK_WORKERS, QUICK_PREFETCH)
+
+
+class Bench:
+    """Studies one workload: ``rivals`` gives the others' choices for a consumer's step.
+
+    ``run`` is replaced in tests.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        data: Path,
+        plan: Plan,
+        tool: Tool,
+        rivals: Callable[[float], list[Choice]],
+        say: Say,
+        run: Callable[..., Run] = run_loader,
+    ) -> None:
+        self.case, self.data, self.plan = case, data, plan
+        self.tool, self.rivals, self.say, self.run = tool, rivals, say, run
+        self._reference = Worker()
+
+    def studies(self) -> list[Study]:
+        """With the consumer that takes all it gets, and (if planned) with a paced one."""
+        fast = self._study(FAST, 0.0, None, self.plan.rounds)
+        if not self.plan.paced_rounds or not (best := rates(fast[0].sweep)):
+            return [fast[0]]
+        step_s = PACE / max(best.values())
+        paced = self._study(PACED, step_s, fast[1], self.plan.paced_rounds)
+        return [fast[0], paced[0]]
+
+    def _study(
+        self, kind: str, step_s: float, probed: Probed | None, rounds: int
+    ) -> tuple[Study, Probed | None]:
+        consumer = Consumer(step_s)
+        study = Study(self.case.name, kind, step_s, len(FULL_GRID))
+        # The tool's turn is amid the sweep's rounds: the machine's speed drifts.
+        before = (rounds + 1) // 2
+        self._sweep(study, consumer, range(before))
+        probed = probed or self._probe(study)
+        if probed is not None:
+            study.probe_s, study.probe = probed.seconds, probed.about
+            study.predictions = [
+                Prediction(settings, probed.batches_per_s(settings, consumer))
+                for settings in self.plan.grid
+            ]
+        study.choices = [self._choose(study, consumer)]
+        self._sweep(study, consumer, range(before, rounds))
+        study.choices += self.rivals(step_s)
+        self._finals(study, consumer)
+        return study, probed
+
+    def _sweep(self, study: Study, consumer: Consumer, rounds: range) -> None:
+        """Each setting once a round, in another order each time."""
+        for number in rounds:
+            order = list(self.plan.grid)
+            random.Random(f"{study.workload} {study.consumer} {number}").shuffle(order)
+            study.sweep += [self._read(settings, consumer, number) for settings in order]
+            self.say(f"{study.workload}, {study.consumer}: round {number + 1} of the sweep")
+
+    def _finals(self, study: Study, consumer: Consumer) -> None:
+        chosen = [steady(each.settings) for each in study.choices if each.settings is not None]
+        finalists = list(dict.fromkeys([*chosen, *top(study, FINALISTS)]))
+        for number in range(self.plan.final_rounds):
+            turn = finalists[number % len(finalists) :] + finalists[: number % len(finalists)]
+            study.finals += [self._read(settings, consumer, number) for settings in turn]
+        self.say(f"{study.workload}, {study.consumer}: finals of {len(finalists)} settings")
+
+    def _read(self, settings: LoaderSettings, consumer: Consumer, number: int) -> Reading:
+        reference_s = self._reference_seconds()
+        torch.manual_seed(SEED + number)  # the same order of samples for each setting
+        workload = self._workload()
+        began = time.monotonic()
+        run = self.run(workload, settings, consumer=consumer, seconds=self.plan.seconds)
+        return Reading(
+            settings,
+            number,
+            run.batches_per_s if run.failure is None else None,
+            run.waiting_share,
+            time.monotonic() - began,
+            reference_s,
+            failure_text(run),
+        )
+
+    def _workload(self) -> Workload:
+        return Workload(self.case.loader(self.data))
+
+    def _probe(self, study: Study) -> Probed | None:
+        try:
+            return self.tool.probe(self._workload())
+        except Exception as error:  # the other workloads go on; the figures count what is missing
+            self.say(f"{study.workload}: the probe failed: {_last_line(error)}")
+            study.probe = traceback.format_exc()
+            return None
+
+    def _choose(self, study: Study, consumer: Consumer) -> Choice:
+        began = time.monotonic()
+        try:
+            choice, study.ours = self.tool.choose(self._workload(), consumer)
+        except Exception as error:
+            self.say(f"{study.workload}: tuning failed: {_last_line(error)}")
+            study.ours = traceback.format_exc()
+            return Choice(OURS, None, time.monotonic() - began, f"failed: {_last_line(error)}")
+        return choice
+
+    def _reference_seconds(self) -> float:
+        began = time.monotonic()
+        self._reference.rounds(_REFERENCE_ROUNDS)
+        return time.monotonic() - began
+
+
+def failure_text(run: Run) -> str:
+    """One line, empty for a run that went well."""
+    failure = run.failure
+    if failure is None:
+        return ""
+    if failure.hung:
+        return "hung"
+    if failure.error_type:
+        return f"{failure.error_type}: {failure.message.splitlines()[0][:160]}"
+    return f"exit status {failure.exit_code}"
+
+
+def studied(benches: Iterable[Bench], keep: Callable[[Sequence[Study]], None]) -> list[Study]:
+    """All studies; ``keep`` is given all that there are after each workload."""
+    studies: list[Study] = []
+    for bench in benches:
+        studies += bench.studies()
+        keep(studies)
+    return studies
+
+
+def to_stderr(line: str) -> None:
+    """Progress, with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def _last_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[-1][:160]}" if text else type(error).__name__

@@ -1,0 +1,252 @@
+"""`trainfit loader` against exhaustive sweeps of real DataLoaders, and beside other rules.
+
+For each workload (loader_workloads.py) every setting of a grid, workers × prefetch × pin ×
+order, is measured for real, in rounds: each setting once a round, in another order each time,
+because a machine's speed drifts within seconds; the median counts. Amid the rounds the tool
+has its turn: a probe, from which it predicts every setting of the grid, and a tuning, from
+which it chooses. Twice: with a consumer that takes batches as fast as it can, and with one
+whose step takes 0.8 of the time between two batches of the sweep's best setting.
+
+    error    predicted rate over measured rate less 1, of all settings without a step
+    regret   how much slower the chosen setting is than the best. The choices and the sweep's
+             best three are measured once more for it, in turns; the best of several noisy
+             medians is rather too high, so regrets are rather too large
+    time     of tuning, confirming runs too, over that of an exhaustive sweep: each setting
+             of the full grid measured once, by runs as long as ours
+
+Beside it: PyTorch's default, rules of thumb, and loadtune if it is installed. Pinning is
+emulated where there is no GPU (trainfit.loader.pinning).
+
+All of it takes hours: name workloads with --only, keep what was read with --save, and lay
+several files together with --read, which measures nothing.
+
+    python bench/loader_accuracy.py [--quick] [--only NAME ...] [--save FILE] [--json]
+    python bench/loader_accuracy.py --read FILE ... [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from _bench import finish
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import _loader_figures as found  # noqa: E402
+import _loader_rivals as rivals  # noqa: E402
+from _loader_figures import Choice, Study  # noqa: E402
+from _loader_sweep import FULL_GRID, QUICK_GRID, Bench, Plan, studied, to_stderr  # noqa: E402
+from loader_workloads import BY_NAME, CASES, DATA, NotInstalledError  # noqa: E402
+
+from trainfit.loader.model import Consumer  # noqa: E402
+from trainfit.loader.workload import Workload  # noqa: E402
+from trainfit.results.loader import LoaderMachine, LoaderSettings  # noqa: E402
+
+QUICK = ("jpeg_augment", "lock_bound", "remote")
+#: Steps of a trial of loadtune in --quick (its default is 100).
+QUICK_STEPS = 30
+PROBE_S, QUICK_PROBE_S = 20.0, 5.0
+
+
+class Trainfit:
+    """The tool under test, by its Python API."""
+
+    def __init__(self, machine: LoaderMachine, seconds: float) -> None:
+        self._machine, self._seconds = machine, seconds
+
+    def probe(self, workload: Workload) -> Any:
+        from trainfit.loader.probing import probe_workload
+
+        return _Probed(probe_workload(workload, self._machine, self._seconds))
+
+    def choose(self, workload: Workload, consumer: Consumer) -> tuple[Choice, Any]:
+        from trainfit.loader.tuning import tune
+
+        source = "as fast as it can" if not consumer.step_s else "given"
+        began = time.monotonic()
+        result = tune(workload, self._machine, consumer, source, seconds=self._seconds, confirm=4)
+        seconds = time.monotonic() - began
+        note = f"{result.verdict}: limited by {result.limit}"
+        return Choice(found.OURS, result.recommended, seconds, note), dataclasses.asdict(result)
+
+
+class _Probed:
+    def __init__(self, measured: Any) -> None:
+        self._measured = measured
+        self.seconds: float = measured.probe.seconds
+        self.about = dataclasses.asdict(measured.probe)
+
+    def batches_per_s(self, settings: LoaderSettings, consumer: Consumer) -> float:
+        rate: float = self._measured.predict(settings, consumer).batches_per_s
+        return rate
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    if options.read:
+        studies = [study for file in options.read for study in found.load(file)]
+        wanted = found.GOALS["workloads"]
+        return report(studies, wanted, options.json)
+    # That a grid goes beyond the number of CPUs is its purpose.
+    warnings.filterwarnings("ignore", "This DataLoader will create")
+    names = options.only or (QUICK if options.quick else [case.name for case in CASES])
+    about = {"cpus": len(os.sched_getaffinity(0)), "torch": torch.__version__, "began": time.time()}
+    benches, left_out = [], {}
+    for name in names:
+        try:
+            BY_NAME[name].dataset(options.data)
+        except NotInstalledError as error:
+            left_out[name] = str(error)
+            to_stderr(f"{name} is left out: {error}")
+            continue
+        benches.append(bench_of(name, options))
+
+    def keep(studies: Sequence[Study]) -> None:
+        if options.save is not None:
+            found.save(options.save, studies, {**about, "left_out": left_out})
+
+    wanted = min(int(found.GOALS["workloads"]), len(names))
+    return report(studied(benches, keep), wanted, options.json, left_out)
+
+
+def bench_of(name: str, options: argparse.Namespace) -> Bench:
+    """The study of one workload, as the options say."""
+    case = BY_NAME[name]
+    plan = Plan(
+        QUICK_GRID if options.quick else FULL_GRID,
+        options.seconds,
+        options.rounds,
+        options.paced_rounds,
+        options.final_rounds,
+    )
+    probe_s = QUICK_PROBE_S if options.quick else PROBE_S
+    steps = QUICK_STEPS if options.quick else rivals.STEPS
+
+    def others(step_s: float) -> list[Choice]:
+        return [*rivals.rules(), rivals.loadtune(case, options.data, step_s, steps)]
+
+    tool = Trainfit(this_machine(), probe_s)
+    return Bench(case, options.data, plan, tool, others, to_stderr)
+
+
+def this_machine() -> LoaderMachine:
+    """What bounds a loader here, quota apart (the bench is not run under one)."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return LoaderMachine(
+        usable_cores=float(len(cpus)),
+        affinity=tuple(cpus),
+        physical_cores=psutil.cpu_count(logical=False),
+        quota_cores=None,
+        core_speeds=(1.0,) * len(cpus),
+        available_bytes=psutil.virtual_memory().available,
+        shm_free_bytes=psutil.disk_usage("/dev/shm").free,
+        open_files=psutil.Process().rlimit(psutil.RLIMIT_NOFILE)[0],
+    )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=list(BY_NAME), metavar="NAME", default=[])
+    parser.add_argument("--data", type=Path, default=DATA, help=f"workloads' files ({DATA})")
+    parser.add_argument("--save", type=Path, help="keep all readings here, as JSON")
+    parser.add_argument("--read", type=Path, nargs="+", help="figures of kept readings alone")
+    parser.add_argument("--seconds", type=float, help="counted seconds of a run (2)")
+    parser.add_argument("--rounds", type=int, help="of the sweep (3)")
+    parser.add_argument("--paced-rounds", type=int, help="of the paced sweep (1); 0: none")
+    parser.add_argument("--final-rounds", type=int, help="of choices and best settings (5)")
+    parser.add_argument("--quick", action="store_true", help="three workloads, a small grid")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args(argv)
+    defaults = {"seconds": 2.0, "rounds": 3, "paced_rounds": 1, "final_rounds": 5}
+    quick = {"seconds": 0.4, "rounds": 2, "paced_rounds": 1, "final_rounds": 2}
+    for name, value in (quick if options.quick else defaults).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.seconds <= 0 or options.rounds < 1 or options.final_rounds < 1:
+        parser.error("--seconds, --rounds and --final-rounds are above 0")
+    for file in options.read or ():
+        if not file.is_file():
+            parser.error(f"{file}: no such file; give what --save wrote")
+    return options
+
+
+# What is printed ---------------------------------------------------------------------------------
+
+
+def report(
+    studies: Sequence[Study], wanted: int, as_json: bool, left_out: dict[str, str] | None = None
+) -> int:
+    details = found.details(studies)
+    if not as_json:
+        for name, reason in (left_out or {}).items():
+            print(f"{name}: {reason}")
+        print_studies(details["studies"])
+        print_choosers(details)
+    document = found.plain({**details, "left_out": left_out or {}})
+    return finish(found.figures(studies, wanted), as_json, document)
+
+
+def print_studies(rows: Sequence[dict[str, Any]]) -> None:
+    head = f"{'workload':<16}{'step':>8}{'error':>8}{'p90':>7}{'bias':>7}{'failed':>8}"
+    print(f"{head}{'sweep':>9}   {'who':<20}{'regret':>8}{'time':>9}   chosen")
+    for row in rows:
+        step = f"{1e3 * row['step_s']:.1f} ms" if row["step_s"] else "none"
+        errors = f"{row['median_error_percent']:>7.1f}%{row['p90_error_percent']:>6.1f}%"
+        print(
+            f"{row['workload']:<16}{step:>8}{errors}{row['bias_percent']:>+6.1f}%"
+            f"{row['settings_failed']:>8}{row['sweep_seconds']:>7.0f} s   "
+            f"{'best':<20}{'':>8}{'':>9}   {words(row['best'])}"
+        )
+        for choice in row["choices"]:
+            regret = choice["regret_percent"]
+            shown = "" if regret is None else f"{regret:.1f}%"
+            chosen = words(choice["settings"]) if choice["settings"] else choice["note"]
+            cost = f"{choice['seconds']:.1f} s"
+            print(f"{'':<66}{choice['who']:<20}{shown:>8}{cost:>9}   {chosen}")
+
+
+def print_choosers(details: dict[str, Any]) -> None:
+    print(
+        "\na single run against the median of the same setting's others: "
+        f"median {details['single_run_median_percent']:.1f}%, "
+        f"p90 {details['single_run_p90_percent']:.1f}%\n"
+    )
+    head = f"{'who':<20}{'studies':>8}{'median regret':>15}{'worst':>8}"
+    print(f"{head}{'median time':>13}{'of a sweep':>12}")
+    for who, row in details["choosers"].items():
+        print(
+            f"{who:<20}{row['studies']:>8}{row['median_regret_percent']:>14.1f}%"
+            f"{row['worst_regret_percent']:>7.1f}%{row['seconds']:>11.1f} s"
+            f"{row['share_percent']:>11.1f}%"
+        )
+    print()
+
+
+def words(settings: LoaderSettings | None) -> str:
+    """The settings in short."""
+    if settings is None:
+        return "nothing"
+    if settings.num_workers == 0:
+        return "0 workers" + (", pinned" if settings.pin_memory else "")
+    parts = [f"{settings.num_workers} × {settings.prefetch_factor}"]
+    parts += ["pinned"] if settings.pin_memory else []
+    parts += [] if settings.in_order else ["any order"]
+    parts += ["persistent"] if settings.persistent_workers else []
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
