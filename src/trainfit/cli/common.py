@@ -27,6 +27,9 @@ _UNITS = {
     if unit or suffix != "ib"
 }
 
+_TIME = re.compile(r"(?P<number>\d{1,9}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|µs|ms|s|)", re.A)
+_TIME_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+
 
 class UsageError(TrainfitError):
     """Options that cannot work together or have impossible values."""
@@ -190,6 +193,15 @@ def progress(text: str) -> None:
     print(f"trainfit: {text} …", file=sys.stderr, flush=True)
 
 
+def only_ascii() -> bool:
+    """Does the terminal's (or the file's) encoding lack block characters?"""
+    try:
+        "▁█│└┬".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
 def output_file(text: str) -> Path:
     """A path that can be written, checked before anything is simulated."""
     path = Path(text)
@@ -225,6 +237,17 @@ def seconds(text: str) -> float:
         value = -1.0
     if not 0 < value <= 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def duration(text: str, what: str = "time", example: str = "30s or 0.5") -> float:
+    """An argparse type: ``0.04``, ``0.04s``, ``40ms``, ``800us``; up to an hour, in seconds."""
+    found = _TIME.fullmatch(text.strip())
+    value = float(found["number"]) * _TIME_UNITS[found["unit"]] if found is not None else -1.0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no {what} above 0 (up to an hour); write {example}"
+        )
     return value
 
 

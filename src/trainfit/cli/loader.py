@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from trainfit.cli.common import UsageError, output_file, seconds, split_command, whole_number
+from trainfit.cli.common import (
+    UsageError,
+    duration,
+    output_file,
+    seconds,
+    split_command,
+    whole_number,
+)
 from trainfit.cli.progress_bar import loading_progress
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.loading import LoadingOptions, tune_command
@@ -26,8 +32,6 @@ _WITH_VALUE = (
     *("--step-time", "--gpu", "--probe-time", "--confirm", "--max-workers", "--ranks"),
     *("--time-limit", "--output", "--loader", "--batch-size"),
 )
-_DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|µs|ms|s|)", re.A)
-_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 #: Most real runs of the loader to confirm predictions with.
 _CONFIRM = 4
 
@@ -52,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-workers", type=whole_number, metavar="N", help="recommend no more than N workers"
     )
+    add_ranks(parser)
     add_source(parser)
     parser.add_argument(
         "--time-limit",
@@ -81,8 +86,8 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add what says which loader, and who else shares the machine."""
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add who else shares the machine."""
     parser.add_argument(
         "--ranks",
         type=whole_number,
@@ -90,6 +95,10 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="training processes that share this machine, each with such a loader (default 1)",
     )
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add what says which loader."""
     parser.add_argument(
         "--loader",
         metavar="MODULE:CALLABLE",
@@ -123,23 +132,25 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return 0
 
 
-def source(options: argparse.Namespace, command: Sequence[str]) -> Command | None:
+def source(
+    options: argparse.Namespace, command: Sequence[str], verb: str = "loader"
+) -> Command | None:
     """The command; ``None`` with ``--loader``. Raises :class:`UsageError` for both or none."""
     if options.loader is None:
         if options.batch_size is not None:
             raise UsageError(
                 "--batch-size is for a data set of --loader; a command's own is in its words"
             )
-        return _parse(command)
+        return _parse(command, verb)
     if command:
         raise UsageError("--loader and a command: give one of them, and leave the other out")
     return None
 
 
-def _parse(command: Sequence[str]) -> Command:
+def _parse(command: Sequence[str], verb: str) -> Command:
     if not command:
         raise UsageError(
-            "no command: write the training command after --, as in `trainfit loader -- "
+            f"no command: write the training command after --, as in `trainfit {verb} -- "
             "python train.py`, or what makes the loader with --loader MODULE:CALLABLE"
         )
     return parse_command(command)
@@ -161,14 +172,8 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
 
 
 def step_time(text: str) -> float:
-    """An argparse type: ``0.04``, ``0.04s``, ``40ms``, ``800us``; up to an hour, in seconds."""
-    found = _DURATION.fullmatch(text.strip())
-    value = float(found["number"]) * _UNITS[found["unit"]] if found is not None else -1.0
-    if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time of a step above 0 (up to an hour); write 0.04 or 40ms"
-        )
-    return value
+    """An argparse type: as :func:`duration`, said of a step."""
+    return duration(text, "time of a step", "0.04 or 40ms")
 
 
 def _confirm(text: str) -> int:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainfit.cli.common import only_ascii
 from trainfit.memory.summary import summarize
 from trainfit.report.doctor_text import doctor_text
 from trainfit.report.loader_text import loader_text
 from trainfit.report.plan_text import plan_text
 from trainfit.report.profile_text import profile_text
 from trainfit.report.recording_text import recording_json, recording_text
+from trainfit.report.rehearsal_text import rehearsal_text
 from trainfit.results import documents
 from trainfit.results.doctor import FORMAT as DOCTOR
 from trainfit.results.doctor import DoctorResult
@@ -23,11 +25,13 @@ from trainfit.results.plan import PlanResult
 from trainfit.results.profile import FORMAT as PROFILE
 from trainfit.results.profile import Profile
 from trainfit.results.recording import Recording
+from trainfit.results.rehearsal import FORMAT as REHEARSAL
+from trainfit.results.rehearsal import Rehearsal
 
 PARSER: dict[str, Any] = {
     "help": "show a result file again",
     "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
-    "`trainfit calibrate`, `trainfit loader --output` or `trainfit doctor --output`.",
+    "`trainfit calibrate`, or of `trainfit loader`, `rehearse` or `doctor` with --output.",
 }
 
 
@@ -56,6 +60,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     elif documents.format_of(text) == DOCTOR:
         diagnosis = DoctorResult.from_json(text, path)
         print(diagnosis.to_json() if options.json else doctor_text(diagnosis))
+    elif documents.format_of(text) == REHEARSAL:
+        rehearsal = Rehearsal.from_json(text, path)
+        shown = rehearsal_text(rehearsal, ascii_only=only_ascii())
+        print(rehearsal.to_json() if options.json else shown)
     elif documents.format_of(text) == LOADER:
         loader = LoaderResult.from_json(text, path)
         print(loader.to_json() if options.json else loader_text(loader))

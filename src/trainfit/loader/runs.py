@@ -263,9 +263,9 @@ class _Loop:
             self._iterate(batches)
             self._look_at(workers, before)
         except Exception as error:
-            return _failure(error, batches)
+            return failure_of(error, batches)
         finally:
-            _shut_down(batches)
+            shut_down(batches)
         return None
 
     def _iterate(self, batches: Iterator[Any]) -> None:
@@ -290,20 +290,7 @@ class _Loop:
                 end = now + self._seconds
             if now >= end or count == self._most:
                 return
-            self._step()
-
-    def _step(self) -> None:
-        consumer = self._consumer
-        if not consumer.step_s:
-            self.steps.append(0.0)
-            return
-        began = time.monotonic()
-        while time.monotonic() - began < consumer.work_s:
-            pass
-        left = consumer.step_s - (time.monotonic() - began) - _OVERSLEEP_S
-        if left > 0:
-            time.sleep(left)
-        self.steps.append(time.monotonic() - began)
+            self.steps.append(take_step(self._consumer))
 
     def _look_at(self, workers: list[psutil.Process], before: list[int]) -> None:
         """What the workers hold and did, while they still live."""
@@ -313,6 +300,19 @@ class _Loop:
             )
             self.private_bytes = tuple(each.memory_full_info().uss for each in workers)
             self.worker_threads = tuple(each.num_threads() for each in workers)
+
+
+def take_step(consumer: Consumer) -> float:
+    """Take the time of a training step; how long that was, in seconds."""
+    if not consumer.step_s:
+        return 0.0
+    began = time.monotonic()
+    while time.monotonic() - began < consumer.work_s:
+        pass
+    left = consumer.step_s - (time.monotonic() - began) - _OVERSLEEP_S
+    if left > 0:
+        time.sleep(left)
+    return time.monotonic() - began
 
 
 def weigh(batch: Any) -> tuple[int, int, int]:
@@ -352,7 +352,8 @@ def _switches(workers: list[psutil.Process]) -> list[int]:
     return counts
 
 
-def _failure(error: Exception, batches: Any) -> Failure:
+def failure_of(error: Exception, batches: Any) -> Failure:
+    """What iterating raised, with the exit codes of ``batches``' workers."""
     exits = [worker.exitcode for worker in getattr(batches, "_workers", ())]
     return Failure(
         type(error).__name__,
@@ -362,7 +363,7 @@ def _failure(error: Exception, batches: Any) -> Failure:
     )
 
 
-def _shut_down(batches: Any) -> None:
+def shut_down(batches: Any) -> None:
     """End the workers now, not when the iterator is collected."""
     end: Callable[[], None] | None = getattr(batches, "_shutdown_workers", None)
     if end is not None:

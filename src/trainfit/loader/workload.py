@@ -103,10 +103,13 @@ class Workload:
         settings: LoaderSettings,
         wrap_init: Callable[[Callable[[int], None] | None], Callable[[int], None]] | None = None,
         timeout_s: float = 0.0,
+        *,
+        endless: bool = True,
     ) -> DataLoader[Any]:
         """A new DataLoader with these settings.
 
-        ``wrap_init`` gets the user's ``worker_init_fn`` and gives the one to use.
+        ``wrap_init`` gets the user's ``worker_init_fn`` and gives the one to use. One that is
+        not ``endless`` has the user's own epochs.
         """
         own = self._loader
         init = own.worker_init_fn
@@ -130,12 +133,13 @@ class Workload:
                 "timeout": timeout_s,
             }
         if self.kind == "iterable":
-            endless = _EndlessIterable(own.dataset)
-            return DataLoader(endless, own.batch_size, drop_last=own.drop_last, **common)
+            dataset = _EndlessIterable(own.dataset) if endless else own.dataset
+            return DataLoader(dataset, own.batch_size, drop_last=own.drop_last, **common)
+        sampler: Any = own.sampler if own.batch_sampler is None else own.batch_sampler
+        if endless:
+            sampler = _Endless(sampler, self.sampler_seconds)
         if own.batch_sampler is not None:
-            sampler = _Endless(own.batch_sampler, self.sampler_seconds)
             return DataLoader(own.dataset, batch_sampler=sampler, **common)
-        sampler = _Endless(own.sampler, self.sampler_seconds)
         return DataLoader(own.dataset, batch_size=None, sampler=sampler, **common)
 
 

@@ -32,6 +32,8 @@ _MODULE: Final = "trainfit.loader.child"
 _TICK_S: Final = 0.05
 #: Seconds from the outcome to the end of the process before it is killed.
 _GRACE_S: Final = 10.0
+#: Seconds that an interrupted child gets to write down what it has.
+_INTERRUPT_S: Final = 5.0
 #: Seconds that a started process has at least, whatever the time limit: it imports PyTorch.
 _LEAST_S: Final = 1.0
 
@@ -83,6 +85,8 @@ class Loaded:
     stage: str
     code: int | None
     seconds: float
+    interrupt: KeyboardInterrupt | None = None
+    """The user's, upon which the function gave the result that it had by then."""
 
 
 class Listener:
@@ -118,7 +122,7 @@ def tune_command(
     text = loaded.result or loaded.partial
     assert text is not None
     result = LoaderResult.from_json(text, Path("the measuring process"))
-    return dataclasses.replace(result, notes=(*result.notes, *_notes(loaded, command, options)))
+    return dataclasses.replace(result, notes=(*result.notes, *notes_of(loaded, command, options)))
 
 
 def call_on_loader(
@@ -133,6 +137,8 @@ def call_on_loader(
 
     It gets the workload and the request (:mod:`trainfit.loader.child`); ``arguments`` are in
     the latter as JSON. There is a result or a partial one; raises :class:`ScriptError` else.
+    A ``KeyboardInterrupt`` reaches the function too, and is raised here unless that gives a
+    result all the same.
     """
     listener = progress if isinstance(progress, Listener) else _Lines(progress)
     gpu = _gpu(options)
@@ -219,10 +225,25 @@ class _Process:
         process = OwnProcess(self._command, self._folder, environment, _MODULE)
         try:
             code = self._wait(process)
+        except KeyboardInterrupt as interrupt:
+            process.interrupt()
+            loaded = self._loaded(self._end(process))
+            if loaded.result is None:
+                raise
+            return dataclasses.replace(loaded, interrupt=interrupt)
         finally:
             process.end()
         self._follow()
         return self._loaded(code)
+
+    def _end(self, process: OwnProcess) -> int | None:
+        """Wait for what a child makes of an interrupt."""
+        deadline = self._clock() + _INTERRUPT_S
+        while (code := process.poll()) is None and self._clock() < deadline:
+            if (self._folder / "outcome.json").is_file():
+                break
+            time.sleep(_TICK_S)
+        return code
 
     def _wait(self, process: OwnProcess) -> int | None:
         outcome = self._folder / "outcome.json"
@@ -282,7 +303,8 @@ def _no_command() -> Command:
 # -- what to say -------------------------------------------------------------------------------
 
 
-def _notes(loaded: Loaded, command: Command | None, options: LoadingOptions) -> list[str]:
+def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -> list[str]:
+    """What a reader of the result should know of how it was made."""
     notes = []
     trace = loaded.outcome.trace if loaded.outcome is not None else None
     if trace is not None and trace.status == "unsupported":

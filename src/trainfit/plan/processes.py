@@ -58,6 +58,10 @@ class OwnProcess:
     def poll(self) -> int | None:
         return self._process.poll()
 
+    def interrupt(self) -> None:
+        """Let it end by itself, as upon Ctrl-C (only it, not what it started)."""
+        self._process.send_signal(signal.SIGINT)
+
     def end(self) -> None:
         _end_group(self._process)
 
