@@ -1,6 +1,6 @@
 """What share of a batch's time is read, decoded, transformed and collated.
 
-A thread looks at the stack of the thread that makes the batches, every 1.5 ms or so, and
+A thread looks at the stack of the thread that makes the batches, every 2 ms or so, and
 each look stands for the time since the last one. Nothing is wrapped and no tracing is on: the
 data set runs as it always does. What is looked at is judged afterwards
 (:mod:`trainfit.loader.cost_rules`).
@@ -31,7 +31,7 @@ from trainfit.results.loader import CostPart, LoaderSettings
 
 #: Between two looks, in seconds, on average; drawn from half to one and a half of it, so that
 #: they do not fall into step with the batches.
-_LOOK_S: Final = 1.5e-3
+_LOOK_S: Final = 2e-3
 #: ``sys.setswitchinterval`` while we look (the default is 5 ms): ``bench/loader_split.py`` sees
 #: file calls, which give up the lock, get too much with ten times that.
 _SWITCH_S: Final = 5e-6
@@ -40,7 +40,7 @@ _LOOKING_S: Final = 1.0
 _TRIES: Final = 5
 #: Of deeper stacks, those between are left out.
 _DEEPEST: Final = 200
-#: Looks that make shares: fewer say nothing (each is about 1.5 ms).
+#: Looks that make shares: fewer say nothing (each is about 2 ms).
 LEAST_LOOKS: Final = 20
 #: Functions that a part names, and the least share of the part that one is named for.
 _NAMED: Final = 3
