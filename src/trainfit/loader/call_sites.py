@@ -55,13 +55,14 @@ NOTHING: Final = Callee()
 
 def callee(frame: types.FrameType) -> Callee:
     """What ``frame`` calls now; ``NOTHING`` where it runs Python or that cannot be told."""
-    node = node_at(frame.f_code, frame.f_lasti)
-    if node is None:
-        return NOTHING
     try:
-        return _Names(frame.f_locals, frame.f_globals).called(node)
+        node = node_at(frame.f_code, frame.f_lasti)
+        found = _Names(frame.f_locals, frame.f_globals).called(node) if node else NOTHING
     except Exception:  # an object that does not even bear to be looked at
-        return Callee(text=_text(node))
+        return NOTHING
+    # Classes may say anything of themselves.
+    told = isinstance(found.module, str) and isinstance(found.name, str)
+    return found if told else NOTHING
 
 
 def written_at(code: types.CodeType, lasti: int) -> str:

@@ -1,6 +1,6 @@
 """What share of a batch's time is read, decoded, transformed and collated.
 
-A thread looks at the stack of the thread that makes the batches, every 1.5 ms or so, and
+A thread looks at the stack of the thread that makes the batches, every 2 ms or so, and
 each look stands for the time since the last one. Nothing is wrapped and no tracing is on: the
 data set runs as it always does. What is looked at is judged afterwards
 (:mod:`trainfit.loader.cost_rules`).
@@ -31,13 +31,16 @@ from trainfit.results.loader import CostPart, LoaderSettings
 
 #: Between two looks, in seconds, on average; drawn from half to one and a half of it, so that
 #: they do not fall into step with the batches.
-_LOOK_S: Final = 1.5e-3
+_LOOK_S: Final = 2e-3
 #: ``sys.setswitchinterval`` while we look (the default is 5 ms): ``bench/loader_split.py`` sees
 #: file calls, which give up the lock, get too much with ten times that.
 _SWITCH_S: Final = 5e-6
+#: The same during a look, and how often a look is tried again that was not of one moment.
+_LOOKING_S: Final = 1.0
+_TRIES: Final = 5
 #: Of deeper stacks, those between are left out.
 _DEEPEST: Final = 200
-#: Looks that make shares: fewer say nothing (each is about 1.5 ms).
+#: Looks that make shares: fewer say nothing (each is about 2 ms).
 LEAST_LOOKS: Final = 20
 #: Functions that a part names, and the least share of the part that one is named for.
 _NAMED: Final = 3
@@ -184,8 +187,8 @@ class Watcher:
 
     def __exit__(self, *_: Any) -> None:
         self._pause.set()
-        sys.setswitchinterval(self._interval)
         self._thread.join()
+        sys.setswitchinterval(self._interval)
 
     def batch_made(self) -> None:
         """The looks so far are of a whole batch."""
@@ -211,18 +214,30 @@ class Watcher:
         last = self._clock()
         while not self._pause.wait(_LOOK_S * (0.5 + chance.random())):
             now = self._clock()
-            frame = sys._current_frames().get(self._target)
-            if frame is not None:
-                frames = self._frames(frame)
-                if frames:
-                    self._pending.append((frames, now - last))
-            del frame
+            # Nobody shall take the lock from us: half of a stack would be older than the rest.
+            sys.setswitchinterval(_LOOKING_S)
+            frames = self._look()
+            sys.setswitchinterval(_SWITCH_S)
+            if frames:
+                self._pending.append((frames, now - last))
             last = self._clock()  # our own look is nobody's time
+
+    def _look(self) -> _Frames:
+        """The stack, of one moment; empty where none could be had or it is not of a batch."""
+        for _ in range(_TRIES):
+            leaf = sys._current_frames().get(self._target)
+            if leaf is None:
+                return ()
+            frames = self._frames(leaf)
+            # Who waited for the lock before we lengthened the interval may have had it meanwhile.
+            if not frames or self._frames(sys._current_frames().get(self._target)) == frames:
+                self._remember(leaf, frames)
+                return frames
+        return ()
 
     def _frames(self, frame: types.FrameType | None) -> _Frames:
         """The stack as far as the fetcher; empty where it is not below one."""
         found: list[tuple[int, int]] = []
-        leaf = frame
         while frame is not None:
             code = frame.f_code
             fetching = any(code is each for each in self._fetchers)
@@ -232,16 +247,14 @@ class Watcher:
                     self._codes[key] = code, str(frame.f_globals.get("__name__", ""))
                 found.append((key, frame.f_lasti))
             if fetching:
-                self._remember(leaf, found[0])
                 return tuple(found)
             frame = frame.f_back
         return ()
 
-    def _remember(self, leaf: types.FrameType | None, place: tuple[int, int]) -> None:
+    def _remember(self, leaf: types.FrameType, frames: _Frames) -> None:
         """What the innermost frame calls: of each place of the source only once."""
-        if leaf is not None and place not in self._callees:
-            self._callees[place] = NOTHING  # whatever comes of it, once
-            self._callees[place] = callee(leaf)
+        if frames and frames[0] not in self._callees:
+            self._callees[frames[0]] = callee(leaf)
 
     def _weighed(self, frames: _Frames, seconds: float) -> Weighed:
         places: list[Place] = []
