@@ -13,6 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainfit.plan.command import Command, CommandError, parse_command, quote
+from trainfit.plan.tunables import loader_values, present_settings
+from trainfit.results.loader import LoaderSettings
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,9 @@ def test_placeholders_are_filled_and_the_rest_is_left_alone() -> None:
         '{"a": {"b": {}}}',
         "{lr:0.1}",
         "{a,b}",
+        "{memory:8GB}",
+        "{workers:4}",
+        "{workers}",
         "run-{epoch:02d}-{{x}}",
         "optimizer={name:sgd,lr:{base:1}}",
         "größe=π {",
@@ -124,10 +129,101 @@ def test_no_is_a_precision_where_the_option_says_so() -> None:
         ("{BATCH_SIZE:8}", "did you mean {batch_size:…}?"),
         ("{batch_size:8}{batch_size:9}", "two present values, '8' and '9'"),
         ("{amp:maybe}", "write one of true, false"),
+        ("{num_workers}", "no present value"),
+        ("{num_workers:-1}", "'-1' is no number of workers; give a whole number from 0 on"),
+        ("{num_workers:auto}", "'auto' is no number of workers"),
+        ("{num_workers:9999999999}", "is no number of workers"),
+        ("{num_worker:4}", "did you mean {num_workers:…}?"),
+        ("{num-workers:4}", "did you mean {num_workers:…}?"),
+        ("{n_workers:4}", "did you mean {num_workers:…}?"),
+        ("{prefetch_factor:0}", "'0' is no prefetch factor; give a whole number from 1 on"),
+        ("{prefetchfactor:2}", "did you mean {prefetch_factor:…}?"),
+        ("{pin_memory:maybe}", "'maybe' is neither on nor off; write one of true, false"),
+        ("{pinned_memory:true}", "did you mean {pin_memory:…}?"),
+        ("{persistent_worker:1}", "did you mean {persistent_workers:…}?"),
+        ("{num_workers:4}{num_workers:8}", "two present values, '4' and '8'"),
     ],
 )
 def test_bad_placeholders(word: str, says: str) -> None:
     assert says in refused(shlex.join(["python", "train.py", f"--x={word}"]))
+
+
+LOADER = (
+    "python train.py --j={num_workers:4} --pf={prefetch_factor:2} --pin {pin_memory:False} "
+    "--keep={persistent_workers:0}"
+)
+
+
+def test_placeholders_of_the_loader_have_their_present_values() -> None:
+    command = parse(LOADER)
+    assert command.target().args == ("--j=4", "--pf=2", "--pin", "False", "--keep=0")
+    assert present_settings(command.present) == {
+        "num_workers": 4,
+        "prefetch_factor": 2,
+        "pin_memory": False,
+        "persistent_workers": False,
+    }
+
+
+def test_settings_are_written_in_the_users_spelling() -> None:
+    command = parse(LOADER)
+    best = LoaderSettings(6, prefetch_factor=3, pin_memory=True, persistent_workers=True)
+    filled = command.fill(**loader_values(command.present, best))
+    assert filled[2:] == ["--j=6", "--pf=3", "--pin", "True", "--keep=1"]
+
+
+def test_without_workers_nothing_is_written_that_pytorch_refuses() -> None:
+    command = parse(
+        "python train.py {num_workers:2} {prefetch_factor:None} {persistent_workers:yes}"
+    )
+    assert present_settings(command.present)["prefetch_factor"] is None
+    none = loader_values(command.present, LoaderSettings(0, persistent_workers=True))
+    assert none == {"num_workers": "0", "prefetch_factor": "None", "persistent_workers": "no"}
+    some = loader_values(command.present, LoaderSettings(3, 4, persistent_workers=True))
+    assert some == {"num_workers": "3", "prefetch_factor": "4", "persistent_workers": "yes"}
+
+
+_SPELLINGS = [pair.split() for pair in ("true false", "True False", "1 0", "yes no", "on off")]
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "num_workers": st.integers(0, 512).map(str),
+            "prefetch_factor": st.integers(1, 64).map(str) | st.sampled_from(["None", "null"]),
+            "pin_memory": st.sampled_from(_SPELLINGS).flatmap(st.sampled_from),
+            "persistent_workers": st.sampled_from(_SPELLINGS).flatmap(st.sampled_from),
+        },
+    ),
+    st.builds(
+        LoaderSettings,
+        st.integers(0, 512),
+        st.integers(1, 64),
+        pin_memory=st.booleans(),
+        persistent_workers=st.booleans(),
+    ),
+)
+def test_what_is_filled_in_says_the_settings(present: dict[str, str], best: LoaderSettings) -> None:
+    """And says it where the command did: the filled command can be planned again."""
+    words = [f"--{name}={{{name}:{value}}}" for name, value in present.items()]
+    command = parse_command(["python", "train.py", *words])
+    values = loader_values(command.present, best)
+    assert values.keys() == present.keys()
+    said = present_settings(values)
+    for name, value in said.items():
+        if name == "prefetch_factor" and not best.num_workers:
+            assert values[name] == present[name]
+        elif name == "persistent_workers":
+            assert value is (best.persistent_workers and best.num_workers > 0)
+        else:
+            assert value == getattr(best, name)
+    for name in ("pin_memory", "persistent_workers"):
+        if name in values:
+            pair = next(pair for pair in _SPELLINGS if present[name] in pair)
+            assert values[name] in pair
+    args = tuple(f"--{name}={values[name]}" for name in present)
+    assert command.target(**values).args == args
 
 
 # -- what is run -----------------------------------------------------------------------------

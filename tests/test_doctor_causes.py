@@ -11,8 +11,8 @@ from helpers_facts import GIB, changed, gpu
 from helpers_facts import machine as healthy
 from trainfit.doctor import wheels
 from trainfit.doctor.checks import MACHINE_CHECKS
-from trainfit.doctor.masking import left
 from trainfit.doctor.visibility import check_visibility
+from trainfit.hardware.masking import left
 from trainfit.results.doctor import Check
 from trainfit.results.facts import absent, cannot_tell
 from trainfit.results.machine import (

@@ -24,7 +24,6 @@ from helpers_facts import (
 )
 from trainfit.doctor import policy
 from trainfit.doctor.checks import MACHINE_CHECKS
-from trainfit.doctor.figures import rate, size
 from trainfit.doctor.limits import files_needed
 from trainfit.doctor.packages import expected_torchvision
 from trainfit.hardware.parsing import cpu_list_text
@@ -40,6 +39,7 @@ from trainfit.results.machine import (
     Threads,
     TorchBuild,
 )
+from trainfit.results.words import rate, size
 
 CHECKS = dict(MACHINE_CHECKS)
 DOCS = Path(__file__).parent.parent / "docs" / "checks.md"

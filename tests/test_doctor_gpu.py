@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from helpers_facts import machine as healthy
 from helpers_machines import document, hanging, machine, names
-from trainfit.doctor.masking import visible
 from trainfit.doctor.visibility import ROWS, check_visibility
+from trainfit.hardware.masking import visible
 from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.survey import survey
 from trainfit.results.doctor import Check

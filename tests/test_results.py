@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers_loader import result as loader_result
 from trainfit.results.constants import Constant
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
@@ -22,6 +23,7 @@ from trainfit.results.plan import (
     VERSION,
     Combination,
     Configuration,
+    DataLoading,
     ExtraCompute,
     Inference,
     MemoryFigures,
@@ -181,6 +183,23 @@ def test_a_plan_of_version_1_is_read() -> None:
     assert document.pop("inference") is None
     text = json.dumps({**document, "version": 1})
     assert PlanResult.from_json(text, Path("plan.json")) == PLAN
+
+
+def test_a_plan_of_version_2_is_read() -> None:
+    document = json.loads(PLAN.to_json())
+    assert document.pop("loading") is None
+    assert document.pop("variables") == {}
+    assert document.pop("batch_in_command") is True
+    assert document.pop("samples") is None
+    text = json.dumps({**document, "version": 2})
+    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
+
+
+def test_data_loading_survives_json() -> None:
+    loading = DataLoading(loader_result(), 8, False, "gpu", 1.5)
+    for each in (loading, DataLoading(None, failure="no loader")):
+        plan = dataclasses.replace(PLAN, loading=each, variables={"A": "b"})
+        assert PlanResult.from_json(plan.to_json(), Path("plan.json")) == plan
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -292,6 +292,18 @@ def test_odd_words_come_back(word: str) -> None:
 # -- reading results ---------------------------------------------------------------------------
 
 
+def test_a_launch_command_without_the_batch_size_recommends_none(tmp_path: Path) -> None:
+    """It can have other workers, and the figures recommended are of another batch size."""
+    from test_report import PLAN
+
+    plan = dataclasses.replace(PLAN, launch="OMP_NUM_THREADS=1 python train.py --j=4")
+    plan.save(tmp_path / "plan.json")
+    assert read_prediction(tmp_path / "plan.json", recommended=True).command == plan.launch
+    dataclasses.replace(plan, batch_in_command=False).save(tmp_path / "plan.json")
+    with pytest.raises(VerificationError, match="holds no command for another batch size"):
+        read_prediction(tmp_path / "plan.json", recommended=True)
+
+
 def test_results_that_cannot_be_verified(tmp_path: Path) -> None:
     with package.simulate("RTX 4090") as simulation:
         parameter = torch.nn.Parameter(torch.ones(9, device="cuda"))

@@ -20,7 +20,10 @@ from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
 
-_VERBS = ("plan", "simulate", "memory", "show", "doctor", "calibrate", "verify", "gpus")
+_VERBS = (
+    *("plan", "simulate", "memory", "loader", "show"),
+    *("doctor", "calibrate", "verify", "gpus"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""``trainfit plan``: from a training command to a batch size that fits."""
+"""``trainfit plan``: from a training command to a batch size that fits, and a loader for it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,36 @@ from trainfit.cli.common import (
     chosen_device,
     output_file,
     progress,
+    seconds,
     share,
     split_command,
 )
-from trainfit.plan.command import parse_command
+from trainfit.cli.loader import step_time
+from trainfit.plan.command import Command, parse_command
+from trainfit.plan.data_loading import has_loader_tunables, with_loading
+from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.plan.planner import Settings, plan
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.report.plan_text import plan_text
+from trainfit.results.plan import PlanResult
 
 PARSER: dict[str, Any] = {
     "help": "what a training command needs of GPU memory, and its best batch size",
     "description": "Simulate a training command on a GPU and plan its batch size. "
     "Write tunables into the command with their present values.",
     "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
-    "python train.py --batch_size={batch_size:8} --amp={amp:true}",
+    "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}",
     "usage": "trainfit plan [options] -- COMMAND",
 }
 
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes", "--headroom"),
-    *("--steps", "--time-limit", "--output"),
+    *("--steps", "--time-limit", "--output", "--step-time", "--probe-time"),
 )
+
+#: Seconds of probing, and how often that all of the measuring may take at most.
+_PROBE_S = 20.0
+_MEASURING = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +72,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--no-remedies", action="store_true", help="try none, also where the job does not fit"
     )
+    _add_loader(parser)
+
+
+def _add_loader(parser: argparse.ArgumentParser) -> None:
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--loader",
+        action="store_true",
+        help="tune the DataLoader too (as of itself with {num_workers:N}, {prefetch_factor:N}, "
+        "{pin_memory:BOOL} or {persistent_workers:BOOL} in the command)",
+    )
+    choice.add_argument("--no-loader", action="store_true", help="do not tune the DataLoader")
+    parser.add_argument(
+        "--step-time",
+        type=step_time,
+        metavar="S",
+        help="one training step on the GPU, as 0.04 or 40ms (default: the least that the GPU could "
+        "take)",
+    )
+    parser.add_argument(
+        "--probe-time",
+        type=seconds,
+        metavar="S",
+        help="seconds of measuring the DataLoader, besides the runs that confirm (default 20)",
+    )
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -74,14 +108,46 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
     remedies = _remedies(options)
     parsed = parse_command(command)
+    tunes = _tunes_loader(options, parsed)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output) if options.output is not None else None
     settings = Settings(options.headroom, options.steps, options.time_limit, remedies)
     result = plan(parsed, device.gpu, device.name, settings, progress, device.constants)
     if output is not None:
+        result.save(output)  # kept, whatever becomes of the loader
+    if tunes:
+        progress("tuning the DataLoader")
+        result = _with_loading(result, parsed, device.name, options)
+    if output is not None and tunes:
         result.save(output)
     print(result.to_json() if options.json else plan_text(result))
     return 0 if result.fits else 1
+
+
+def _tunes_loader(options: argparse.Namespace, command: Command) -> bool:
+    tunes = not options.no_loader and (options.loader or has_loader_tunables(command))
+    for name in ("step_time", "probe_time"):
+        if getattr(options, name) is not None and not tunes:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for tuning the DataLoader: add --loader, or write "
+                "{num_workers:N} into the command (and leave --no-loader out)"
+            )
+    return tunes
+
+
+def _with_loading(
+    result: PlanResult, command: Command, gpu: str, options: argparse.Namespace
+) -> PlanResult:
+    measuring = _PROBE_S if options.probe_time is None else options.probe_time
+    # The script's way to its first step may take as long as any simulated run.
+    limit = options.time_limit + _MEASURING * measuring
+    loading = LoadingOptions(options.step_time, gpu, measuring, time_limit_s=limit)
+    return with_loading(
+        result,
+        command,
+        lambda filled: tune_command(filled, loading, progress),
+        step_is_bound=options.step_time is None,
+    )
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:

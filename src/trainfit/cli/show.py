@@ -10,12 +10,15 @@ from typing import Any
 
 from trainfit.memory.summary import summarize
 from trainfit.report.doctor_text import doctor_text
+from trainfit.report.loader_text import loader_text
 from trainfit.report.plan_text import plan_text
 from trainfit.report.profile_text import profile_text
 from trainfit.report.recording_text import recording_json, recording_text
 from trainfit.results import documents
 from trainfit.results.doctor import FORMAT as DOCTOR
 from trainfit.results.doctor import DoctorResult
+from trainfit.results.loader import FORMAT as LOADER
+from trainfit.results.loader import LoaderResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.profile import FORMAT as PROFILE
 from trainfit.results.profile import Profile
@@ -24,7 +27,7 @@ from trainfit.results.recording import Recording
 PARSER: dict[str, Any] = {
     "help": "show a result file again",
     "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
-    "`trainfit calibrate` or `trainfit doctor --output`.",
+    "`trainfit calibrate`, `trainfit loader --output` or `trainfit doctor --output`.",
 }
 
 
@@ -53,6 +56,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     elif documents.format_of(text) == DOCTOR:
         diagnosis = DoctorResult.from_json(text, path)
         print(diagnosis.to_json() if options.json else doctor_text(diagnosis))
+    elif documents.format_of(text) == LOADER:
+        loader = LoaderResult.from_json(text, path)
+        print(loader.to_json() if options.json else loader_text(loader))
     else:
         result = PlanResult.from_json(text, path)
         print(result.to_json() if options.json else plan_text(result))

@@ -7,9 +7,9 @@ from typing import Final
 
 from trainfit.doctor import wheels
 from trainfit.doctor.figures import quoted
-from trainfit.doctor.masking import visible
 from trainfit.doctor.stack import Stack, version_text
 from trainfit.doctor.verdicts import bad, evidence, unsure
+from trainfit.hardware.masking import visible
 from trainfit.results.doctor import Check, Remedy
 from trainfit.results.machine import TorchBuild
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.doctor.figures import all_gpus, quoted, size
+from trainfit.doctor.figures import all_gpus, quoted
 from trainfit.doctor.stack import Stack
 from trainfit.doctor.verdicts import bad, evidence
 from trainfit.results.doctor import Check, Remedy
 from trainfit.results.machine import Gpu
+from trainfit.results.words import size
 
 NAME: Final = "gpu"
 

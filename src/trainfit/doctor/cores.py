@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import all_gpus, cores, on_host, raise_limit, restore, whole
+from trainfit.doctor.figures import all_gpus, on_host, raise_limit, restore, whole
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.hardware.parsing import cpu_list_text
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Cpu, Machine
-from trainfit.results.words import count
+from trainfit.results.words import cores, count
 
 NAME = "cores"
 

@@ -5,31 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 
-from trainfit.doctor.masking import left
+from trainfit.hardware.masking import gpus_of_job
 from trainfit.results.doctor import Remedy
 from trainfit.results.machine import Gpu, Machine
 
 _LONGEST_WORD = 24
-
-
-def size(nbytes: float) -> str:
-    """Bytes with a unit: GiB and MiB with one decimal at most."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if abs(nbytes) >= unit:
-            return f"{_number(nbytes / unit)} {name}"
-    return f"{nbytes:.0f} B"
-
-
-def rate(bytes_per_s: float) -> str:
-    """A rate in MB/s or GB/s."""
-    if bytes_per_s >= 1e9:
-        return f"{_number(bytes_per_s / 1e9)} GB/s"
-    return f"{_number(bytes_per_s / 1e6)} MB/s"
-
-
-def cores(number: float) -> str:
-    """A count of cores, that a quota may make fractional."""
-    return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
 def ghz(hertz: float) -> str:
@@ -92,18 +72,10 @@ def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str)
 
 
 def all_gpus(machine: Machine) -> tuple[Gpu, ...]:
-    """The GPUs of a job that starts here: those that are seen and that a mask leaves to it.
-
-    The others are none of its business: a scheduler has given them to others. None where none
-    is seen (check "gpu" says why).
-    """
-    return left(machine.cuda.visible_devices.value, machine.gpus.value or ())
+    """The GPUs of a job that starts here (check "gpu" says why where there are none)."""
+    return gpus_of_job(machine)
 
 
 def whole(number: float) -> int:
     """Cores rounded up to a whole number of threads, at least one."""
     return max(1, math.ceil(number))
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import all_gpus, on_host, short, size, which
+from trainfit.doctor.figures import all_gpus, on_host, short, which
 from trainfit.doctor.gpu_health import each
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.results.doctor import Check, Remedy
 from trainfit.results.machine import Gpu, Machine
-from trainfit.results.words import count
+from trainfit.results.words import count, size
 
 
 def _switch(on: bool) -> str:

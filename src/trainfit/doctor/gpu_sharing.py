@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import all_gpus, on_host, percent, short, size, which
+from trainfit.doctor.figures import all_gpus, on_host, percent, short, which
 from trainfit.doctor.gpu_health import each
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.facts import Fact
 from trainfit.results.machine import Gpu, GpuProcess, Machine
+from trainfit.results.words import size
 
 
 def _listed(processes: Sequence[GpuProcess]) -> str:

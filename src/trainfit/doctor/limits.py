@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfit.doctor import policy
 from trainfit.doctor.figures import all_gpus, whole
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
+from trainfit.hardware.limits import OWN_FILES
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Machine
 from trainfit.results.words import count
@@ -12,7 +13,7 @@ from trainfit.results.words import count
 
 def files_needed(workers: int) -> int:
     """Open files of one process whose DataLoader has ``workers`` workers."""
-    return workers * policy.PREFETCH * policy.TENSORS_PER_BATCH + policy.OWN_FILES
+    return workers * policy.PREFETCH * policy.TENSORS_PER_BATCH + OWN_FILES
 
 
 def usual_workers(machine: Machine) -> int | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import on_host, percent, raise_limit, size
+from trainfit.doctor.figures import on_host, percent, raise_limit
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Machine
+from trainfit.results.words import size
 
 _LARGEST = "ps -eo pid,user,rss,comm --sort=-rss | head"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.doctor import policy
 from trainfit.doctor.figures import all_gpus, which
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.hardware.parsing import cpu_list_text
+from trainfit.hardware.torch_builds import torchrun_binds
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Gpu, Machine, NumaNode
 
@@ -105,7 +105,8 @@ def _unbound(
             _COST,
         )
     ]
-    if len(gpus) > 1 and _torchrun_binds(machine):
+    torch = machine.cuda.torch.value
+    if len(gpus) > 1 and torch is not None and torchrun_binds(torch.version):
         remedies.insert(
             0,
             Remedy(
@@ -126,13 +127,3 @@ def _unbound(
         tuple(found),
         tuple(remedies),
     )
-
-
-def _torchrun_binds(machine: Machine) -> bool:
-    torch = machine.cuda.torch.value
-    if torch is None:
-        return False
-    words = torch.version.split(".")[:2]
-    if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words):
-        return False
-    return tuple(int(word) for word in words) >= policy.NUMA_BINDING_TORCH

@@ -82,8 +82,6 @@ SHM_WANTED: Final = "8g"
 #: tensors (cameras, state, action, indices, padding masks); a DataLoader prefetches 2 a worker.
 TENSORS_PER_BATCH: Final = 16
 PREFETCH: Final = 2
-#: Descriptors that Python, CUDA and the data set itself hold.
-OWN_FILES: Final = 128
 #: What the remedy asks for; as much as the hard limit allows.
 FILES_WANTED: Final = 65536
 
@@ -129,5 +127,3 @@ SERVER_GPUS: Final = 4
 #: wheel demands exactly its torch (0.28.0: torch==2.13.0).
 TORCHVISION_OFFSET: Final = {1: 1, 2: 15}
 TORCHVISION_FIRST: Final = {1: 4, 2: 0}
-#: `torchrun --numa-binding` came with this version (pytorch#149334).
-NUMA_BINDING_TORCH: Final = (2, 9)

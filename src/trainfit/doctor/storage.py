@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from trainfit.doctor import policy
-from trainfit.doctor.figures import quoted, rate, short, size
+from trainfit.doctor.figures import quoted, short
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Machine, Storage
+from trainfit.results.words import rate, size
 
 NAME = "disk"
 

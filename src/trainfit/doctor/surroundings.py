@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from trainfit.doctor.figures import cores, restore, short, size, whole
+from trainfit.doctor.figures import restore, short, whole
 from trainfit.doctor.verdicts import bad, evidence, good
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Machine
-from trainfit.results.words import count
+from trainfit.results.words import cores, count, size
 
 
 def check_container(machine: Machine) -> tuple[Check, ...]:

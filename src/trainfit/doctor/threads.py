@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from trainfit.doctor import policy
 from trainfit.doctor.cores import threads_set
-from trainfit.doctor.figures import all_gpus, cores, restore, short, whole
+from trainfit.doctor.figures import all_gpus, restore, short, whole
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Machine
+from trainfit.results.words import cores
 
 NAME = "threads"
 #: Variables that hold a number of threads. KMP_* and GOMP_* hold other things.

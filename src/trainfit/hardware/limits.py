@@ -33,6 +33,9 @@ THREAD_VARIABLES: Final = (
     "TOKENIZERS_PARALLELISM",
 )
 
+#: Descriptors that Python, CUDA and the data set itself hold in a process that trains.
+OWN_FILES: Final = 128
+
 _CGROUPS = "/sys/fs/cgroup"
 
 

@@ -39,6 +39,7 @@ def read_cpu(system: System) -> Cpu:
         turbo=frequency.turbo(system, policies),
         current_hz=frequency.current_hz(cpuinfo, policies),
         idle_states=frequency.idle_states(system, cpuinfo),
+        siblings=physical,
     )
 
 

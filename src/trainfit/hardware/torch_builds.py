@@ -16,6 +16,8 @@ _ASSIGNMENT = re.compile(
     re.MULTILINE,
 )
 _PLAIN_BUILDS = ("cpu", "xpu")
+#: `torchrun --numa-binding` came with this version (pytorch#149334).
+_NUMA_BINDING = (2, 9)
 
 
 def read_build(system: System, name: str) -> Fact[TorchBuild]:
@@ -41,6 +43,14 @@ def read_build(system: System, name: str) -> Fact[TorchBuild]:
     if not told:
         return cannot_tell(file, f"{version} does not say for which CUDA it was built")
     return known(TorchBuild(version, cuda, hip, folder), file)
+
+
+def torchrun_binds(version: str) -> bool:
+    """Does `torchrun` of this PyTorch ("2.13.0+cpu") know `--numa-binding`?"""
+    words = version.split(".")[:2]
+    if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words):
+        return False
+    return tuple(int(word) for word in words) >= _NUMA_BINDING
 
 
 def _cuda(written: str | None) -> tuple[int, int] | None:

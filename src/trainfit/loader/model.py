@@ -15,6 +15,7 @@ What is modelled is `torch/utils/data/dataloader.py` and `_utils/worker.py` of P
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -27,9 +28,13 @@ from trainfit.results.loader import LoaderSettings
 
 #: Of a simulated run, batches that are not counted: the queues are full at first, and it takes
 #: some rounds until they are as full as they will be.
-_WARM_UP_ROUNDS: Final = 3
+WARM_UP_ROUNDS: Final = 3
 #: How often who waits for a busy worker looks whether it still is: the time's resolution.
 _LOOK_S: Final = 1e-3
+#: A batch that both waits and works (each more than this share) does so in turn, sample by
+#: sample; this many turns keep workers from falling into step.
+_MIXED: Final = 0.1
+_SLICES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,11 @@ class Load:
         worker_speeds: how fast each worker is (a slow core, a busy neighbour), repeated as
             needed; a speed of 0.5 doubles wait and work.
         alone: costs of batches in the main process (``num_workers=0``), where they differ.
+        locked_share: of a batch's wait and work in a worker, the part that happens under a lock
+            that all workers share (a file's, a library's), its last part.
+        convoy: by what share each further worker that waits for the lock prolongs the time that
+            the next one holds it (those who wait are woken, look, and wait again): with it, too
+            many workers are slower than fewer.
     """
 
     costs: Sequence[BatchCost]
@@ -105,10 +115,14 @@ class Load:
     start_s: float = 0.0
     worker_speeds: Sequence[float] = (1.0,)
     alone: Sequence[BatchCost] = ()
+    locked_share: float = 0.0
+    convoy: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.costs:
             raise ValueError("a load has the cost of at least one batch")
+        if not 0 <= self.locked_share <= 1:
+            raise ValueError("of a batch's cost, 0 to 1 is under a lock")
 
 
 @dataclass(frozen=True)
@@ -129,10 +143,15 @@ class Outcome:
     busy_cores: float
     rounds: int
 
+    def first(self, batches: int) -> Outcome:
+        """The same run as if it had been left after so many batches."""
+        handed, waited = self.handed_s[:batches], self.waited_s[:batches]
+        return dataclasses.replace(self, handed_s=handed, waited_s=waited)
+
     @property
     def warm(self) -> int:
         """The first batch that counts for the steady state."""
-        return min(_WARM_UP_ROUNDS * self.rounds, len(self.handed_s) // 2)
+        return min(WARM_UP_ROUNDS * self.rounds, len(self.handed_s) // 2)
 
     @property
     def batches_per_s(self) -> float:
@@ -280,6 +299,8 @@ class _Pool:
         self.early: dict[int, int] = {}
         self.outstanding = [0] * count
         self._is_making = [False] * count
+        self._lock = Queue()
+        self._lock.items.append(None)
         self._next: Iterator[int] = iter(())
         self._turn: Iterator[int] = iter(())
 
@@ -319,9 +340,27 @@ class _Pool:
             index = yield Take(self._indices[worker])
             self._is_making[worker] = True
             cost = self._run.cost(index)
-            yield Sleep(cost.wait_s / speed)
-            yield Work(cost.work_s / speed, cost.width)
+            locked = self._run.load.locked_share
+            yield from self._make(cost, (1 - locked) / speed)
+            if locked:
+                yield from self._locked(cost, locked / speed)
             self._run.simulation.start(self._deliver((index, worker)))
+
+    def _make(self, cost: BatchCost, times: float) -> Process:
+        """So many times the cost, by samples: each waits for storage and then works."""
+        wait_s, work_s = cost.wait_s * times, cost.work_s * times
+        mixed = min(wait_s, work_s) > _MIXED * (wait_s + work_s)
+        slices = _SLICES if mixed else 1
+        for _ in range(slices):
+            yield Sleep(wait_s / slices)
+            yield Work(work_s / slices, cost.width)
+
+    def _locked(self, cost: BatchCost, times: float) -> Process:
+        """The part that one worker does at a time."""
+        yield Take(self._lock)
+        slowed = 1 + self._run.load.convoy * len(self._lock.takers)
+        yield from self._make(cost, times * slowed)
+        self._run.simulation.put(self._lock, None)
 
     def _deliver(self, result: tuple[int, int]) -> Process:
         yield Work(self._run.load.hand_off.send_s)

@@ -1,14 +1,13 @@
 """A user's training command: its words, its tunables, and what Python will run.
 
 The command is a list of words as the shell split them. Tunables are written into it as
-``{name:present value}``; double braces around one make it literal. All other words, braces
-included, are passed on as they are.
+``{name:present value}`` (:mod:`trainfit.plan.tunables`). All other words, braces included, are
+passed on as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import shlex
@@ -18,44 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainfit.results.errors import TrainfitError
+from trainfit.plan.tunables import CommandError, fill, literal, other_amp, placeholders
 from trainfit.results.trace import Target
 
-#: Tunables that trainfit can fill.
-TUNABLES = ("batch_size", "amp")
+__all__ = ["Command", "CommandError", "parse_command", "quote", "split_line"]
 
-_TUNABLE = r"(batch_size|amp)(?::([^{}]*))?"
-_PLACEHOLDER = re.compile(rf"\{{\{{{_TUNABLE}\}}\}}|\{{{_TUNABLE}\}}")
-#: Looks like a placeholder; whether it is a misspelt one is a matter of its name.
-_BRACES = re.compile(r"\{([A-Za-z_][\w-]*)(?::[^{}]*)?\}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?$")
 _FLAGS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-
-_OPPOSITE_SWITCH = {
-    value: other
-    for pair in ("true false", "True False", "TRUE FALSE", "1 0", "yes no", "on off")
-    for value, other in (pair.split(), pair.split()[::-1])
-}
-#: Spellings of Accelerate, Transformers and Lightning; what is off goes to bf16.
-_OPPOSITE_PRECISION = {
-    "bf16": "no",
-    "fp16": "no",
-    "no": "bf16",
-    "fp32": "bf16",
-    "bfloat16": "float32",
-    "float16": "float32",
-    "float32": "bfloat16",
-    "none": "bfloat16",
-    "bf16-mixed": "32-true",
-    "16-mixed": "32-true",
-    "32-true": "bf16-mixed",
-    "32": "bf16-mixed",
-}
-
-
-class CommandError(TrainfitError):
-    """A command that cannot be planned; one line with the word, the reason, the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +74,8 @@ class Command:
     ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``).
     ``python`` is the interpreter, ``python_flags`` its own options; ``kind`` and ``name``
     say what it runs. ``words[arguments_at:]`` are the arguments of that, and
-    ``assignments_at`` are the places of ``NAME=value`` words before the program.
+    ``assignments_at`` are the places of ``NAME=value`` words before the program, which is
+    ``words[program_at]``.
     """
 
     words: tuple[str, ...]
@@ -117,10 +87,11 @@ class Command:
     kind: Literal["script", "module"]
     name: str
     arguments_at: int
+    program_at: int = 0
 
     def fill(self, **values: str) -> list[str]:
         """The command's words with ``values`` (and present values otherwise)."""
-        return [_fill(word, {**self.present, **values}) for word in self.words]
+        return [fill(word, {**self.present, **values}) for word in self.words]
 
     def line(self, **values: str) -> str:
         """The launch command as one line for bash."""
@@ -144,11 +115,12 @@ def parse_command(words: Sequence[str]) -> Command:
             "no command: write the training command after --, "
             "as in `trainfit plan -- python train.py --batch_size={batch_size:8}`"
         )
-    present = _placeholders(words)
-    plain = [_fill(word, present) for word in words]
+    present = placeholders(words)
+    plain = [fill(word, present) for word in words]
     at, assignments = _program(plain)
     if at >= len(plain):
         raise CommandError(f"{' '.join(words)!r}: no program is named; add `python train.py`")
+    program_at = at
     is_python = _PYTHON.match(Path(plain[at]).name) is not None
     python, flags, kind, name, at = (_python if is_python else _executable)(plain, at)
     if kind == "module" and name in _LAUNCHER_MODULES:
@@ -156,20 +128,21 @@ def parse_command(words: Sequence[str]) -> Command:
     return Command(
         words=tuple(words),
         present=present,
-        other_amp=_other_amp(words, present),
+        other_amp=other_amp(words, present),
         assignments_at=assignments,
         python=python,
         python_flags=flags,
         kind=kind,
         name=name,
         arguments_at=at,
+        program_at=program_at,
     )
 
 
 def split_line(line: str) -> list[str]:
     """The words of a command that :meth:`Command.line` wrote; what looks like a placeholder
     in them stays as it is (it was a value)."""
-    return [_literal(_unquote(word)) for word in _LINE_WORD.findall(line)]
+    return [literal(_unquote(word)) for word in _LINE_WORD.findall(line)]
 
 
 #: A word of a bash command line, quotes and all, as ``quote`` writes them.
@@ -193,11 +166,6 @@ def _plain_ansi_c(part: str) -> str:
     return part[1:] if part.startswith("\\") else part
 
 
-def _literal(word: str) -> str:
-    """``word`` with double braces around what would be read as a placeholder."""
-    return _PLACEHOLDER.sub(lambda match: "{" + match.group(0) + "}", word)
-
-
 def quote(word: str) -> str:
     """One word of a bash command, printable; an assignment's name stays readable."""
     match = _ASSIGNMENT.match(word)
@@ -214,81 +182,6 @@ def _ansi_c(letter: str) -> str:
     if letter.isprintable():
         return letter
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
-
-
-# -- tunables --------------------------------------------------------------------------------
-
-
-def _placeholders(words: Sequence[str]) -> dict[str, str]:
-    """The placeholders' present values; each must have one, and the same everywhere."""
-    present: dict[str, str] = {}
-    for word in words:
-        _check_spelling(word)
-        for match in _PLACEHOLDER.finditer(word):
-            _, _, name, value = match.groups()
-            if name is None:
-                continue  # double braces: literal
-            if not value:
-                raise CommandError(
-                    f"placeholder {{{name}}} in {word!r} has no present value; "
-                    f"write {{{name}:VALUE}}"
-                )
-            if present.setdefault(name, value) != value:
-                raise CommandError(
-                    f"placeholder {{{name}}} has two present values, {present[name]!r} and "
-                    f"{value!r}; write the same in both places"
-                )
-    _check_batch_size(present.get("batch_size", "1"))
-    return present
-
-
-def _check_spelling(word: str) -> None:
-    for name in _BRACES.findall(word):
-        plain = name.lower().replace("-", "_")
-        near = (
-            [plain]
-            if plain in TUNABLES
-            else difflib.get_close_matches(plain, TUNABLES[:1], 1, 0.75)
-        )
-        if name not in TUNABLES and near:
-            raise CommandError(
-                f"placeholder {{{name}}} in {word!r} is no tunable; "
-                f"did you mean {{{near[0]}:…}}? (known: {', '.join(TUNABLES)})"
-            )
-
-
-def _check_batch_size(text: str) -> None:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise CommandError(
-            f"placeholder {{batch_size}}: {text!r} is no batch size; "
-            "give a whole number from 1 on, as in {batch_size:8}"
-        )
-
-
-def _other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
-    """The value for ``{amp}`` that means the opposite, in the same spelling."""
-    value = present.get("amp")
-    if value is None:
-        return None
-    at = next(i for i, word in enumerate(words) if "{amp:" in word)
-    # "no" is a precision to Accelerate and a switch elsewhere: the option's name tells.
-    is_precision = "precision" in "".join(words[max(at - 1, 0) : at + 1]).lower()
-    tables = [_OPPOSITE_SWITCH, _OPPOSITE_PRECISION]
-    for table in reversed(tables) if is_precision else tables:
-        if value in table:
-            return table[value]
-    known = dict.fromkeys([*_OPPOSITE_SWITCH, *_OPPOSITE_PRECISION])
-    raise CommandError(
-        f"placeholder {{amp}}: {value!r} is not understood; write one of {', '.join(known)}"
-    )
-
-
-def _fill(word: str, values: Mapping[str, str]) -> str:
-    def fill(match: re.Match[str]) -> str:
-        name = match.group(3)
-        return match.group(0)[1:-1] if name is None else values.get(name, match.group(0))
-
-    return _PLACEHOLDER.sub(fill, word)
 
 
 # -- the program -----------------------------------------------------------------------------

@@ -65,9 +65,12 @@ def shortfall(trace: Trace, command: Command) -> str | None:
 
 def script_output(trace: Trace) -> str:
     """The script's traceback, or the last lines that it printed."""
-    text = trace.outcome.traceback or trace.output
-    lines = text.rstrip().splitlines()
-    return "\n".join(lines if len(lines) <= _TAIL or trace.outcome.traceback else lines[-_TAIL:])
+    return trace.outcome.traceback.rstrip() or last_lines(trace.output)
+
+
+def last_lines(output: str) -> str:
+    """The end of what a script printed, as it is shown with an error."""
+    return "\n".join(output.rstrip().splitlines()[-_TAIL:])
 
 
 def _without_step(outcome: TraceOutcome, command: Command) -> str:

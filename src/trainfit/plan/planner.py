@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from trainfit.plan.command import Command, CommandError
 from trainfit.plan.failures import ScriptError, is_inference, shortfall
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
+from trainfit.plan.launch import ACCELERATE, PRECISIONS, launch
 from trainfit.plan.remedies import try_remedies
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.plan.remedy_trials import Job
@@ -145,6 +147,7 @@ class _Planner:
         peak = here.recommended_peak
         remedies = None if infers else self._remedies(batch, now, here, flipped)
         inference = gradients_both_ways(self._runs, self._judge, batch, first) if infers else None
+        variables = self._variables(first)
         return PlanResult(
             command=self._command.line(),
             gpu=self._gpu.key,
@@ -157,7 +160,7 @@ class _Planner:
             other_amp=other,
             basis=here.basis,
             basis_detail=here.basis_detail,
-            launch=self._launch(here.recommended),
+            launch=launch(self._command, self._values(here.recommended), variables).line,
             assumptions=dict(_recording(first).header["assumptions"]),
             notes=tuple(self._notes),
             other_gpus=() if now.fits else self._other_gpus(first),
@@ -169,6 +172,9 @@ class _Planner:
             pattern=step_pattern(_recording(first), reserved_bytes=now.memory.reserved_bytes),
             other_processes_bytes=self._constants.other_processes_bytes,
             profile=self._constants.profile,
+            variables=variables,
+            batch_in_command="batch_size" in self._command.present,
+            samples=first.outcome.loader.samples if first.outcome.loader is not None else None,
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -377,6 +383,7 @@ class _Planner:
                 "AMP on was simulated by torch.autocast around the model's forward calls: the "
                 "command has no {amp}"
             )
+            self._note_accelerate(batch, trace.outcome.autocast)
         batches = self._batches(trace, batch, pairs, flipped, by_trial=False)
         return self._configure(trace, batch, batches)
 
@@ -402,10 +409,17 @@ class _Planner:
 
     # -- words -----------------------------------------------------------------------------
 
-    def _launch(self, best: int | None) -> str:
+    def _values(self, best: int | None) -> dict[str, str]:
         if "batch_size" in self._command.present and best:
-            return self._command.line(batch_size=str(best))
-        return self._command.line()
+            return {"batch_size": str(best)}
+        return {}
+
+    def _variables(self, first: Trace) -> dict[str, str]:
+        """Accelerate's precision, where it came from trainfit's own environment."""
+        precision = first.outcome.accelerate
+        if precision is None or "amp" in self._command.present or ACCELERATE not in os.environ:
+            return {}
+        return {} if ACCELERATE in self._command.environment() else {ACCELERATE: precision}
 
     def _note_first(self, first: Trace) -> None:
         what = shortfall(first, self._command)
@@ -420,6 +434,15 @@ class _Planner:
                 0,
                 f"the script ended after {steps} of the {asked} asked for"
                 + ("; a second step can need more" if first.outcome.steps == 1 else ""),
+            )
+
+    def _note_accelerate(self, batch: int | None, dtype: str | None) -> None:
+        """AMP on is one variable away where Accelerate asks the environment."""
+        precision = PRECISIONS.get(dtype or "")
+        if self._runs.trace(batch, AS_WRITTEN).outcome.accelerate == "no" and precision:
+            self._notes.append(
+                f"{ACCELERATE}={precision} before the command switches AMP on: its Accelerate "
+                "asks the environment"
             )
 
     def _note_batches(self, first: Trace, batch: int | None, here: _Batches) -> None:

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from trainfit.plan.command import Command
 
 #: Starts a module of ours in the user's interpreter, whose environment stays as it is.
 _START = "import sys; sys.path.append({source!r}); from {module} import main; main()"
-
-#: Seconds until a stopped run is taken to be gone; it is killed long before.
-_END_S = 12.0
 
 #: Seconds until a stopped run is taken to be gone; it is killed long before.
 _END_S = 12.0
@@ -148,3 +147,12 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
     process.wait()
+    _end_session(process.pid)
+
+
+def _end_session(leader: int) -> None:
+    """End what is left of a child's session: runs of a loader are groups of their own in it."""
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if pid != leader and os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from trainfit.memory.replay import Stream
 from trainfit.plan.command import Command, quote
 from trainfit.plan.failures import ScriptError
 from trainfit.plan.judge import Judge
+from trainfit.plan.launch import ACCELERATE, PRECISIONS
 from trainfit.plan.remedy_kinds import RemedyKind, instructions
 from trainfit.plan.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.tracing import Trace
@@ -53,6 +54,7 @@ class Trial:
     variant: Variant = AS_WRITTEN
     batch: int | None = None
     amp: str | None = None
+    precision: str | None = None
     allocator: str | None = None
     how: tuple[str, ...] = ()
 
@@ -113,13 +115,21 @@ class Trials:
             is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
         except ScriptError:
             is_flipped = False
-        if is_flipped:
-            amp = job.flipped.amp
-            how = ("as in the command below",) if amp is not None else kind.how(finding)
-            return Trial(kind, finding, job.flipped, job.batch, amp=amp, how=how)
-        forced = "bfloat16" if dtype == "bfloat16" else "float16"
-        variant = Variant(force=forced, title=kind.name)  # type: ignore[arg-type]
-        return Trial(kind, finding, variant, job.batch, how=kind.how(finding))
+        amp = job.flipped.amp if is_flipped else None
+        precision = PRECISIONS[dtype] if self._accelerate_asks() and amp is None else None
+        how = kind.how(finding)
+        if precision is not None:
+            how = (f"set {ACCELERATE}={precision}, as in the command below",)
+        elif amp is not None:
+            how = ("as in the command below",)
+        forced = Variant(force=dtype, title=kind.name)  # type: ignore[arg-type]
+        variant = job.flipped if is_flipped else forced
+        return Trial(kind, finding, variant, job.batch, amp=amp, precision=precision, how=how)
+
+    def _accelerate_asks(self) -> bool:
+        """Is AMP switched on by a variable, for Accelerate's precision comes from there?"""
+        unset = self._survey.outcome.accelerate == "no"
+        return unset and "amp" not in self._job.command.present
 
     def accumulation(self, kind: RemedyKind, finding: Finding, skip: int) -> Trial:
         """With the fewest micro-batches that look as if they fit, but for ``skip``."""
@@ -198,10 +208,14 @@ class Trials:
             if trial.batch != self._job.batch and "batch_size" in command.present:
                 values["batch_size"] = str(trial.batch)
         line = command.line(**values)
-        text = next((t.allocator for t in trials if t.allocator is not None), None)
-        if text is not None:
-            name = self._variable()
-            new = quote(f"{name}={self._merged(text)}")
+        variables = {}
+        for trial in trials:
+            if trial.precision is not None:
+                variables[ACCELERATE] = trial.precision
+            if trial.allocator is not None:
+                variables[self._variable()] = self._merged(trial.allocator)
+        for name, value in variables.items():
+            new = quote(f"{name}={value}")
             old = command.environment(**values).get(name)
             line = f"{new} {line}" if old is None else line.replace(quote(f"{name}={old}"), new, 1)
-        return line if values or text is not None else None
+        return line if values or variables else None

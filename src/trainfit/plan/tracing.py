@@ -166,7 +166,7 @@ class Child:
     @property
     def ending(self) -> str:
         """How it ended, in words."""
-        return _ending(self.code or 0)
+        return ending(self.code or 0)
 
 
 def run_child(
@@ -191,7 +191,7 @@ def _child(
     finally:
         process.end()
     seconds = time.monotonic() - started
-    return Child(code, seconds, _tail_of_file(folder / "output.txt"))
+    return Child(code, seconds, tail_of_file(folder / "output.txt"))
 
 
 def _wait(process: Process, outcome: Path, limit_s: float, stopped: threading.Event) -> int | None:
@@ -222,7 +222,8 @@ def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
     return TraceOutcome(status="died", steps=0, seconds=child.seconds, message=child.ending)
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process ended that had this exit code (negative: signal), in words."""
     if code >= 0:
         return f"its process ended with exit code {code}"
     name = f"signal {-code}"
@@ -238,7 +239,8 @@ def _recording(folder: Path) -> Recording | None:
         return None  # a run that came to nothing
 
 
-def _tail_of_file(path: Path) -> str:
+def tail_of_file(path: Path) -> str:
+    """The end of what was printed into a file; empty where there is none."""
     if not path.exists():
         return ""
     with path.open("rb") as stream:

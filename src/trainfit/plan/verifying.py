@@ -69,7 +69,8 @@ def read_prediction(path: Path, *, recommended: bool = False) -> Prediction:
     if not recommended:
         torch = plan.environment.get("torch", "")
         return Prediction(path, plan.command, plan.gpu, torch, plan.now.memory, plan.now.fits)
-    if plan.recommended is None or plan.launch == plan.command:
+    has_batch = plan.batch_in_command and plan.launch != plan.command
+    if plan.recommended is None or not has_batch:
         raise VerificationError(
             f"{str(path)!r} holds no command for another batch size; plan one with a "
             "{batch_size:N} in it, or leave --recommended out"

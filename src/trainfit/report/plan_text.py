@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfit.report.launch_text import launch_lines
+from trainfit.report.loading_text import loading_section
 from trainfit.report.memory_text import (
     breakdown_section,
     memory_section,
@@ -40,6 +41,7 @@ def plan_text(result: PlanResult) -> str:
         _amp_section(result),
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
+        loading_section(result.loading, result) if result.loading is not None else "",
         notes_section(
             [
                 *pattern_notes(result.pattern),
@@ -159,6 +161,6 @@ def _amp_section(result: PlanResult) -> str:
 
 
 def _launch_section(result: PlanResult) -> str:
-    if not result.now.fits and not result.now.recommended_batch:
+    if not result.can_start:
         return ""
     return "Launch\n" + launch_lines(result.launch)

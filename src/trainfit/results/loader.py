@@ -152,6 +152,8 @@ class Probe:
     """Threads of a worker's native pools by library ("openblas": 8, "opencv": 8)."""
     faults: tuple[Fault, ...] = ()
     seconds: float = 0.0
+    float_bytes: int | None = None
+    """Of ``batch_bytes``, those of tensors of 32-bit floating point."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +173,11 @@ class LoaderMachine:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One setting as the model sees it; ``infeasible`` is why it cannot be, or empty."""
+    """One setting as the model sees it; ``infeasible`` is why it cannot be, or empty.
+
+    ``batches_per_s`` is with the consumer, ``alone_batches_per_s`` what the loader would give
+    to one that takes no time.
+    """
 
     settings: LoaderSettings
     batches_per_s: float
@@ -180,6 +186,7 @@ class Candidate:
     ram_bytes: int | None = None
     shm_bytes: int | None = None
     infeasible: str = ""
+    alone_batches_per_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from trainfit.results.facts import Fact
+from trainfit.results.facts import Fact, cannot_tell
 
 # --- Processor --------------------------------------------------------------------------------
 
@@ -87,6 +87,10 @@ class Cpu:
     current_hz: Fact[tuple[float, ...]]
     """Of each logical CPU at this moment, from /proc/cpuinfo."""
     idle_states: Fact[tuple[IdleState, ...]]
+    siblings: Fact[tuple[tuple[int, ...], ...]] = dataclasses.field(
+        default_factory=lambda: cannot_tell("topology", "it was not read")
+    )
+    """The logical CPUs of each physical core."""
 
 
 # --- Memory, storage, limits ------------------------------------------------------------------

@@ -5,6 +5,8 @@ All memory figures are bytes. ``None`` means not determined; 0 is a figure.
 Format history
     1   first version
     2   remedies, inference; steps are calls of the model where there is an inference
+    3   data loading; variables of the launch command; whether it has the batch size;
+        samples
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from typing import Final, Literal
 
 from trainfit.results import documents
 from trainfit.results.constants import Constant
+from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.steps import StepPattern
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 2
+VERSION: Final = 3
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
@@ -192,6 +195,37 @@ class Inference:
     failure: str = ""
 
 
+#: Which part makes the other wait; "unknown" where the time of a step is.
+Bottleneck = Literal["gpu", "loader", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataLoading:
+    """How the DataLoader keeps up with the GPU at ``batch_size`` (``None``: the script's own).
+
+    ``result`` is the whole of what ``trainfit loader`` finds; where it is ``None``, ``failure``
+    says why, with the cure. ``bottleneck`` holds for the recommended settings, and ``factor``
+    says by how much: what the other part could do, divided by what it can (1 and more; ``None``
+    where that is not known). ``step_is_bound``: the GPU's step takes ``result.step_s`` at the
+    least, it was not measured.
+    """
+
+    result: LoaderResult | None
+    batch_size: int | None = None
+    step_is_bound: bool = True
+    bottleneck: Bottleneck = "unknown"
+    factor: float | None = None
+    failure: str = ""
+
+
+def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
+    """Batches per second of the loader with the GPU: measured where it was, else predicted."""
+    real, candidate = found.measured(settings), found.candidate(settings)
+    if real is not None:
+        return real.measured_batches_per_s
+    return candidate.batches_per_s if candidate is not None else None
+
+
 @dataclasses.dataclass(frozen=True)
 class PlanResult:
     """Everything that ``trainfit plan`` found out.
@@ -201,6 +235,10 @@ class PlanResult:
     on which the present batch size would run when it does not here, smallest first.
     ``remedies`` are ``None`` where none were tried, ``inference`` where the script trains.
     ``pattern`` says how memory goes on from step to step at the present batch size.
+    ``loading`` is ``None`` where the DataLoader was not tuned; ``variables`` are those that
+    ``launch`` sets besides the user's own and the loader's. ``batch_in_command``: ``launch`` has
+    the recommended batch size, for the command has a placeholder for it. ``samples`` are the data
+    set's (``None``: not known).
     ``other_processes_bytes`` of the GPU are held by others; ``profile`` names the
     calibration profile in use ("": none, the context is assumed).
     """
@@ -228,12 +266,21 @@ class PlanResult:
     other_processes_bytes: int = 0
     profile: str = ""
     headroom_is_set: bool = True
+    loading: DataLoading | None = None
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    batch_in_command: bool = True
+    samples: int | None = None
 
     @property
     def fits(self) -> bool:
         """Is there a batch size, or the present one where no other is known, that fits?"""
         largest = self.now.largest_batch
         return self.now.fits if largest is None else largest > 0
+
+    @property
+    def can_start(self) -> bool:
+        """Does the job fit as it is, or with the recommended batch size?"""
+        return self.now.fits or bool(self.now.recommended_batch)
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -138,11 +138,21 @@ class Compute:
     ``flops`` are those of matrix products, convolutions and attention (PyTorch's formulas in
     ``torch.utils.flop_counter``); ``traffic_bytes`` what all operators read and write, if
     nothing stays in a cache; ``operators`` how many ran.
+
+    The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
+    "KIND/DTYPE": kind "product", "convolution" or "attention"; dtype that of the operands,
+    "tfloat32" for float32 that may be rounded to it. ``kernels`` are operators that cannot
+    but launch one. ``moved_bytes`` must pass the GPU's memory although its L2 cache keeps
+    what it can. ``compiled``: the script calls ``torch.compile``, which was left out.
     """
 
     flops: int
     traffic_bytes: int
     operators: int
+    flops_of: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kernels: int = 0
+    moved_bytes: int = 0
+    compiled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +169,8 @@ class TraceOutcome:
 
     ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none.
     ``message`` is for people; ``traceback`` is the script's own, ``location`` its line.
+    ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
+    environment, ``None`` where it made none or was told by the script.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     """
 
@@ -178,6 +190,7 @@ class TraceOutcome:
     compute: Compute | None = None
     findings: tuple[Finding, ...] = ()
     changed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    accelerate: str | None = None
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""

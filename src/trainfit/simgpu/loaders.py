@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import itertools
 import weakref
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loader_module
 
 from trainfit.results.trace import LoaderInfo, LoaderOverride
 from trainfit.simgpu.location import user_frame
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.tensor import SimulatedTensor
 
 
 class _Made:
-    """One constructed DataLoader, and how many batches it gave so far."""
+    """One constructed DataLoader, and how many batches it gave so far.
 
-    def __init__(self, loader: Any, index: int, where: str | None) -> None:
+    ``held`` is the loader itself, where it shall outlive the script's own references.
+    """
+
+    def __init__(self, loader: Any, index: int, where: str | None, keep: bool) -> None:
         sampler = getattr(loader, "batch_sampler", None)
         self.loader = weakref.ref(loader)
+        self.held = loader if keep else None
         self.batch_sampler = _reference(sampler)
         self.index = index
         self.where = where
         self.batches = 0
+        self.on_gpu = False
 
 
 class LoaderTracker:
     """Numbers the DataLoaders in the order of their construction.
 
-    With ``override`` one of them gets another batch size.
+    With ``override`` one of them gets another batch size; with ``keep`` all of them stay
+    alive, for :meth:`loader`.
     """
 
-    def __init__(self, override: LoaderOverride | None = None) -> None:
+    def __init__(self, override: LoaderOverride | None = None, *, keep: bool = False) -> None:
         self._override = override
+        self._keep = keep
         self._made: list[_Made] = []
         self._of_iterator: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
         self._latest: _Made | None = None
         self._fed_by: LoaderInfo | None = None
         self._feeding: _Made | None = None
+        self.after_batch: Callable[[], None] = lambda: None
+        """Called after each batch, in the script's own call of ``next``."""
 
     @property
     def count(self) -> int:
@@ -61,7 +76,7 @@ class LoaderTracker:
                 _override(bound.arguments, tracker._override.batch_size)
                 args, kwargs = bound.args[1:], bound.kwargs
             construct(loader, *args, **kwargs)
-            tracker._made.append(_Made(loader, tracker.count, where))
+            tracker._made.append(_Made(loader, tracker.count, where, tracker._keep))
 
         def __iter__(loader: Any) -> Any:
             batches = iterate(loader)
@@ -74,8 +89,11 @@ class LoaderTracker:
             batch = advance(batches)
             made = tracker._of_iterator.get(batches)
             if made is not None:
+                if tracker._keep and not made.batches:
+                    made.on_gpu = is_simulated(batch)
                 made.batches += 1
                 tracker._latest = made
+                tracker.after_batch()
             return batch
 
         patches.set(DataLoader, "__init__", __init__)
@@ -94,6 +112,42 @@ class LoaderTracker:
             return _with_batches(self._fed_by, self._feeding.batches)
         return self._describe(self._latest) if self._latest is not None else None
 
+    def loader(self) -> DataLoader[Any] | None:
+        """The DataLoader that :meth:`feeding` tells of, with ``keep``.
+
+        Where it was rebuilt from another around the same batch sampler, the original.
+        """
+        made = self._feeding or self._latest
+        return self._original(made).held if made is not None else None
+
+    def gives_gpu_tensors(self) -> bool:
+        """Are tensors of its batches on the GPU already, as it gives them? With ``keep``."""
+        made = self._feeding or self._latest
+        return made is not None and made.on_gpu
+
+    def shut_down(self) -> None:
+        """End the workers and pinning threads of all iterators that are still alive.
+
+        What a persistent loader keeps is dropped, so that it can be iterated anew.
+        """
+        for iterator in list(self._of_iterator):
+            end = getattr(iterator, "_shutdown_workers", None)
+            if end is not None:
+                with contextlib.suppress(Exception):
+                    end()
+        for made in self._made:
+            loader = made.loader()
+            if loader is not None and getattr(loader, "_iterator", None) is not None:
+                loader._iterator = None
+
+    def _original(self, made: _Made) -> _Made:
+        """The first loader made of the same batch sampler."""
+        loader = made.loader()
+        sampler = getattr(loader, "batch_sampler", None) if loader is not None else None
+        if sampler is None:
+            return made
+        return next((m for m in self._made if m.batch_sampler() is sampler), made)
+
     def _find(self, loader: Any) -> _Made | None:
         return next((made for made in self._made if made.loader() is loader), None)
 
@@ -110,9 +164,7 @@ class LoaderTracker:
         batch_size = loader.batch_size
         if batch_size is None:
             batch_size = getattr(sampler, "batch_size", None)
-        original = made
-        if sampler is not None:
-            original = next((m for m in self._made if m.batch_sampler() is sampler), made)
+        original = self._original(made)
         return LoaderInfo(
             index=original.index,
             batch_size=batch_size if type(batch_size) is int else None,
@@ -122,6 +174,30 @@ class LoaderTracker:
             dataset=type(getattr(loader, "dataset", None)).__name__,
             where=original.where,
         )
+
+
+def is_simulated(value: Any, most: int = 10_000) -> bool:
+    """Is a tensor of the simulated GPU in ``value`` (a batch, a data set's attributes)?
+
+    ``most`` is how many things are looked at.
+    """
+    stack, seen = [value], 0
+    known: set[int] = set()
+    while stack and seen < most:
+        item = stack.pop()
+        seen += 1
+        if isinstance(item, SimulatedTensor):
+            return True
+        if isinstance(item, str | bytes | int | float | torch.Tensor) or id(item) in known:
+            continue
+        known.add(id(item))
+        if isinstance(item, Mapping):
+            stack.extend(itertools.islice(item.values(), most))
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack.extend(itertools.islice(item, most))
+        elif hasattr(item, "__dict__") and not isinstance(item, type | ModuleType):
+            stack.extend(vars(item).values())
+    return False
 
 
 def _override(arguments: dict[str, Any], batch_size: int) -> None:

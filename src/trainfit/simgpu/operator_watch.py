@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
 from trainfit.results.trace import Compute
+from trainfit.simgpu.least_work import kind_of_work, least_moved_bytes, makes_kernel, tensors_in
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
-from trainfit.simgpu.tensor import SimulatedTensor
 
 #: Called after an operator with it, its arguments and its result.
 Listener = Callable[[Any, tuple[Any, ...], Any], None]
@@ -21,14 +22,15 @@ class OperatorWatch:
 
     FLOPs are those of matrix products, convolutions and attention by the formulas of
     ``torch.utils.flop_counter``; traffic is every tensor that an operator reads or writes,
-    once; views count nothing.
+    once; views count nothing. What no GPU can do without is by :mod:`trainfit.simgpu.least_work`.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._listeners: list[Listener] = []
-        self._flops = self._traffic = 0
-        self._marks: list[tuple[int, int, int]] = [(0, 0, 0)]
+        self._work: Counter[str] = Counter()
+        self._marks: list[Counter[str]] = [Counter()]
+        self._l2_bytes = simulation.gpu.l2_bytes
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` after every operator from now on."""
@@ -58,25 +60,30 @@ class OperatorWatch:
         if len(self._marks) < 2:
             return None
         before, after = self._marks[-2:]
-        flops, traffic, operators = (b - a for a, b in zip(before, after, strict=True))
-        return Compute(flops, traffic, operators)
+        work = after - before
+        flops = {name: n for name, n in work.items() if "/" in name}
+        return Compute(
+            flops=sum(flops.values()),
+            traffic_bytes=work["traffic"],
+            operators=work["operators"],
+            flops_of=flops,
+            kernels=work["kernels"],
+            moved_bytes=work["moved"],
+            compiled=any("torch.compile" in text for text in self._simulation.engine.assumptions),
+        )
 
     def _step_end(self, steps: int) -> None:
-        count = self._simulation.engine.recorder.op_count
-        self._marks.append((self._flops, self._traffic, count))
+        self._work["operators"] = self._simulation.engine.recorder.op_count
+        self._marks = [self._marks[-1], Counter(self._work)]
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        operands = tensors_in((args, result))
+        traffic = sum(tensor._spec.nbytes for tensor in operands)
+        self._work["traffic"] += traffic
+        self._work["kernels"] += traffic > 0 and makes_kernel(func)
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self._flops += int(formula(*args, **kwargs, out_val=result))
-        self._traffic += sum(tensor._spec.nbytes for tensor in tensors_in((args, result)))
-
-
-def tensors_in(value: Any) -> list[SimulatedTensor]:
-    """The simulated tensors in arguments or results, lists among them included."""
-    kind = type(value)
-    if kind is SimulatedTensor:
-        return [value]
-    if kind is tuple or kind is list:
-        return [tensor for each in value for tensor in tensors_in(each)]
-    return []
+            dtype = operands[0]._spec.dtype
+            flops = int(formula(*args, **kwargs, out_val=result))
+            self._work[kind_of_work(func, dtype)] += flops
+        self._work["moved"] += least_moved_bytes(func, args, result, self._l2_bytes)

@@ -22,6 +22,7 @@ import torch
 from trainfit.hardware import find_gpu
 from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, TraceOutcome, TraceRequest
+from trainfit.simgpu.accelerate_watch import AccelerateWatch
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.loaders import LoaderTracker
 from trainfit.simgpu.patching import PatchSet
@@ -53,6 +54,7 @@ class Runner:
         self._autocast = AutocastSwitch(
             request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
         )
+        self._accelerate = AccelerateWatch()
         self._interventions = Interventions(self._simulation, request.interventions, request.survey)
         self._patches = PatchSet()
         self._started = time.monotonic()
@@ -68,6 +70,7 @@ class Runner:
         with self._simulation:
             self._loaders.install(self._patches)
             self._autocast.install(self._patches)
+            self._accelerate.install(self._patches)
             self._interventions.install(self._patches)
             self._simulation.on_step(self._after_step)
             self._interventions.after_call(self._after_call)
@@ -75,6 +78,7 @@ class Runner:
                 status, details = run_script(self._request.target)
             finally:
                 self._interventions.remove()
+                self._accelerate.remove()
                 self._autocast.remove()
                 self._patches.restore()
         self._finish(status, details)
@@ -145,6 +149,7 @@ class Runner:
             compute=self._interventions.compute(),
             findings=self._interventions.findings(),
             changed=self._interventions.changed(),
+            accelerate=self._accelerate.from_environment,
             **details,
         ).save(Path(self._request.outcome))
         return True

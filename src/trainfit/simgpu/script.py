@@ -42,15 +42,21 @@ class StopScript(BaseException):
 
 
 class Stopper:
-    """Stops the script; a script that does not let itself be stopped is ended by force."""
+    """Stops the script; a script that does not let itself be stopped is ended by force.
 
-    def __init__(self) -> None:
+    Args:
+        before_force: called then, within the script.
+    """
+
+    def __init__(self, before_force: Callable[[], None] = lambda: None) -> None:
+        self._before_force = before_force
         self._stops = 0
 
     def stop(self) -> None:
         """Raise :class:`StopScript`, to be called from within the script's own calls."""
         self._stops += 1
         if self._stops > _PATIENCE:
+            self._before_force()
             _end_by_force()
         raise StopScript
 

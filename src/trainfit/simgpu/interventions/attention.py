@@ -10,8 +10,8 @@ import torch
 from trainfit.results.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.least_work import tensors_in
 from trainfit.simgpu.location import user_frame
-from trainfit.simgpu.operator_watch import tensors_in
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from torch.nn.modules import module as nn_module
 from trainfit.results.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.scene import Scene
-from trainfit.simgpu.operator_watch import tensors_in
+from trainfit.simgpu.least_work import tensors_in
 from trainfit.simgpu.tensor import SimulatedTensor
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainfit.results.machine import Gpu
+from trainfit.results.machine import Gpu, Machine
 
 
 def visible(value: str, count: int, uuids: Sequence[str]) -> tuple[list[str], str | None]:
@@ -28,6 +28,14 @@ def visible(value: str, count: int, uuids: Sequence[str]) -> tuple[list[str], st
             return [], entry
         taken.append(entry)
     return taken, None
+
+
+def gpus_of_job(machine: Machine) -> tuple[Gpu, ...]:
+    """The GPUs of a job that starts here: those that are seen and that a mask leaves to it.
+
+    The others are none of its business: a scheduler has given them to others.
+    """
+    return left(machine.cuda.visible_devices.value, machine.gpus.value or ())
 
 
 def left(value: str | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

@@ -1,0 +1,178 @@
+"""``trainfit loader``: the DataLoader settings that keep the GPU from waiting."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trainfit.cli.common import UsageError, output_file, seconds, split_command, whole_number
+from trainfit.cli.progress_bar import loading_progress
+from trainfit.plan.command import Command, parse_command
+from trainfit.plan.loading import LoadingOptions, tune_command
+from trainfit.report.loader_text import loader_text
+
+PARSER: dict[str, Any] = {
+    "help": "the DataLoader settings that keep the GPU from waiting, with the fewest workers",
+    "description": "Run a training command on a simulated GPU up to its first step, measure the "
+    "DataLoader that fed it, predict every setting of it and confirm the best in real runs.",
+    "epilog": "example: trainfit loader --step-time 40ms -- python train.py --epochs 3",
+    "usage": "trainfit loader [options] -- COMMAND\n"
+    "       trainfit loader [options] --loader MODULE:CALLABLE",
+}
+
+_WITH_VALUE = (
+    *("--step-time", "--gpu", "--probe-time", "--confirm", "--max-workers", "--ranks"),
+    *("--time-limit", "--output", "--loader", "--batch-size"),
+)
+_DURATION = re.compile(r"(?P<number>\d{1,9}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|µs|ms|s|)", re.A)
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+#: Most real runs of the loader to confirm predictions with.
+_CONFIRM = 4
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_step(parser)
+    parser.add_argument(
+        "--probe-time",
+        type=seconds,
+        default=20.0,
+        metavar="S",
+        help="seconds to measure what batches cost (default 20)",
+    )
+    parser.add_argument(
+        "--confirm",
+        type=_confirm,
+        default=_CONFIRM,
+        metavar="N",
+        help="real runs of the best settings, 0 to 4 (default 4)",
+    )
+    parser.add_argument(
+        "--max-workers", type=whole_number, metavar="N", help="recommend no more than N workers"
+    )
+    add_source(parser)
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds for everything; what is measured by then is told (default 600)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Add what says how long the GPU works between two batches."""
+    parser.add_argument(
+        "--step-time",
+        type=step_time,
+        metavar="S",
+        help="time of a training step without the loader: 0.04 or 40ms; default: no time, or "
+        "the least that --gpu allows",
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help='GPU to simulate the script on ("RTX 4090"); without --step-time, a lower bound of '
+        "the step's time on it is used",
+    )
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add what says which loader, and who else shares the machine."""
+    parser.add_argument(
+        "--ranks",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="training processes that share this machine, each with such a loader (default 1)",
+    )
+    parser.add_argument(
+        "--loader",
+        metavar="MODULE:CALLABLE",
+        help="in a command's place: what returns a DataLoader or a data set, without arguments; "
+        "also path/to/file.py:CALLABLE",
+    )
+    parser.add_argument(
+        "--batch-size", type=whole_number, metavar="N", help="for a data set of --loader"
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the training command."""
+    return split_command(words, _WITH_VALUE)
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Measure and print; returns the exit code."""
+    if options.time_limit <= options.probe_time:
+        raise UsageError(
+            f"--time-limit {options.time_limit:g} is for everything, and --probe-time "
+            f"{options.probe_time:g} is a part of it: raise the one, or lower the other"
+        )
+    output = output_file(options.output) if options.output is not None else None
+    parsed = source(options, command)
+    with loading_progress() as progress:
+        result = tune_command(parsed, loading_options(options), progress)
+    if output is not None:
+        result.save(output)
+    print(result.to_json() if options.json else loader_text(result))
+    return 0
+
+
+def source(options: argparse.Namespace, command: Sequence[str]) -> Command | None:
+    """The command; ``None`` with ``--loader``. Raises :class:`UsageError` for both or none."""
+    if options.loader is None:
+        if options.batch_size is not None:
+            raise UsageError(
+                "--batch-size is for a data set of --loader; a command's own is in its words"
+            )
+        return _parse(command)
+    if command:
+        raise UsageError("--loader and a command: give one of them, and leave the other out")
+    return None
+
+
+def _parse(command: Sequence[str]) -> Command:
+    if not command:
+        raise UsageError(
+            "no command: write the training command after --, as in `trainfit loader -- "
+            "python train.py`, or what makes the loader with --loader MODULE:CALLABLE"
+        )
+    return parse_command(command)
+
+
+def loading_options(options: argparse.Namespace) -> LoadingOptions:
+    """What the options say of the measurement."""
+    return LoadingOptions(
+        step_s=options.step_time,
+        gpu=options.gpu,
+        seconds=options.probe_time,
+        confirm=options.confirm,
+        max_workers=options.max_workers,
+        ranks=options.ranks,
+        time_limit_s=options.time_limit,
+        loader=options.loader or "",
+        batch_size=options.batch_size,
+    )
+
+
+def step_time(text: str) -> float:
+    """An argparse type: ``0.04``, ``0.04s``, ``40ms``, ``800us``; up to an hour, in seconds."""
+    found = _DURATION.fullmatch(text.strip())
+    value = float(found["number"]) * _UNITS[found["unit"]] if found is not None else -1.0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time of a step above 0 (up to an hour); write 0.04 or 40ms"
+        )
+    return value
+
+
+def _confirm(text: str) -> int:
+    """An argparse type: 0 to 4."""
+    if text not in map(str, range(_CONFIRM + 1)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs from 0 to {_CONFIRM}")
+    return int(text)

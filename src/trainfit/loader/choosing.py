@@ -1,0 +1,268 @@
+"""Chooses a DataLoader's settings: predict many, run few.
+
+The smallest settings within 2% of the best predicted end-to-end rate are recommended, once
+real runs of the loader against the consumer have confirmed them: fewer workers leave cores and
+memory to the main process, and what the model cannot tell apart is not worth a worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainfit.loader.fitting import Fitted, fit_contention
+from trainfit.loader.model import Consumer
+from trainfit.loader.runs import Failure, Run
+from trainfit.results.loader import Candidate, LoaderSettings
+
+#: Of the best rate, what the recommended settings have at least.
+WITHIN: Final = 0.98
+#: By how much a real run may differ from its prediction before the model is fitted to it.
+SURPRISE: Final = 0.08
+PREFETCH: Final = (1, 2, 4, 8)
+#: Workers that are tried: all up to eight, then some; around the knee all again.
+_WORKERS: Final = (*range(9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+#: Of an epoch's time, what starting the workers anew may take before they are kept.
+_BUBBLE: Final = 0.01
+
+Infeasible = Callable[[LoaderSettings], str]
+"""Why settings cannot be, or nothing."""
+Runner = Callable[[LoaderSettings, Consumer], Run]
+"""Runs the loader for real."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What settings are chosen for.
+
+    ``present`` are the user's settings: order, start method and threads are kept.
+    """
+
+    consumer: Consumer
+    present: LoaderSettings
+    most_workers: int
+    most_prefetch: int = max(PREFETCH)
+    least_workers: int = 0
+    infeasible: Infeasible = lambda settings: ""
+
+
+@dataclass
+class Choice:
+    """Candidates with what the model says of them, and which of them is chosen."""
+
+    goal: Goal
+    fitted: Fitted
+    candidates: dict[LoaderSettings, Candidate] = field(default_factory=dict)
+
+    def see(self, settings: LoaderSettings) -> Candidate:
+        """The candidate of these settings, from now on one to choose from."""
+        if settings not in self.candidates:
+            self.candidates[settings] = self.look(settings)
+        return self.candidates[settings]
+
+    def look(self, settings: LoaderSettings) -> Candidate:
+        """What the model says of these settings, without making them a candidate."""
+        known = self.candidates.get(settings)
+        if known is not None:
+            return known
+        outcome = self.fitted.predict(settings, self.goal.consumer)
+        return Candidate(
+            settings,
+            outcome.batches_per_s,
+            outcome.waiting_share,
+            outcome.busy_cores,
+            infeasible=self.goal.infeasible(settings),
+        )
+
+    def search(self) -> None:
+        """Simulate settings until the knee is known.
+
+        The present settings of prefetching and the most of it bracket what lies between; all of
+        it is tried around the knee.
+        """
+        goal = self.goal
+        counts = [n for n in _WORKERS if goal.least_workers <= n <= goal.most_workers]
+        if goal.most_workers not in counts:
+            counts.append(goal.most_workers)
+        factors = [each for each in PREFETCH if each <= goal.most_prefetch]
+        for count in counts:
+            self._see(count, (min(2, goal.most_prefetch), goal.most_prefetch))
+        self.see(goal.present)
+        while True:
+            knee = self.best().num_workers
+            # All numbers between those that were tried could be smaller and as good.
+            below = max((n for n in counts if n < knee), default=goal.least_workers)
+            for count in range(below, knee + 1):
+                self._see(count, factors)
+            if self.best().num_workers in range(below, knee + 1):
+                return
+
+    def _see(self, count: int, factors: Sequence[int]) -> None:
+        for factor in factors if count else [2]:
+            for pinned in (False, True):
+                self.see(
+                    dataclasses.replace(
+                        self.goal.present,
+                        num_workers=count,
+                        prefetch_factor=factor,
+                        pin_memory=pinned,
+                    )
+                )
+
+    def best_rate(self) -> float:
+        """Of the settings that can be."""
+        return max(
+            (each.batches_per_s for each in self.candidates.values() if not each.infeasible),
+            default=0.0,
+        )
+
+    def best(self) -> LoaderSettings:
+        """The smallest settings within 2% of the best rate; the present where nothing can be."""
+        least = WITHIN * self.best_rate()
+        good = [
+            each.settings
+            for each in self.candidates.values()
+            if not each.infeasible and each.batches_per_s >= least
+        ]
+        return min(good, key=self._size, default=self.goal.present)
+
+    def _size(self, settings: LoaderSettings) -> tuple[int, int, bool, bool]:
+        """Workers first (each costs RAM and a core), then memory, then what changes nothing."""
+        differs = settings.pin_memory != self.goal.present.pin_memory
+        factor = settings.prefetch_factor
+        # A factor of 1 leaves a worker idle until its batch is fetched: only if it must be.
+        return settings.num_workers, factor == 1, factor > 2, differs or factor > 2
+
+
+def search(fitted: Fitted, goal: Goal) -> Choice:
+    """All candidates that it takes to find the knee."""
+    choice = Choice(goal, fitted)
+    choice.search()
+    return choice
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A real run of settings beside what the model said before it."""
+
+    settings: LoaderSettings
+    predicted: float
+    run: Run
+    why: str
+
+    @property
+    def measured(self) -> float | None:
+        return self.run.batches_per_s if self.run.failure is None else None
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.run.failure
+
+
+@dataclass
+class Confirmation:
+    """Real runs of what was chosen, until measurement and model agree or runs run out."""
+
+    choice: Choice
+    runner: Runner
+    most: int
+    trials: list[Trial] = field(default_factory=list)
+    refitted: bool = False
+
+    def run(self) -> LoaderSettings:
+        """Confirm; returns the settings to recommend."""
+        present = self.choice.goal.present
+        self._confirm("recommended")
+        if self._chosen() != present and self._can(present):
+            self._try(present, "present")
+        self._confirm("recommended")
+        self._beyond()
+        return self._chosen()
+
+    def _confirm(self, why: str) -> None:
+        """Run what is chosen; where that is a surprise, choose again and run that."""
+        while len(self.trials) < self.most:
+            chosen = self._chosen()
+            if self._trial(chosen) is not None or not self._can(chosen):
+                return
+            trial = self._try(chosen, why)
+            if trial.failure is not None:
+                self.choice.candidates[chosen] = dataclasses.replace(
+                    self.choice.candidates[chosen],
+                    infeasible="the loader failed with it in a real run",
+                )
+            elif self._is_surprise(trial):
+                self._refit(trial)
+
+    def _beyond(self) -> None:
+        """What twice as many workers do, if a run is left."""
+        chosen = self._chosen()
+        twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
+        if chosen.num_workers and len(self.trials) < self.most and self._can(twice):
+            self._try(twice, "beyond the knee")
+
+    def _can(self, settings: LoaderSettings) -> bool:
+        return len(self.trials) < self.most and not self.choice.look(settings).infeasible
+
+    def _try(self, settings: LoaderSettings, why: str) -> Trial:
+        predicted = self.choice.look(settings).batches_per_s
+        run = self.runner(settings, self.choice.goal.consumer)
+        trial = Trial(settings, predicted, run, why)
+        self.trials.append(trial)
+        return trial
+
+    def _trial(self, settings: LoaderSettings) -> Trial | None:
+        return next((each for each in self.trials if each.settings == settings), None)
+
+    def _is_surprise(self, trial: Trial) -> bool:
+        if trial.measured is None or not math.isfinite(trial.predicted):
+            return False
+        return abs(trial.measured / trial.predicted - 1) > SURPRISE
+
+    def _refit(self, trial: Trial) -> None:
+        """Fit what more busy cores cost to a run that was slower than predicted, and search
+        again. A run that was faster leaves the choice: it was within reach."""
+        assert trial.measured is not None
+        if self.refitted or trial.measured > trial.predicted:
+            return
+        fitted = self.choice.fitted
+        contention = fit_contention(
+            fitted, trial.settings, trial.measured, 1.0, self.choice.goal.consumer
+        )
+        if contention > fitted.cores.contention:
+            self.refitted = True
+            goal = self.choice.goal
+            barred = {s: c for s, c in self.choice.candidates.items() if c.infeasible}
+            self.choice = search(fitted.with_contention(contention), goal)
+            self.choice.candidates |= barred
+
+    def _chosen(self) -> LoaderSettings:
+        """By the model, unless measurements of both say that the present settings will do."""
+        chosen, present = self.choice.best(), self.choice.goal.present
+        ours, theirs = self._trial(chosen), self._trial(present)
+        if ours is None or theirs is None or not ours.measured or not theirs.measured:
+            return chosen
+        fewer = present.num_workers <= chosen.num_workers
+        return present if fewer and theirs.measured >= WITHIN * ours.measured else chosen
+
+
+def keep_workers(
+    present: LoaderSettings, settings: LoaderSettings, start_s: float, epoch_s: float | None
+) -> bool:
+    """Should ``persistent_workers`` be set? Where starting them anew takes over 1% of an epoch."""
+    if settings.num_workers == 0:
+        return False
+    if epoch_s is None or epoch_s <= 0:
+        return present.persistent_workers
+    return settings.num_workers * start_s > _BUBBLE * epoch_s or present.persistent_workers
+
+
+def beyond_knee(
+    choice: Choice, chosen: LoaderSettings, factors: Sequence[int] = (2, 4)
+) -> tuple[Candidate, ...]:
+    """The same settings with so many times the workers."""
+    counts = [factor * chosen.num_workers for factor in factors if chosen.num_workers]
+    return tuple(choice.look(dataclasses.replace(chosen, num_workers=n)) for n in counts)

@@ -1,0 +1,227 @@
+"""From real runs of a loader to what the model needs to simulate any settings.
+
+All runs of a probe load the same batches in the same order, so what differs between two runs
+of the same batches is the settings (and the machine's mood): contention is fitted to pairs of
+batches, not to means of different ones.
+
+A worker's time for one batch is split so:
+
+    fetch (wall)  =  waiting + work on cores         work: CPU time of the worker meanwhile
+    gap           =  until it begins the next one    queues, and the sending thread's start
+    send          =  CPU time of the process outside of fetch, beyond the gap: its sending thread
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.loader.events import Cores
+from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records
+from trainfit.loader.model import (
+    WARM_UP_ROUNDS,
+    BatchCost,
+    Consumer,
+    HandOff,
+    Load,
+    Outcome,
+    simulate,
+)
+from trainfit.loader.runs import Run
+from trainfit.results.loader import LoaderSettings
+
+#: Batches that a prediction counts at least, and rounds of the workers: what is half made at
+#: the beginning and the end of the count must not matter.
+_LEAST, _ROUNDS = 400, 40
+#: With this contention a second core gains nothing.
+_MOST_CONTENTION = 1.0
+#: Of its rate without contention, what a run has at most with the most of it, if cores bound it.
+_BOUND = 0.8
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each batch of the common order took in a worker, and what comes with each.
+
+    ``wall_s`` and ``cpu_s`` are by the batch's place in the order (nan: not seen). ``gap_s`` is
+    a worker's time between two batches, ``send_s`` the CPU time of its sending thread.
+    """
+
+    wall_s: Records
+    cpu_s: Records
+    gap_s: float
+    send_s: float
+
+    @property
+    def seen(self) -> NDArray[np.intp]:
+        """Places in the order that were seen."""
+        return np.flatnonzero(np.isfinite(self.wall_s))
+
+
+def costs_of(run: Run) -> Costs | None:
+    """The costs that a run with workers saw; ``None`` where there are too few.
+
+    In order, worker w makes the batches w, w + W, w + 2 W, …; the first of each is left out
+    (imports, caches, files that are opened once).
+    """
+    count = run.settings.num_workers
+    longest = max((len(records) for records in run.fetches), default=0)
+    if count == 0 or longest < 2 or not run.settings.in_order:
+        return None
+    wall = np.full(count * longest, np.nan)
+    cpu = np.full(count * longest, np.nan)
+    gaps, outside = [], []
+    for worker, records in enumerate(run.fetches):
+        if len(records) < 2:
+            continue
+        places = worker + count * np.arange(1, len(records))
+        wall[places], cpu[places] = records[1:, WALL], records[1:, CPU]
+        ends = records[:-1, BEGAN] + records[:-1, WALL]
+        gaps.append(records[1:, BEGAN] - ends)
+        outside.append(np.diff(records[:, PROCESS_CPU]) - records[:-1, CPU])
+    # A worker that waits for an index to work on has long gaps: the short ones are its own.
+    gap = float(np.quantile(np.concatenate(gaps), 0.25))
+    beyond = float(np.concatenate(outside).mean())
+    return Costs(wall, cpu, gap, max(0.0, beyond - gap))
+
+
+def merged(parts: Sequence[Costs]) -> Costs:
+    """Several runs' costs as one, each brought to the pace of the first on common batches."""
+    size = max(len(part.wall_s) for part in parts)
+    reference = parts[0]
+    walls, cpus = np.full((len(parts), size), np.nan), np.full((len(parts), size), np.nan)
+    for row, part in enumerate(parts):
+        walls[row, : len(part.wall_s)] = part.wall_s / ratio(part.wall_s, reference.wall_s)
+        cpus[row, : len(part.cpu_s)] = part.cpu_s / ratio(part.cpu_s, reference.cpu_s)
+    seen = np.isfinite(walls).any(axis=0)
+    last = int(np.flatnonzero(seen)[-1]) + 1
+    wall, cpu = np.full(last, np.nan), np.full(last, np.nan)
+    wall[seen[:last]] = np.nanmedian(walls[:, :last][:, seen[:last]], axis=0)
+    cpu[seen[:last]] = np.nanmedian(cpus[:, :last][:, seen[:last]], axis=0)
+    gap = statistics.median(part.gap_s for part in parts)
+    return Costs(wall, cpu, gap, statistics.median(part.send_s for part in parts))
+
+
+def ratio(one: Records, other: Records) -> float:
+    """What the batches that both saw took in one, divided by the other; 1 if there are none."""
+    size = min(len(one), len(other))
+    both = np.isfinite(one[:size]) & np.isfinite(other[:size])
+    total = float(other[:size][both].sum())
+    return float(one[:size][both].sum()) / total if total > 0 else 1.0
+
+
+def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
+    """As the model takes them; what was not seen is left out.
+
+    A batch whose CPU time is above its wall time is work on several cores.
+    """
+    made = []
+    for place in costs.seen:
+        wall, cpu = float(costs.wall_s[place]), max(0.0, float(costs.cpu_s[place]))
+        if cpu > wall > 0:
+            made.append(BatchCost(0.0, wall + costs.gap_s, cpu / wall))
+        else:
+            made.append(BatchCost(wall - cpu, cpu + costs.gap_s))
+    return tuple(made)
+
+
+def alone_costs(run: Run) -> tuple[BatchCost, ...]:
+    """Of a run without workers."""
+    records = run.fetches[0][1:] if run.fetches else np.empty((0, 4))
+    nothing = np.zeros(1)
+    return batch_costs(Costs(records[:, WALL], records[:, CPU], float(nothing[0]), 0.0))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A loader as the model sees it: any settings, any consumer.
+
+    ``hand_off`` is that of a loop that never sleeps, ``cold_hand_off`` that of one whose steps
+    do: caches and clocks are cold when the main thread wakes.
+    """
+
+    costs: tuple[BatchCost, ...]
+    alone: tuple[BatchCost, ...]
+    hand_off: HandOff
+    cold_hand_off: HandOff
+    cores: Cores
+    start_s: float
+
+    def load(self, consumer: Consumer) -> Load:
+        """What is simulated with this consumer."""
+        hand_off = self.cold_hand_off if consumer.step_s > consumer.work_s else self.hand_off
+        return Load(
+            self.costs,
+            hand_off,
+            consumer,
+            self.cores,
+            self.start_s,
+            alone=self.alone or self.costs,
+        )
+
+    def predict(
+        self, settings: LoaderSettings, consumer: Consumer, batches: int | None = None
+    ) -> Outcome:
+        """Simulate so many batches; by default as many as :func:`enough` says."""
+        if batches is None:
+            batches = enough(settings, len(self.costs))
+        # As many more as can be in the making: a loader that runs dry at the end would hand
+        # over what was made before the count began.
+        outcome = simulate(self.load(consumer), settings, batches + settings.tokens)
+        return outcome.first(batches)
+
+    def with_contention(self, contention: float) -> Fitted:
+        """The same on cores that slow one another so."""
+        return dataclasses.replace(
+            self, cores=dataclasses.replace(self.cores, contention=contention)
+        )
+
+
+def enough(settings: LoaderSettings, costs: int) -> int:
+    """Batches to simulate, so that what counts of them are whole rounds of the measured costs:
+    settings are then compared on the same batches."""
+    rounds = max(1, settings.tokens)
+    warm = WARM_UP_ROUNDS * rounds
+    counted = max(_LEAST, _ROUNDS * settings.num_workers)
+    return warm + 1 + costs * math.ceil(counted / costs)
+
+
+def fit_contention(
+    fitted: Fitted,
+    settings: LoaderSettings,
+    rate: float,
+    cpu_ratio: float,
+    consumer: Consumer | None = None,
+) -> float:
+    """By how much one more busy core slows all of them.
+
+    Where cores bound the run it is the contention with which the model gives the rate that was
+    measured; elsewhere the rate says nothing of it, and ``cpu_ratio`` does: what the same
+    batches took of CPU time in this run, divided by what they took one worker.
+    """
+
+    consumer = consumer or Consumer(0.0)
+
+    def predicted(contention: float) -> float:
+        return fitted.with_contention(contention).predict(settings, consumer).batches_per_s
+
+    if predicted(_MOST_CONTENTION) > _BOUND * predicted(0.0):
+        return min(_MOST_CONTENTION, max(0.0, cpu_ratio - 1))
+    return _bisect(predicted, rate, _MOST_CONTENTION)
+
+
+def _bisect(falling: Callable[[float], float], wanted: float, most: float) -> float:
+    """Where a falling function has a value, from 0 to ``most``."""
+    if falling(0.0) <= wanted:
+        return 0.0
+    low, high = 0.0, most
+    for _ in range(14):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > wanted else (low, middle)
+    return (low + high) / 2

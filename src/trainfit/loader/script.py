@@ -1,0 +1,287 @@
+"""Gets at a DataLoader: the one that feeds a user's script, or one that a callable makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from trainfit.hardware import find_gpu
+from trainfit.loader.workload import LoaderError, Workload
+from trainfit.results.trace import Status, Target, TraceOutcome
+from trainfit.simgpu.interventions import Interventions
+from trainfit.simgpu.loaders import LoaderTracker, is_simulated
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.precision import AutocastSwitch
+from trainfit.simgpu.recorder import BACKWARD
+from trainfit.simgpu.script import Stopper, run_script, watch
+from trainfit.simgpu.session import Simulation
+
+#: Calls of models without an optimizer or a backward pass after which a script is taken not
+#: to train.
+_INFERENCE_CALLS = 100
+#: Share of the time limit after which a script that loads batches and makes no step (it trains
+#: without an optimizer of PyTorch's) is stopped with its next batch.
+_PATIENCE_SHARE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a script showed until its first step.
+
+    ``loader`` is ``None`` where none gave a batch. Nothing of the simulation is left, and no
+    worker of the script's; ``sys.modules["__main__"]`` is the script still.
+    """
+
+    trace: TraceOutcome
+    loader: DataLoader[Any] | None
+    on_gpu: bool
+
+
+class Script:
+    """A user's script on the simulated GPU, until its first optimizer step is made.
+
+    Args:
+        late: called with the outcome when the time is over; the process ends then.
+        use: called with what was found (with the status "timeout" where batches came, but no
+            step within half of the limit). That happens after the script was unwound, or within
+            it where it does not let itself be stopped (a bare ``except``).
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        gpu: str,
+        command: str,
+        limit_s: float,
+        late: Callable[[TraceOutcome], None],
+        use: Callable[[Found], None],
+    ) -> None:
+        spec = find_gpu(gpu)
+        self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
+        self._simulation = Simulation(spec, limited=False, command=command)
+        self._loaders = LoaderTracker(keep=True)
+        half = torch.bfloat16 if spec.supports_bf16 else torch.float16
+        self._autocast = AutocastSwitch(None, half)
+        self._watch = Interventions(self._simulation, (), survey=False)
+        self._patches = PatchSet()
+        self._installed = ExitStack()
+        self._stopper = Stopper(before_force=self._use_now)
+        self._done = threading.Event()
+        self._process, self._thread = os.getpid(), threading.current_thread()
+        self._trains = False
+        self._outcome: TraceOutcome | None = None
+        self._finishing = threading.Lock()
+
+    def run(self) -> None:
+        """Run the script and use what was found."""
+        self._started = time.monotonic()
+        watch(self._started, self._limit_s, self._done, self._is_late)
+        with self._installed:
+            self._install()
+            status, details = run_script(self._target)
+            self._finish(status, details)
+        self._use(self._found())
+
+    def _install(self) -> None:
+        enter = self._installed
+        enter.enter_context(self._simulation)
+        enter.callback(self._patches.restore)
+        self._loaders.install(self._patches)
+        enter.callback(self._autocast.remove)
+        self._autocast.install(self._patches)
+        enter.callback(self._watch.remove)
+        self._watch.install(self._patches)
+        self._loaders.after_batch = self._after_batch
+        self._simulation.on_step(self._after_step)
+        self._watch.after_call(self._after_call)
+
+    def _after_step(self, steps: int) -> None:
+        self._loaders.note_step()
+        self._end()
+
+    def _after_call(self) -> None:
+        if self._watch.forward_calls().calls >= _INFERENCE_CALLS and self._only_infers():
+            self._end()
+
+    def _after_batch(self) -> None:
+        late = time.monotonic() - self._started > _PATIENCE_SHARE * self._limit_s
+        # A thread of the script's that fetches ahead would die of it, and the script wait on.
+        if late and threading.current_thread() is self._thread:
+            self._end("timeout")
+
+    def _end(self, status: Status = "finished") -> None:
+        """Enough was seen. Forked children of the script's own go on."""
+        if os.getpid() == self._process:
+            self._finish(status, {})
+            self._stopper.stop()
+
+    def _only_infers(self) -> bool:
+        """Was there no optimizer and no backward pass so far?"""
+        if self._watch.optimizers or self._trains:
+            return False
+        self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
+        return not self._trains
+
+    def _use_now(self) -> None:
+        """The script cannot be stopped: its loader is used from within it."""
+        self._installed.close()
+        self._use(self._found())
+
+    def _is_late(self, place: str | None) -> bool:
+        if os.getpid() != self._process or not self._finish("timeout", {"location": place}):
+            return False
+        assert self._outcome is not None
+        self._late(self._outcome)
+        return True
+
+    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+        """The first call counts (what the script does later does not); was it this one?"""
+        with self._finishing:
+            if self._done.is_set():
+                return False
+            self._done.set()
+        faulthandler.cancel_dump_traceback_later()
+        self._outcome = self._told(status, details)
+        return True
+
+    def _told(self, status: Status, details: dict[str, Any]) -> TraceOutcome:
+        return TraceOutcome(
+            status=status,
+            steps=self._simulation.steps,
+            seconds=time.monotonic() - self._started,
+            loader=self._loaders.feeding(),
+            loaders=self._loaders.count,
+            autocast=self._autocast.used,
+            optimizers=self._watch.optimizers,
+            forward=self._watch.forward_calls(),
+            compute=self._watch.compute(),
+            **details,
+        )
+
+    def _found(self) -> Found:
+        assert self._outcome is not None
+        self._loaders.shut_down()
+        gc.collect()
+        return Found(self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors())
+
+
+def workload_of(found: Found) -> Workload:
+    """Of the script's loader; raises :class:`LoaderError` where it cannot be measured."""
+    loader = found.loader
+    if loader is None:
+        made = found.trace.loaders
+        if made:
+            raise LoaderError(
+                f"it makes {made} DataLoader{'s' if made > 1 else ''}, but none gave a batch "
+                "before the first step; name what makes the one to tune with "
+                "--loader MODULE:CALLABLE"
+            )
+        raise LoaderError(
+            "it makes no DataLoader: there is nothing to tune; name what makes one with "
+            "--loader MODULE:CALLABLE"
+        )
+    if is_simulated(loader.dataset):
+        raise LoaderError(
+            f"its data set ({type(loader.dataset).__name__}) holds tensors on the GPU: only the "
+            "main process can read them, and no worker helps; keep them on the CPU, or index "
+            "them in the loop without a DataLoader"
+        )
+    if found.on_gpu:
+        raise LoaderError(
+            "its DataLoader gives batches that are on the GPU already, which only the main "
+            "process can; move them in the loop with .to(device, non_blocking=True) instead"
+        )
+    return Workload(loader)
+
+
+def workload_from(place: str, batch_size: int | None) -> Workload:
+    """Of what ``module:callable`` or ``path/to/file.py:callable`` gives, called without
+    arguments; raises :class:`LoaderError`."""
+    source, _, name = place.rpartition(":")
+    if not source or not name:
+        raise LoaderError(
+            f"--loader {place!r}: write MODULE:CALLABLE or path/to/file.py:CALLABLE, "
+            "as in --loader data.py:make_loader"
+        )
+    value: Any = _module(place, source)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise LoaderError(f"--loader {place!r}: {source} has no {part!r}; check the name")
+        value = getattr(value, part)
+    if callable(value) and not isinstance(value, DataLoader | Dataset):
+        value = value()
+    if isinstance(value, DataLoader):
+        if batch_size is not None:
+            raise LoaderError(
+                f"--loader {place!r}: it gives a DataLoader, which has a batch size; leave "
+                "--batch-size out"
+            )
+        return Workload(value)
+    is_dataset = isinstance(value, IterableDataset) or (
+        hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _plain(value)
+    )
+    if not is_dataset:
+        raise LoaderError(
+            f"--loader {place!r}: it gives {_named(value)}, which is neither a DataLoader nor a "
+            "data set; return one"
+        )
+    if batch_size is None:
+        raise LoaderError(
+            f"--loader {place!r}: it gives a data set ({type(value).__name__}); add --batch-size N"
+        )
+    return Workload.of(value, batch_size)
+
+
+def _plain(value: Any) -> bool:
+    """Text and mappings have items and a length, and are no data sets."""
+    return isinstance(value, str | bytes | dict | type)
+
+
+def _named(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _module(place: str, source: str) -> ModuleType:
+    """Import it as any other would: workers started by spawn do so again."""
+    sys.path[0] = os.getcwd()
+    name = source
+    if source.endswith(".py"):
+        path = Path(source)
+        if not path.is_file():
+            raise LoaderError(f"--loader {place!r}: there is no file {source!r}; check the path")
+        sys.path[0] = str(path.resolve().parent)
+        name = path.stem
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise LoaderError(
+                f"--loader {place!r}: there is no module {error.name!r}; check the name, or give "
+                f"the file's path (the working directory is {os.getcwd()})"
+            ) from None
+        raise
+    if source.endswith(".py") and not _is_of(module, Path(source)):
+        raise LoaderError(
+            f"--loader {place!r}: Python has another module {name!r}; rename the file"
+        )
+    return module
+
+
+def _is_of(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path.resolve()

@@ -1,0 +1,68 @@
+"""How rates, durations and settings of a loader are written for people."""
+
+from __future__ import annotations
+
+from trainfit.results.loader import LoaderSettings
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the unit that suits it: "1.2 s", "40 ms", "25 µs"; "-" if not measured."""
+    if seconds is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if abs(seconds) * scale >= 0.9995:
+            return f"{_three(seconds * scale)} {unit}"
+    return f"{_three(seconds * 1e6)} µs"
+
+
+def rate(value: float | None) -> str:
+    """Batches per second, three digits; empty if not known."""
+    if value is None:
+        return ""
+    return f"{value:#.3g}" if 0.001 <= value < 99.95 else _three(value)
+
+
+def times(factor: float) -> str:
+    """A gain: "1.42×"."""
+    return f"{rate(factor)}×"
+
+
+def switch(value: bool) -> str:
+    """A setting that is on or off."""
+    return "yes" if value else "no"
+
+
+def settings_words(settings: LoaderSettings) -> str:
+    """Settings in a line, what is usual left out."""
+    if not settings.num_workers:
+        return "no workers" + (", pinned" if settings.pin_memory else "")
+    workers = settings.num_workers
+    words = [
+        f"{workers} worker{'s' if workers > 1 else ''}",
+        f"prefetch {settings.prefetch_factor}",
+    ]
+    if settings.pin_memory:
+        words.append("pinned")
+    if settings.persistent_workers:
+        words.append("persistent")
+    if not settings.in_order:
+        words.append("out of order")
+    if settings.start_method != "fork":
+        words.append(settings.start_method)
+    if settings.worker_threads != 1:
+        words.append(f"{settings.worker_threads} threads each")
+    return ", ".join(words)
+
+
+def one_of(text: str, most: int = 300) -> str:
+    """Text on one line, its end kept: of a traceback that says the most."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else "…" + line[1 - most :]
+
+
+def _three(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    text = f"{value:.3g}"
+    return text if "e" not in text else f"{value:.6f}".rstrip("0").rstrip(".")

@@ -1,0 +1,151 @@
+"""How the DataLoader keeps up with the GPU, as a part of a plan's text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfit.report.launch_text import launch_lines
+from trainfit.report.sizes import printable, wrapped
+from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.plan import DataLoading, PlanResult
+
+#: Where the text beside a name begins.
+_COLUMN = 18
+#: Pieces of advice, and faults, that are shown; `trainfit loader` shows all.
+_SHOWN = 2
+#: Below this a rate that differs from another does not differ.
+_SAME = 1.05
+
+
+def loading_section(loading: DataLoading, plan: PlanResult) -> str:
+    """Present and recommended settings, which part waits for which, and what would help."""
+    found = loading.result
+    if found is None:
+        lines = ["Data loading", _line(f"not tuned: {printable(loading.failure)}")]
+        return "\n".join([*lines, *_more(plan)])
+    lines = [
+        f"Data loading ({printable(found.loader)})",
+        *_settings(found),
+        _gpu(loading, found),
+        *_verdict(loading, found),
+    ]
+    lines += [*_faults(found), *_elsewhere(found), *_more(plan)]
+    return "\n".join(lines)
+
+
+def _settings(found: LoaderResult) -> Iterator[str]:
+    present, best = found.present, found.recommended
+    kept = present == best
+    yield _row(
+        "present, kept" if kept else "present", f"{settings_text(present)}: {_rate(found, present)}"
+    )
+    if not kept:
+        yield _row("recommended", f"{settings_text(best)}: {_rate(found, best)}")
+
+
+def settings_text(settings: LoaderSettings) -> str:
+    """A DataLoader's arguments; those that mean nothing or are the default are left out."""
+    parts = [f"num_workers={settings.num_workers}"]
+    if settings.num_workers:
+        parts.append(f"prefetch_factor={settings.prefetch_factor}")
+    parts.append(f"pin_memory={settings.pin_memory}")
+    if settings.num_workers:
+        parts.append(f"persistent_workers={settings.persistent_workers}")
+        parts += [] if settings.in_order else ["in_order=False"]
+        parts += [] if settings.start_method == "fork" else [f"by {settings.start_method}"]
+        threads = settings.worker_threads
+        parts += [] if threads == 1 else [f"{threads} threads a worker"]
+    return ", ".join(parts)
+
+
+def _rate(found: LoaderResult, settings: LoaderSettings) -> str:
+    real, candidate = found.measured(settings), found.candidate(settings)
+    if real is not None and real.measured_batches_per_s is not None:
+        return (
+            f"{_number(real.measured_batches_per_s)} batches/s measured, "
+            f"{_number(real.predicted_batches_per_s)} predicted"
+        )
+    if candidate is None:
+        return "its rate is not known"
+    if candidate.infeasible:
+        return f"not possible: {printable(candidate.infeasible)}"
+    return f"{_number(candidate.batches_per_s)} batches/s predicted"
+
+
+def _gpu(loading: DataLoading, found: LoaderResult) -> str:
+    source = printable(found.step_source)
+    if found.step_s <= 0:
+        return _row("the GPU", f"its step's time is not known ({source})")
+    most = "at most " if loading.step_is_bound else ""
+    return _row("the GPU", f"{most}{_number(1 / found.step_s)} batches/s ({source})")
+
+
+def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
+    why = printable(found.reason)
+    if loading.bottleneck == "unknown":
+        reason = "no step time is known; give --step-time"
+        if found.step_s > 0:
+            reason = "the loader's rate is not known; see what went wrong below"
+        yield _line(f"cannot tell which part is the limit: {reason}")
+    elif loading.bottleneck == "loader":
+        by = _by(loading.factor)
+        bound = " if the GPU is as fast as it can be" if loading.step_is_bound else ""
+        most = "up to " if loading.step_is_bound else ""
+        yield _line(f"the loader is the limit by {most}{by}{bound}")
+    else:
+        feeds = "the loader keeps up"
+        if loading.factor is not None and loading.factor >= _SAME:
+            feeds = f"the loader could feed {_by(loading.factor)} as much"
+        best = ", even as fast as it can be" if loading.step_is_bound else ""
+        yield _line(f"the GPU is the limit{best}: {feeds}")
+    if why:
+        yield _line(why, 4)
+    if loading.bottleneck != "gpu":
+        yield from _cures(found)
+
+
+def _cures(found: LoaderResult) -> Iterator[str]:
+    """What would help beyond the settings, the most first."""
+    helpful = sorted(found.advice, key=lambda each: -each.gain)
+    for each in [each for each in helpful if each.gain >= _SAME][:_SHOWN]:
+        how = f": {printable(each.how)}" if each.how else ""
+        yield _line(f"{_by(each.gain)} with: {printable(each.summary)}{how}", 4)
+
+
+def _faults(found: LoaderResult) -> Iterator[str]:
+    for fault in found.faults[:_SHOWN]:
+        yield _line(f"{printable(fault.summary)}; {printable(fault.cure)}")
+
+
+def _elsewhere(found: LoaderResult) -> Iterator[str]:
+    """What is to be set in the script; the environment's part is in the launch command."""
+    for each in found.variables:
+        if each.where != "environment":
+            place = {"worker_init_fn": "the worker_init_fn", "script": "the script"}
+            where = place.get(each.where, printable(each.where))
+            yield _line(f"in {where}: {printable(each.line)} ({printable(each.reason)})")
+
+
+def _more(plan: PlanResult) -> list[str]:
+    command = f"trainfit loader --gpu {_quoted(plan.gpu)} -- {plan.command}"
+    return ["  all of it, with the evidence:", launch_lines(command, 4)]
+
+
+def _quoted(gpu: str) -> str:
+    return f"'{printable(gpu)}'" if " " in gpu else printable(gpu)
+
+
+def _row(name: str, text: str) -> str:
+    return wrapped(text, f"  {name:<{_COLUMN - 2}}", " " * _COLUMN)
+
+
+def _line(text: str, indent: int = 2) -> str:
+    return wrapped(text, " " * indent, " " * (indent + 2))
+
+
+def _by(factor: float | None) -> str:
+    return f"{factor:.2g}x" if factor is not None and factor < 100 else f"{factor or 0:.0f}x"
+
+
+def _number(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"

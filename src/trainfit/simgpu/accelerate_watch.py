@@ -1,0 +1,91 @@
+"""Does a script's Accelerate take its mixed precision from the environment?
+
+``Accelerator(mixed_precision=None)``, the default, reads ``ACCELERATE_MIXED_PRECISION``
+(``AcceleratorState.__init__`` in accelerate/state.py): then the variable can be set in the
+launch command. It has no effect where the script says which, or sets the variable itself, as
+Transformers' ``TrainingArguments`` do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from trainfit.simgpu.patching import PatchSet
+
+VARIABLE = "ACCELERATE_MIXED_PRECISION"
+_MODULE = "accelerate.state"
+
+
+class AccelerateWatch:
+    """Looks at the first ``AcceleratorState`` of a process, whenever it is imported."""
+
+    def __init__(self) -> None:
+        self._finder: _Finder | None = None
+        self._before = os.environ.get(VARIABLE)
+        #: The precision that came from the environment; ``None``: none did.
+        self.from_environment: str | None = None
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        self._before = os.environ.get(VARIABLE)
+        if _MODULE in sys.modules:
+            self._patch(patches, sys.modules[_MODULE])
+            return
+        self._finder = _Finder(functools.partial(self._patch, patches))
+        sys.meta_path.insert(0, self._finder)
+
+    def remove(self) -> None:
+        """Take the import hook away; the patches are their owner's to restore."""
+        if self._finder is not None and self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+
+    def _patch(self, patches: PatchSet, module: ModuleType) -> None:
+        state = getattr(module, "AcceleratorState", None)
+        if state is None:  # another version's, of which nothing is known
+            return
+        construct = state.__init__
+        watch = self
+
+        @functools.wraps(construct)
+        def __init__(own: Any, mixed_precision: Any = None, *args: Any, **kwargs: Any) -> None:
+            is_first = not getattr(state, "_shared_state", None)
+            construct(own, mixed_precision, *args, **kwargs)
+            if is_first and mixed_precision is None and os.environ.get(VARIABLE) == watch._before:
+                watch.from_environment = str(getattr(own, "mixed_precision", "no"))
+
+        patches.set(state, "__init__", __init__)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Calls ``seen`` with accelerate.state as soon as it has been imported."""
+
+    def __init__(self, seen: Any) -> None:
+        self._seen = seen
+        self._busy = False
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _MODULE or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._seen(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,233 @@
+"""What bounds a loop, and what would help beyond the settings, with the predicted gain."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from helpers_probe import GIB, MIB, machine, probe
+from trainfit.loader.beyond import beyond
+from trainfit.loader.events import Cores
+from trainfit.loader.limits import limit
+from trainfit.loader.model import BatchCost, Consumer, HandOff, Load, lognormal_costs
+from trainfit.results.loader import CostPart, Fault, LoaderAdvice, LoaderSettings, StorageCost
+
+SIXTEEN = Cores((1.0,) * 16)
+FOUR = LoaderSettings(4)
+DECODED = (
+    CostPart("read", 0.1, ("builtins.open",)),
+    CostPart("decode", 0.6, ("PIL.Image.load",)),
+    CostPart("transform", 0.25, ("torchvision.transforms.v2.Resize",)),
+    CostPart("collate", 0.05),
+)
+
+
+def load(work_s: float = 0.08, wait_s: float = 0.0, **changes: Any) -> Load:
+    values: dict[str, Any] = {"cores": SIXTEEN, "hand_off": HandOff(0.001, 0.004, 0.0002)}
+    return Load((BatchCost(wait_s, work_s),), **values | changes)
+
+
+def advised(
+    load_: Load,
+    settings: LoaderSettings = FOUR,
+    step_s: float = 0.0,
+    epoch: int | None = None,
+    bounds: dict[str, Any] | None = None,
+    **seen: Any,
+) -> dict[str, LoaderAdvice]:
+    found = beyond(load_, probe(**seen), settings, Consumer(step_s), machine(**bounds or {}), epoch)
+    assert all(each.gain >= 1.03 and each.how and each.evidence for each in found)
+    assert [each.gain for each in found] == sorted((each.gain for each in found), reverse=True)
+    return {each.kind: each for each in found}
+
+
+# --- What bounds ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("load_", "settings", "seen", "expected"),
+    [
+        (load(consumer=Consumer(0.1)), LoaderSettings(4), {}, "gpu"),
+        (load(consumer=Consumer(0.1)), LoaderSettings(0), {}, "gpu"),
+        (load(consumer=Consumer(0.01)), LoaderSettings(2), {}, "workers"),
+        (load(), LoaderSettings(0), {}, "workers"),
+        (load(wait_s=0.5), LoaderSettings(4), {}, "workers"),
+        (load(cores=Cores((1.0, 1.0))), LoaderSettings(4), {}, "cores"),
+        (load(cores=Cores((1.0,) * 4, quota=1.5)), LoaderSettings(2), {}, "cores"),
+        (load(hand_off=HandOff(0.05)), LoaderSettings(8), {}, "hand_off"),
+        (load(hand_off=HandOff(0.01, 0.04)), LoaderSettings(8, pin_memory=True), {}, "hand_off"),
+        (load(hand_off=HandOff(0.001, 0, 0.05)), LoaderSettings(8), {"sampler_s": 0.049},
+         "sampler"),
+        (load(hand_off=HandOff(0.001, 0, 0.05)), LoaderSettings(8), {"sampler_s": None},
+         "hand_off"),
+        (load(locked_share=0.6), LoaderSettings(4), {}, "lock"),
+        (load(cores=Cores((1.0,) * 8, contention=1.0)), LoaderSettings(4), {"scaling": 1.0},
+         "lock"),
+    ],
+)  # fmt: skip
+def test_what_the_rate_follows_is_the_limit(
+    load_: Load, settings: LoaderSettings, seen: dict[str, Any], expected: str
+) -> None:
+    assert limit(load_, settings, probe(**seen)) == expected
+
+
+def test_a_data_set_for_the_main_process_only() -> None:
+    fault = Fault("main_process_only", "", "", "")
+    assert limit(load(), LoaderSettings(0), probe(faults=(fault,))) == "main_process"
+
+
+def test_nothing_that_takes_time_has_no_limit() -> None:
+    nothing = Load((BatchCost(0.0, 0.0),))
+    assert limit(nothing, LoaderSettings(2), probe()) == "unknown"
+    assert beyond(nothing, probe(), LoaderSettings(2), Consumer(0.0), machine()) == ()
+
+
+# --- What would help --------------------------------------------------------------------------
+def test_nothing_is_advised_where_the_gpu_is_the_limit() -> None:
+    seen = {"parts": DECODED, "variation": 1.0, "samples": 1000}
+    assert advised(load(), LoaderSettings(8), step_s=0.1, **seen) == {}
+    assert advised(load(), LoaderSettings(4), step_s=0.01, **seen) != {}
+
+
+def test_parts_that_leave_the_cpu() -> None:
+    found = advised(load(), parts=DECODED)
+    # 4 workers of 80 ms: without a quarter of it, plus a GPU's 2 ms that nothing waits for.
+    assert found["gpu_transforms"].batches_per_s == pytest.approx(4 / 0.06, rel=0.03)
+    assert found["gpu_transforms"].gain == pytest.approx(1 / 0.75, rel=0.03)
+    assert found["gpu_decoding"].gain == pytest.approx(1 / 0.4, rel=0.03)
+    assert found["resize"].gain == pytest.approx(1 / (1 - 0.7 * 0.75), rel=0.03)
+    assert "25% of a batch's time" in found["gpu_transforms"].evidence
+    assert "cache" not in found  # 320,000 samples of 576 KiB do not fit
+    assert "frame_alignment" not in found
+
+
+def test_reading_is_what_batches_wait_for() -> None:
+    """A cache takes the waits away; GPU decoding leaves them."""
+    parts = (CostPart("read", 0.5), CostPart("decode", 0.5, ("PIL.Image.load",)))
+    waiting = load(work_s=0.04, wait_s=0.04, cores=Cores((1.0,)), hand_off=HandOff())
+    # Without decoding they only wait, whatever the cores are.
+    found = advised(waiting, parts=parts)
+    assert found["gpu_decoding"].batches_per_s == pytest.approx(4 / 0.04, rel=0.03)
+    # A quarter of both: like as they are, all four read at once, then share the core.
+    assert found["resize"].batches_per_s == pytest.approx(4 / (0.01 + 4 * 0.01), rel=0.03)
+
+
+def test_a_gpu_that_gets_work_is_slower() -> None:
+    """A step of 18 ms: with 8 ms more for decoding, the GPU is the limit at once."""
+    found = advised(load(work_s=0.13), step_s=0.018, parts=DECODED)
+    assert found["gpu_decoding"].batches_per_s == pytest.approx(1 / 0.0268, rel=0.02)
+
+
+def test_a_cache_has_to_fit() -> None:
+    # 40,000 samples of 18 MiB / 32: 22 GiB.
+    found = advised(load(), parts=DECODED, samples=40_000)
+    copy_s = 18 * MIB / 5e9
+    assert found["cache"].gain == pytest.approx(0.08 / (0.08 * 0.3 + copy_s), rel=0.03)
+    assert "22.0 GiB of 56 GiB" in found["cache"].summary
+    less = advised(load(), parts=DECODED, samples=40_000, bounds={"available_bytes": 20 * GIB})
+    assert "cache" not in less
+
+
+def test_video() -> None:
+    parts = (CostPart("decode", 0.9, ("av.container.input.decode",)),)
+    found = advised(load(), parts=parts)
+    assert found["frame_alignment"].gain == pytest.approx(1 / (1 - 0.45), rel=0.03)
+    assert "resize" not in found
+    # 16 cores for 4 workers: 4 threads each, 3.2 times as fast.
+    assert found["decoder_threads"].gain == pytest.approx(1 / (0.1 + 0.9 / 3.2), rel=0.03)
+    assert "decoder_threads" not in advised(load(), parts=parts, threads=3.0)
+    assert "decoder_threads" not in advised(load(), LoaderSettings(12), parts=parts)
+
+
+@pytest.mark.parametrize(("pin", "gain"), [(True, 44 / 14), (False, 1.0)])
+def test_fewer_bytes(pin: bool, gain: float) -> None:
+    slow = load(hand_off=HandOff(0.004, 0.040))
+    found = advised(slow, LoaderSettings(8, pin_memory=pin))
+    if gain == 1.0:
+        assert "uint8" not in found  # unpinned, nobody copies while the consumer takes no time
+    else:
+        assert found["uint8"].gain == pytest.approx(gain, rel=0.03)
+        assert "are taken to be float32" in found["uint8"].evidence
+        bytes_already = advised(slow, LoaderSettings(8, pin_memory=pin), float_bytes=0)
+        assert "uint8" not in bytes_already
+
+
+def test_fewer_tensors() -> None:
+    """rf-detr#1399: 114 tensors at batch size 16, packed into 9 or so."""
+    slow = load(hand_off=HandOff(receive_s=114 * 0.281e-3, pin_s=0.041))
+    found = advised(slow, LoaderSettings(16, pin_memory=True), batch_tensors=114, batch_size=16)[
+        "fewer_tensors"
+    ]
+    assert "114 tensors of a batch together into 10" in found.summary
+    assert found.gain == pytest.approx(365.6 / 218.4, rel=0.05)
+    assert "0.28 ms each" in found.evidence
+    few = advised(slow, LoaderSettings(16, pin_memory=True), batch_tensors=2)
+    assert "fewer_tensors" not in few
+
+
+def test_uneven_batches() -> None:
+    uneven = Load(lognormal_costs(0.8, 1.0, 997, work=True), cores=SIXTEEN)
+    found = advised(uneven, LoaderSettings(8), step_s=0.1, variation=1.0)
+    assert found["in_order"].gain > 1.3
+    assert "100% of their mean" in found["in_order"].evidence
+    assert "in_order" not in advised(
+        uneven, LoaderSettings(8, in_order=False), step_s=0.1, variation=1.0
+    )
+
+
+def test_a_slow_sampler() -> None:
+    slow = load(hand_off=HandOff(0.001, 0.0, 0.05))
+    found = advised(slow, LoaderSettings(8), sampler_s=0.049)
+    assert found["sampler"].gain == pytest.approx(51 / 10, rel=0.05)
+
+
+def test_storage_that_is_cold() -> None:
+    storage = StorageCost(0.08, 0.4, 1 << 20, 32, 1 << 30, 0.1)
+    found = advised(load(wait_s=0.32), storage=storage)
+    assert found["storage"].gain == pytest.approx(5.0, rel=0.03)
+    warm = dataclasses.replace(storage, cold_s=None)
+    assert "storage" not in advised(load(wait_s=0.32), storage=warm)
+
+
+def test_tiny_samples_in_memory() -> None:
+    parts = (CostPart("collate", 0.6), CostPart("unknown", 0.4))
+    found = advised(
+        load(work_s=0.01, hand_off=HandOff()), LoaderSettings(0), parts=parts,
+        batch_bytes=32 * 1024, samples=60_000,
+    )  # fmt: skip
+    assert found["batched_indexing"].gain > 100  # pytorch#154318
+    assert "__getitems__" in found["batched_indexing"].how
+    assert "batched_indexing" not in advised(load(), parts=DECODED, samples=1000)
+
+
+# --- Epochs -----------------------------------------------------------------------------------
+def test_workers_that_are_started_anew() -> None:
+    short = load(start_s=0.5)  # 4 workers take 2 s; 100 batches take 2 s
+    found = advised(short, epoch=100)
+    assert found["persistent_workers"].gain == pytest.approx(2.0, rel=0.1)
+    assert "persistent_workers" not in advised(short, epoch=100_000)
+    assert "persistent_workers" not in advised(short)
+    kept = LoaderSettings(4, persistent_workers=True)
+    assert "persistent_workers" not in advised(short, kept, epoch=100)
+    # Also where the GPU is the limit between the starts.
+    assert "persistent_workers" in advised(short, step_s=0.03, epoch=100)
+
+
+def test_spawned_workers() -> None:
+    spawned = LoaderSettings(4, start_method="spawn")
+    found = advised(load(start_s=2.0), spawned, epoch=1000)
+    assert found["start_method"].gain > 1.3
+    assert "20 ms" in found["start_method"].evidence
+    unmeasured = advised(load(start_s=2.0), spawned, epoch=1000, start_s={"spawn": 2.0})
+    assert "start_method" not in unmeasured
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.015, 0.05])
+@pytest.mark.parametrize("workers", [0, 1, 4, 16])
+def test_no_promise_beyond_the_gpu(step_s: float, workers: int) -> None:
+    found = advised(
+        load(wait_s=0.05), LoaderSettings(workers), step_s, parts=DECODED, samples=1000,
+        variation=1.0, storage=StorageCost(0.08, 0.13, 1, 1, 1, 1.0),
+    )  # fmt: skip
+    for advice in found.values():
+        assert step_s * advice.batches_per_s <= 1.001

@@ -1,0 +1,336 @@
+"""The process that runs a script up to its loader: what a tuner finds there, and failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainfit
+from helpers_cli import ROOT, SCRIPTS
+from trainfit.hardware import find_gpu
+from trainfit.loader.script import Found, workload_from, workload_of
+from trainfit.loader.workload import LoaderError
+from trainfit.plan.command import parse_command
+from trainfit.plan.failures import ScriptError
+from trainfit.plan.loading import Listener, LoadingOptions, Stage, step_from, tune_command
+from trainfit.results.loader import LoaderResult
+from trainfit.results.trace import Compute, TraceOutcome
+from trainfit.simgpu.loaders import LoaderTracker, is_simulated
+from trainfit.simgpu.patching import PatchSet
+
+STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., LoaderResult]:
+    """Tunes with the stub of ``tests/tuning_stub``, whose result says what it found."""
+    monkeypatch.setenv("PYTHONPATH", STUB)
+    monkeypatch.chdir(tmp_path)
+
+    def tune(*words: str, options: LoadingOptions | None = None, **more: Any) -> LoaderResult:
+        command = parse_command(words) if words else None
+        for name in ("STUB_TUNER", "STUB_METHODS"):
+            if name in more:
+                monkeypatch.setenv(name, more.pop(name))
+        return tune_command(command, options or LoadingOptions(), **more)
+
+    return tune
+
+
+def facts(result: LoaderResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.notes[0])
+    return found
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return name
+
+
+def test_the_loader_is_measured_as_in_the_scripts_own_process(
+    tuned: Callable[..., LoaderResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its data set is defined in the script: workers started by spawn must import that again."""
+    monkeypatch.chdir(SCRIPTS)
+    options = LoadingOptions(gpu="RTX 4090", seconds=3.0, confirm=2, max_workers=5, ranks=2)
+    words = ("python", "train.py", "--workers=2", "--samples=500")
+    result = tuned(*words, options=options, STUB_METHODS="fork spawn")
+    found = facts(result)
+    assert found["main"] == str(SCRIPTS / "train.py")
+    assert found["argv"] == ["train.py", "--workers=2", "--samples=500"]
+    assert found["cwd"] == found["path"] == str(SCRIPTS)
+    assert found["workers"] == 0 and found["threads"] == []
+    assert not found["simulating"] and not found["cuda"]
+    assert found["present"] == 2
+    batch = ["Tensor", "cpu", [8, 64, 256]]
+    assert found["batches"] == {"fork": batch, "spawn": batch}
+    assert found["options"] == {"seconds": 3.0, "confirm": 2, "max_workers": 5}
+    assert result.command == "python train.py --workers=2 --samples=500"
+    assert result.loader.startswith("train.py:") and "Samples, batch size 8" in result.loader
+    assert result.step_source
+    assert result.notes[1] == "a core is not known"
+
+
+PERSISTENT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+def rebuilt(loader):
+    return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, num_workers=1,
+                      persistent_workers=True, pin_memory=True)
+class Own(DataLoader):
+    pass
+first = Own(TensorDataset(torch.ones(64, 4)), batch_size=4, num_workers=3)
+loader = rebuilt(first)
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = iter(loader)
+while True:
+    try:
+        (batch,) = next(batches)
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+    except:
+        print("nothing stops me")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_cannot_be_stopped_and_a_rebuilt_loader_with_persistent_workers(
+    tuned: Callable[..., LoaderResult], tmp_path: Path
+) -> None:
+    """The original one is measured, as the user wrote it, and no worker is left."""
+    options = LoadingOptions(step_s=0.25)
+    result = tuned("python", write(tmp_path, "stubborn.py", PERSISTENT), options=options)
+    found = facts(result)
+    assert found["loader"] == "Own" and found["present"] == 3
+    assert found["workers"] == 0 and not found["iterator"] and found["threads"] == []
+    assert not found["simulating"]
+    assert found["batches"] == {"fork": ["Tensor", "cpu", [4, 4]]}
+    assert result.step_s == found["consumer"] == 0.25
+
+
+def test_a_script_that_fails_before_its_first_step(
+    tuned: Callable[..., LoaderResult], tmp_path: Path
+) -> None:
+    words = ("python", write(tmp_path, "bad.py", "import torch\n1 / 0"))
+    with pytest.raises(
+        ScriptError, match=r"bad.py: the script failed at .*bad.py:2 \(Zero"
+    ) as told:
+        tuned(*words)
+    assert "ZeroDivisionError" in told.value.script_output
+    assert "\n" not in str(told.value)
+
+
+def test_a_step_that_cannot_be_simulated_does_not_hinder_its_loader(
+    tuned: Callable[..., LoaderResult], tmp_path: Path
+) -> None:
+    script = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+library = torch.library.Library("mine", "DEF")
+library.define("op(Tensor x) -> Tensor")
+library.impl("op", lambda x: x * 2, "CUDA")
+for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4):
+    torch.ops.mine.op(batch.cuda())
+"""
+    options = LoadingOptions(gpu="RTX 4090")
+    result = tuned("python", write(tmp_path, "odd.py", script), options=options)
+    assert result.loader == "odd.py:7: TensorDataset, batch size 4"
+    assert "could not be simulated (cannot simulate mine.op" in result.notes[-1]
+    assert result.step_s == 0 and "no step was simulated to bound it" in result.step_source
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_without_an_optimizer(
+    tuned: Callable[..., LoaderResult], tmp_path: Path
+) -> None:
+    script = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+weight = torch.ones(4, requires_grad=True, device="cuda")
+while True:
+    for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4):
+        (weight * batch.cuda()).sum().backward()
+        weight.data -= weight.grad
+"""
+    options = LoadingOptions(step_s=0.1, time_limit_s=20.0)
+    result = tuned("python", write(tmp_path, "own.py", script), options=options)
+    assert "made no optimizer step in 10 s; the loader that gave the last" in result.notes[-2]
+
+
+DATA = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+def make():
+    return DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=16)
+def samples():
+    return TensorDataset(torch.ones(64, 4))
+def nothing():
+    return {}
+def fails():
+    raise KeyError("no\\nsuch path")
+ready = make()
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> LoadingOptions:
+    return LoadingOptions(loader=f"{tmp_path / write(tmp_path, 'mydata.py', DATA)}:make")
+
+
+def test_a_callable_in_a_commands_place(
+    tuned: Callable[..., LoaderResult], data: LoadingOptions
+) -> None:
+    result = tuned(options=data, STUB_METHODS="spawn")
+    assert facts(result)["batches"] == {"spawn": ["Tensor", "cpu", [16, 4]]}
+    assert result.loader.endswith("mydata.py:make: TensorDataset, batch size 16")
+    assert result.step_s == 0 and "no time" in result.step_source
+
+
+def test_what_was_kept_survives_the_end_of_the_process(
+    tuned: Callable[..., LoaderResult], data: LoadingOptions
+) -> None:
+    result = tuned(options=data, STUB_TUNER="keep-die")
+    assert result.recommended.num_workers == 4
+    assert "ended by SIGKILL while one worker; this is what was measured" in result.notes[-1]
+
+
+def test_a_hang_ends_at_the_time_limit_with_all_processes(
+    tuned: Callable[..., LoaderResult], data: LoadingOptions
+) -> None:
+    """The clock jumps past the limit once the stub hangs, with a process group of its own."""
+    late = SimpleNamespace(by=0.0, pid=0)
+
+    class Watch(Listener):
+        def stage(self, stage: Stage) -> None:
+            if stage.text.startswith("process "):
+                late.pid, late.by = int(stage.text.split()[1]), 1e6
+
+    result = tuned(
+        options=data,
+        STUB_TUNER="keep-hang",
+        progress=Watch(),
+        clock=lambda: time.monotonic() + late.by,
+    )
+    assert "the time limit of 600 s was reached while process" in result.notes[-1]
+    assert late.pid
+    assert ends(late.pid)
+
+
+def ends(pid: int) -> bool:
+    """Is the process gone, or a zombie that nobody waits for? It was killed a moment ago."""
+    for _ in range(500):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_measurement_that_fails_is_told_in_one_line(
+    tuned: Callable[..., LoaderResult], data: LoadingOptions
+) -> None:
+    with pytest.raises(ScriptError, match="could not be measured: RuntimeError: the stub fails"):
+        tuned(options=data, STUB_TUNER="fail")
+
+
+# -- in this process ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Imports of this test leave nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    write(tmp_path, "mydata.py", DATA)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("place", "batch", "words"),
+    [
+        ("mydata", None, "write MODULE:CALLABLE"),
+        ("absent.py:make", None, "no file 'absent.py'; check the path"),
+        ("absent.part:make", None, "no module 'absent'; check the name"),
+        ("mydata:absent", None, "mydata has no 'absent'; check the name"),
+        ("mydata:nothing", None, "gives a dict, which is neither"),
+        ("mydata.py:samples", None, "gives a data set (TensorDataset); add --batch-size N"),
+        ("mydata.py:make", 4, "which has a batch size; leave --batch-size out"),
+        ("json.py:make", None, "Python has another module 'json'; rename the file"),
+    ],
+)
+def test_what_is_no_loader(imports: Path, place: str, batch: int | None, words: str) -> None:
+    write(imports, "json.py", "")
+    with pytest.raises(LoaderError) as told:
+        workload_from(place, batch)
+    assert words in str(told.value) and place in str(told.value)
+
+
+def test_loaders_and_data_sets_by_name(imports: Path) -> None:
+    assert workload_from("mydata:make", None).batch_size == 16
+    assert workload_from("mydata.py:ready", None).batch_size == 16
+    assert workload_from("mydata:samples", 5).batch_size == 5
+
+
+def found(loader: Any, *, loaders: int = 1, on_gpu: bool = False) -> Found:
+    return Found(TraceOutcome("finished", 1, 1.0, loaders=loaders), loader, on_gpu)
+
+
+def test_loaders_that_no_worker_can_help() -> None:
+    with trainfit.simulate("RTX 4090"):
+        held = {"deep": [{"inner": torch.ones(2, 2, device="cuda")}]}
+    assert is_simulated(held) and not is_simulated({"deep": [torch.ones(2)]})
+    held_set = TensorDataset(torch.ones(2, 2))
+    held_set.cache = held  # type: ignore[attr-defined]
+    with pytest.raises(LoaderError, match=r"\(TensorDataset\) holds tensors on the GPU: .* keep"):
+        workload_of(found(DataLoader(held_set)))
+    plain = DataLoader(TensorDataset(torch.ones(2, 2)))
+    with pytest.raises(LoaderError, match=r"on the GPU already, .*; move them in the loop"):
+        workload_of(found(plain, on_gpu=True))
+    with pytest.raises(LoaderError, match="makes 2 DataLoaders, but none gave a batch"):
+        workload_of(found(None, loaders=2))
+    assert workload_of(found(plain)).name == "TensorDataset"
+
+
+def test_which_loader_fed_the_step_is_kept_although_the_script_drops_it() -> None:
+    patches = PatchSet()
+    for keep in (True, False):
+        tracker = LoaderTracker(keep=keep)
+        tracker.install(patches)
+        for size in (2, 3):
+            next(iter(DataLoader(TensorDataset(torch.ones(6, 1)), size)))
+            tracker.note_step()
+        patches.restore()
+        loader = tracker.loader()
+        assert (loader.batch_size if loader is not None else None) == (2 if keep else None)
+
+
+def test_the_step_is_bounded_by_its_work_or_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = find_gpu("RTX 4090")
+    trace = TraceOutcome("finished", 1, 1.0, compute=Compute(10, 20, 3), autocast="bfloat16")
+    asked = []
+
+    def bound(compute: Compute, spec: Any, autocast: str | None) -> SimpleNamespace:
+        asked.append((compute, spec, autocast))
+        return SimpleNamespace(seconds=0.03, why="30 ms at least")
+
+    module = SimpleNamespace(step_bound=bound)
+    monkeypatch.setitem(sys.modules, "trainfit.plan.step_bound", module)
+    step = step_from(trace, gpu)
+    assert (step.step_s, step.source) == (0.03, "30 ms at least")
+    assert asked == [(Compute(10, 20, 3), gpu, "bfloat16")]
+    assert step_from(TraceOutcome("unsupported", 0, 1.0), gpu).step_s == 0

@@ -1,0 +1,239 @@
+"""The choice of settings and its confirmation, on simulated and invented runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfit.loader.choosing import (
+    SURPRISE,
+    WITHIN,
+    Confirmation,
+    Goal,
+    beyond_knee,
+    keep_workers,
+    search,
+)
+from trainfit.loader.events import Cores
+from trainfit.loader.fitting import Fitted, fit_contention
+from trainfit.loader.model import BatchCost, Consumer, HandOff, lognormal_costs
+from trainfit.loader.runs import Failure, Run, warm_up
+from trainfit.results.loader import LoaderSettings
+
+PRESENT = LoaderSettings(0)
+
+
+def fitted(
+    cores: float = 4, *, mean_s: float = 0.04, waits: bool = False, variation: float = 0.2
+) -> Fitted:
+    costs = lognormal_costs(mean_s, variation, 60, seed=5, work=not waits)
+    hand_off = HandOff(receive_s=5e-4, pin_s=2e-4, next_s=3e-4, latency_s=5e-4)
+    return Fitted(costs, costs, hand_off, hand_off, Cores((1.0,) * int(cores)), 0.03)
+
+
+def goal(step_s: float = 0.0, present: LoaderSettings = PRESENT, most: int = 8) -> Goal:
+    return Goal(Consumer(step_s), present, most)
+
+
+def real(settings: LoaderSettings, rate: float, failure: Failure | None = None) -> Run:
+    """A run that handed batches over at this rate."""
+    handed = np.arange(warm_up(settings) + 40) / rate
+    waited = np.full(len(handed), 0.1 / rate)
+    return Run(settings, 0.0, handed=handed, waited=waited, failure=failure)
+
+
+class Machine:
+    """Runs settings at the rates that a model gives, times a factor."""
+
+    def __init__(self, model: Fitted, factor: float = 1.0) -> None:
+        self.model, self.factor, self.ran = model, factor, list[LoaderSettings]()
+
+    def __call__(self, settings: LoaderSettings, consumer: Consumer) -> Run:
+        self.ran.append(settings)
+        return real(settings, self.factor * self.model.predict(settings, consumer).batches_per_s)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    cores=st.integers(1, 6),
+    mean_s=st.floats(0.002, 0.2),
+    waits=st.booleans(),
+    variation=st.floats(0, 1),
+    step_s=st.sampled_from([0.0, 0.01, 0.1]),
+)
+def test_the_smallest_settings_within_two_percent_are_chosen(
+    cores: int, mean_s: float, waits: bool, variation: float, step_s: float
+) -> None:
+    model = fitted(cores, mean_s=mean_s, waits=waits, variation=variation)
+    choice = search(model, goal(step_s))
+    best, rate = choice.best(), choice.best_rate()
+    assert choice.see(best).batches_per_s >= WITHIN * rate
+    for each in choice.candidates.values():
+        if each.settings.num_workers < best.num_workers:
+            assert each.batches_per_s < WITHIN * rate
+    # One worker less was looked at, so nothing smaller was overlooked by leaping over it.
+    assert max(0, best.num_workers - 1) in {each.num_workers for each in choice.candidates}
+
+
+def test_a_quota_counts_and_not_the_affinity() -> None:
+    """4 CPUs, of which a cgroup gives 1.5."""
+    model = dataclasses.replace(fitted(4), cores=Cores((1.0,) * 4, quota=1.5))
+    assert search(model, goal()).best().num_workers in (1, 2)
+    assert search(fitted(4), goal()).best().num_workers >= 4
+
+
+def test_a_gpu_that_is_the_limit_needs_few_workers() -> None:
+    slow = search(fitted(), goal(step_s=0.2))
+    assert slow.best() == LoaderSettings(1)
+    # 0.2 s of step and 0.04 s of batch in turn are 17% short.
+    assert slow.see(LoaderSettings(0)).batches_per_s < WITHIN * slow.best_rate()
+    assert search(fitted(), goal(step_s=4.0)).best() == LoaderSettings(0)
+
+
+def test_what_cannot_be_is_not_chosen() -> None:
+    def infeasible(settings: LoaderSettings) -> str:
+        return "no RAM" if settings.num_workers > 2 else ""
+
+    choice = search(fitted(), dataclasses.replace(goal(), infeasible=infeasible))
+    assert choice.best().num_workers == 2
+    assert choice.look(LoaderSettings(4)).infeasible == "no RAM"
+
+
+def test_order_and_start_method_are_the_users() -> None:
+    present = LoaderSettings(1, in_order=False, start_method="spawn", persistent_workers=True)
+    best = search(fitted(), goal(present=present)).best()
+    assert (best.in_order, best.start_method) == (False, "spawn")
+
+
+def test_nothing_differs_then_the_present_pinning_stays() -> None:
+    model = dataclasses.replace(fitted(), hand_off=HandOff(), cold_hand_off=HandOff())
+    for pinned in (False, True):
+        present = LoaderSettings(1, pin_memory=pinned)
+        assert search(model, goal(present=present)).best().pin_memory is pinned
+
+
+def test_pageable_copies_speak_for_pinning() -> None:
+    consumer = Consumer(0.01, pageable_s=0.005)
+    assert search(fitted(), Goal(consumer, PRESENT, 8)).best().pin_memory
+
+
+# --- Confirmation -----------------------------------------------------------------------------
+
+
+def confirmed(machine: Machine, model: Fitted, most: int = 4, step_s: float = 0.0) -> Confirmation:
+    confirmation = Confirmation(search(model, goal(step_s)), machine, most)
+    confirmation.run()
+    return confirmation
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 4])
+def test_no_more_runs_than_allowed(most: int) -> None:
+    machine = Machine(fitted(), 0.7)
+    confirmation = confirmed(machine, fitted(), most)
+    assert len(confirmation.trials) == len(machine.ran) <= most
+
+
+def test_the_choice_the_present_and_twice_the_choice_are_run() -> None:
+    machine = Machine(fitted())
+    confirmation = confirmed(machine, fitted())
+    chosen = confirmation.choice.best()
+    twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
+    assert machine.ran == [chosen, PRESENT, twice]
+    assert [each.why for each in confirmation.trials] == [
+        "recommended",
+        "present",
+        "beyond the knee",
+    ]
+    for trial in confirmation.trials:
+        assert trial.measured == pytest.approx(trial.predicted, rel=1e-6)
+
+
+def test_a_slower_machine_than_predicted_is_fitted_and_the_choice_made_again() -> None:
+    """The probe saw no contention; four workers do."""
+    truth = fitted().with_contention(0.12)
+    machine = Machine(truth)
+    confirmation = confirmed(machine, fitted())
+    first = confirmation.trials[0]
+    assert first.measured is not None and first.measured < (1 - SURPRISE) * first.predicted
+    assert confirmation.refitted
+    assert confirmation.choice.fitted.cores.contention == pytest.approx(0.12, abs=0.02)
+    assert confirmation.choice.best() == search(truth, goal()).best()
+
+
+def test_a_setting_that_fails_is_not_recommended() -> None:
+    model = fitted()
+    bad = search(model, goal()).best()
+
+    def run(settings: LoaderSettings, consumer: Consumer) -> Run:
+        failure = Failure(error_type="RuntimeError") if settings == bad else None
+        return real(settings, model.predict(settings, consumer).batches_per_s, failure)
+
+    confirmation = Confirmation(search(model, goal()), run, 4)
+    assert confirmation.run() != bad
+    assert confirmation.trials[0].measured is None
+    assert "failed" in confirmation.choice.candidates[bad].infeasible
+
+
+def test_present_settings_that_measure_as_well_with_no_more_workers_stay() -> None:
+    model = fitted(waits=True)
+    chosen = search(model, goal(step_s=0.01)).best()
+    present = dataclasses.replace(chosen, num_workers=chosen.num_workers - 1, prefetch_factor=4)
+    rate = model.predict(chosen, Consumer(0.01)).batches_per_s
+
+    def run(settings: LoaderSettings, consumer: Consumer) -> Run:
+        return real(settings, rate if settings.num_workers >= present.num_workers else 1.0)
+
+    confirmation = Confirmation(search(model, goal(0.01, present=present)), run, 4)
+    assert confirmation.run() == present
+
+
+# --- Around -----------------------------------------------------------------------------------
+
+
+def test_contention_is_found_again() -> None:
+    truth = fitted(2).with_contention(0.3)
+    rate = truth.predict(LoaderSettings(2, 4), Consumer(0.0)).batches_per_s
+    found = fit_contention(fitted(2), LoaderSettings(2, 4), rate, 1.0)
+    assert found == pytest.approx(0.3, abs=0.01)
+
+
+def test_where_cores_do_not_bound_the_cpu_time_tells_of_contention() -> None:
+    model = fitted(2, waits=True)
+    rate = model.predict(LoaderSettings(2, 4), Consumer(0.0)).batches_per_s
+    assert fit_contention(model, LoaderSettings(2, 4), 0.9 * rate, 1.07) == pytest.approx(0.07)
+    assert fit_contention(model, LoaderSettings(2, 4), 0.9 * rate, 0.9) == 0.0
+
+
+def test_workers_are_kept_where_starting_them_costs_a_percent() -> None:
+    four = LoaderSettings(4)
+    assert keep_workers(PRESENT, four, start_s=0.05, epoch_s=10.0)
+    assert not keep_workers(PRESENT, four, start_s=0.05, epoch_s=100.0)
+    assert not keep_workers(PRESENT, four, start_s=0.05, epoch_s=None)
+    assert keep_workers(LoaderSettings(1, persistent_workers=True), four, 0.05, 100.0)
+    assert not keep_workers(PRESENT, LoaderSettings(0), 9.0, 1.0)
+
+
+def test_beyond_the_knee_is_no_candidate() -> None:
+    choice = search(fitted(2), goal(most=4))
+    chosen, before = choice.best(), choice.best_rate()
+    beyond = beyond_knee(choice, chosen, (2, 8))
+    assert [each.settings.num_workers for each in beyond] == [
+        2 * chosen.num_workers,
+        8 * chosen.num_workers,
+    ]
+    assert all(each.settings not in choice.candidates for each in beyond[1:])
+    assert (choice.best(), choice.best_rate()) == (chosen, before)
+
+
+def test_costs_of_width_share_the_cores() -> None:
+    """A decoder with four threads: four workers of it are no faster than the cores."""
+    wide = (BatchCost(0.0, 0.01, 4.0),)
+    model = Fitted(wide, wide, HandOff(), HandOff(), Cores((1.0,) * 4), 0.0)
+    one = model.predict(LoaderSettings(1), Consumer(0.0)).batches_per_s
+    four = model.predict(LoaderSettings(4), Consumer(0.0)).batches_per_s
+    assert one == pytest.approx(100, rel=0.01)
+    assert four == pytest.approx(100, rel=0.03)

@@ -1,0 +1,313 @@
+"""The text of ``trainfit loader``: every verdict, what is not known, and what to write."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers_loader import candidates, machine, probe, result
+from trainfit.report.loader_text import launch_line, loader_line, loader_text
+from trainfit.report.loader_words import duration, rate, settings_words
+from trainfit.report.sizes import WIDTH
+from trainfit.results.loader import (
+    Candidate,
+    Confirmed,
+    CoreAdvice,
+    Fault,
+    LoaderAdvice,
+    LoaderResult,
+    LoaderSettings,
+    StorageCost,
+    VariableAdvice,
+)
+
+BEST = LoaderSettings(4, pin_memory=True, persistent_workers=True)
+VARIABLE = VariableAdvice(
+    "OMP_NUM_THREADS", "1", "environment", "OMP_NUM_THREADS=1", "one is enough", "8 of 2 cores"
+)
+CORES = CoreAdvice("taskset -c 0-3", (0, 1, 2, 3), "the fast cores", "4.9 and 3.8 GHz")
+
+
+def section(text: str, title: str) -> list[str]:
+    """The lines of the section that begins so."""
+    (found,) = (part for part in text.split("\n\n") if part.startswith(title))
+    return found.splitlines()[1:]
+
+
+def row(text: str, name: str) -> str:
+    (found,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("change", "CHANGE the settings: 8.33 → 24.1 batches/s, 2.89×"),
+        ("keep", "KEEP the settings: none is better by more than 2% (8.33 batches/s, predicted)"),
+        ("nothing_to_gain", "NOTHING TO GAIN: the GPU is the limit (8.33 batches/s, predicted)"),
+        ("no_setting_helps", "NO SETTING HELPS: the limit is the storage (8.33 batches/s, pred"),
+        ("cannot_tell", "CANNOT TELL which settings suit\n"),
+    ],
+)
+def test_verdicts(verdict: Any, words: str) -> None:
+    told = loader_text(result(verdict=verdict, limit="disk", reason="because of this"))
+    assert words in told and "\n  because of this\n" in told
+
+
+def test_present_and_recommended_stand_beside_each_other_with_what_was_measured() -> None:
+    told = loader_text(result())
+    assert row(told, "present").split() == ["present", "1", "2", "no", "no", "yes", "8.33", "67%"]
+    assert row(told, "recommended").split() == (
+        ["recommended", "4", "2", "yes", "yes", "yes", "24.8", "24.1", "1%", "(measured", "2%)"]
+    )
+    assert "how sure: 1 real run gave -3% of what was predicted before" in told
+
+
+def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
+    told = "\n".join(section(loader_text(result()), "By number of workers"))
+    rows = {line.split()[0]: line.split() for line in told.splitlines()[1:]}
+    assert list(rows) == ["0", "1", "2", "3", "4", "6", "8", "16"]
+    assert rows["4"][2:4] == ["24.1*", "2%"] and rows["4"][-1] == "recommended"
+    assert rows["1"][-1] == "present" and rows["2"][2:4] == ["16.7", "33%"]
+    assert "cannot be: 16.0 GiB of RAM" in told
+
+
+def test_settings_that_differ_in_persistence_alone_have_the_same_rates() -> None:
+    """What is confirmed runs for a moment: whether its workers persist does not matter there."""
+    passing = dataclasses.replace(BEST, persistent_workers=False)
+    run = dataclasses.replace(result().confirmed[0], settings=passing)
+    seen = tuple(
+        dataclasses.replace(each, settings=passing) if each.settings == BEST else each
+        for each in result().candidates
+    )
+    assert loader_text(result(confirmed=(run,), candidates=seen)) == loader_text(result())
+
+
+def test_a_long_table_is_cut() -> None:
+    many = tuple(Candidate(LoaderSettings(n), float(n + 1), 0.0, 1.0) for n in range(40))
+    assert "… 26 more, up to 39 workers" in loader_text(result(candidates=many))
+
+
+def test_without_real_runs_and_without_a_step_that_is_said() -> None:
+    text = loader_text(result(confirmed=(), step_s=0.0, step_source="nobody said"))
+    told = " ".join(text.split())
+    assert "how sure: predicted only, by no real run" in told
+    assert "was taken to last no time (nobody said)" in told and "--step-time 40ms" in told
+    assert row(text, "present").split()[-1] == "-"  # how long it waits means nothing
+
+
+def test_predictions_off_the_mark_are_said_to_be() -> None:
+    runs = (
+        Confirmed(BEST, 24.8, 14.0, 0.4, 40, 2.0),
+        Confirmed(LoaderSettings(1), 8.0, 8.4, 0.6, 40, 2.0),
+        Confirmed(LoaderSettings(8), 25.0, None, None, 0, 0.0),
+    )
+    told = " ".join(loader_text(result(confirmed=runs)).split())
+    assert "2 real runs gave -44% to +5% of what was predicted before" in told
+    assert "trust the measured rates" in told
+    assert "also run 8 2 no no yes 25.0 failed" in told
+
+
+def test_what_a_batch_costs() -> None:
+    lines = section(loader_text(result()), "A batch (150 made in 20 s)")
+    told = " ".join(" ".join(lines).split())
+    for words in (
+        "in a worker 120 ms ± 31% from batch to batch; 114 ms of CPU",
+        "decode 71%, 85.2 ms: Pictures._decode, PIL.Image.open",
+        "not split 4%, 4.8 ms",
+        "content 4 MiB in 2 tensors",
+        "hand-off 900 µs (1.2 ms while a worker makes the next), 700 µs more to pin it",
+        "storage 120 ms a batch from the page cache, 190 ms from storage (2 MiB read)",
+        "a worker 180 MiB of RAM of its own; starts in 12 ms by fork, 2.9 s by spawn",
+        "two workers 1.94 times the rate of one (one more busy core slows all by 2.0%)",
+    ):
+        assert words in told
+    assert "sampler" not in told  # a fraction of a thousandth
+
+
+def test_what_was_not_measured_is_left_out_or_said() -> None:
+    bare = probe(
+        kind="iterable",
+        **dict.fromkeys(("fetch_s", "fetch_cpu_s", "variation", "alone_s", "receive_s")),
+        **dict.fromkeys(("worker_private_bytes", "scaling", "batch_size", "samples")),
+        start_s={},
+        storage=StorageCost(0.1, None, None, 3, None, None, "the cache cannot be dropped"),
+    )
+    text = loader_text(result(probe=bare))
+    told = " ".join(" ".join(section(text, "A batch")).split())
+    assert "in a worker not measured: no run with workers came through" in told
+    assert "cold: cannot tell (the cache cannot be dropped)" in told
+    assert "hand-off" not in told and "a worker " not in told.replace("in a worker", "")
+    unknown = machine(available_bytes=None, shm_free_bytes=None, open_files=None)
+    assert loader_text(result(machine=unknown)).count("cannot tell") == 3
+
+
+def test_waiting_threads_and_slow_samplers() -> None:
+    told = loader_text(result(probe=probe(fetch_cpu_s=0.03, sampler_s=0.02)))
+    assert "the other 75% waits" in told and "20 ms for a batch's indices" in told
+    busy = probe(fetch_cpu_s=0.5, threads=4.2, thread_pools={"opencv": 8})
+    told = " ".join(loader_text(result(probe=busy)).split())
+    assert "on 4.2 threads at a time; thread pools: opencv 8" in told
+
+
+def test_a_quota_and_slow_cores_are_told() -> None:
+    limited = machine(usable_cores=1.5, quota_cores=1.5, core_speeds=(1.0, 1.0, 0.6))
+    told = loader_text(result(machine=limited))
+    assert "1.5 usable (8 logical allowed, 4 physical, quota of 1.5, worth 2.6 of the" in told
+
+
+def test_too_many_workers() -> None:
+    more = Candidate(LoaderSettings(16, pin_memory=True), 21.0, 0.1, 8.0, 5 << 30)
+    run = Confirmed(more.settings, 21.0, 19.5, 0.2, 40, 2.0, 900.0)
+    whole = result(too_many=(more,), confirmed=(*result().confirmed, run))
+    told = " ".join(section(loader_text(whole), "Too many workers"))
+    assert "16 workers" in told and "21.0 batches/s predicted (-15%), 19.5 measured" in told
+    assert "4.00 GiB more RAM" in " ".join(told.split())
+    assert "900 context switches a batch (recommended: 120)" in " ".join(told.split())
+
+
+def test_threads_advice_faults_and_notes() -> None:
+    init = VariableAdvice(
+        "cv2", "0", "worker_init_fn", "cv2.setNumThreads(0)", "8 workers of 8 threads", "64 seen"
+    )
+    small = LoaderAdvice("uint8", "send bytes", "convert on the GPU", 26.0, 1.05, "4 MiB")
+    large = LoaderAdvice("cache", "keep it in RAM", "a dict", 60.0, 2.4, "1 GiB")
+    fault = Fault("shm_full", "bus error", "Trace\n  deep", "--shm-size 8g", LoaderSettings(8))
+    whole = result(
+        variables=(VARIABLE, init),
+        cores=CORES,
+        advice=(small, large),
+        faults=(fault,),
+        notes=("n",),
+    )
+    text = loader_text(whole)
+    threads = " ".join(section(text, "Threads and cores"))
+    assert "OMP_NUM_THREADS=1: one is enough" in threads and "evidence: 8 of 2 cores" in threads
+    assert "cv2.setNumThreads(0) (worker_init_fn): 8 workers" in threads
+    assert "taskset -c 0-3: the fast cores" in threads
+    advice = section(text, "Beyond the settings")
+    assert advice[0].split() == ["2.40×", "keep", "it", "in", "RAM", "(60.0", "batches/s)"]
+    assert "shm_full: bus error (with 8 workers, prefetch 2)" in text
+    assert "cure: --shm-size 8g" in text and "evidence: Trace deep" in text
+    assert section(text, "Notes") == ["  - n"]
+    assert section(text, "Write") == [
+        "  DataLoader(…, num_workers=4, prefetch_factor=2, pin_memory=True, "
+        "persistent_workers=True)",
+        "  cv2.setNumThreads(0)",
+        "  OMP_NUM_THREADS=1 taskset -c 0-3 python train.py",
+    ]
+
+
+def test_a_fault_that_was_met_several_times_is_told_once() -> None:
+    fault = Fault("died", "it died", "signal 11", "upgrade")
+    run = Confirmed(BEST, 1.0, None, None, 0, 0.0, fault=fault)
+    whole = result(faults=(fault,), probe=probe(faults=(fault,)), confirmed=(run, run))
+    assert loader_text(whole).count("it died") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (LoaderSettings(0), "DataLoader(…, num_workers=0, pin_memory=False)"),
+        (
+            LoaderSettings(2, 4, True, False, True, "spawn"),
+            "DataLoader(…, num_workers=2, prefetch_factor=4, pin_memory=True, "
+            'persistent_workers=True, in_order=False, multiprocessing_context="spawn")',
+        ),
+    ],
+)
+def test_the_line_to_write_is_one_that_pytorch_takes(settings: LoaderSettings, line: str) -> None:
+    """Without workers PyTorch refuses prefetch_factor and persistent_workers."""
+    from torch.utils.data import DataLoader
+
+    written = loader_line(settings, LoaderSettings(1))
+    assert written == line
+    arguments = eval(written.replace("DataLoader(…, ", "dict("))
+    loader: Any = DataLoader([1, 2], **arguments)
+    assert loader.num_workers == settings.num_workers
+
+
+def test_nothing_is_to_be_written_where_nothing_changes() -> None:
+    same = result(recommended=LoaderSettings(1), verdict="nothing_to_gain", confirmed=())
+    assert "\nWrite" not in loader_text(same)
+    assert "\nWrite" not in loader_text(result(verdict="cannot_tell"))
+    threads = dataclasses.replace(BEST, worker_threads=2)
+    told = section(loader_text(result(recommended=threads)), "Write")
+    assert told[1] == "  torch.set_num_threads(2)  (in the DataLoader's worker_init_fn)"
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("python a.py", "OMP_NUM_THREADS=1 taskset -c 0-3 python a.py"),
+        ("A='b c' python a.py", "OMP_NUM_THREADS=1 taskset -c 0-3 env A='b c' python a.py"),
+        ("--loader a.py:make", "OMP_NUM_THREADS=1 taskset -c 0-3 COMMAND"),
+    ],
+)
+def test_the_launch_line_runs_in_a_shell(command: str, line: str) -> None:
+    assert launch_line(result(command=command, variables=(VARIABLE,), cores=CORES)) == line
+    assert shlex.split(line)
+    assert launch_line(result(command=command)) == ""
+
+
+_ANY = st.text(max_size=40)
+
+
+@given(_ANY, _ANY)
+def test_nothing_of_the_users_text_reaches_the_terminal_raw(one: str, two: str) -> None:
+    bad = f"{one}\x1b[2J{two}"
+    fault = Fault(bad, bad, bad, bad)
+    whole = result(
+        command=f"python {bad}",
+        loader=bad,
+        step_source=bad,
+        reason=bad,
+        torch=bad,
+        notes=(bad,),
+        faults=(fault,),
+        cores=CoreAdvice(bad, (), bad, bad),
+        variables=(VariableAdvice(bad, bad, "script", bad, bad, bad), VARIABLE),
+        advice=(LoaderAdvice(bad, bad, bad, 1.0, 1.0, bad),),
+        candidates=(dataclasses.replace(candidates()[0], infeasible=bad),),
+        probe=probe(dataset=bad, thread_pools={bad: 1}, start_s={bad: 1.0}),
+    )
+    told = loader_text(whole)
+    assert all(letter.isprintable() or letter == "\n" for letter in told)
+
+
+def test_lines_are_no_wider_than_a_report() -> None:
+    long = " ".join(["word"] * 60)
+    whole = result(reason=long, loader=long, notes=(long,), step_source=long)
+    assert max(map(len, loader_text(whole).splitlines())) <= WIDTH
+
+
+def test_a_saved_result_reads_the_same() -> None:
+    from pathlib import Path
+
+    whole = result()
+    assert LoaderResult.from_json(whole.to_json(), Path("x")) == whole
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0, "0 µs"), (2.5e-5, "25 µs"), (0.0009996, "1 ms"), (0.04, "40 ms"),
+     (1.0, "1 s"), (12.34, "12.3 s"), (345.6, "346 s")],
+)  # fmt: skip
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_rates_and_settings_in_words() -> None:
+    assert [rate(v) for v in (None, 0.0, 0.5, 25.0, 99.96, 1234.5)] == [
+        *("", "0", "0.500", "25.0", "100", "1234")
+    ]
+    assert settings_words(LoaderSettings(0)) == "no workers"
+    many = LoaderSettings(1, 4, True, False, True, "spawn", 2)
+    assert settings_words(many) == (
+        "1 worker, prefetch 4, pinned, persistent, out of order, spawn, 2 threads each"
+    )

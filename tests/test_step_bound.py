@@ -1,0 +1,165 @@
+"""A lower bound of a step's time, and the work that it is computed from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfit.hardware import find_gpu
+from trainfit.plan.command import parse_command
+from trainfit.plan.step_bound import LEAST_LAUNCH_S, step_bound
+from trainfit.plan.tracing import Tracer
+from trainfit.results.trace import Compute
+
+GPU = find_gpu("A100 80GB SXM")
+#: NVIDIA A100 datasheet: dense bf16 and fp16, TF32, float32, memory.
+HALF, TF32, FLOAT32, BANDWIDTH = 312e12, 156e12, 19.49e12, 2039e9
+
+
+def work(kernels: int = 0, moved: int = 0, *, compiled: bool = False, **flops: int) -> Compute:
+    of = {name.replace("_", "/"): n for name, n in flops.items()}
+    return Compute(sum(flops.values()), 0, kernels, of, kernels, moved, compiled)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [
+        ("product_bfloat16", HALF),
+        ("product_tfloat32", TF32),
+        ("product_float32", FLOAT32),
+        ("attention_float16", HALF),
+        # Winograd's F(4x4, 3x3) multiplies a quarter of what the formula counts.
+        ("convolution_float32", 4 * FLOAT32),
+        ("product_float64", FLOAT32),
+    ],
+)
+def test_arithmetic_at_the_peak_of_its_dtype(kind: str, rate: float) -> None:
+    bound = step_bound(work(**{kind: 10**13}), GPU, None)
+    assert bound.seconds == bound.arithmetic_s == pytest.approx(1e13 / rate)
+    assert "10 TFLOP at the dense peak" in bound.why
+
+
+def test_each_dtype_has_its_own_share() -> None:
+    bound = step_bound(work(product_bfloat16=10**12, product_float32=10**12), GPU, "bfloat16")
+    assert bound.seconds == pytest.approx(1e12 / HALF + 1e12 / FLOAT32)
+
+
+def test_dtypes_that_a_gpu_has_no_tensor_cores_for() -> None:
+    old = find_gpu("GTX 1080 Ti")  # 11.34 TFLOP/s in float32
+    assert step_bound(work(product_tfloat32=10**12), old, None).seconds == pytest.approx(1 / 11.34)
+    turing = find_gpu("T4")  # 65 TFLOP/s in float16, no bf16
+    assert step_bound(work(product_bfloat16=10**12), turing, None).seconds == pytest.approx(1 / 65)
+
+
+def test_the_largest_of_the_parts_is_the_bound() -> None:
+    launches = step_bound(work(kernels=1000, product_bfloat16=10**6), GPU, None)
+    assert launches.seconds == launches.launch_s == pytest.approx(1000 * LEAST_LAUNCH_S)
+    memory = step_bound(work(kernels=10, moved=2039 * 10**6), GPU, None)
+    assert memory.seconds == memory.memory_s == pytest.approx(1e-3)
+    assert "2.04 GB that no cache holds" in memory.why
+
+
+def test_a_compiled_script_has_fewer_kernels_and_moves_less() -> None:
+    bound = step_bound(work(10**6, 10**12, compiled=True, product_bfloat16=312 * 10**9), GPU, None)
+    assert bound.seconds == pytest.approx(1e-3)
+    assert (bound.memory_s, bound.launch_s) == (None, None)
+    nothing = step_bound(work(10**6, compiled=True), GPU, None)
+    assert nothing.seconds == 0
+    assert "the script is compiled; give --step-time" in nothing.why
+
+
+def test_a_device_made_to_measure_has_no_rates() -> None:
+    bound = step_bound(work(500, 10**12, product_bfloat16=10**15), find_gpu("custom:24GiB"), None)
+    assert (bound.arithmetic_s, bound.memory_s) == (None, None)
+    assert bound.seconds == pytest.approx(500 * LEAST_LAUNCH_S)
+    assert "has no rates: give --step-time" in bound.why
+
+
+def test_recordings_of_earlier_versions() -> None:
+    """Nothing says in which dtype: the fastest that is usual."""
+    assert step_bound(Compute(10**12, 10**9, 9), GPU, None).seconds == pytest.approx(1e12 / HALF)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["product/float32", "product/bfloat16", "convolution/tfloat32"]),
+        st.integers(0, 10**16),
+    ),
+    st.integers(0, 10**6),
+    st.integers(0, 10**13),
+    st.sampled_from(["RTX 4090", "GTX 1080 Ti", "T4", "H100 SXM", "custom:8GiB"]),
+)
+def test_more_work_is_never_bounded_lower(
+    flops: dict[str, int], kernels: int, moved: int, name: str
+) -> None:
+    gpu = find_gpu(name)
+    small = Compute(sum(flops.values()), 0, kernels, flops, kernels, moved)
+    double = {key: 2 * n for key, n in flops.items()}
+    large = Compute(2 * small.flops, 0, kernels, double, 2 * kernels, 2 * moved)
+    one, two = step_bound(small, gpu, None).seconds, step_bound(large, gpu, None).seconds
+    assert two == pytest.approx(2 * one)
+
+
+# -- the work of a simulated step --------------------------------------------------------------
+
+SCRIPT = """
+import torch
+model = torch.nn.Linear(4096, 4096, bias=False, device="cuda")
+{before}
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+x = torch.randn(64, 4096, device="cuda")
+for _ in range(2):
+    {context}:
+        loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+FLOAT, PLAIN = "", "if True"
+AMP = 'with torch.autocast("cuda", torch.bfloat16)'
+
+
+def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, context: str) -> Compute:
+    (tmp_path / "train.py").write_text(SCRIPT.format(before=before, context=context))
+    monkeypatch.chdir(tmp_path)
+    with Tracer(parse_command(["python", "train.py"]), "RTX 3090", steps=2) as tracer:
+        outcome = tracer.trace().outcome
+    assert outcome.compute is not None, outcome
+    return outcome.compute
+
+
+def test_the_work_of_a_linear_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and weight gradient are products of 2·64·4096² FLOPs each; the input has none."""
+    compute = traced(tmp_path, monkeypatch, FLOAT, AMP)
+    assert compute.flops_of == {"product/bfloat16": 2 * 2 * 64 * 4096**2}
+    assert compute.flops == sum(compute.flops_of.values())
+    parameters = 4 * 4096**2
+    # Fused AdamW reads parameter, gradient and two states and writes all but the gradient; the
+    # products read or write the layer's weight in bf16 (its cast is no elementwise operator).
+    cache = 6 << 20
+    adamw = 7 * parameters + 4 - 2 * cache  # 4: the number of steps, read
+    forward = parameters // 2 + 2 * 64 * 4096 - cache
+    backward = parameters // 2 - cache
+    assert compute.moved_bytes == adamw + forward + backward
+    assert 5 <= compute.kernels <= compute.operators
+    assert not compute.compiled
+
+
+def test_float32_and_what_may_be_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(traced(tmp_path, monkeypatch, FLOAT, PLAIN).flops_of) == {"product/float32"}
+    allowed = "torch.backends.cuda.matmul.allow_tf32 = True; model = torch.compile(model)"
+    compute = traced(tmp_path, monkeypatch, allowed, PLAIN)
+    assert set(compute.flops_of) == {"product/tfloat32"}
+    assert compute.compiled
+
+
+def test_outcomes_of_earlier_versions_load() -> None:
+    from trainfit.results.decoding import decode
+
+    old = {"flops": 5, "traffic_bytes": 6, "operators": 7}
+    assert decode(Compute, old) == Compute(5, 6, 7)
+    assert decode(Compute, dataclasses.asdict(work(1, product_float32=2))).kernels == 1
