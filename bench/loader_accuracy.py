@@ -36,7 +36,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from _bench import finish
 
@@ -49,6 +48,9 @@ from _loader_figures import Choice, Study  # noqa: E402
 from _loader_sweep import FULL_GRID, QUICK_GRID, Bench, Plan, studied, to_stderr  # noqa: E402
 from loader_workloads import BY_NAME, CASES, DATA, NotInstalledError  # noqa: E402
 
+from trainfit.hardware.survey import survey  # noqa: E402
+from trainfit.hardware.system import System  # noqa: E402
+from trainfit.loader.machine import loader_machine  # noqa: E402
 from trainfit.loader.model import Consumer  # noqa: E402
 from trainfit.loader.workload import Workload  # noqa: E402
 from trainfit.results.loader import LoaderMachine, LoaderSettings  # noqa: E402
@@ -136,23 +138,8 @@ def bench_of(name: str, options: argparse.Namespace) -> Bench:
     def others(step_s: float) -> list[Choice]:
         return [*rivals.rules(), rivals.loadtune(case, options.data, step_s, steps)]
 
-    tool = Trainfit(this_machine(), probe_s)
+    tool = Trainfit(loader_machine(survey(System())), probe_s)
     return Bench(case, options.data, plan, tool, others, to_stderr)
-
-
-def this_machine() -> LoaderMachine:
-    """What bounds a loader here, quota apart (the bench is not run under one)."""
-    cpus = sorted(os.sched_getaffinity(0))
-    return LoaderMachine(
-        usable_cores=float(len(cpus)),
-        affinity=tuple(cpus),
-        physical_cores=psutil.cpu_count(logical=False),
-        quota_cores=None,
-        core_speeds=(1.0,) * len(cpus),
-        available_bytes=psutil.virtual_memory().available,
-        shm_free_bytes=psutil.disk_usage("/dev/shm").free,
-        open_files=psutil.Process().rlimit(psutil.RLIMIT_NOFILE)[0],
-    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -24,7 +24,14 @@ from trainfit.loader.runs import Failure, Run
 from trainfit.results.loader import LoaderSettings
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
-MODULES = ("_bench", "_loader_figures", "_loader_rivals", "_loader_sweep", "loader_workloads")
+MODULES = (
+    "_bench",
+    "_loader_figures",
+    "_loader_images",
+    "_loader_rivals",
+    "_loader_sweep",
+    "loader_workloads",
+)
 
 ONE, TWO, FOUR = LoaderSettings(1), LoaderSettings(2), LoaderSettings(4)
 
