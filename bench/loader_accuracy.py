@@ -64,13 +64,13 @@ PROBE_S, QUICK_PROBE_S = 20.0, 5.0
 class Trainfit:
     """The tool under test, by its Python API."""
 
-    def __init__(self, machine: LoaderMachine, seconds: float) -> None:
-        self._machine, self._seconds = machine, seconds
+    def __init__(self, machine: LoaderMachine, seconds: float, run_s: float) -> None:
+        self._machine, self._seconds, self._run_s = machine, seconds, run_s
 
     def probe(self, workload: Workload) -> Any:
         from trainfit.loader.probing import probe_workload
 
-        return _Probed(probe_workload(workload, self._machine, self._seconds))
+        return _Probed(probe_workload(workload, self._machine, self._seconds), self._run_s)
 
     def choose(self, workload: Workload, consumer: Consumer) -> tuple[Choice, Any]:
         from trainfit.loader.tuning import tune
@@ -84,13 +84,13 @@ class Trainfit:
 
 
 class _Probed:
-    def __init__(self, measured: Any) -> None:
-        self._measured = measured
+    def __init__(self, measured: Any, run_s: float) -> None:
+        self._measured, self._run_s = measured, run_s
         self.seconds: float = measured.probe.seconds
         self.about = dataclasses.asdict(measured.probe)
 
     def batches_per_s(self, settings: LoaderSettings, consumer: Consumer) -> float:
-        rate: float = self._measured.predict(settings, consumer).batches_per_s
+        rate: float = self._measured.predict(settings, consumer, self._run_s).batches_per_s
         return rate
 
 
@@ -138,7 +138,7 @@ def bench_of(name: str, options: argparse.Namespace) -> Bench:
     def others(step_s: float) -> list[Choice]:
         return [*rivals.rules(), rivals.loadtune(case, options.data, step_s, steps)]
 
-    tool = Trainfit(loader_machine(survey(System())), probe_s)
+    tool = Trainfit(loader_machine(survey(System())), probe_s, options.seconds)
     return Bench(case, options.data, plan, tool, others, to_stderr)
 
 

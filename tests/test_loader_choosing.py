@@ -82,7 +82,7 @@ def test_the_smallest_settings_within_two_percent_are_chosen(
 def test_a_quota_counts_and_not_the_affinity() -> None:
     """4 CPUs, of which a cgroup gives 1.5."""
     model = dataclasses.replace(fitted(4), cores=Cores((1.0,) * 4, quota=1.5))
-    assert search(model, goal()).best().num_workers in (1, 2)
+    assert search(model, goal()).best().num_workers < 4
     assert search(fitted(4), goal()).best().num_workers >= 4
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.loader.events import Cores, Queue, Simulation, Sleep, Take, Work
+from trainfit.loader.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
 from trainfit.loader.model import (
     BatchCost,
     Consumer,
@@ -53,10 +53,41 @@ def test_work_shares_the_cores_and_sleep_does_not() -> None:
     assert simulation.busy_s == pytest.approx(4.0)
 
 
+def test_threads_stay_on_their_core_until_another_is_idle() -> None:
+    """Three on two cores: one has a core of its own, and then another's is taken over."""
+    simulation, ended = Simulation(Cores((1.0, 1.0))), {}
+
+    def process(name: str, work_s: float) -> Process:
+        yield Work(work_s)
+        ended[name] = simulation.now
+
+    for name in "abc":
+        simulation.start(process(name, 1.0))
+    simulation.run()
+    # A fair share of both cores would end all three at 1.5 s.
+    assert ended == {"b": 1.0, "a": 1.5, "c": 1.5}
+    assert simulation.busy_s == pytest.approx(3.0)
+
+
+def test_wide_work_takes_several_cores() -> None:
+    simulation, ended = Simulation(Cores((1.0,) * 3)), {}
+
+    def process(name: str, work: Work) -> Process:
+        yield work
+        ended[name] = simulation.now
+
+    simulation.start(process("wide", Work(1.0, 2.0)))
+    simulation.start(process("narrow", Work(1.0)))
+    simulation.start(process("late", Work(0.5)))
+    simulation.run()
+    # "late" shares one of the two cores of "wide" until it is done, at 1 s.
+    assert ended == {"narrow": 1.0, "late": 1.0, "wide": pytest.approx(1.25)}
+
+
 def test_unlike_cores_quota_and_contention() -> None:
     assert Cores((1.0, 0.5)).rate(1) == 1.0
     assert Cores((0.5, 1.0)).rate(2) == 0.75
-    assert Cores((1.0, 1.0)).rate(4) == 0.5
+    assert Cores((1.0, 1.0)).rate(4) == 1.0
     assert Cores((1.0,) * 4, quota=1.5).rate(3) == pytest.approx(0.5)
     assert Cores((1.0,) * 4, quota=1.5).rate(1) == 1.0
     assert Cores((1.0, 1.0), contention=0.25).rate(2) == pytest.approx(0.8)

@@ -11,13 +11,15 @@ unlike cores, under a quota), which SimPy's resources do not model.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
 Process = Generator[Any, Any, None]
+
+#: From this speed on, relative to the fastest, an entry is a core and not a core's second thread.
+_WHOLE: Final = 0.3
 
 #: Work that is left below this is done: the rest of a subtraction of doubles, not of a batch.
 _DONE: Final = 1e-12
@@ -32,7 +34,8 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds that this would take alone on ``width`` cores of speed 1, all of them busy."""
+    """Seconds that this would take alone on ``width`` cores of speed 1 (to the next whole
+    number), all of them busy."""
 
     seconds: float
     width: float = 1.0
@@ -77,23 +80,78 @@ class Cores:
         if self.contention < 0:
             raise ValueError("contention is 0 or more")
 
-    def rate(self, working: float) -> float:
-        """The speed of each of so many threads: the scheduler gives all the same share.
+    def rate(self, busy: int) -> float:
+        """The speed of each core while so many of them are busy.
 
-        Between whole numbers the last core is busy for that part of the time.
+        Unlike cores are taken for like ones of their average speed, the fastest first.
         """
-        busy = min(working, float(len(self.speeds)))
-        if busy <= 0:
+        busy = min(busy, len(self.speeds))
+        if busy == 0:
             return 0.0
-        whole = math.floor(busy)
-        speeds = sorted(self.speeds, reverse=True)
-        total = sum(speeds[:whole])
-        if busy > whole:
-            total += (busy - whole) * speeds[whole]
-        total /= 1 + self.contention * max(0.0, busy - 1)
+        total = sum(sorted(self.speeds, reverse=True)[:busy])
+        total /= 1 + self.contention * (busy - 1)
         if self.quota is not None:
             total = min(total, self.quota * total / busy)
-        return total / working
+        return total / busy
+
+
+class _Queues:
+    """Who runs where: each core has a queue, as under Linux, not all cores one.
+
+    A thread that wakes goes to an idle core, else to the one with the fewest threads, and stays
+    there. A core that runs dry takes one over from the fullest. So three threads on two cores
+    are not a fair share each: one runs alone, two take turns.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._threads: list[list[Process]] = []
+        """Of each core that was used so far."""
+        self._idle: list[int] = []
+        self._homes: dict[Process, list[int]] = {}
+
+    @property
+    def busy(self) -> int:
+        """Cores that have something to run."""
+        return len(self._threads) - len(self._idle)
+
+    def share(self, process: Process) -> float:
+        """Of the speed of a core, what a process gets, of all its threads together."""
+        return sum(1 / len(self._threads[core]) for core in self._homes[process])
+
+    def place(self, process: Process, threads: int) -> None:
+        """Let a process run with so many threads."""
+        homes = []
+        for _ in range(threads):
+            core = self._next()
+            self._threads[core].append(process)
+            homes.append(core)
+        self._homes[process] = homes
+
+    def remove(self, process: Process) -> None:
+        """It waits now; its cores take over what others have too much of."""
+        for core in self._homes.pop(process):
+            self._threads[core].remove(process)
+            if not self._threads[core]:
+                self._steal(core)
+
+    def _next(self) -> int:
+        if self._idle:
+            return self._idle.pop()
+        if len(self._threads) < self._count:
+            self._threads.append([])
+            return len(self._threads) - 1
+        return min(range(self._count), key=lambda core: len(self._threads[core]))
+
+    def _steal(self, core: int) -> None:
+        fullest = max(range(len(self._threads)), key=lambda other: len(self._threads[other]))
+        if len(self._threads[fullest]) < 2:
+            self._idle.append(core)
+            return
+        moved = self._threads[fullest].pop()
+        self._threads[core].append(moved)
+        homes = self._homes[moved]
+        homes[homes.index(fullest)] = core
 
 
 class Simulation:
@@ -104,12 +162,22 @@ class Simulation:
         self.busy_s = 0.0
         """Core seconds that were worked so far."""
         self._cores = cores
-        self._rates: dict[float, float] = {}
+        #: Busy threads that leave no core; what a second thread of a core adds is not one.
+        self._crowd = float(sum(speed >= _WHOLE for speed in cores.speeds))
+        if cores.quota is not None:
+            self._crowd = min(self._crowd, cores.quota)
+        self._rates: dict[int, float] = {}
         self._timed: list[tuple[float, int, Process]] = []
         self._working: dict[Process, float] = {}
-        self._widths: dict[Process, float] = {}
-        self._width = 0.0
+        self._queues = _Queues(len(cores.speeds))
+        self._widths: dict[Process, int] = {}
+        self._shares: dict[Process, float] | None = None
         self._count = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Are all cores busy?"""
+        return self._queues.busy >= self._crowd
 
     def start(self, process: Process) -> None:
         """Begin a process now."""
@@ -125,42 +193,51 @@ class Simulation:
     def run(self) -> None:
         """Until every process has ended or waits for what never comes."""
         while self._timed or self._working:
-            rate = self._rate()
-            left = min(self._working.values(), default=0.0)
+            shares, rate = self._speeds()
+            left = min(
+                (each / shares[process] for process, each in self._working.items()), default=0.0
+            )
             worked = self.now + left / rate if self._working else float("inf")
             due = self._timed[0][0] if self._timed else float("inf")
-            self._pass(min(worked, due), rate)
+            self._pass(min(worked, due), rate, shares)
             if due <= worked:
                 self._advance(heapq.heappop(self._timed)[2], None)
             else:
-                self._finish()
+                self._finish(shares)
 
-    def _rate(self) -> float:
-        # Without those wider than one core the sum is exact.
-        working = self._width
-        if working not in self._rates:
-            self._rates[working] = self._cores.rate(working)
-        return self._rates[working]
+    def _speeds(self) -> tuple[dict[Process, float], float]:
+        """What each process gets of a core's speed for each of its threads; that speed."""
+        busy = self._queues.busy
+        if busy not in self._rates:
+            self._rates[busy] = self._cores.rate(busy)
+        if self._shares is None:
+            self._shares = {
+                process: self._queues.share(process) / self._widths[process]
+                for process in self._working
+            }
+        return self._shares, self._rates[busy]
 
-    def _pass(self, until: float, rate: float) -> None:
+    def _pass(self, until: float, rate: float, shares: dict[Process, float]) -> None:
         seconds = until - self.now
         if self._working and seconds > 0:
             done = seconds * rate
             for process in self._working:
-                self._working[process] -= done
-            self.busy_s += seconds * min(self._width, len(self._cores.speeds))
+                self._working[process] -= done * shares[process]
+            self.busy_s += seconds * self._queues.busy
         self.now = until
 
-    def _finish(self) -> None:
+    def _finish(self, shares: dict[Process, float]) -> None:
         """The processes whose work is done go on, in the order in which they began it."""
-        least = min(self._working.values())
+        least = min(each / shares[process] for process, each in self._working.items())
         limit = max(_DONE, least)
-        ended = [process for process, left in self._working.items() if left <= limit]
+        ended = [
+            process for process, left in self._working.items() if left <= limit * shares[process]
+        ]
         for process in ended:
             del self._working[process]
-            self._width -= self._widths.pop(process)
-        if not self._working:
-            self._width = 0.0
+            del self._widths[process]
+            self._queues.remove(process)
+        self._shares = None
         for process in ended:
             self._advance(process, None)
 
@@ -185,6 +262,7 @@ class Simulation:
                     return
             elif wanted.seconds > 0:
                 self._working[process] = wanted.seconds
-                self._widths[process] = wanted.width
-                self._width += wanted.width
+                self._widths[process] = max(1, round(wanted.width))
+                self._queues.place(process, self._widths[process])
+                self._shares = None
                 return

@@ -132,16 +132,20 @@ def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
 
 
 def alone_costs(run: Run) -> tuple[BatchCost, ...]:
-    """Of a run without workers."""
+    """Of a run without workers; what ``next`` works besides is part of them."""
     records = run.fetches[0][1:] if run.fetches else np.empty((0, 4))
-    nothing = np.zeros(1)
-    return batch_costs(Costs(records[:, WALL], records[:, CPU], float(nothing[0]), 0.0))
+    if not len(records):
+        return ()
+    count = min(len(records), len(run.next_cpu) - 1)
+    besides = run.next_cpu[1 : count + 1].mean() - records[:count, CPU].mean() if count else 0.0
+    return batch_costs(Costs(records[:, WALL], records[:, CPU], max(0.0, float(besides)), 0.0))
 
 
 @dataclass(frozen=True)
 class Fitted:
     """A loader as the model sees it: any settings, any consumer.
 
+    ``locked_share`` is of a batch's cost what a lock lets one worker do at a time.
     ``hand_off`` is that of a loop that never sleeps, ``cold_hand_off`` that of one whose steps
     do: caches and clocks are cold when the main thread wakes.
     """
@@ -152,6 +156,8 @@ class Fitted:
     cold_hand_off: HandOff
     cores: Cores
     start_s: float
+    locked_share: float = 0.0
+    alone_pinned: tuple[BatchCost, ...] = ()
 
     def load(self, consumer: Consumer) -> Load:
         """What is simulated with this consumer."""
@@ -162,7 +168,9 @@ class Fitted:
             consumer,
             self.cores,
             self.start_s,
-            alone=self.alone or self.costs,
+            alone=self.alone,
+            alone_pinned=self.alone_pinned,
+            locked_share=self.locked_share,
         )
 
     def predict(
@@ -213,11 +221,11 @@ def fit_contention(
 
     if predicted(_MOST_CONTENTION) > _BOUND * predicted(0.0):
         return min(_MOST_CONTENTION, max(0.0, cpu_ratio - 1))
-    return _bisect(predicted, rate, _MOST_CONTENTION)
+    return bisect(predicted, rate, _MOST_CONTENTION)
 
 
-def _bisect(falling: Callable[[float], float], wanted: float, most: float) -> float:
-    """Where a falling function has a value, from 0 to ``most``."""
+def bisect(falling: Callable[[float], float], wanted: float, most: float) -> float:
+    """Where a falling function has a value, from 0 to ``most``; 0 where it never had it."""
     if falling(0.0) <= wanted:
         return 0.0
     low, high = 0.0, most

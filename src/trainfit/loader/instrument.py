@@ -124,20 +124,21 @@ def time_fetches(records: Any) -> Callable[[], None]:
 class Receipts:
     """Times of taking batches from the workers' queue, and of copies to pinned memory.
 
-    A context manager; columns are wall seconds and CPU seconds of the thread that did it.
+    A context manager; columns are wall seconds and CPU seconds of the thread that did it, and
+    that thread's CPU clock when it was done.
     """
 
     def __init__(self) -> None:
-        self._taken: list[tuple[float, float]] = []
-        self._pinned: list[tuple[float, float]] = []
+        self._taken: list[tuple[float, float, float]] = []
+        self._pinned: list[tuple[float, float, float]] = []
 
     @property
     def taken(self) -> Records:
-        return np.array(self._taken).reshape(-1, 2)
+        return np.array(self._taken).reshape(-1, 3)
 
     @property
     def pinned(self) -> Records:
-        return np.array(self._pinned).reshape(-1, 2)
+        return np.array(self._pinned).reshape(-1, 3)
 
     def __enter__(self) -> Receipts:
         self._queues: Any = _module("multiprocessing.queues")
@@ -171,10 +172,11 @@ class Receipts:
         self._pinning.pin_memory = self._pin
 
 
-def _timed(into: list[tuple[float, float]], function: Callable[..., Any], *args: Any) -> Any:
+def _timed(into: list[tuple[float, float, float]], function: Callable[..., Any], *args: Any) -> Any:
     began, cpu = time.perf_counter(), time.thread_time()
     result = function(*args)
-    into.append((time.perf_counter() - began, time.thread_time() - cpu))
+    now = time.thread_time()
+    into.append((time.perf_counter() - began, now - cpu, now))
     return result
 
 

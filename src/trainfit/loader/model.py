@@ -49,20 +49,22 @@ class BatchCost:
 
 @dataclass(frozen=True)
 class HandOff:
-    """What passing one batch on takes, in seconds of work on a core.
+    """What passing one batch on takes, in seconds.
 
-    ``send_s`` is paid by a thread of the worker, which makes its next batch meanwhile.
-    ``receive_s`` is paid by who takes it from the workers' queue (the main thread, or the
-    pinning thread), ``pin_s`` by the pinning thread (by the main thread without workers),
-    ``next_s`` by the main thread for each batch that it hands out. ``latency_s`` passes
-    meanwhile, in pipes and until threads wake: from the asking for a batch to the worker's
-    start, and from its end to the arrival, together.
+    Work on a core: ``send_s`` is paid by a thread of the worker, which makes its next batch
+    meanwhile, ``disturb_s`` by that batch, if it is begun at once (they share the interpreter);
+    ``receive_s`` by who takes the batch from the workers' queue (the main thread, or the pinning
+    thread); ``pin_s`` by the pinning thread; ``next_s`` by the main thread for each batch that
+    it hands out, and ``pinned_next_s`` where a pinning thread did the rest.
 
-    ``busy_wait_s`` is waited besides by who takes a batch while the worker that made it makes
-    its next one, at most until that is made. Shared memory is handed over as file descriptors,
-    by a thread of the worker that answers some messages for each tensor, and for each has to
-    get the worker's interpreter lock: it may wait 5 ms (``sys.getswitchinterval``) a time where
-    the worker runs Python code.
+    Waits: ``latency_s`` passes in pipes and until threads wake: from the asking for a batch to
+    the worker's start, and from its end to the arrival, together. Shared memory is handed over
+    as file descriptors, by a thread of the worker that answers some messages for each tensor:
+    who takes a batch waits ``receive_wait_s`` for it. It waits ``busy_wait_s`` besides, at most
+    until that is made, while the worker that made it makes its next one, as the answers need
+    the worker's interpreter lock (5 ms a time, ``sys.getswitchinterval``, where the worker runs
+    Python code), and ``crowded_wait_s`` while all cores are busy: each message wakes a thread
+    that has to wait for its turn on one.
     """
 
     receive_s: float = 0.0
@@ -71,6 +73,16 @@ class HandOff:
     latency_s: float = 0.0
     busy_wait_s: float = 0.0
     send_s: float = 0.0
+    receive_wait_s: float = 0.0
+    crowded_wait_s: float = 0.0
+    pinned_next_s: float | None = None
+    disturb_s: float = 0.0
+
+    def next_of(self, settings: LoaderSettings) -> float:
+        """Of the main thread, for a batch that is there."""
+        if settings.pin_memory and self.pinned_next_s is not None:
+            return self.pinned_next_s
+        return self.next_s
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,8 @@ class Load:
         start_s: until one worker runs, in seconds; workers are started one after the other.
         worker_speeds: how fast each worker is (a slow core, a busy neighbour), repeated as
             needed; a speed of 0.5 doubles wait and work.
-        alone: costs of batches in the main process (``num_workers=0``), where they differ.
+        alone: costs of batches in the main process (``num_workers=0``), where they differ, with
+            all that ``next`` takes; ``alone_pinned`` the same with pinning.
         locked_share: of a batch's wait and work in a worker, the part that happens under a lock
             that all workers share (a file's, a library's), its last part.
         convoy: by what share each further worker that waits for the lock prolongs the time that
@@ -115,6 +128,7 @@ class Load:
     start_s: float = 0.0
     worker_speeds: Sequence[float] = (1.0,)
     alone: Sequence[BatchCost] = ()
+    alone_pinned: Sequence[BatchCost] = ()
     locked_share: float = 0.0
     convoy: float = 0.0
 
@@ -222,10 +236,15 @@ class _Run:
 
     def cost(self, index: int) -> BatchCost:
         """Of a batch of the present epoch."""
-        costs = self.load.costs
-        if self.settings.num_workers == 0 and self.load.alone:
-            costs = self.load.alone
+        costs = self._costs()
         return costs[(self.epoch * self.batches + index) % len(costs)]
+
+    def _costs(self) -> Sequence[BatchCost]:
+        load = self.load
+        if self.settings.num_workers:
+            return load.costs
+        pinned = load.alone_pinned if self.settings.pin_memory else ()
+        return pinned or load.alone or load.costs
 
     # --- The main thread ----------------------------------------------------------------------
     def _main(self) -> Process:
@@ -248,8 +267,9 @@ class _Run:
             cost = self.cost(index)
             yield Sleep(cost.wait_s)
             yield Work(cost.work_s, cost.width)
-            yield Work(hand_off.next_s)
-            if self.settings.pin_memory:
+            if not self.load.alone:  # measured alone, it is part of the cost
+                yield Work(hand_off.next_s)
+            if self.settings.pin_memory and not self.load.alone_pinned:
                 yield Work(hand_off.pin_s)
             self._hand_over(asked)
             yield from self._consume()
@@ -267,9 +287,10 @@ class _Run:
                 if index == due or not self.settings.in_order:
                     break
                 pool.early[index] = worker
-            yield Work(self.load.hand_off.next_s)
             pool.outstanding[worker] -= 1
             pool.ask()
+            # Mostly the former batch, which is freed once this one is there.
+            yield Work(self.load.hand_off.next_of(self.settings))
             self._hand_over(asked)
             yield from self._consume()
             asked = self.simulation.now
@@ -337,8 +358,11 @@ class _Pool:
     def _work(self, worker: int, speed: float) -> Process:
         while True:
             self._is_making[worker] = False
+            at_once = bool(self._indices[worker].items)
             index = yield Take(self._indices[worker])
             self._is_making[worker] = True
+            if at_once:
+                yield Work(self._run.load.hand_off.disturb_s)
             cost = self._run.cost(index)
             locked = self._run.load.locked_share
             yield from self._make(cost, (1 - locked) / speed)
@@ -370,6 +394,10 @@ class _Pool:
     def receive(self, worker: int) -> Process:
         """Take over a batch that this worker made."""
         hand_off = self._run.load.hand_off
+        wait_s = hand_off.receive_wait_s
+        if self._run.simulation.is_crowded:
+            wait_s += hand_off.crowded_wait_s
+        yield Sleep(wait_s)
         left_s = hand_off.busy_wait_s
         while left_s > 0 and self._is_making[worker]:
             look_s = min(left_s, _LOOK_S)

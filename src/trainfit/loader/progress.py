@@ -30,6 +30,20 @@ class Silent:
         pass
 
 
+class Part:
+    """A part of a larger measurement: its shares from 0 to 1 are some of the whole's."""
+
+    def __init__(self, whole: Progress, begin: float, end: float) -> None:
+        self._whole, self._begin, self._end = whole, begin, end
+
+    def __call__(self, text: str, share: float | None = None) -> None:
+        part = None if share is None else self._begin + (self._end - self._begin) * share
+        self._whole(text, part)
+
+    def keep(self, result: Any) -> None:
+        self._whole.keep(result)
+
+
 class Reporter:
     """Tells the parent process, through files of a folder that it reads."""
 

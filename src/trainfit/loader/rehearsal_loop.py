@@ -187,7 +187,7 @@ class _Loop:
                 ready, first = self._ready(asked), False
             now = journal.hand_over(asked, spent, epoch, ready)
             if now < until:
-                journal.step(take_step(self._consumer))
+                journal.step(take_step(self._consumer, self._settings.pin_memory))
                 self._tell(until)
             else:
                 journal.step(0.0)

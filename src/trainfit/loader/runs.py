@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing.connection
 import tempfile
 import time
 import traceback
@@ -38,6 +39,8 @@ from trainfit.results.loader import LoaderSettings
 _LEAST_BATCHES: Final = 8
 #: Seconds beyond a run's own after which it is taken to hang.
 PATIENCE_S: Final = 20.0
+#: Seconds until a process that was killed is seen as dead.
+_DYING_S: Final = 0.5
 #: What a sleep takes longer than it should, on an idle machine with default timer slack.
 _OVERSLEEP_S: Final = 6e-5
 
@@ -290,7 +293,7 @@ class _Loop:
                 end = now + self._seconds
             if now >= end or count == self._most:
                 return
-            self.steps.append(take_step(self._consumer))
+            self.steps.append(take_step(self._consumer, self._settings.pin_memory))
 
     def _look_at(self, workers: list[psutil.Process], before: list[int]) -> None:
         """What the workers hold and did, while they still live."""
@@ -302,14 +305,18 @@ class _Loop:
             self.worker_threads = tuple(each.num_threads() for each in workers)
 
 
-def take_step(consumer: Consumer) -> float:
-    """Take the time of a training step; how long that was, in seconds."""
-    if not consumer.step_s:
+def take_step(consumer: Consumer, pinned: bool = True) -> float:
+    """Take the time of a training step; how long that was, in seconds.
+
+    Of a batch that is not ``pinned`` the copy comes on top, at which the main thread works.
+    """
+    copy_s = 0.0 if pinned else consumer.pageable_s
+    if not consumer.step_s + copy_s:
         return 0.0
     began = time.monotonic()
-    while time.monotonic() - began < consumer.work_s:
+    while time.monotonic() - began < consumer.work_s + copy_s:
         pass
-    left = consumer.step_s - (time.monotonic() - began) - _OVERSLEEP_S
+    left = consumer.step_s + copy_s - (time.monotonic() - began) - _OVERSLEEP_S
     if left > 0:
         time.sleep(left)
     return time.monotonic() - began
@@ -353,8 +360,15 @@ def _switches(workers: list[psutil.Process]) -> list[int]:
 
 
 def failure_of(error: Exception, batches: Any) -> Failure:
-    """What iterating raised, with the exit codes of ``batches``' workers."""
-    exits = [worker.exitcode for worker in getattr(batches, "_workers", ())]
+    """What iterating raised, with the exit codes of ``batches``' workers.
+
+    A worker that dies while its batch is taken over is seen as a connection that broke: it gets
+    a moment to be seen as dead.
+    """
+    workers = getattr(batches, "_workers", ())
+    if isinstance(error, OSError | EOFError):
+        multiprocessing.connection.wait([worker.sentinel for worker in workers], _DYING_S)
+    exits = [worker.exitcode for worker in workers]
     return Failure(
         type(error).__name__,
         str(error),

@@ -21,10 +21,11 @@ from trainfit.loader.choosing import (
     keep_workers,
     search,
 )
+from trainfit.loader.fitting import Fitted
 from trainfit.loader.limits import limit
 from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
-from trainfit.loader.progress import Progress, Silent
+from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.runs import Run
 from trainfit.loader.verdicts import decide
 from trainfit.loader.workload import Workload
@@ -35,7 +36,9 @@ from trainfit.results.loader import (
     LoaderMachine,
     LoaderResult,
     LoaderSettings,
+    Probe,
 )
+from trainfit.results.words import count as count_of
 
 #: Real runs that confirm, at most.
 CONFIRM: Final = 4
@@ -44,6 +47,12 @@ _RUN_S: Final = 3.0
 _RUN_SHARE: Final = 0.15
 #: Batches that one should count.
 _RUN_BATCHES: Final = 25
+#: Of all its time, what a tuning's probe takes.
+_PROBE_SHARE: Final = 0.65
+#: Bytes a second at which a driver copies what is not pinned to a GPU, through buffers of its
+#: own, while the main thread waits. An assumption: 3 to 9 GB/s over PCIe 3 and 4, by the
+#: core's speed; what is pinned goes at the bus' speed and needs no core.
+PAGEABLE_BYTES_PER_S: Final = 6e9
 #: Workers that are tried for each core, and the most for batches that mostly wait.
 _WORKERS_A_CORE: Final = 2
 _WAITING_A_CORE: Final = 8
@@ -77,12 +86,21 @@ def tune(
     """
     began = time.monotonic()
     progress = progress or Silent()
-    measured = probe_workload(workload, machine, seconds, progress)
+    measured = probe_workload(workload, machine, seconds, Part(progress, 0.0, _PROBE_SHARE))
+    consumer = _copying(consumer, measured.probe)
     result = _blank(workload, machine, consumer, step_source, measured, command, loader)
     if measured.fitted is not None:
         tuner = _Tuner(workload, machine, consumer, measured, seconds, progress, result)
         result = tuner.tuned(confirm, max_workers)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _copying(consumer: Consumer, probe: Probe) -> Consumer:
+    """With what copying a batch to the GPU takes if it is not pinned, unless that is known."""
+    if not consumer.step_s or consumer.pageable_s:
+        return consumer
+    copy_s = probe.batch_bytes / PAGEABLE_BYTES_PER_S
+    return dataclasses.replace(consumer, pageable_s=copy_s)
 
 
 def _blank(
@@ -133,12 +151,13 @@ class _Tuner:
         self._result = result
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Fault] = {}
+        self._runs = 0
 
     def tuned(self, confirm: int, max_workers: int | None) -> LoaderResult:
         """Search, confirm, explain."""
         fitted = self._measured.fitted
         assert fitted is not None
-        self._progress("simulating settings", 1.0)
+        self._progress("simulating settings", _PROBE_SHARE)
         choice = search(fitted, self._goal(max_workers))
         self._progress.keep(self._explained(choice, choice.best(), []))
         confirmation = Confirmation(choice, self._run, max(0, min(confirm, CONFIRM)))
@@ -182,7 +201,9 @@ class _Tuner:
     def _run(self, settings: LoaderSettings, consumer: Consumer) -> Run:
         """One confirming run, long enough for some batches."""
         count = settings.num_workers
-        self._progress(f"confirming {count} worker{'' if count == 1 else 's'}", 1.0)
+        share = _PROBE_SHARE + (1 - _PROBE_SHARE) * self._runs / CONFIRM
+        self._progress(f"confirming {count_of(count, 'worker')}", share)
+        self._runs += 1
         fetch_s = self._measured.probe.fetch_s or 0.0
         length = min(_RUN_S, _RUN_SHARE * self._seconds)
         least = _RUN_BATCHES * max(fetch_s / max(1, count), consumer.step_s)
@@ -215,6 +236,12 @@ class _Tuner:
         decision = decide(choice, trials, chosen, bound)
         recommended = self._with_persistence(choice, chosen)
         notes = [threads.verdict(probe, machine, recommended)]
+        if self._consumer.pageable_s:
+            rate = PAGEABLE_BYTES_PER_S / 1e9
+            notes.append(
+                "copying a batch that is not pinned to the GPU is taken to keep the main thread "
+                f"for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
+            )
         if warning := feasible.growth(recommended, probe, machine, None):
             notes.append(warning)
         epoch = self._workload.epoch_batches
@@ -224,11 +251,15 @@ class _Tuner:
             verdict=decision.verdict,
             limit=bound,
             reason=decision.reason,
-            candidates=tuple(map(self._with_needs, choice.candidates.values())),
+            candidates=tuple(
+                self._with_needs(each, choice.fitted) for each in choice.candidates.values()
+            ),
             confirmed=tuple(map(self._confirmed, trials)),
             variables=threads.variables(probe, machine, recommended, os.environ),
             advice=beyond(load, probe, recommended, self._consumer, machine, epoch),
-            too_many=tuple(map(self._with_needs, beyond_knee(choice, chosen))),
+            too_many=tuple(
+                self._with_needs(each, choice.fitted) for each in beyond_knee(choice, chosen)
+            ),
             faults=tuple(self._faults),
             notes=tuple(notes),
         )
@@ -242,9 +273,18 @@ class _Tuner:
         persistent = keep_workers(choice.goal.present, chosen, start_s, epoch_s)
         return dataclasses.replace(chosen, persistent_workers=persistent)
 
-    def _with_needs(self, candidate: Candidate) -> Candidate:
+    def _with_needs(self, candidate: Candidate, fitted: Fitted) -> Candidate:
+        """With the memory that it takes, and its rate with a consumer that takes no time."""
         needs = feasible.needs(candidate.settings, self._measured.probe)
-        return dataclasses.replace(candidate, ram_bytes=needs.ram_bytes, shm_bytes=needs.shm_bytes)
+        alone = candidate.batches_per_s
+        if self._consumer.step_s:
+            alone = fitted.predict(candidate.settings, Consumer(0.0)).batches_per_s
+        return dataclasses.replace(
+            candidate,
+            ram_bytes=needs.ram_bytes,
+            shm_bytes=needs.shm_bytes,
+            alone_batches_per_s=alone,
+        )
 
     def _confirmed(self, trial: Trial) -> Confirmed:
         run = trial.run

@@ -66,6 +66,15 @@ class Workload:
         return size if type(size) is int else None
 
     @property
+    def generators(self) -> list[torch.Generator]:
+        """The random generators that decide the order of batches, besides PyTorch's own."""
+        loader = self._loader
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        holders = (loader, loader.sampler, loader.batch_sampler, inner)
+        found = [getattr(holder, "generator", None) for holder in holders]
+        return [each for each in found if isinstance(each, torch.Generator)]
+
+    @property
     def samples(self) -> int | None:
         """Samples of an epoch, if that is known: as many as the sampler gives."""
         sampler = getattr(self._loader.batch_sampler, "sampler", None)

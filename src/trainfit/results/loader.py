@@ -57,6 +57,13 @@ class LoaderSettings:
         return self.num_workers * self.prefetch_factor
 
 
+def steady(settings: LoaderSettings) -> LoaderSettings:
+    """What of the settings matters within an epoch: persistent workers do between epochs, and
+    without workers there is nothing to prefetch."""
+    prefetch = settings.prefetch_factor if settings.num_workers else 2
+    return dataclasses.replace(settings, persistent_workers=False, prefetch_factor=prefetch)
+
+
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """Something that goes wrong with the loader, with its cure.
@@ -297,11 +304,13 @@ class LoaderResult:
 
     def candidate(self, settings: LoaderSettings) -> Candidate | None:
         """What the model said of these settings, if they were among the candidates."""
-        return next((each for each in self.candidates if each.settings == settings), None)
+        wanted = steady(settings)
+        return next((each for each in self.candidates if steady(each.settings) == wanted), None)
 
     def measured(self, settings: LoaderSettings) -> Confirmed | None:
         """The real run of these settings, if there was one that did not fail."""
-        found = (each for each in self.confirmed if each.settings == settings)
+        wanted = steady(settings)
+        found = (each for each in self.confirmed if steady(each.settings) == wanted)
         return next((each for each in found if each.measured_batches_per_s is not None), None)
 
     def to_json(self) -> str:

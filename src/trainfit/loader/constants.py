@@ -1,0 +1,236 @@
+"""The model's constants, from a probe's runs.
+
+What can be read is read (costs, CPU times). What only shows in a rate is fitted to the run that
+depends on it most, one after the other: contention to two workers, waiting on crowded cores to
+the tight step, pinning to the pinned run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from trainfit.loader.events import Cores
+from trainfit.loader.fitting import (
+    Costs,
+    Fitted,
+    alone_costs,
+    batch_costs,
+    bisect,
+    costs_of,
+    fit_contention,
+    merged,
+    ratio,
+)
+from trainfit.loader.instrument import WALL
+from trainfit.loader.model import Consumer, HandOff
+from trainfit.loader.readings import PINNED, TWO, Readings, mean, start_s
+from trainfit.loader.runs import Run
+
+#: Two workers that wait this share of a batch's time more than one does, and give so much less
+#: than cores would let them: a lock.
+_LOCK_WAITS: Final = 0.2
+#: Waits on crowded cores are at most so many times those of the tight run on average.
+_CROWDED: Final = 4.0
+_LOCK_SLOWER: Final = 0.85
+
+
+def fit(readings: Readings, cores: Cores) -> Fitted | None:
+    """The model's constants from the runs; ``None`` where none came through."""
+    alone = tuple(cost for run in readings.of("alone") for cost in alone_costs(run))
+    costs = common_costs(readings)
+    if costs is None:
+        if not alone:
+            return None
+        return Fitted(alone, alone, HandOff(), HandOff(), cores, 0.0)
+    hot = _hand_off(readings, costs)
+    start = start_s(readings) or 0.0
+    fitted = Fitted(
+        batch_costs(costs),
+        alone,
+        hot,
+        _cold(readings, hot),
+        cores,
+        start,
+        alone_pinned=tuple(
+            cost for run in readings.of("alone_pinned") for cost in alone_costs(run)
+        ),
+    )
+    return _with_pinning(
+        _with_crowding(_with_contention(fitted, readings, costs), readings), readings
+    )
+
+
+def common_costs(readings: Readings) -> Costs | None:
+    """What batches cost one worker that has the machine to itself, and does nothing else
+    meanwhile."""
+    ones = [costs for run in readings.of("one", "turn") if (costs := costs_of(run))]
+    twos = [costs for run in readings.of("two") if (costs := costs_of(run))]
+    if not ones:
+        return merged(twos) if twos else None
+    whole = merged([*ones, *twos])
+    quiet = [costs for run in readings.of("turn") if (costs := costs_of(run))] or ones
+    pace = statistics.fmean(ratio(costs.wall_s, whole.wall_s) for costs in quiet)
+    cpu_pace = statistics.fmean(ratio(costs.cpu_s, whole.cpu_s) for costs in quiet)
+    busy = [costs for run in readings.of("one") if (costs := costs_of(run))] or ones
+    return Costs(
+        whole.wall_s * pace,
+        whole.cpu_s * cpu_pace,
+        statistics.median(costs.gap_s for costs in busy),
+        statistics.median(costs.send_s for costs in busy),
+    )
+
+
+# --- What is read -----------------------------------------------------------------------------
+
+
+def _hand_off(readings: Readings, costs: Costs) -> HandOff:
+    """Of a main thread that never sleeps."""
+    ones, pinned = readings.of("one"), readings.of("pinned")
+    receive = mean([run.received[1:, 1] for run in ones])
+    took = mean([run.next_cpu[1:] for run in ones])
+    waited = mean([_waits(run) for run in ones])
+    busy = [both for run in ones if (both := costs_of(run))]
+    slower = statistics.fmean(ratio(both.wall_s, costs.wall_s) for both in busy) if busy else 1.0
+    batch_s = float(np.nanmean(costs.wall_s))
+    idle = mean([_waits(run) for run in readings.of("paced")]) if readings.of("paced") else waited
+    return HandOff(
+        receive_s=receive,
+        pin_s=mean([_pinning(run) for run in pinned]),
+        next_s=max(0.0, took - receive),
+        latency_s=mean([_turn_latency(run, costs) for run in readings.of("turn")]),
+        busy_wait_s=max(0.0, waited - idle),
+        send_s=costs.send_s,
+        receive_wait_s=min(idle, waited),
+        pinned_next_s=mean([run.next_cpu[1:] for run in pinned]) if pinned else None,
+        disturb_s=max(0.0, slower - 1) * batch_s,
+    )
+
+
+def _cold(readings: Readings, hot: HandOff) -> HandOff:
+    """Of a main thread whose steps sleep."""
+    paced = readings.of("paced")
+    if not paced:
+        return hot
+    receive = mean([run.received[1:, 1] for run in paced])
+    took = mean([run.next_cpu[1:] for run in paced])
+    return dataclasses.replace(hot, receive_s=receive, next_s=max(0.0, took - receive))
+
+
+def _waits(run: Run) -> Any:
+    """What each batch's taking over waited."""
+    return run.received[1:, 0] - run.received[1:, 1]
+
+
+def _pinning(run: Run) -> Any:
+    """What the pinning thread worked for each batch besides taking it over."""
+    count = min(len(run.pinned), len(run.received))
+    if count < 3:
+        return run.pinned[:, 1]
+    every = np.diff(run.pinned[:count, 2])
+    return np.maximum(run.pinned[1:count, 1], every - run.received[1:count, 1])
+
+
+def _turn_latency(run: Run, costs: Costs) -> Any:
+    """Of a run with one batch at a time: what is neither its making nor its passing on."""
+    made = run.fetches[0][:, WALL]
+    count = min(len(made), len(run.handed), len(run.received)) - 1
+    if count < 2:
+        return np.zeros(0)
+    periods = np.diff(run.handed)[:count]
+    # The next batch is asked for before the main thread goes on with this one.
+    taken = run.received[1 : count + 1, 0]
+    rest = periods - made[1 : count + 1] - costs.gap_s - taken
+    # The median: a batch that was made slowly for another's sake is no latency.
+    return np.maximum(0.0, np.median(rest, keepdims=True))
+
+
+# --- What is fitted ---------------------------------------------------------------------------
+
+
+def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted:
+    """Busy cores that slow one another, or a lock."""
+    rate = readings.rate("two")
+    if rate is None or len(fitted.cores.speeds) < 2:
+        return fitted
+    twos = [both for run in readings.of("two") if (both := costs_of(run))]
+    by_cpu = statistics.fmean(ratio(both.cpu_s, costs.cpu_s) for both in twos) if twos else 1.0
+    of_cores = fitted.with_contention(min(1.0, max(0.0, by_cpu - 1)))
+    free = of_cores.predict(TWO, Consumer(0.0)).batches_per_s
+    if twos and rate < _LOCK_SLOWER * free and _more_waits(twos, costs) > _LOCK_WAITS:
+        return _with_lock(of_cores, rate)
+    return fitted.with_contention(fit_contention(fitted, TWO, rate, by_cpu))
+
+
+def _more_waits(twos: list[Costs], costs: Costs) -> float:
+    """How much longer two workers wait than one, as a share of what a batch takes one."""
+    waits = [both.wall_s - both.cpu_s for both in twos]
+    alone = costs.wall_s - costs.cpu_s
+    more = []
+    for each in waits:
+        size = min(len(each), len(alone))
+        more.append(np.nanmean(each[:size] - alone[:size]) / np.nanmean(costs.wall_s[:size]))
+    return float(np.mean(more))
+
+
+def _with_lock(fitted: Fitted, rate: float) -> Fitted:
+    """The share of a batch that is under a lock, with which two workers are as fast as they
+    were."""
+
+    def predicted(share: float) -> float:
+        held = dataclasses.replace(fitted, locked_share=share)
+        return held.predict(TWO, Consumer(0.0)).batches_per_s
+
+    return dataclasses.replace(fitted, locked_share=bisect(predicted, rate, 1.0))
+
+
+def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:
+    """What waiting for a core adds to taking a batch over, by the tight step."""
+    runs = readings.of("tight")
+    if not runs:
+        return fitted
+
+    def waiting(wait_s: float) -> Fitted:
+        hot = dataclasses.replace(fitted.hand_off, crowded_wait_s=wait_s)
+        cold = dataclasses.replace(fitted.cold_hand_off, crowded_wait_s=wait_s)
+        return dataclasses.replace(fitted, hand_off=hot, cold_hand_off=cold)
+
+    step_s = statistics.fmean(float(run.steps[1:].mean()) for run in runs)
+    # Cores are not crowded all the time; waits are longer than on average while they are. But
+    # not by any number: the rate may be short for other reasons.
+    waits = mean([_waits(run) for run in runs])
+    most = _CROWDED * max(0.0, waits - fitted.hand_off.receive_wait_s)
+    return waiting(_fitted_to(readings.rate("tight"), most, step_s, waiting))
+
+
+def _fitted_to(
+    rate: float | None, most: float, step_s: float, changed: Callable[[float], Fitted]
+) -> float:
+    if rate is None or most <= 0:
+        return 0.0
+    consumer = Consumer(step_s)
+    return bisect(lambda value: changed(value).predict(TWO, consumer).batches_per_s, rate, most)
+
+
+def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:
+    """What pinning takes of the cores besides what its thread's clock says (caches that it
+    empties), where cores bound the pinned run."""
+    rate = readings.rate("pinned")
+    if rate is None:
+        return fitted
+    read = fitted.hand_off.pin_s
+
+    def taking(more: float) -> Fitted:
+        hot = dataclasses.replace(fitted.hand_off, pin_s=read + more)
+        cold = dataclasses.replace(fitted.cold_hand_off, pin_s=read + more)
+        return dataclasses.replace(fitted, hand_off=hot, cold_hand_off=cold)
+
+    def predicted(more: float) -> float:
+        return taking(more).predict(PINNED, Consumer(0.0)).batches_per_s
+
+    # The hand-off as a whole bounds what its caches can cost.
+    return taking(bisect(predicted, rate, 2 * read))

@@ -1,0 +1,103 @@
+"""The kinds of real runs that a probe makes, and what they took.
+
+Each kind tells one thing that the others do not:
+
+========  ====================================================================================
+one       a worker that is never waited for: what batches cost, what passing them on does
+two       the same with two: how much busy cores slow one another
+tight     two, and a step that takes as long as they do: passing on while all cores are busy
+turn      one batch at a time: what passes in pipes
+paced     a step that sleeps and finds batches ready: passing on with cold caches
+pinned    two with a pinning thread
+alone     no workers; once more with batches pinned
+========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from trainfit.loader.bounds import Bounds, bounds
+from trainfit.loader.instrument import WALL
+from trainfit.loader.runs import Run
+from trainfit.results.loader import Fault, LoaderSettings
+
+TWO: Final = LoaderSettings(2, 4)
+PINNED: Final = LoaderSettings(2, 4, pin_memory=True)
+SETTINGS: Final[Mapping[str, LoaderSettings]] = {
+    "one": LoaderSettings(1, 8),
+    "two": TWO,
+    "tight": TWO,
+    "turn": LoaderSettings(1, 1),
+    "paced": LoaderSettings(1, 4),
+    "pinned": PINNED,
+    "alone": LoaderSettings(0),
+    "alone_pinned": LoaderSettings(0, pin_memory=True),
+}
+#: What the runs are, in their order: kinds that are compared lie between one another.
+ORDER: Final = (
+    *("one", "two", "turn", "paced", "one", "tight", "alone", "two", "pinned"),
+    *("turn", "alone_pinned", "one", "two", "tight", "pinned", "paced", "alone"),
+)
+#: A paced step is so many times what one worker takes for a batch, so that batches are ready;
+#: a tight one so many times what two take.
+READY: Final = 1.5
+TIGHT: Final = 0.8
+
+
+@dataclass
+class Readings:
+    """The runs so far, by what they are, and what went wrong."""
+
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def of(self, *names: str) -> list[Run]:
+        """The runs of these kinds that came through."""
+        return [run for name in names for run in self.runs.get(name, ())]
+
+    def rate(self, name: str) -> float | None:
+        """Batches a second of this kind, on average."""
+        rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
+        return statistics.fmean(rates) if rates else None
+
+    @property
+    def bounds(self) -> Bounds:
+        """What the faults leave."""
+        return bounds(self.faults)
+
+    def step_s(self, name: str) -> float | None:
+        """The step of a run of this kind; ``None`` while it cannot be told."""
+        if name == "paced":
+            return READY * fetch_s(self.of("one")) or None
+        if name == "tight":
+            rate = self.rate("two")
+            return TIGHT / rate if rate else None
+        return 0.0
+
+
+def fetch_s(runs: Sequence[Run]) -> float:
+    """What a batch took a worker, on average; 0 where that is not known."""
+    times = [run.fetched[:, WALL].mean() for run in runs if len(run.fetched)]
+    return float(np.mean(times)) if times else 0.0
+
+
+def start_s(readings: Readings) -> float | None:
+    """Until one worker runs; workers are started one after the other."""
+    times = []
+    for run in readings.of(*(name for name in SETTINGS if SETTINGS[name].num_workers)):
+        last = max((at for at in run.started if at > 0), default=0.0)
+        if last:
+            times.append((last - run.began) / len(run.started))
+    return statistics.median(times) if times else None
+
+
+def mean(parts: Sequence[Any]) -> float:
+    """Of all values; 0 where there are none."""
+    values = np.concatenate(parts) if parts else np.zeros(0)
+    return float(values.mean()) if len(values) else 0.0
