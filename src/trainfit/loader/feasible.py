@@ -18,6 +18,8 @@ from trainfit.results.words import cores, count, size
 #: Of what is free, what a loader may take: the rest is for the page cache that reading needs,
 #: and for what others on the machine do meanwhile. An assumption.
 _SHARE: Final = 0.9
+#: Busy workers beyond the cores that are allowed (and a little, for clocks that are read).
+_SPARE: Final = 1.1
 #: Descriptors that the main process holds for each worker: two ends of its index queue's pipe
 #: and two of its process (`multiprocessing/popen_fork.py`), and for the result queue's pipe.
 _FILES_OF_WORKER: Final = 4
@@ -168,12 +170,12 @@ def _cores(
 ) -> str:
     """Workers beyond what the cores can run take turns, and the main process waits for its own.
 
-    A quota of 1.5 runs two workers at three quarters of their speed each, so the last core may
-    be a part of one.
+    One worker more than cores can pay: it works while another waits to be taken from. A quota of
+    1.5 counts as two, each at three quarters of its speed.
     """
     busy = settings.num_workers * _busy_share(probe)
     left = max(1.0, machine.usable_cores - main_cores)
-    if settings.num_workers == 1 or busy <= math.ceil(left - 1e-9) + 1e-9:
+    if settings.num_workers == 1 or busy <= math.ceil(left - 1e-9) + _SPARE:
         return ""
     main = f" and the training step keeps {cores(main_cores)} busy" if main_cores >= 0.1 else ""
     return (
