@@ -61,8 +61,8 @@ def advised(
         (load(hand_off=HandOff(0.001, 0, 0.05)), LoaderSettings(8), {"sampler_s": None},
          "hand_off"),
         (load(locked_share=0.6), LoaderSettings(4), {}, "lock"),
-        (load(cores=Cores((1.0,) * 8, contention=1.0)), LoaderSettings(4), {"scaling": 1.0},
-         "lock"),
+        (load(cores=Cores((1.0,) * 4, contention=1.0)), LoaderSettings(4), {"scaling": 1.0},
+         "cores"),
     ],
 )  # fmt: skip
 def test_what_the_rate_follows_is_the_limit(

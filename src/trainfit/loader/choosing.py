@@ -39,6 +39,7 @@ class Goal:
     """What settings are chosen for.
 
     ``present`` are the user's settings: order, start method and threads are kept.
+    ``infeasible`` says what is not to be chosen, ``impossible`` what cannot even be tried.
     """
 
     consumer: Consumer
@@ -47,6 +48,7 @@ class Goal:
     most_prefetch: int = max(PREFETCH)
     least_workers: int = 0
     infeasible: Infeasible = lambda settings: ""
+    impossible: Infeasible = lambda settings: ""
 
 
 @dataclass
@@ -198,10 +200,15 @@ class Confirmation:
                 self._refit(trial)
 
     def _beyond(self) -> None:
-        """What twice as many workers do, if a run is left."""
+        """What twice as many workers do, if a run is left; they are not to be chosen."""
         chosen = self._chosen()
         twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
-        if chosen.num_workers and len(self.trials) < self.most and self._can(twice):
+        if (
+            chosen.num_workers
+            and len(self.trials) < self.most
+            and self._trial(twice) is None
+            and not self.choice.goal.impossible(twice)
+        ):
             self._try(twice, "beyond the knee")
 
     def _can(self, settings: LoaderSettings) -> bool:

@@ -34,6 +34,8 @@ from trainfit.loader.runs import Run
 #: Two workers that wait this share of a batch's time more than one does, and give so much less
 #: than cores would let them: a lock.
 _LOCK_WAITS: Final = 0.2
+#: More than all of its work is not lost where threads take turns.
+_MOST_SHARING: Final = 1.0
 #: Waits on crowded cores are at most so many times those of the tight run on average.
 _CROWDED: Final = 4.0
 _LOCK_SLOWER: Final = 0.85
@@ -186,6 +188,25 @@ def _with_lock(fitted: Fitted, rate: float) -> Fitted:
         return held.predict(TWO, Consumer(0.0)).batches_per_s
 
     return dataclasses.replace(fitted, locked_share=bisect(predicted, rate, 1.0))
+
+
+def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
+    """What taking turns on a core costs, by a run with more workers than cores; where that has
+    a core for each, what so many busy cores cost one another."""
+    runs, rate = readings.of("over"), readings.rate("over")
+    if not runs or rate is None or fitted.locked_share:
+        return fitted
+    settings, cores = runs[0].settings, fitted.cores
+    if settings.num_workers <= len(cores.speeds):
+        return fitted.with_contention(fit_contention(fitted, settings, rate, 1 + cores.contention))
+
+    def shared(loss: float) -> Fitted:
+        return dataclasses.replace(fitted, cores=dataclasses.replace(cores, sharing=loss))
+
+    def predicted(loss: float) -> float:
+        return shared(loss).predict(settings, Consumer(0.0)).batches_per_s
+
+    return shared(bisect(predicted, rate, _MOST_SHARING))
 
 
 def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:

@@ -66,19 +66,22 @@ class Cores:
         quota: cores of time that may be used on average (a cgroup's limit), or ``None``.
         contention: by how much one more busy core slows all of them (shared caches, memory
             bandwidth, clocks that fall): n busy cores run at 1 / (1 + contention × (n - 1)).
+        sharing: what is lost where threads take turns on a core (each finds its caches filled
+            by the others): with n of them it does 1 / (1 + sharing × (1 - 1/n)) of the work.
     """
 
     speeds: tuple[float, ...]
     quota: float | None = None
     contention: float = 0.0
+    sharing: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.speeds or min(self.speeds) <= 0:
             raise ValueError("a machine needs cores with a speed above 0")
         if self.quota is not None and self.quota <= 0:
             raise ValueError("a CPU quota is above 0")
-        if self.contention < 0:
-            raise ValueError("contention is 0 or more")
+        if self.contention < 0 or self.sharing < 0:
+            raise ValueError("contention and sharing are 0 or more")
 
     def rate(self, busy: int) -> float:
         """The speed of each core while so many of them are busy.
@@ -103,8 +106,8 @@ class _Queues:
     are not a fair share each: one runs alone, two take turns.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, sharing: float) -> None:
+        self._count, self._sharing = count, sharing
         self._threads: list[list[Process]] = []
         """Of each core that was used so far."""
         self._idle: list[int] = []
@@ -117,7 +120,10 @@ class _Queues:
 
     def share(self, process: Process) -> float:
         """Of the speed of a core, what a process gets, of all its threads together."""
-        return sum(1 / len(self._threads[core]) for core in self._homes[process])
+        return sum(self._turn(len(self._threads[core])) for core in self._homes[process])
+
+    def _turn(self, threads: int) -> float:
+        return 1 / (threads * (1 + self._sharing * (1 - 1 / threads)))
 
     def place(self, process: Process, threads: int) -> None:
         """Let a process run with so many threads."""
@@ -169,7 +175,7 @@ class Simulation:
         self._rates: dict[int, float] = {}
         self._timed: list[tuple[float, int, Process]] = []
         self._working: dict[Process, float] = {}
-        self._queues = _Queues(len(cores.speeds))
+        self._queues = _Queues(len(cores.speeds), cores.sharing)
         self._widths: dict[Process, int] = {}
         self._shares: dict[Process, float] | None = None
         self._count = 0

@@ -93,15 +93,23 @@ def infeasible(
     Args:
         main_cores: cores that the main process keeps busy with its step, on average.
     """
+    return impossible(settings, probe, machine, shared_bytes=shared_bytes) or (
+        _cores(settings, probe, machine, main_cores) if settings.num_workers else ""
+    )
+
+
+def impossible(
+    settings: LoaderSettings,
+    probe: Probe,
+    machine: LoaderMachine,
+    *,
+    shared_bytes: int | None = None,
+) -> str:
+    """Why these settings could not even be tried: memory and files; cores are only slow."""
     if settings.num_workers == 0:
         return ""
     taken = needs(settings, probe, shared_bytes)
-    return (
-        _shm(taken, machine)
-        or _ram(settings, taken, machine)
-        or _files(taken, machine)
-        or _cores(settings, probe, machine, main_cores)
-    )
+    return _shm(taken, machine) or _ram(settings, taken, machine) or _files(taken, machine)
 
 
 def growth(

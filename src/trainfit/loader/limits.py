@@ -16,9 +16,6 @@ _FASTER: Final = 0.1
 _FOLLOWS: Final = 0.15
 #: Of the cores, the share that is busy when they are what bounds.
 _BUSY: Final = 0.85
-#: Two workers that make less than this times what one makes, with cores to spare, wait for
-#: one another.
-_NO_SCALING: Final = 1.25
 #: Simulated batches: rounds of the queues, within bounds.
 _ROUNDS: Final = 20
 _LEAST: Final = 300
@@ -82,9 +79,16 @@ def cheaper(load: Load, wait: float, work: float) -> Load:
     """The same with these parts of the time that batches wait and work, everywhere."""
 
     def scaled(costs: Sequence[BatchCost]) -> tuple[BatchCost, ...]:
-        return tuple(BatchCost(cost.wait_s * wait, cost.work_s * work) for cost in costs)
+        return tuple(
+            BatchCost(cost.wait_s * wait, cost.work_s * work, cost.width) for cost in costs
+        )
 
-    return dataclasses.replace(load, costs=scaled(load.costs), alone=scaled(load.alone))
+    return dataclasses.replace(
+        load,
+        costs=scaled(load.costs),
+        alone=scaled(load.alone),
+        alone_pinned=scaled(load.alone_pinned),
+    )
 
 
 def _of_making(
@@ -99,7 +103,7 @@ def _of_making(
     gained = rate(load, dataclasses.replace(settings, num_workers=more), count) / base - 1
     if gained > 0.5 * (more / workers - 1):
         return "workers"
-    if _is_lock(load, probe, base, settings, count):
+    if _is_lock(load, base, settings, count):
         return "lock"
     waits = sum(cost.wait_s for cost in load.costs)
     works = sum(cost.work_s for cost in load.costs)
@@ -108,13 +112,12 @@ def _of_making(
     return "disk" if waits > works else "cores"
 
 
-def _is_lock(load: Load, probe: Probe, base: float, settings: LoaderSettings, count: int) -> bool:
-    if load.locked_share > 0:
-        freed = dataclasses.replace(load, locked_share=load.locked_share * (1 - _FASTER))
-        if rate(freed, settings, count) / base - 1 > _FOLLOWS * _GAIN:
-            return True
-    spare = capacity(load.cores) >= 2
-    return spare and probe.scaling is not None and probe.scaling < _NO_SCALING
+def _is_lock(load: Load, base: float, settings: LoaderSettings, count: int) -> bool:
+    """Would it help if less of a batch were under the lock that workers share?"""
+    if load.locked_share <= 0:
+        return False
+    freed = dataclasses.replace(load, locked_share=load.locked_share * (1 - _FASTER))
+    return rate(freed, settings, count) / base - 1 > _FOLLOWS * _GAIN
 
 
 def capacity(cores: Cores) -> float:

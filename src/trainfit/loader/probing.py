@@ -30,7 +30,7 @@ from trainfit.loader.oom import between, oom_kills
 from trainfit.loader.output import captured_stderr
 from trainfit.loader.pools import thread_pools
 from trainfit.loader.progress import Progress, Silent
-from trainfit.loader.readings import ORDER, SETTINGS, Readings, fetch_s, mean, start_s
+from trainfit.loader.readings import KINDS, ORDER, Readings, fetch_s, mean, start_s
 from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.split import split
@@ -43,7 +43,7 @@ SECONDS: Final = 20.0
 #: Of a probe's time, what the runs of the series take; the rest is for what follows them.
 _SERIES: Final = 0.75
 #: Of that, what one slice takes; the least and the most seconds of one.
-_SLICE: Final = 1 / 19
+_SLICE: Final = 1 / 22
 _LEAST_S, _MOST_S = 0.4, 4.0
 #: Of a probe's time, what the look at the call tree takes, storage, and other start methods.
 _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
@@ -97,12 +97,12 @@ def probe_workload(
     """
     began = time.monotonic()
     progress = progress or Silent()
-    readings = Readings()
+    readings = Readings(machine)
     progress("checks before any run", 0.0)
     readings.faults += check(workload, limit_s=seconds / 2)
     for name in _series(readings, began, _SERIES * seconds):
         share = (time.monotonic() - began) / seconds
-        progress(_words(SETTINGS[name]), min(_SERIES, share))
+        progress(_words(readings.settings(name)), min(_SERIES, share))
         _measure(workload, name, readings, seconds, machine)
     fitted = fit(readings, model_cores(machine, 0.0))
     probe = _probe(workload, readings, fitted)
@@ -141,8 +141,9 @@ def _measure(
         return
     length = _length(readings, _SERIES * seconds)
     for _ in range(_ATTEMPTS):
-        settings = readings.bounds.nearest(SETTINGS[name])
-        if settings is None or settings.num_workers != SETTINGS[name].num_workers:
+        wanted = readings.settings(name)
+        settings = readings.bounds.nearest(wanted) if wanted is not None else None
+        if settings is None or wanted is None or settings.num_workers != wanted.num_workers:
             return
         run, fault = run_watched(
             workload,
@@ -218,7 +219,7 @@ def same_order(workload: Workload) -> Iterator[None]:
 
 
 def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Probe:
-    runs = readings.of(*SETTINGS)
+    runs = readings.of(*KINDS)
     ones = readings.of("one")
     fetched = np.concatenate([run.fetched for run in ones]) if ones else np.zeros((0, 4))
     wall, cpu = fetched[:, WALL], fetched[:, CPU]
@@ -273,7 +274,7 @@ def _with_starts(probe: Probe, workload: Workload, readings: Readings, left_s: f
         wanted = workload.present.start_method == method
         if method in starts or not (wanted or left_s > _START_S):
             continue
-        settings = dataclasses.replace(SETTINGS["one"], start_method=method)
+        settings = LoaderSettings(1, start_method=method)
         if not readings.bounds.allows(settings):
             continue
         began = time.monotonic()
@@ -286,9 +287,9 @@ def _with_starts(probe: Probe, workload: Workload, readings: Readings, left_s: f
     return dataclasses.replace(probe, start_s=starts)
 
 
-def _words(settings: LoaderSettings) -> str:
-    count = settings.num_workers
+def _words(settings: LoaderSettings | None) -> str:
+    count = settings.num_workers if settings is not None else 0
     if count == 0:
         return "no workers"
-    pinned = ", pinned" if settings.pin_memory else ""
+    pinned = ", pinned" if settings is not None and settings.pin_memory else ""
     return f"{count} worker{'s' if count > 1 else ''}{pinned}"

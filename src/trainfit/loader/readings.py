@@ -9,12 +9,14 @@ tight     two, and a step that takes as long as they do: passing on while all co
 turn      one batch at a time: what passes in pipes
 paced     a step that sleeps and finds batches ready: passing on with cold caches
 pinned    two with a pinning thread
+over      more than there are cores, if they fit: what taking turns costs
 alone     no workers; once more with batches pinned
 ========  ====================================================================================
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +27,11 @@ import numpy as np
 from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.instrument import WALL
 from trainfit.loader.runs import Run
-from trainfit.results.loader import Fault, LoaderSettings
+from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
 
 TWO: Final = LoaderSettings(2, 4)
 PINNED: Final = LoaderSettings(2, 4, pin_memory=True)
-SETTINGS: Final[Mapping[str, LoaderSettings]] = {
+_FIXED: Final[Mapping[str, LoaderSettings]] = {
     "one": LoaderSettings(1, 8),
     "two": TWO,
     "tight": TWO,
@@ -39,10 +41,16 @@ SETTINGS: Final[Mapping[str, LoaderSettings]] = {
     "alone": LoaderSettings(0),
     "alone_pinned": LoaderSettings(0, pin_memory=True),
 }
+KINDS: Final = (*_FIXED, "over")
+#: Workers a core in a run with more than cores; the most of them, and the share of the free RAM
+#: that they may take.
+_OVER: Final = 2
+_MOST_OVER: Final = 16
+_OVER_RAM: Final = 0.5
 #: What the runs are, in their order: kinds that are compared lie between one another.
 ORDER: Final = (
-    *("one", "two", "turn", "paced", "one", "tight", "alone", "two", "pinned"),
-    *("turn", "alone_pinned", "one", "two", "tight", "pinned", "paced", "alone"),
+    *("one", "two", "turn", "paced", "over", "one", "tight", "alone", "two", "pinned"),
+    *("turn", "alone_pinned", "one", "two", "over", "tight", "pinned", "paced", "alone"),
 )
 #: A paced step is so many times what one worker takes for a batch, so that batches are ready;
 #: a tight one so many times what two take.
@@ -54,6 +62,7 @@ TIGHT: Final = 0.8
 class Readings:
     """The runs so far, by what they are, and what went wrong."""
 
+    machine: LoaderMachine
     runs: dict[str, list[Run]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
@@ -70,6 +79,18 @@ class Readings:
     def bounds(self) -> Bounds:
         """What the faults leave."""
         return bounds(self.faults)
+
+    def settings(self, name: str) -> LoaderSettings | None:
+        """Of a run of this kind; ``None`` where there can be none."""
+        return _FIXED[name] if name in _FIXED else self._over()
+
+    def _over(self) -> LoaderSettings | None:
+        private = [size for run in self.of("one", "two") for size in run.private_bytes]
+        count = min(_MOST_OVER, _OVER * math.ceil(self.machine.usable_cores))
+        free = self.machine.available_bytes
+        if private and free is not None:
+            count = min(count, int(_OVER_RAM * free / max(1, max(private))))
+        return LoaderSettings(count, 2) if count > TWO.num_workers else None
 
     def step_s(self, name: str) -> float | None:
         """The step of a run of this kind; ``None`` while it cannot be told."""
@@ -90,9 +111,9 @@ def fetch_s(runs: Sequence[Run]) -> float:
 def start_s(readings: Readings) -> float | None:
     """Until one worker runs; workers are started one after the other."""
     times = []
-    for run in readings.of(*(name for name in SETTINGS if SETTINGS[name].num_workers)):
+    for run in readings.of(*KINDS):
         last = max((at for at in run.started if at > 0), default=0.0)
-        if last:
+        if last and run.settings.num_workers:
             times.append((last - run.began) / len(run.started))
     return statistics.median(times) if times else None
 

@@ -178,6 +178,7 @@ class _Tuner:
             dataclasses.replace(present, start_method=start),
             self._most_workers(max_workers),
             infeasible=self._infeasible,
+            impossible=self._impossible,
         )
 
     def _most_workers(self, asked: int | None) -> int:
@@ -197,6 +198,11 @@ class _Tuner:
         if not left.allows(settings):
             return "a fault leaves no such setting: " + ", ".join(left.reasons)
         return feasible.infeasible(settings, self._measured.probe, self._machine)
+
+    def _impossible(self, settings: LoaderSettings) -> str:
+        if not bounds(self._faults).allows(settings):
+            return "a fault leaves no such setting"
+        return feasible.impossible(settings, self._measured.probe, self._machine)
 
     def _run(self, settings: LoaderSettings, consumer: Consumer) -> Run:
         """One confirming run, long enough for some batches."""
