@@ -142,6 +142,5 @@ def _faster_step(consumer: Consumer) -> Consumer:
 
 
 def _faster_hand_off(hand_off: HandOff) -> HandOff:
-    return HandOff(
-        *(getattr(hand_off, field.name) * (1 - _FASTER) for field in dataclasses.fields(hand_off))
-    )
+    times = {field.name: getattr(hand_off, field.name) for field in dataclasses.fields(hand_off)}
+    return HandOff(**{name: None if s is None else s * (1 - _FASTER) for name, s in times.items()})
