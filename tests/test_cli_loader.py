@@ -14,7 +14,7 @@ from helpers_loader import result
 from trainfit.cli import loader
 from trainfit.cli.main import main
 from trainfit.cli.progress_bar import ProgressBar, ProgressLines
-from trainfit.plan.loading import LoadingOptions, Stage
+from trainfit.plan.loading import LoadingOptions, Stage, Tuned
 from trainfit.report.loader_text import loader_text
 from trainfit.results.loader import LoaderResult
 
@@ -26,9 +26,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the verb asks the planner for, which answers with a fixture."""
     calls: list[Any] = []
 
-    def tune(command: Any, options: LoadingOptions, progress: Any) -> LoaderResult:
+    def tune(command: Any, options: LoadingOptions, progress: Any) -> Tuned:
         calls.append((command, options))
-        return result()
+        return Tuned(result(), None)
 
     monkeypatch.setattr(loader, "tune_command", tune)
     return calls

@@ -43,7 +43,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Load
         for name in ("STUB_TUNER", "STUB_METHODS"):
             if name in more:
                 monkeypatch.setenv(name, more.pop(name))
-        return tune_command(command, options or LoadingOptions(), **more)
+        return tune_command(command, options or LoadingOptions(), **more).result
 
     return tune
 

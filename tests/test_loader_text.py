@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_loader import candidates, machine, probe, result
-from trainfit.report.loader_text import launch_line, loader_line, loader_text
+from trainfit.report.loader_text import loader_line, loader_text
 from trainfit.report.loader_words import duration, rate, settings_words
 from trainfit.report.sizes import WIDTH
 from trainfit.results.loader import (
@@ -213,7 +212,11 @@ def test_a_fault_that_was_met_several_times_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (LoaderSettings(0), "DataLoader(…, num_workers=0, pin_memory=False)"),
+        (
+            LoaderSettings(0),
+            "DataLoader(…, num_workers=0, prefetch_factor=None, pin_memory=False, "
+            "persistent_workers=False)",
+        ),
         (
             LoaderSettings(2, 4, True, False, True, "spawn"),
             "DataLoader(…, num_workers=2, prefetch_factor=4, pin_memory=True, "
@@ -225,7 +228,7 @@ def test_the_line_to_write_is_one_that_pytorch_takes(settings: LoaderSettings, l
     """Without workers PyTorch refuses prefetch_factor and persistent_workers."""
     from torch.utils.data import DataLoader
 
-    written = loader_line(settings, LoaderSettings(1))
+    written = loader_line(settings, LoaderSettings(1, persistent_workers=True))
     assert written == line
     arguments = eval(written.replace("DataLoader(…, ", "dict("))
     loader: Any = DataLoader([1, 2], **arguments)
@@ -241,18 +244,20 @@ def test_nothing_is_to_be_written_where_nothing_changes() -> None:
     assert told[1] == "  torch.set_num_threads(2)  (in the DataLoader's worker_init_fn)"
 
 
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        ("python a.py", "OMP_NUM_THREADS=1 taskset -c 0-3 python a.py"),
-        ("A='b c' python a.py", "OMP_NUM_THREADS=1 taskset -c 0-3 env A='b c' python a.py"),
-        ("--loader a.py:make", "OMP_NUM_THREADS=1 taskset -c 0-3 COMMAND"),
-    ],
-)
-def test_the_launch_line_runs_in_a_shell(command: str, line: str) -> None:
-    assert launch_line(result(command=command, variables=(VARIABLE,), cores=CORES)) == line
-    assert shlex.split(line)
-    assert launch_line(result(command=command)) == ""
+def test_the_launch_line_is_the_plans() -> None:
+    told = section(loader_text(result(launch="OMP_NUM_THREADS=1 python a.py")), "Write")
+    assert told[-1] == "  OMP_NUM_THREADS=1 python a.py"
+    given = result(command="--loader a.py:make", variables=(VARIABLE,), cores=CORES)
+    assert section(loader_text(given), "Write")[-1] == "  OMP_NUM_THREADS=1 taskset -c 0-3 COMMAND"
+    ranks = dataclasses.replace(CORES, prefix="torchrun --numa-binding=node --nproc-per-node=2")
+    told = section(loader_text(result(cores=ranks, launch="torchrun … python a.py")), "Write")
+    assert told[-1].endswith("--nproc-per-node=2 …  (in the place of python)")
+
+
+def test_a_bound_of_the_step_is_called_one() -> None:
+    told = " ".join(loader_text(result(step_is_bound=True)).split())
+    assert "a step of the GPU takes at least 40 ms" in told
+    assert "The real step is longer" in told
 
 
 _ANY = st.text(max_size=40)

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
 from trainfit.hardware.constants import check_profile, gpu_of_profile
 from trainfit.hardware.local_gpu import local_usage
+from trainfit.report.sizes import printable
 from trainfit.results.constants import DeviceConstants
 from trainfit.results.errors import TrainfitError
 from trainfit.results.profile import Profile
@@ -190,7 +191,7 @@ def split_command(
 
 def progress(text: str) -> None:
     """One line on standard error; results alone go to standard output."""
-    print(f"trainfit: {text} …", file=sys.stderr, flush=True)
+    print(f"trainfit: {printable(text)} …", file=sys.stderr, flush=True)
 
 
 def only_ascii() -> bool:

@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="seconds for everything; what is measured by then is told (default 600)",
+        help="seconds for everything; once probed, what there is by then is told (default 600)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
@@ -125,10 +125,13 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = output_file(options.output) if options.output is not None else None
     parsed = source(options, command)
     with loading_progress() as progress:
-        result = tune_command(parsed, loading_options(options), progress)
+        tuned = tune_command(parsed, loading_options(options), progress)
+    result = tuned.result
+    print(result.to_json() if options.json else loader_text(result), flush=True)
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else loader_text(result))
+    if tuned.interrupt is not None:
+        raise tuned.interrupt
     return 0
 
 
@@ -144,6 +147,8 @@ def source(
         return _parse(command, verb)
     if command:
         raise UsageError("--loader and a command: give one of them, and leave the other out")
+    if options.gpu is not None and options.step_time is None:
+        raise UsageError("--loader has no step to simulate: give its time, as in --step-time 40ms")
     return None
 
 

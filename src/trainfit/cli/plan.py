@@ -26,6 +26,7 @@ from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.plan.planner import Settings, plan
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.report.plan_text import plan_text
+from trainfit.results.loader import LoaderResult
 from trainfit.results.plan import PlanResult
 
 PARSER: dict[str, Any] = {
@@ -117,7 +118,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         result.save(output)  # kept, whatever becomes of the loader
     if tunes:
         progress("tuning the DataLoader")
-        result = _with_loading(result, parsed, device.name, options)
+        try:
+            result = _with_loading(result, parsed, device.name, options)
+        except KeyboardInterrupt:
+            print(result.to_json() if options.json else plan_text(result), flush=True)
+            raise
     if output is not None and tunes:
         result.save(output)
     print(result.to_json() if options.json else plan_text(result))
@@ -141,11 +146,24 @@ def _with_loading(
     measuring = _PROBE_S if options.probe_time is None else options.probe_time
     # The script's way to its first step may take as long as any simulated run.
     limit = options.time_limit + _MEASURING * measuring
-    loading = LoadingOptions(options.step_time, gpu, measuring, time_limit_s=limit)
+    loading = LoadingOptions(
+        options.step_time,
+        gpu,
+        measuring,
+        time_limit_s=limit,
+        script_limit_s=options.time_limit,
+    )
+
+    def tune(filled: Command) -> LoaderResult:
+        tuned = tune_command(filled, loading, progress)
+        if tuned.interrupt is not None:
+            raise tuned.interrupt
+        return tuned.result
+
     return with_loading(
         result,
         command,
-        lambda filled: tune_command(filled, loading, progress),
+        tune,
         step_is_bound=options.step_time is None,
     )
 

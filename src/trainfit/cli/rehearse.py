@@ -104,9 +104,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with loading_progress() as progress:
         rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress)
     result = rehearsed.result
+    text = result.to_json() if options.json else rehearsal_text(result, ascii_only=only_ascii())
+    print(text, flush=True)
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else rehearsal_text(result, ascii_only=only_ascii()))
     if rehearsed.interrupt is not None:
         raise rehearsed.interrupt
     return 0 if result.ended == "duration" else 2

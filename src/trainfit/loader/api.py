@@ -27,8 +27,9 @@ def probe(
 ) -> Probe:
     """What batches of a DataLoader, or of a data set with this batch size, cost here.
 
-    It takes about so many seconds, makes batches in processes of its own, and changes neither
-    the loader nor the data. Call it under ``if __name__ == "__main__":``.
+    It takes about so many seconds and changes neither the loader nor the data. Batches are made
+    in processes of its own, at the end some in this one, too (as without workers). Call it under
+    ``if __name__ == "__main__":``.
 
     Raises :class:`~trainfit.loader.workload.LoaderError` for what is neither.
     """

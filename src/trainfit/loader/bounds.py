@@ -27,7 +27,7 @@ _OF_START: Final = (
     "died",
 )
 #: Faults of the data, whoever makes the batches.
-_OF_DATA: Final = ("not_restartable", "collate", "no_batches")
+_OF_DATA: Final = ("collate", "no_batches")
 _ONLY_FORK: Final = ("not_picklable", "no_main_guard", "not_importable", "spawn_start")
 #: Faults that leave every setting: they cost time, or a number that a script may count on.
 HARMLESS: Final = (
@@ -37,6 +37,7 @@ HARMLESS: Final = (
     "large_pickle",
     "timeout",
     "iterable_perhaps_not_sharded",
+    "not_restartable",
 )
 
 
@@ -44,12 +45,13 @@ HARMLESS: Final = (
 class Bounds:
     """What settings must keep to; ``None``: no bound.
 
-    ``most_tokens`` bounds num_workers × prefetch_factor. ``works`` is whether anything does:
+    ``most_tokens`` bounds num_workers × prefetch_factor; ``least_workers`` is 1 where batches
+    cannot be made in the main process. ``works`` is whether anything does:
     if not, batches cannot be made even in the main process. ``reasons`` are the faults' kinds.
     """
 
     most_workers: int | None = None
-    most_prefetch: int | None = None
+    least_workers: int = 0
     most_tokens: int | None = None
     start_methods: tuple[StartMethod, ...] = START_METHODS
     may_pin: bool = True
@@ -60,7 +62,7 @@ class Bounds:
         """Both at once."""
         return Bounds(
             _least(self.most_workers, other.most_workers),
-            _least(self.most_prefetch, other.most_prefetch),
+            max(self.least_workers, other.least_workers),
             _least(self.most_tokens, other.most_tokens),
             tuple(each for each in self.start_methods if each in other.start_methods),
             self.may_pin and other.may_pin,
@@ -75,24 +77,27 @@ class Bounds:
 
     def allows(self, settings: LoaderSettings) -> bool:
         """Do these settings keep to it?"""
-        return self.works and self._nearest(settings) == settings
+        return self._works and self._nearest(settings) == settings
 
     def nearest(self, wanted: LoaderSettings) -> LoaderSettings | None:
         """The settings closest to those wanted that keep to it; ``None`` if nothing works."""
-        return self._nearest(wanted) if self.works else None
+        return self._nearest(wanted) if self._works else None
+
+    @property
+    def _works(self) -> bool:
+        return self.works and (self.workers is None or self.workers >= self.least_workers)
 
     def _nearest(self, wanted: LoaderSettings) -> LoaderSettings:
         workers = wanted.num_workers
         if self.workers is not None:
             workers = min(workers, self.workers)
+        workers = max(workers, self.least_workers)
         pin = wanted.pin_memory and self.may_pin
         if workers == 0:
             if wanted.num_workers == 0:
                 return dataclasses.replace(wanted, pin_memory=pin)
             return LoaderSettings(0, pin_memory=pin, start_method=wanted.start_method)
         prefetch = wanted.prefetch_factor
-        if self.most_prefetch is not None:
-            prefetch = min(prefetch, max(1, self.most_prefetch))
         if self.most_tokens is not None:
             prefetch = min(prefetch, max(1, self.most_tokens // workers))
         start = wanted.start_method
@@ -113,8 +118,10 @@ def bounds_of(fault: Fault) -> Bounds:
     reasons = (kind,)
     if kind in HARMLESS:
         return Bounds()
-    if kind in _OF_DATA or (met is not None and met.num_workers == 0 and kind != "pin_memory"):
+    if kind in _OF_DATA:
         return Bounds(works=False, reasons=reasons)
+    if met is not None and met.num_workers == 0 and kind != "pin_memory":
+        return Bounds(least_workers=1, reasons=reasons)
     if kind in _ONLY_FORK:
         return Bounds(start_methods=("fork",), reasons=reasons)
     if kind == "iterable_not_sharded":

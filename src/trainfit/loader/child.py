@@ -114,7 +114,7 @@ class Child:
                 return
             request = dataclasses.replace(self._request, step=self._step())
             function = tune if request.function == "tune" else _function(request.function)
-            result = function(workload, request, self._loader)
+            result = _json(function(workload, request, self._loader))
         except LoaderError as error:
             self._finish("loader", _line(error), _cause(error))
         except (Exception, SystemExit) as error:
@@ -123,7 +123,7 @@ class Child:
             else:
                 self._finish("failed", _one_line(error), traceback.format_exc())
         else:
-            write_whole(self._folder / "result.json", _json(result))
+            write_whole(self._folder / "result.json", result)
             self._finish("measured")
         faulthandler.cancel_dump_traceback_later()
 

@@ -26,7 +26,7 @@ PREFETCH: Final = (1, 2, 4, 8)
 #: Workers that are tried: all up to eight, then some; around the knee all again.
 _WORKERS: Final = (*range(9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 #: Of an epoch's time, what starting the workers anew may take before they are kept.
-_BUBBLE: Final = 0.01
+BUBBLE: Final = 0.01
 
 Infeasible = Callable[[LoaderSettings], str]
 """Why settings cannot be, or nothing."""
@@ -166,11 +166,15 @@ class Trial:
 
 @dataclass
 class Confirmation:
-    """Real runs of what was chosen, until measurement and model agree or runs run out."""
+    """Real runs of what was chosen, until measurement and model agree or runs run out.
+
+    ``after`` is called after each of them.
+    """
 
     choice: Choice
     runner: Runner
     most: int
+    after: Callable[[Confirmation], None] = lambda confirmation: None
     trials: list[Trial] = field(default_factory=list)
     refitted: bool = False
 
@@ -191,13 +195,19 @@ class Confirmation:
             if self._trial(chosen) is not None or not self._can(chosen):
                 return
             trial = self._try(chosen, why)
-            if trial.failure is not None:
-                self.choice.candidates[chosen] = dataclasses.replace(
-                    self.choice.candidates[chosen],
-                    infeasible="the loader failed with it in a real run",
-                )
+            if trial.measured is None:
+                self._bar(chosen)
             elif self._is_surprise(trial):
                 self._refit(trial)
+
+    def _bar(self, failed: LoaderSettings) -> None:
+        """Not what failed, nor what its fault leaves no more."""
+        candidates = self.choice.candidates
+        for settings, each in candidates.items():
+            reason = each.infeasible or self.choice.goal.infeasible(settings)
+            if settings == failed:
+                reason = "the loader failed with it in a real run"
+            candidates[settings] = dataclasses.replace(each, infeasible=reason)
 
     def _beyond(self) -> None:
         """What twice as many workers do, if a run is left; they are not to be chosen."""
@@ -219,6 +229,7 @@ class Confirmation:
         run = self.runner(settings, self.choice.goal.consumer)
         trial = Trial(settings, predicted, run, why)
         self.trials.append(trial)
+        self.after(self)
         return trial
 
     def _trial(self, settings: LoaderSettings) -> Trial | None:
@@ -253,7 +264,9 @@ class Confirmation:
         if ours is None or theirs is None or not ours.measured or not theirs.measured:
             return chosen
         fewer = present.num_workers <= chosen.num_workers
-        return present if fewer and theirs.measured >= WITHIN * ours.measured else chosen
+        slower = ours.measured < WITHIN * theirs.measured
+        as_good = theirs.measured >= WITHIN * ours.measured
+        return present if slower or (fewer and as_good) else chosen
 
 
 def keep_workers(
@@ -264,7 +277,7 @@ def keep_workers(
         return False
     if epoch_s is None or epoch_s <= 0:
         return present.persistent_workers
-    return settings.num_workers * start_s > _BUBBLE * epoch_s or present.persistent_workers
+    return settings.num_workers * start_s > BUBBLE * epoch_s or present.persistent_workers
 
 
 def beyond_knee(

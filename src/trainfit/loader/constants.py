@@ -27,7 +27,7 @@ from trainfit.loader.fitting import (
     ratio,
 )
 from trainfit.loader.instrument import WALL
-from trainfit.loader.model import Consumer, HandOff
+from trainfit.loader.model import BatchCost, Consumer, HandOff
 from trainfit.loader.readings import PINNED, TWO, Readings, mean, start_s
 from trainfit.loader.runs import Run
 
@@ -48,7 +48,8 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
     if costs is None:
         if not alone:
             return None
-        return Fitted(alone, alone, HandOff(), HandOff(), cores, 0.0)
+        pinned = _alone_pinned(readings)
+        return Fitted(alone, alone, HandOff(), HandOff(), cores, 0.0, alone_pinned=pinned)
     hot = _hand_off(readings, costs)
     start = start_s(readings) or 0.0
     fitted = Fitted(
@@ -58,13 +59,14 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
         _cold(readings, hot),
         cores,
         start,
-        alone_pinned=tuple(
-            cost for run in readings.of("alone_pinned") for cost in alone_costs(run)
-        ),
+        alone_pinned=_alone_pinned(readings),
     )
-    return _with_pinning(
-        _with_crowding(_with_contention(fitted, readings, costs), readings), readings
-    )
+    fitted = _with_sharing(_with_contention(fitted, readings, costs), readings)
+    return _with_pinning(_with_crowding(fitted, readings), readings)
+
+
+def _alone_pinned(readings: Readings) -> tuple[BatchCost, ...]:
+    return tuple(cost for run in readings.of("alone_pinned") for cost in alone_costs(run))
 
 
 def common_costs(readings: Readings) -> Costs | None:

@@ -237,7 +237,7 @@ class Simulation:
         least = min(each / shares[process] for process, each in self._working.items())
         limit = max(_DONE, least)
         ended = [
-            process for process, left in self._working.items() if left <= limit * shares[process]
+            process for process, left in self._working.items() if left / shares[process] <= limit
         ]
         for process in ended:
             del self._working[process]

@@ -38,8 +38,10 @@ _SHM: Final = re.compile(
     r"|Couldn't allocate shared memory segment",
     re.IGNORECASE,
 )
+#: Characters of evidence that are kept.
+_LONGEST: Final = 4000
 _NO_SPACE: Final = re.compile(r"No space left on device|\[Errno 28\]")
-_SHM_PLACES: Final = re.compile(r"/dev/shm|torch_\d+|multiprocessing/synchronize\.py|SemLock")
+_SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchronize\.py|SemLock")
 #: "unable to open shared memory object </torch_1_2_3> in read-write mode[: Too many open …]"
 #: (`aten/src/ATen/MapAllocator.cpp`; before 1.12 without the reason: files, most often).
 _SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
@@ -100,13 +102,22 @@ def diagnose(
         or _ended(failure, settings, seen)
         or _exception(failure, settings, raised, workload)
     )
-    return found or Fault(
+    found = found or Fault(
         "died",
         "The run came to nothing, and nothing was said of why",
         _said(failure, seen),
         cures.DIED,
         settings,
     )
+    return dataclasses.replace(found, evidence=_clipped(found.evidence))
+
+
+def _clipped(text: str) -> str:
+    """Text whose beginning and end are kept: of a traceback, and of what a process printed,
+    the end says the most."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 4]} … {text[-_LONGEST * 3 // 4 :]}"
 
 
 # --- Hangs ------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ _FASTER: Final = 0.1
 _FOLLOWS: Final = 0.15
 #: Of the cores, the share that is busy when they are what bounds.
 _BUSY: Final = 0.85
+#: From storage batches take this many times what they do from the page cache, or it is noise.
+COLDER: Final = 1.1
 #: Simulated batches: rounds of the queues, within bounds.
 _ROUNDS: Final = 20
 _LEAST: Final = 300
@@ -103,13 +105,15 @@ def _of_making(
     gained = rate(load, dataclasses.replace(settings, num_workers=more), count) / base - 1
     if gained > 0.5 * (more / workers - 1):
         return "workers"
-    if _is_lock(load, base, settings, count):
-        return "lock"
     waits = sum(cost.wait_s for cost in load.costs)
     works = sum(cost.work_s for cost in load.costs)
+    of_disk = waits > works and _is_cold(probe)
+    if _is_lock(load, base, settings, count):
+        # Workers that wait for a disk wait for one another, too.
+        return "disk" if of_disk else "lock"
     if simulate(load, settings, count).busy_cores >= _BUSY * capacity(load.cores):
         return "cores"
-    return "disk" if waits > works else "cores"
+    return "disk" if of_disk else "unknown"
 
 
 def _is_lock(load: Load, base: float, settings: LoaderSettings, count: int) -> bool:
@@ -118,6 +122,14 @@ def _is_lock(load: Load, base: float, settings: LoaderSettings, count: int) -> b
         return False
     freed = dataclasses.replace(load, locked_share=load.locked_share * (1 - _FASTER))
     return rate(freed, settings, count) / base - 1 > _FOLLOWS * _GAIN
+
+
+def _is_cold(probe: Probe) -> bool:
+    """Do batches take longer from storage than from the page cache?"""
+    storage = probe.storage
+    if storage is None or storage.cold_s is None:
+        return False
+    return storage.cold_s > COLDER * storage.warm_s
 
 
 def capacity(cores: Cores) -> float:
@@ -143,4 +155,7 @@ def _faster_step(consumer: Consumer) -> Consumer:
 
 def _faster_hand_off(hand_off: HandOff) -> HandOff:
     times: dict[str, Any] = dataclasses.asdict(hand_off)
-    return HandOff(**{name: None if s is None else s * (1 - _FASTER) for name, s in times.items()})
+    faster: dict[str, Any] = {
+        name: None if s is None else s * (1 - _FASTER) for name, s in times.items()
+    }
+    return HandOff(**faster)

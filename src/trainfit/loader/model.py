@@ -267,7 +267,7 @@ class _Run:
             cost = self.cost(index)
             yield Sleep(cost.wait_s)
             yield Work(cost.work_s, cost.width)
-            if not self.load.alone:  # measured alone, it is part of the cost
+            if self._costs() is self.load.costs:  # measured alone, it is part of the cost
                 yield Work(hand_off.next_s)
             if self.settings.pin_memory and not self.load.alone_pinned:
                 yield Work(hand_off.pin_s)

@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final
@@ -83,13 +84,28 @@ def _pickled(workload: Workload) -> Pickled:
         "collate_fn": loader.collate_fn,
         "worker_init_fn": loader.worker_init_fn,
     }
-    culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
-    if culprits:
-        return Pickled(None, None, culprits)
-    sink = _Sink()
-    pickler = _Counting(sink)
-    pickler.dump([parts[name] for name in _PARTS])
-    return Pickled(sink.nbytes, pickler.shared_bytes)
+    # What is only sent to a process that starts (locks, shared values) counts as picklable.
+    standing_in: Any = _Spawning()
+    context.set_spawning_popen(standing_in)
+    try:
+        culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
+        if culprits:
+            return Pickled(None, None, culprits)
+        sink = _Sink()
+        pickler = _Counting(sink)
+        pickler.dump([parts[name] for name in _PARTS])
+        return Pickled(sink.nbytes, pickler.shared_bytes)
+    finally:
+        context.set_spawning_popen(None)
+
+
+class _Spawning:
+    """Stands for a process that is being started: its files keep their numbers."""
+
+    def duplicate_for_child(self, fd: int) -> int:
+        return fd
+
+    DupFd = duplicate_for_child
 
 
 def find_culprits(value: Any, path: str) -> tuple[str, ...]:

@@ -19,9 +19,13 @@ import torch
 
 
 @contextlib.contextmanager
-def emulated_pinning() -> Iterator[None]:
-    """Let DataLoaders pin in this process; nothing changes where there is an accelerator."""
-    if torch.accelerator.is_available():
+def emulated_pinning(*, always: bool = False) -> Iterator[None]:
+    """Let DataLoaders pin in this process; nothing changes where there is an accelerator.
+
+    With ``always``, and in a process that uses CUDA already, it is emulated all the same: CUDA
+    does not survive a fork, neither one that comes later nor one that was.
+    """
+    if torch.accelerator.is_available() and not (always or torch.cuda.is_initialized()):
         yield
         return
     accelerator: Any = torch.accelerator

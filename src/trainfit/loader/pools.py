@@ -46,7 +46,7 @@ def here() -> dict[str, int]:
     pools = {"torch": torch.get_num_threads()}
     for info in threadpool_info():
         # PyTorch's own OpenMP and MKL are set with PyTorch's threads.
-        if "torch" not in str(info.get("filepath", "")):
+        if "/torch/lib/" not in str(info.get("filepath", "")):
             name = str(info.get("internal_api") or info.get("user_api"))
             pools[name] = max(pools.get(name, 0), int(info.get("num_threads") or 0))
     for module, ask in _CALLS.items():

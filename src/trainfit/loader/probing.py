@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,9 +19,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from trainfit.loader.bounds import Bounds
+from trainfit.loader.bounds import HARMLESS, Bounds
 from trainfit.loader.constants import fit
-from trainfit.loader.fault_checks import check
+from trainfit.loader.fault_checks import check, check_workers
 from trainfit.loader.faults import diagnose_run
 from trainfit.loader.fitting import Fitted
 from trainfit.loader.instrument import CPU, WALL
@@ -28,6 +29,7 @@ from trainfit.loader.machine import model_cores
 from trainfit.loader.model import Consumer, Outcome
 from trainfit.loader.oom import between, oom_kills
 from trainfit.loader.output import captured_stderr
+from trainfit.loader.picklability import LARGE_BYTES, pickled
 from trainfit.loader.pools import thread_pools
 from trainfit.loader.progress import Progress, Silent
 from trainfit.loader.readings import KINDS, ORDER, Readings, fetch_s, mean, start_s
@@ -51,6 +53,14 @@ _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
 _START_S: Final = 6.0
 #: Tries of one kind of run: as it is, and with what two faults leave.
 _ATTEMPTS: Final = 3
+#: Seconds that one check before any run may take.
+_CHECK_S: Final = 3.0
+#: Seconds that one try of other means may take where a worker failed.
+_TRY_S: Final = 10.0
+#: Batches (and steps) that a run's time limit leaves beyond its own time; of a probe's time,
+#: what is spent at most before a first run has come through.
+_SLOW_BATCHES: Final = 8
+_GIVE_UP: Final = 3.0
 #: Batches that a slice should see.
 _BATCHES: Final = 12
 
@@ -99,7 +109,7 @@ def probe_workload(
     progress = progress or Silent()
     readings = Readings(machine)
     progress("checks before any run", 0.0)
-    readings.faults += check(workload, limit_s=seconds / 2)
+    readings.faults += check(workload, limit_s=min(_CHECK_S, seconds / 8))
     for name in _series(readings, began, _SERIES * seconds):
         share = (time.monotonic() - began) / seconds
         progress(_words(readings.settings(name)), min(_SERIES, share))
@@ -122,9 +132,11 @@ def _series(readings: Readings, began: float, seconds: float) -> Iterator[str]:
     met: set[str] = set()
     failed: set[str] = set()
     for name in ORDER:
-        late = time.monotonic() - began > seconds
-        if name in failed or (late and name in met):
+        late = time.monotonic() - began
+        if name in failed or (late > seconds and name in met):
             continue
+        if late > _GIVE_UP * seconds and not readings.runs:
+            return
         count = len(readings.of(name))
         yield name
         met.add(name)
@@ -150,7 +162,7 @@ def _measure(
             settings,
             Consumer(step_s),
             length,
-            limit_s=length + 2 * seconds,
+            limit_s=length + 2 * seconds + _SLOW_BATCHES * (step_s + fetch_s(readings.of("one"))),
             alone_s=fetch_s(readings.of("alone")) or None,
             machine=machine,
         )
@@ -158,7 +170,14 @@ def _measure(
             readings.runs.setdefault(name, []).append(run)
         if fault is None:
             return
-        readings.faults.append(fault)
+        if name == "one" and fault.kind not in HARMLESS:
+            # What works instead: no workers, other start methods?
+            found = check_workers(workload, settings, limit_s=min(_TRY_S, seconds))
+            readings.faults += found or (fault,)
+        else:
+            readings.faults.append(fault)
+        if fault.kind in HARMLESS:  # once more would only take as long
+            return
 
 
 def run_watched(
@@ -178,7 +197,7 @@ def run_watched(
     before = oom_kills()
     with same_order(workload), captured_stderr() as output:
         run = run_loader(workload, settings, consumer=consumer, seconds=seconds, limit_s=limit_s)
-    if run.failure is None and run.batches_per_s is not None:
+    if run.failure is None and not run.exhausted:
         return run, None
     seen = Seen.of(
         run,
@@ -207,10 +226,13 @@ def same_order(workload: Workload) -> Iterator[None]:
     """
     state, generators = torch.random.get_rng_state(), workload.generators
     states = [each.get_state() for each in generators]
+    others = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         torch.random.set_rng_state(state)
+        random.setstate(others[0])
+        np.random.set_state(others[1])
         for generator, former in zip(generators, states, strict=True):
             generator.set_state(former)
 
@@ -266,6 +288,12 @@ def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: Loade
     return dataclasses.replace(probe, parts=parts, storage=storage, thread_pools=pools)
 
 
+def _is_small(workload: Workload) -> bool:
+    """Can a worker that is not forked be sent the data set without ado?"""
+    nbytes = pickled(workload, _CHECK_S).nbytes
+    return nbytes is not None and nbytes < LARGE_BYTES
+
+
 def _with_starts(probe: Probe, workload: Workload, readings: Readings, left_s: float) -> Probe:
     """With what workers take that are not forked, where the script wants that or it is known
     to work; a start method that takes longer than there is time is left out."""
@@ -275,7 +303,7 @@ def _with_starts(probe: Probe, workload: Workload, readings: Readings, left_s: f
         if method in starts or not (wanted or left_s > _START_S):
             continue
         settings = LoaderSettings(1, start_method=method)
-        if not readings.bounds.allows(settings):
+        if not readings.bounds.allows(settings) or not (wanted or _is_small(workload)):
             continue
         began = time.monotonic()
         limit_s = max(left_s, 4 * _START_S) if wanted else left_s

@@ -47,10 +47,12 @@ KINDS: Final = (*_FIXED, "over")
 _OVER: Final = 2
 _MOST_OVER: Final = 16
 _OVER_RAM: Final = 0.5
-#: What the runs are, in their order: kinds that are compared lie between one another.
+#: What the runs are, in their order: kinds that are compared lie between one another. Runs
+#: without workers come last: they happen in this process, and what they leave in the data set
+#: (open files, caches) would go to all workers that are forked later.
 ORDER: Final = (
-    *("one", "two", "turn", "paced", "over", "one", "tight", "alone", "two", "pinned"),
-    *("turn", "alone_pinned", "one", "two", "over", "tight", "pinned", "paced", "alone"),
+    *("one", "two", "turn", "paced", "over", "one", "tight", "two", "pinned"),
+    *("turn", "one", "two", "over", "tight", "pinned", "paced", "alone", "alone_pinned", "alone"),
 )
 #: A paced step is so many times what one worker takes for a batch, so that batches are ready;
 #: a tight one so many times what two take.

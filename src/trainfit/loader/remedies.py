@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from trainfit.loader.limits import cheaper
+from trainfit.loader.limits import COLDER, cheaper
 from trainfit.loader.model import Load
 from trainfit.results.loader import CostPart, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.words import size
@@ -38,6 +38,12 @@ _PACKED: Final = 2
 _VARIES: Final = 0.2
 
 _VIDEO: Final = ("av", "decord", "torchcodec", "pyav")
+_IMAGES: Final = (
+    *("PIL", "torchvision", "cv2", "simplejpeg", "turbojpeg", "skimage", "albumentations"),
+    *("kornia", "imageio", "pyvips", "imgaug"),
+)
+#: Of a batch's time, what collating takes at least where calls for each sample are the cost.
+_COLLATES: Final = 0.3
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ def _uint8(case: Case) -> Remedy | None:
     """Bytes are copied when they are pinned (or by the driver, if not)."""
     probe, load = case.probe, case.load
     floats = probe.batch_bytes if probe.float_bytes is None else probe.float_bytes
-    if not probe.batch_bytes or floats < probe.batch_bytes / 2:
+    if not probe.batch_bytes or floats < probe.batch_bytes / 2 or not _makes_images(case):
         return None
     kept = 1 - 0.75 * floats / probe.batch_bytes
     hand_off = dataclasses.replace(load.hand_off, pin_s=load.hand_off.pin_s * kept)
@@ -167,7 +173,7 @@ def _sampler(case: Case) -> Remedy | None:
 
 # --- What a batch costs -----------------------------------------------------------------------
 def _resize(case: Case) -> Remedy | None:
-    if _is_video(case) or case.share("decode") == 0:
+    if _is_video(case) or not _is_image(case, "decode"):
         return None
     return Remedy(
         "resize",
@@ -232,6 +238,8 @@ def _to_gpu(case: Case, name: str, kind: str, summary: str, how: str) -> Remedy 
 
 
 def _gpu_transforms(case: Case) -> Remedy | None:
+    if not _makes_images(case):
+        return None
     return _to_gpu(
         case,
         "transform",
@@ -246,6 +254,8 @@ def _gpu_decoding(case: Case) -> Remedy | None:
     how = "torchvision.io.decode_jpeg(list_of_bytes, device='cuda') (JPEG only), or NVIDIA DALI"
     if _is_video(case):
         how = "torchcodec.decoders.VideoDecoder(path, device='cuda') in the main process"
+    elif not _is_image(case, "decode"):
+        return None
     return _to_gpu(case, "decode", "gpu_decoding", "decode on the GPU", how)
 
 
@@ -282,6 +292,16 @@ def _frame_alignment(case: Case) -> Remedy | None:
     )
 
 
+def _is_image(case: Case, name: str) -> bool:
+    """Is this part's time spent in libraries for images?"""
+    part = case.part(name)
+    return any(what.split(".")[0] in _IMAGES for what in (part.what if part else ()))
+
+
+def _makes_images(case: Case) -> bool:
+    return _is_video(case) or any(_is_image(case, name) for name in ("decode", "transform"))
+
+
 def _is_video(case: Case) -> bool:
     part = case.part("decode")
     words = (word for what in (part.what if part else ()) for word in what.split("."))
@@ -294,6 +314,9 @@ def _batched_indexing(case: Case) -> Remedy | None:
     if total is None or free is None or total > _CACHE_SHARE * free:
         return None
     if not case.probe.parts or case.share("read", "decode", "transform") > 0.5:
+        return None
+    stored = case.probe.storage
+    if case.share("collate") < _COLLATES or (stored is not None and stored.files):
         return None
     copy_s = case.probe.batch_bytes / _COPY_BYTES_PER_S
     kept = min(1.0, case.share("transform") + copy_s / max(case.batch_s, copy_s))
@@ -310,15 +333,19 @@ def _batched_indexing(case: Case) -> Remedy | None:
 
 def _storage(case: Case) -> Remedy | None:
     storage = case.probe.storage
-    if storage is None or storage.cold_s is None or storage.cold_s <= storage.warm_s:
+    if storage is None or storage.cold_s is None or storage.cold_s < COLDER * storage.warm_s:
         return None
+    waits = sum(cost.wait_s for cost in case.load.costs) / len(case.load.costs)
+    if waits <= 0:
+        return None
+    left = max(0.0, 1 - (storage.cold_s - storage.warm_s) / waits)
     return Remedy(
         "storage",
         "keep the files where reading does not wait: a local NVMe disk, or the page cache",
         "copy the data set to the machine's own disk before training, in few large files",
         f"a batch takes {1e3 * storage.cold_s:.3g} ms from storage and "
-        f"{1e3 * storage.warm_s:.3g} ms from the page cache; waits are taken to vanish",
-        cheaper(case.load, 0.0, 1.0),
+        f"{1e3 * storage.warm_s:.3g} ms from the page cache; that much less is taken to be waited",
+        cheaper(case.load, left, 1.0),
     )
 
 

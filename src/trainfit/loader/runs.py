@@ -35,8 +35,8 @@ from trainfit.loader.pinning import emulated_pinning
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
-#: Batches that a run counts at least, if its time allows.
-_LEAST_BATCHES: Final = 8
+#: Batches that a run waits for at least, however long they take: fewer give no rate.
+_LEAST_BATCHES: Final = 4
 #: Seconds beyond a run's own after which it is taken to hang.
 PATIENCE_S: Final = 20.0
 #: Seconds until a process that was killed is seen as dead.
@@ -100,6 +100,8 @@ class Run:
     worker_threads: tuple[int, ...] = ()
     """Threads of each worker's process, native ones too."""
     context_switches: tuple[int, ...] = ()
+    exhausted: bool = False
+    """Did the loader end by itself, which it never should?"""
     failure: Failure | None = None
 
     @property
@@ -199,8 +201,7 @@ def _run(
     records = np.zeros((1 << 14, 4))
     restore = None if settings.num_workers else time_fetches(records)
     try:
-        pinning = emulated_pinning() if settings.pin_memory else contextlib.nullcontext()
-        with pinning, Receipts() as receipts:
+        with _pinning(settings), Receipts() as receipts:
             loader = workload.loader(settings, notebook.init)
             loop = _Loop(loader, settings, consumer, seconds, most_batches)
             failure = loop.run()
@@ -224,11 +225,19 @@ def _run(
             private_bytes=loop.private_bytes,
             worker_threads=loop.worker_threads,
             context_switches=loop.context_switches,
+            exhausted=loop.exhausted,
             failure=failure,
         )
     finally:
         if restore is not None:
             restore()
+
+
+def _pinning(settings: LoaderSettings) -> contextlib.AbstractContextManager[None]:
+    if not settings.pin_memory:
+        return contextlib.nullcontext()
+    # Without workers it happens in this process, from which others are forked later.
+    return emulated_pinning(always=not settings.num_workers)
 
 
 class _Loop:
@@ -250,6 +259,7 @@ class _Loop:
         self.next_cpu: list[float] = []
         self.steps: list[float] = []
         self.batch_bytes = self.batch_tensors = self.float_bytes = 0
+        self.exhausted = False
         self.private_bytes: tuple[int, ...] = ()
         self.worker_threads: tuple[int, ...] = ()
         self.context_switches: tuple[int, ...] = ()
@@ -257,12 +267,14 @@ class _Loop:
     def run(self) -> Failure | None:
         """Iterate until there are enough batches; why that went wrong, if it did."""
         workers: list[psutil.Process] = []
+        before: list[int] = []
         self.began = time.monotonic()
         batches: Iterator[Any] | None = None
         try:
             batches = iter(self._loader)
-            workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
-            before = _switches(workers)
+            with contextlib.suppress(psutil.Error):  # one that died at once: it will be seen
+                workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
+                before = _switches(workers)
             self._iterate(batches)
             self._look_at(workers, before)
         except Exception as error:
@@ -279,6 +291,7 @@ class _Loop:
                 # The former batch is freed here, as in a user's loop.
                 batch = next(batches)
             except StopIteration:
+                self.exhausted = True
                 return
             now = time.monotonic()
             self.next_cpu.append(time.thread_time() - cpu)
@@ -291,7 +304,7 @@ class _Loop:
                 end = now + 2 * self._seconds
             if count == warm + 1:
                 end = now + self._seconds
-            if now >= end or count == self._most:
+            if count == self._most or (now >= end and count >= _LEAST_BATCHES):
                 return
             self.steps.append(take_step(self._consumer, self._settings.pin_memory))
 

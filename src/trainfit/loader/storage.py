@@ -8,12 +8,13 @@ caches that nobody here can empty: "cold" means past the page cache of this syst
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,11 @@ _STAYED: Final = 0.1
 _NOISE_BYTES: Final = 64 << 10
 #: Files of a folder that are counted to tell how large the whole data set is.
 _MOST_LISTED: Final = 50_000
+#: More than this is not dropped from the page cache: others on the machine may be reading it,
+#: and it takes long until it is back.
+MOST_DROPPED_BYTES: Final = 4 << 30
+#: Seconds that listing may take.
+_LISTING_S: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -186,6 +192,8 @@ def _coldness(readings: Readings) -> tuple[str, bool]:
         return unseen or "the data set reads no file while it makes batches", False
     if readings.filesystems and set(readings.filesystems) <= {"tmpfs", "ramfs", "hugetlbfs"}:
         return f"its files are in memory ({', '.join(readings.filesystems)})", False
+    if sum(each.nbytes for each in readings.files) > MOST_DROPPED_BYTES:
+        return f"its files are over {MOST_DROPPED_BYTES >> 30} GiB: too large to be dropped", False
     if not any(one.seconds for one in readings.cold):
         return readings.failure or "there was no time left to make the same batches cold", False
     stored, stayed = _mean_stored(readings.cold), readings.stayed
@@ -247,7 +255,7 @@ class _Session:
         self.first(seconds * _FIRST_SHARE)
         self.until = time.monotonic() + seconds * (1 - _FIRST_SHARE)
         self.warm.append(self.again())
-        if not self.files:
+        if not self.files or _bytes_of(self.files) > MOST_DROPPED_BYTES:
             return
         for _ in range(_MOST_ROUNDS):
             if self.cold and time.monotonic() >= self.until:
@@ -345,6 +353,14 @@ def _seen(files: dict[str, int]) -> Sequence[SeenFile]:
     return seen
 
 
+def _bytes_of(paths: Iterable[str]) -> int:
+    total = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            total += os.stat(path).st_size
+    return total
+
+
 def _filesystems(files: Sequence[SeenFile]) -> tuple[str, ...]:
     mounts = read_mounts(System()).value or ()
     folders = {os.path.dirname(each.path) for each in files}
@@ -353,18 +369,20 @@ def _filesystems(files: Sequence[SeenFile]) -> tuple[str, ...]:
 
 
 def _listed(files: Sequence[SeenFile]) -> int | None:
-    """Bytes of the files with the same endings in the same folders; ``None``: too many.
+    """Bytes of the files with the same endings in the same folders; ``None``: too many, or on
+    storage that is slow to list.
 
     Where a data set has a folder for each class, only those folders count that were seen.
     """
     kinds = {(os.path.dirname(each.path), Path(each.path).suffix) for each in files}
     total = count = 0
+    deadline = time.monotonic() + _LISTING_S
     for folder in {folder for folder, _ in kinds}:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     count += 1
-                    if count > _MOST_LISTED:
+                    if count > _MOST_LISTED or time.monotonic() > deadline:
                         return None
                     if (folder, Path(entry.name).suffix) in kinds and entry.is_file():
                         total += entry.stat().st_size

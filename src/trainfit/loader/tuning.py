@@ -7,12 +7,14 @@ import os
 import time
 from typing import Final
 
+import psutil
 import torch
 
 from trainfit.loader import feasible, threads
 from trainfit.loader.beyond import beyond
 from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.choosing import (
+    BUBBLE,
     Choice,
     Confirmation,
     Goal,
@@ -27,7 +29,7 @@ from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.runs import Run
-from trainfit.loader.verdicts import decide
+from trainfit.loader.verdicts import Decision, decide
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
     Candidate,
@@ -47,6 +49,8 @@ _RUN_S: Final = 3.0
 _RUN_SHARE: Final = 0.15
 #: Batches that one should count.
 _RUN_BATCHES: Final = 25
+#: Batches and steps that a run's time limit leaves beyond its own time.
+_SLOW_BATCHES: Final = 8
 #: Of all its time, what a tuning's probe takes.
 _PROBE_SHARE: Final = 0.65
 #: Bytes a second at which a driver copies what is not pinned to a GPU, through buffers of its
@@ -93,6 +97,14 @@ def tune(
         tuner = _Tuner(workload, machine, consumer, measured, seconds, progress, result)
         result = tuner.tuned(confirm, max_workers)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _shared_bytes() -> int | None:
+    """What of this process' memory forked workers share, until they write to it."""
+    try:
+        return int(psutil.Process().memory_full_info().uss)
+    except psutil.Error:
+        return None
 
 
 def _copying(consumer: Consumer, probe: Probe) -> Consumer:
@@ -151,18 +163,27 @@ class _Tuner:
         self._result = result
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Fault] = {}
+        self._asked: int | None = None
         self._runs = 0
 
     def tuned(self, confirm: int, max_workers: int | None) -> LoaderResult:
         """Search, confirm, explain."""
+        self._asked = max_workers
         fitted = self._measured.fitted
         assert fitted is not None
         self._progress("simulating settings", _PROBE_SHARE)
         choice = search(fitted, self._goal(max_workers))
         self._progress.keep(self._explained(choice, choice.best(), []))
-        confirmation = Confirmation(choice, self._run, max(0, min(confirm, CONFIRM)))
+        confirmation = Confirmation(
+            choice, self._run, max(0, min(confirm, CONFIRM)), after=self._keep
+        )
         chosen = confirmation.run()
         return self._explained(confirmation.choice, chosen, confirmation.trials)
+
+    def _keep(self, confirmation: Confirmation) -> None:
+        """What there is so far, in case that the next run ends everything."""
+        chosen = confirmation.choice.best()
+        self._progress.keep(self._explained(confirmation.choice, chosen, confirmation.trials))
 
     # -- choosing --------------------------------------------------------------------------
 
@@ -177,6 +198,7 @@ class _Tuner:
             self._consumer,
             dataclasses.replace(present, start_method=start),
             self._most_workers(max_workers),
+            least_workers=left.least_workers,
             infeasible=self._infeasible,
             impossible=self._impossible,
         )
@@ -194,6 +216,8 @@ class _Tuner:
         return most
 
     def _infeasible(self, settings: LoaderSettings) -> str:
+        if self._asked is not None and settings.num_workers > self._asked:
+            return f"no more than {count_of(self._asked, 'worker')} were asked for"
         left: Bounds = bounds(self._faults)
         if not left.allows(settings):
             return "a fault leaves no such setting: " + ", ".join(left.reasons)
@@ -219,7 +243,7 @@ class _Tuner:
             settings,
             consumer,
             length,
-            limit_s=length + 2 * self._seconds,
+            limit_s=length + 2 * self._seconds + _SLOW_BATCHES * (consumer.step_s + fetch_s),
             alone_s=self._measured.probe.alone_s,
             machine=self._machine,
         )
@@ -237,10 +261,13 @@ class _Tuner:
         probe, machine = self._measured.probe, self._machine
         load = choice.fitted.load(self._consumer)
         bound = limit(load, chosen, probe)
-        if choice.goal.most_workers == 0:
+        if self._measured.bounds.workers == 0:
             bound = "main_process"
         decision = decide(choice, trials, chosen, bound)
+        if decision.gains_nothing and chosen.num_workers >= choice.goal.present.num_workers:
+            chosen = choice.goal.present
         recommended = self._with_persistence(choice, chosen)
+        decision = self._final(decision, recommended)
         notes = [threads.verdict(probe, machine, recommended)]
         if self._consumer.pageable_s:
             rate = PAGEABLE_BYTES_PER_S / 1e9
@@ -248,7 +275,7 @@ class _Tuner:
                 "copying a batch that is not pinned to the GPU is taken to keep the main thread "
                 f"for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
             )
-        if warning := feasible.growth(recommended, probe, machine, None):
+        if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
             notes.append(warning)
         epoch = self._workload.epoch_batches
         return dataclasses.replace(
@@ -269,6 +296,19 @@ class _Tuner:
             faults=tuple(self._faults),
             notes=tuple(notes),
         )
+
+    def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
+        """A change besides the rate within an epoch is one, too."""
+        present, left = self._workload.present, bounds(self._faults)
+        if decision.gains_nothing and not left.allows(present):
+            return Decision("change", f"the present settings fail: {', '.join(left.reasons)}")
+        if not decision.gains_nothing or recommended == present:
+            return decision
+        if recommended.persistent_workers != present.persistent_workers:
+            anew = count_of(recommended.num_workers, "worker")
+            said = f"starting {anew} anew takes over {100 * BUBBLE:.0f}% of each epoch"
+            return Decision("change", f"{said}; within an epoch, {decision.reason}")
+        return decision
 
     def _with_persistence(self, choice: Choice, chosen: LoaderSettings) -> LoaderSettings:
         rate = choice.look(chosen).batches_per_s

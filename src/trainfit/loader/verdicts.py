@@ -37,6 +37,11 @@ class Decision:
     verdict: Verdict
     reason: str
 
+    @property
+    def gains_nothing(self) -> bool:
+        """Are the present settings as good as any?"""
+        return self.verdict in ("keep", "nothing_to_gain", "no_setting_helps")
+
 
 def decide(
     choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings, limit: Limit
@@ -63,7 +68,7 @@ def decide(
             f"the GPU is the limit: it waits {100 * waits:.0f}% of its time for batches"
             + _fewer(present, chosen),
         )
-    if chosen.num_workers < present.num_workers:
+    if chosen.num_workers < present.num_workers and gain >= WITHIN:
         return Decision(
             "change",
             f"as many batches with {count(chosen.num_workers, 'worker')} instead of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -81,7 +82,7 @@ class Workload:
         for source in (sampler, self._loader.sampler, self.dataset):
             try:
                 return len(source)  # type: ignore[arg-type]
-            except (TypeError, NotImplementedError, AttributeError):
+            except Exception:  # a user's __len__ may raise anything
                 continue
         return None
 
@@ -90,7 +91,7 @@ class Workload:
         """Batches of an epoch, if that is known."""
         try:
             return len(self._loader)
-        except (TypeError, NotImplementedError, AttributeError):
+        except Exception:  # a user's __len__ may raise anything
             return None
 
     @property
@@ -111,7 +112,6 @@ class Workload:
         self,
         settings: LoaderSettings,
         wrap_init: Callable[[Callable[[int], None] | None], Callable[[int], None]] | None = None,
-        timeout_s: float = 0.0,
         *,
         endless: bool = True,
     ) -> DataLoader[Any]:
@@ -121,6 +121,9 @@ class Workload:
         not ``endless`` has the user's own epochs.
         """
         own = self._loader
+        # Without workers batches are made in this process: files that a data set opens then
+        # must not be in the one that later workers get.
+        data = own.dataset if settings.num_workers else _copied(own.dataset)
         init = own.worker_init_fn
         if settings.worker_threads != 1:
             init = functools.partial(_set_threads, settings.worker_threads, init)
@@ -139,17 +142,33 @@ class Workload:
                 "persistent_workers": settings.persistent_workers,
                 "in_order": settings.in_order,
                 "multiprocessing_context": settings.start_method,
-                "timeout": timeout_s,
             }
         if self.kind == "iterable":
-            dataset = _EndlessIterable(own.dataset) if endless else own.dataset
+            dataset = _EndlessIterable(data) if endless else data
             return DataLoader(dataset, own.batch_size, drop_last=own.drop_last, **common)
         sampler: Any = own.sampler if own.batch_sampler is None else own.batch_sampler
         if endless:
             sampler = _Endless(sampler, self.sampler_seconds)
         if own.batch_sampler is not None:
-            return DataLoader(own.dataset, batch_sampler=sampler, **common)
-        return DataLoader(own.dataset, batch_size=None, sampler=sampler, **common)
+            return DataLoader(data, batch_sampler=sampler, **common)
+        return DataLoader(data, batch_size=None, sampler=sampler, **common)
+
+
+def _copied(dataset: Any, depth: int = 3) -> Any:
+    """A copy that attributes can be set on, of the data sets in it too; of one that cannot be
+    copied, itself."""
+    try:
+        made = copy.copy(dataset)
+        inner = list(vars(made).items())
+    except Exception:  # whatever a user's __copy__ or __reduce__ raises
+        return dataset
+    for name, value in inner if depth else ():
+        if isinstance(value, Dataset):
+            made.__dict__[name] = _copied(value, depth - 1)
+        elif isinstance(value, list | tuple) and any(isinstance(each, Dataset) for each in value):
+            each = (_copied(v, depth - 1) if isinstance(v, Dataset) else v for v in value)
+            made.__dict__[name] = list(each) if isinstance(value, list) else tuple(each)
+    return made
 
 
 def is_iterable(dataset: Any) -> bool:
@@ -159,7 +178,10 @@ def is_iterable(dataset: Any) -> bool:
 
 def default_start() -> StartMethod:
     """The start method of workers where the script does not name one."""
-    return cast(StartMethod, torch.multiprocessing.get_start_method())
+    # Asking for it without allow_none would fix it for the process.
+    multiprocessing = torch.multiprocessing
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return cast(StartMethod, chosen or multiprocessing.get_all_start_methods()[0])
 
 
 class _Endless:

@@ -58,11 +58,21 @@ def with_loading(
         return dataclasses.replace(plan, loading=loading)
     if "batch_size" in command.present and plan.now.recommended_batch:
         values["batch_size"] = str(plan.now.recommended_batch)
-    values |= loader_values(command.present, found.recommended)
+    values |= _values(command, found)
     line = launch(command, values, plan.variables, found.variables, found.cores)
     loading = DataLoading(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found))
     notes = (*plan.notes, *line.notes, *_notes(plan, command, found))
     return dataclasses.replace(plan, launch=line.line, loading=loading, notes=notes)
+
+
+def _values(command: Command, found: LoaderResult) -> dict[str, str]:
+    """What is written into the placeholders; nothing that PyTorch refuses where the number of
+    workers stays 0 because the command has no placeholder for it."""
+    values = loader_values(command.present, found.recommended)
+    if "num_workers" not in command.present and not found.present.num_workers:
+        for name in ("prefetch_factor", "persistent_workers"):
+            values.pop(name, None)
+    return values
 
 
 def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
@@ -114,8 +124,11 @@ def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]
             f"the command has no placeholder for all of it: set {', '.join(missing)} for the "
             f"DataLoader ({found.loader})"
         )
-    if not found.recommended.num_workers and "prefetch_factor" in command.present:
-        notes.append("without workers PyTorch refuses a prefetch_factor: leave the option out")
+    if not found.recommended.num_workers and found.present.num_workers:
+        notes.append(
+            "without workers PyTorch refuses a prefetch_factor, persistent_workers and a "
+            "multiprocessing_context: leave them out of the DataLoader"
+        )
     notes += _note_batch(plan, command, found)
     return notes
 
@@ -137,13 +150,17 @@ def _changed_without_placeholder(command: Command, found: LoaderResult) -> list[
     changed = []
     for field in dataclasses.fields(LoaderSettings):
         value = getattr(found.recommended, field.name)
-        if field.name == "prefetch_factor" and not found.recommended.num_workers:
+        if field.name in _OF_WORKERS and not found.recommended.num_workers:
             continue
         if value != getattr(found.present, field.name) and field.name not in command.present:
             changed.append(f"{_ARGUMENTS.get(field.name, field.name)}={value!r}")
     return changed
 
 
+#: Settings that mean nothing without workers.
+_OF_WORKERS: Final = (
+    *("prefetch_factor", "persistent_workers", "start_method", "in_order", "worker_threads"),
+)
 #: Settings whose DataLoader argument (or call) has another name.
 _ARGUMENTS: Final = {
     "start_method": "multiprocessing_context",

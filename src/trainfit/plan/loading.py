@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trainfit.hardware import GpuSpec, find_gpu, local_gpu
-from trainfit.plan.command import Command
+from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
+from trainfit.plan.command import Command, quote
 from trainfit.plan.failures import ScriptError, last_lines, what_happened
+from trainfit.plan.launch import launch
 from trainfit.plan.processes import OwnProcess
 from trainfit.plan.tracing import ending, tail_of_file
 from trainfit.results.errors import TrainfitError
@@ -47,7 +48,8 @@ class LoadingOptions:
     ``step_s`` is the time of a training step; without it, ``gpu`` gives a lower bound of it
     from the simulated step; without both the step takes no time. ``ranks`` processes share the
     machine. ``loader`` ("module:callable") stands for a command, and ``batch_size`` is for a
-    data set that it gives. ``time_limit_s`` is for everything.
+    data set that it gives. ``time_limit_s`` is for everything, ``script_limit_s`` for the
+    script's way to its first step (by default as long).
     """
 
     step_s: float | None = None
@@ -59,6 +61,7 @@ class LoadingOptions:
     time_limit_s: float = 600.0
     loader: str = ""
     batch_size: int | None = None
+    script_limit_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +110,20 @@ class _Lines(Listener):
         self._progress(stage.text)
 
 
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What tuning found, and the user's interrupt that ended it, if one did."""
+
+    result: LoaderResult
+    interrupt: KeyboardInterrupt | None
+
+
 def tune_command(
     command: Command | None,
     options: LoadingOptions,
     progress: Callable[[str], None] | Listener = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
-) -> LoaderResult:
+) -> Tuned:
     """The settings that suit the loader of ``command``, or of ``options.loader``.
 
     Raises :class:`~trainfit.plan.failures.ScriptError` where the script comes to no loader
@@ -122,7 +133,23 @@ def tune_command(
     text = loaded.result or loaded.partial
     assert text is not None
     result = LoaderResult.from_json(text, Path("the measuring process"))
-    return dataclasses.replace(result, notes=(*result.notes, *notes_of(loaded, command, options)))
+    line, said = _launch(command, result)
+    result = dataclasses.replace(
+        result,
+        notes=(*result.notes, *said, *notes_of(loaded, command, options)),
+        launch=line,
+        step_is_bound=options.step_s is None and result.step_s > 0,
+        seconds=result.seconds or loaded.seconds,
+    )
+    return Tuned(result, loaded.interrupt)
+
+
+def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[str, ...]]:
+    """The command with variables and cores before it, and notes; empty where nothing is."""
+    if command is None:
+        return "", ()
+    advised = launch(command, {}, {}, result.variables, result.cores)
+    return advised.line if advised.line != command.line() else "", advised.notes
 
 
 def call_on_loader(
@@ -156,7 +183,10 @@ def call_on_loader(
 def _gpu(options: LoadingOptions) -> GpuSpec:
     if options.gpu is not None:
         return find_gpu(options.gpu)
-    return local_gpu() or find_gpu(DEFAULT_GPU)
+    try:
+        return local_gpu() or find_gpu(DEFAULT_GPU)
+    except GpuNameError:  # one that the catalogue does not know
+        return find_gpu(DEFAULT_GPU)
 
 
 def _request(
@@ -173,10 +203,16 @@ def _request(
         confirm=options.confirm,
         max_workers=options.max_workers,
         ranks=options.ranks,
-        script_limit_s=options.time_limit_s,
+        script_limit_s=options.script_limit_s or options.time_limit_s,
         limit_s=options.time_limit_s,
-        command=command.line() if command is not None else f"--loader {options.loader}",
+        command=command.line() if command is not None else _given(options),
     )
+
+
+def _given(options: LoadingOptions) -> str:
+    """The options that stand for a command."""
+    size = f" --batch-size {options.batch_size}" if options.batch_size is not None else ""
+    return f"--loader {quote(options.loader)}{size}"
 
 
 def _known_step(command: Command | None, options: LoadingOptions) -> StepTime | None:
@@ -228,7 +264,7 @@ class _Process:
         except KeyboardInterrupt as interrupt:
             process.interrupt()
             loaded = self._loaded(self._end(process))
-            if loaded.result is None:
+            if loaded.result is None and loaded.partial is None:
                 raise
             return dataclasses.replace(loaded, interrupt=interrupt)
         finally:
@@ -319,7 +355,15 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
         )
     if command is not None and options.gpu is None:
         notes.append(f"the script ran on a simulated {_gpu(options).key}: --gpu names another")
-    if loaded.result is None:
+    outcome = loaded.outcome
+    if outcome is not None and outcome.status == "failed" and loaded.result is None:
+        notes.append(
+            f"measuring failed ({outcome.error}) while {loaded.stage}; this is what was measured "
+            "until then"
+        )
+    elif loaded.interrupt is not None and loaded.result is None:
+        notes.append(f"interrupted while {loaded.stage}; this is what was measured until then")
+    elif loaded.result is None:
         notes.append(f"{_broken_off(loaded, options)}; this is what was measured until then")
     return notes
 

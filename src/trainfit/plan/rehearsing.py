@@ -37,7 +37,11 @@ def rehearse_command(
     the script's own. Raises :class:`~trainfit.plan.failures.ScriptError` where the script comes
     to no loader, and ``KeyboardInterrupt`` where nothing was seen until then.
     """
-    whole = dataclasses.replace(options, time_limit_s=options.time_limit_s + duration_s + _BEYOND_S)
+    whole = dataclasses.replace(
+        options,
+        time_limit_s=options.time_limit_s + duration_s + _BEYOND_S,
+        script_limit_s=options.time_limit_s,
+    )
     arguments = {"duration_s": duration_s, "settings": dict(settings)}
     loaded = call_on_loader(command, whole, progress, _FUNCTION, arguments)
     text = loaded.result or loaded.partial

@@ -128,7 +128,7 @@ def _storage(storage: StorageCost) -> str:
         if storage.read_bytes is not None:
             text += f" ({size(storage.read_bytes)} read)"
     if storage.file_bytes is not None:
-        text += f"; {storage.files} files of {size(storage.file_bytes)}"
+        text += f"; {count(storage.files, 'file')} of {size(storage.file_bytes)}"
     if storage.cached_share is not None:
         fits = "all" if storage.cached_share >= 1 else f"{storage.cached_share:.0%}"
         text += f", of which {fits} can stay in free RAM"

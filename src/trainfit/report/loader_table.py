@@ -76,7 +76,7 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
         predicted = failed.predicted_batches_per_s
     measured = rate(run.measured_batches_per_s) if run is not None else ""
     if run is None and failed is not None:
-        measured = "failed"
+        measured = "failed" if failed.fault is not None else "too slow"
     workers = settings.num_workers
     prefetch = str(settings.prefetch_factor) if workers else "-"
     persist = switch(settings.persistent_workers) if workers else "-"

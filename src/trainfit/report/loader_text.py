@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from trainfit.report.loader_costs import batch_section, machine_section
@@ -40,8 +39,6 @@ _LIMITS: dict[Limit, str] = {
     "main_process": "the main process, which alone can load",
     "unknown": "not known",
 }
-
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
 def loader_text(result: LoaderResult) -> str:
@@ -110,7 +107,12 @@ def _now(result: LoaderResult) -> str:
 def _step(result: LoaderResult) -> str:
     source = printable(result.step_source)
     if result.step_s:
-        return f"a step of the GPU takes {duration(result.step_s)}: {source}"
+        least = "at least " if result.step_is_bound else ""
+        text = f"a step of the GPU takes {least}{duration(result.step_s)}: {source}"
+        if result.step_is_bound:
+            text += ". The real step is longer, and waits for batches less than is said here: give "
+            text += "its time with --step-time"
+        return text
     return (
         f"the GPU's step was taken to last no time ({source}), so more workers seem better than "
         "they may be; give its time with --step-time 40ms, or a lower bound of it by --gpu NAME"
@@ -124,7 +126,7 @@ def _certainty(result: LoaderResult) -> str:
         return "how sure: predicted only, by no real run (--confirm N makes some)"
     off = [_deviation(run) for run in runs]
     span = f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
-    text = f"how sure: {count(len(runs), 'real run')} gave {span} of what was predicted before"
+    text = f"how sure: {count(len(runs), 'real run')} differed by {span} from what was predicted"
     if max(map(abs, off)) > _OFF:
         text += "; the predictions are off the mark here: trust the measured rates"
     return text
@@ -220,8 +222,12 @@ def _write_section(result: LoaderResult) -> str:
     for variable in result.variables:
         if variable.where != "environment":
             lines.append(f"  {printable(variable.line)}")
-    if launch := launch_line(result):
-        lines.append(f"  {printable(launch)}")
+    if result.cores is not None and result.cores.prefix.startswith("torchrun"):
+        lines.append(f"  {printable(result.cores.prefix)} …  (in the place of python)")
+    elif result.launch:
+        lines.append(f"  {printable(result.launch)}")
+    elif not result.command or result.command.startswith("--loader"):
+        lines += [f"  {printable(line)}" for line in _before_command(result)]
     return "\n".join(["Write", *lines]) if lines else ""
 
 
@@ -230,6 +236,8 @@ def loader_line(settings: LoaderSettings, present: LoaderSettings) -> str:
     words = [f"num_workers={settings.num_workers}"]
     if settings.num_workers:
         words.append(f"prefetch_factor={settings.prefetch_factor}")
+    elif present.num_workers:  # PyTorch refuses them without workers
+        words.append("prefetch_factor=None")
     words.append(f"pin_memory={settings.pin_memory}")
     if settings.num_workers:
         words.append(f"persistent_workers={settings.persistent_workers}")
@@ -237,18 +245,14 @@ def loader_line(settings: LoaderSettings, present: LoaderSettings) -> str:
             words.append(f"in_order={settings.in_order}")
         if settings.start_method != present.start_method:
             words.append(f'multiprocessing_context="{settings.start_method}"')
+    elif present.persistent_workers:
+        words.append("persistent_workers=False")
     return f"DataLoader(…, {', '.join(words)})"
 
 
-def launch_line(result: LoaderResult) -> str:
-    """The command with variables and cores before it; empty without either, or a command."""
+def _before_command(result: LoaderResult) -> list[str]:
+    """Variables and cores where no command is known to write them before."""
     variables = [f"{v.name}={v.value}" for v in result.variables if v.where == "environment"]
-    prefix = result.cores.prefix if result.cores is not None else ""
-    if not variables and not prefix:
-        return ""
-    command = result.command
-    if not command or command.startswith("--loader"):
-        command = "COMMAND"
-    # What stands between variables and the program must be a program.
-    env = "env" if prefix and _ASSIGNMENT.match(command) else ""
-    return " ".join(filter(None, [*variables, prefix, env, command]))
+    prefix = [result.cores.prefix] if result.cores is not None else []
+    words = [*variables, *prefix]
+    return [" ".join([*words, "COMMAND"])] if words else []

@@ -10,7 +10,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if abs(seconds) * scale >= 0.9995:
+        if round(abs(seconds) * scale, 4) >= 0.9995:
             return f"{_three(seconds * scale)} {unit}"
     return f"{_three(seconds * 1e6)} µs"
 

@@ -128,7 +128,7 @@ def _elsewhere(found: LoaderResult) -> Iterator[str]:
 
 def _more(plan: PlanResult) -> list[str]:
     command = f"trainfit loader --gpu {_quoted(plan.gpu)} -- {plan.command}"
-    return ["  all of it, with the evidence:", launch_lines(command, 4)]
+    return ["  more of it, at the present batch size:", launch_lines(command, 4)]
 
 
 def _quoted(gpu: str) -> str:

@@ -282,7 +282,7 @@ def _verdict(result: Rehearsal) -> str:
 
 
 def _next(result: Rehearsal) -> str:
-    step = f"--step-time {1e3 * result.step_s:.4g}ms"
+    step = f"--step-time {1e3 * result.step_s:.7g}ms"
     if result.command.startswith("--loader"):
         return f"{step} {printable(result.command)}"
     return f"{step} -- {printable(result.command)}" if result.command else step
@@ -294,7 +294,7 @@ def _share(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _time(seconds: float) -> str:

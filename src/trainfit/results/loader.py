@@ -241,7 +241,8 @@ class VariableAdvice:
 
 @dataclasses.dataclass(frozen=True)
 class CoreAdvice:
-    """Which CPUs to run on: ``prefix`` goes before the command ("taskset -c 0-7")."""
+    """Which CPUs to run on: ``prefix`` goes before the command ("taskset -c 0-7"), or is what
+    starts its ranks, in the place of ``python`` ("torchrun …")."""
 
     prefix: str
     cpus: tuple[int, ...]
@@ -276,7 +277,6 @@ class LoaderResult:
     2% of the best predicted end-to-end rate. ``verdict``: "change", "keep" (they are as good
     as any), "nothing_to_gain" (the GPU is the limit with the present settings),
     "no_setting_helps" (what bounds is no setting), "cannot_tell".
-    ``present_batches_per_s`` and ``best_batches_per_s`` are predicted, unless confirmed.
     """
 
     command: str
@@ -301,6 +301,10 @@ class LoaderResult:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     torch: str = ""
+    step_is_bound: bool = False
+    """Is ``step_s`` only the least that the step can take?"""
+    launch: str = ""
+    """The command with what ``variables`` and ``cores`` put before it; empty without either."""
 
     def candidate(self, settings: LoaderSettings) -> Candidate | None:
         """What the model said of these settings, if they were among the candidates."""

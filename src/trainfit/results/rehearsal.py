@@ -54,6 +54,10 @@ class Timeline:
     window_s: float
     busy_shares: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if self.window_s <= 0:
+            raise ValueError(f"a window is longer than 0 s, not {self.window_s}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
