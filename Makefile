@@ -41,6 +41,8 @@ lint: .venv/.dev-ready
 bench: .venv/.dev-ready
 	$(BIN)/python bench/doctor.py
 	$(BIN)/python bench/loader_model.py
+	$(BIN)/python bench/loader_split.py
+	$(BIN)/python bench/loader_accuracy.py --quick
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
 	$(BIN)/python bench/remedies.py

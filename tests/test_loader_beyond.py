@@ -142,13 +142,16 @@ def test_video() -> None:
 @pytest.mark.parametrize(("pin", "gain"), [(True, 44 / 14), (False, 1.0)])
 def test_fewer_bytes(pin: bool, gain: float) -> None:
     slow = load(hand_off=HandOff(0.004, 0.040))
-    found = advised(slow, LoaderSettings(8, pin_memory=pin))
+    found = advised(slow, LoaderSettings(8, pin_memory=pin), parts=DECODED)
+    assert "uint8" not in advised(slow, LoaderSettings(8, pin_memory=pin))  # no images
     if gain == 1.0:
         assert "uint8" not in found  # unpinned, nobody copies while the consumer takes no time
     else:
         assert found["uint8"].gain == pytest.approx(gain, rel=0.03)
         assert "are taken to be float32" in found["uint8"].evidence
-        bytes_already = advised(slow, LoaderSettings(8, pin_memory=pin), float_bytes=0)
+        bytes_already = advised(
+            slow, LoaderSettings(8, pin_memory=pin), parts=DECODED, float_bytes=0
+        )
         assert "uint8" not in bytes_already
 
 

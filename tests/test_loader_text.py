@@ -64,7 +64,7 @@ def test_present_and_recommended_stand_beside_each_other_with_what_was_measured(
     assert row(told, "recommended").split() == (
         ["recommended", "4", "2", "yes", "yes", "yes", "24.8", "24.1", "1%", "(measured", "2%)"]
     )
-    assert "how sure: 1 real run gave -3% of what was predicted before" in told
+    assert "how sure: 1 real run differed by -3% from what was predicted" in told
 
 
 def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
@@ -107,7 +107,7 @@ def test_predictions_off_the_mark_are_said_to_be() -> None:
         Confirmed(LoaderSettings(8), 25.0, None, None, 0, 0.0),
     )
     told = " ".join(loader_text(result(confirmed=runs)).split())
-    assert "2 real runs gave -44% to +5% of what was predicted before" in told
+    assert "2 real runs differed by -44% to +5% from what was predicted" in told
     assert "trust the measured rates" in told
     assert "also run 8 2 no no yes 25.0 failed" in told
 
@@ -183,6 +183,7 @@ def test_threads_advice_faults_and_notes() -> None:
         advice=(small, large),
         faults=(fault,),
         notes=("n",),
+        launch="OMP_NUM_THREADS=1 taskset -c 0-3 python train.py",
     )
     text = loader_text(whole)
     threads = " ".join(section(text, "Threads and cores"))

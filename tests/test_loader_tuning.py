@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -91,6 +93,7 @@ def test_a_probe_reads_what_batches_cost() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_batches_that_take_long_are_no_fault() -> None:
     measured = probed(Sleeping(0.5), batch_size=1)
     assert measured.probe.faults == ()
@@ -125,16 +128,14 @@ def test_a_length_that_raises_is_unknown() -> None:
 
 def test_the_start_method_stays_open() -> None:
     """In a fresh process: asking for it must not fix it."""
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_choose_start_method)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-
-
-def _choose_start_method() -> None:
-    assert Workload(DataLoader(Sleeping())).present.num_workers == 0
-    multiprocessing.set_start_method("forkserver", force=False)
+    code = (
+        "import multiprocessing\n"
+        "from torch.utils.data import DataLoader\n"
+        "from trainfit.loader.workload import Workload\n"
+        "assert Workload(DataLoader([1, 2])).present.num_workers == 0\n"
+        "multiprocessing.set_start_method('forkserver')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class OpensLate(Sleeping):
@@ -175,6 +176,7 @@ def test_waiting_batches_get_workers_until_the_gpu_is_the_limit() -> None:
     assert LoaderResult.from_json(result.to_json(), Path("x")) == result
 
 
+@pytest.mark.slow
 def test_a_slow_gpu_has_nothing_to_gain() -> None:
     result = tuned(Sleeping(0.0005), step_s=0.08, num_workers=1, persistent_workers=True)
     assert result.verdict == "nothing_to_gain", result.reason
@@ -213,6 +215,7 @@ def test_a_data_set_for_the_main_process_is_called_one() -> None:
     assert result.limit == "main_process" and result.verdict == "change"
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_kept_before_each_risk() -> None:
     class Kept:
         def __init__(self) -> None:

@@ -63,8 +63,8 @@ class HandOff:
     who takes a batch waits ``receive_wait_s`` for it. It waits ``busy_wait_s`` besides, at most
     until that is made, while the worker that made it makes its next one, as the answers need
     the worker's interpreter lock (5 ms a time, ``sys.getswitchinterval``, where the worker runs
-    Python code), and ``crowded_wait_s`` while all cores are busy: each message wakes a thread
-    that has to wait for its turn on one.
+    Python code), and ``crowded_wait_s`` while all cores are busy (a part of it while one is
+    free): each message wakes a thread that has to wait for its turn.
     """
 
     receive_s: float = 0.0
@@ -394,10 +394,8 @@ class _Pool:
     def receive(self, worker: int) -> Process:
         """Take over a batch that this worker made."""
         hand_off = self._run.load.hand_off
-        wait_s = hand_off.receive_wait_s
-        if self._run.simulation.is_crowded:
-            wait_s += hand_off.crowded_wait_s
-        yield Sleep(wait_s)
+        crowding = self._run.simulation.crowding
+        yield Sleep(hand_off.receive_wait_s + crowding * hand_off.crowded_wait_s)
         left_s = hand_off.busy_wait_s
         while left_s > 0 and self._is_making[worker]:
             look_s = min(left_s, _LOOK_S)
