@@ -108,7 +108,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ("--confirm 5 --loader a:b", "'5' is no number of runs from 0 to 4"),
         ("--max-workers 0 --loader a:b", "'0' is no whole number from 1 on"),
         ("--ranks x --loader a:b", "'x' is no whole number from 1 on"),
-        ("--gpu nonsense --loader a:b", "nonsense"),
+        ("--gpu nonsense --loader a:b", "--loader has no step to simulate"),
     ],
 )
 def test_bad_input(

@@ -109,7 +109,7 @@ def test_predictions_off_the_mark_are_said_to_be() -> None:
     told = " ".join(loader_text(result(confirmed=runs)).split())
     assert "2 real runs differed by -44% to +5% from what was predicted" in told
     assert "trust the measured rates" in told
-    assert "also run 8 2 no no yes 25.0 failed" in told
+    assert "also run 8 2 no no yes 25.0 too slow" in told
 
 
 def test_what_a_batch_costs() -> None:

@@ -131,8 +131,17 @@ def test_a_placeholder_that_does_not_reach_the_loader_is_noted() -> None:
 def test_no_workers_and_a_prefetch_factor() -> None:
     found = result(recommended=LoaderSettings(0))
     plan = planned(found, "python train.py --j={num_workers:1} --pf={prefetch_factor:2}")
-    assert "leave the option out" in "\n".join(plan.notes)
+    assert "leave them out of the DataLoader" in "\n".join(plan.notes)
     assert plan.launch.endswith("--j=0 --pf=2")
+
+
+def test_workers_that_the_command_cannot_give_change_nothing_of_theirs() -> None:
+    """PyTorch refuses persistent_workers with the script's own num_workers=0."""
+    found = result(present=LoaderSettings(0))
+    command = "python train.py --pw={persistent_workers:no} --pf={prefetch_factor:None}"
+    plan = planned(found, command)
+    assert plan.launch.endswith("--pw=no --pf=None")
+    assert "num_workers=4" in "\n".join(plan.notes)
 
 
 def test_what_asks_for_tuning() -> None:
@@ -203,7 +212,7 @@ Data loading (train.py:12: Pictures, batch size 8)
   the loader is the limit by up to 2x if the GPU is as fast as it can be
     8 cores are busy with decoding
     1.9x with: decoded samples in RAM: cache=True
-  all of it, with the evidence:
+  more of it, at the present batch size:
     trainfit loader --gpu 'RTX 4090' -- python train.py --batch_size=8"""
     )
 

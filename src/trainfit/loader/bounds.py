@@ -59,8 +59,8 @@ class Bounds:
     reasons: tuple[str, ...] = ()
 
     def merge(self, other: Bounds) -> Bounds:
-        """Both at once."""
-        return Bounds(
+        """Both at once; where workers are needed and none is left, nothing works."""
+        both = Bounds(
             _least(self.most_workers, other.most_workers),
             max(self.least_workers, other.least_workers),
             _least(self.most_tokens, other.most_tokens),
@@ -69,6 +69,8 @@ class Bounds:
             self.works and other.works,
             tuple(dict.fromkeys((*self.reasons, *other.reasons))),
         )
+        none_left = both.workers == 0 and both.least_workers > 0
+        return dataclasses.replace(both, works=both.works and not none_left)
 
     @property
     def workers(self) -> int | None:
@@ -77,15 +79,11 @@ class Bounds:
 
     def allows(self, settings: LoaderSettings) -> bool:
         """Do these settings keep to it?"""
-        return self._works and self._nearest(settings) == settings
+        return self.works and self._nearest(settings) == settings
 
     def nearest(self, wanted: LoaderSettings) -> LoaderSettings | None:
         """The settings closest to those wanted that keep to it; ``None`` if nothing works."""
-        return self._nearest(wanted) if self._works else None
-
-    @property
-    def _works(self) -> bool:
-        return self.works and (self.workers is None or self.workers >= self.least_workers)
+        return self._nearest(wanted) if self.works else None
 
     def _nearest(self, wanted: LoaderSettings) -> LoaderSettings:
         workers = wanted.num_workers
