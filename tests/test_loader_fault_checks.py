@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from trainfit.loader.bounds import HARMLESS, Bounds, bounds, bounds_of, fallback
+from trainfit.loader.bounds import HARMLESS, Bounds, bounds, fallback
 from trainfit.loader.digests import digest
 from trainfit.loader.fault_checks import (
     check,
@@ -561,4 +561,3 @@ def test_falling_back_comes_to_an_end(wanted: LoaderSettings, kind: str) -> None
         now = following
     assert now is None
     assert not bounds(faults).works
-    assert bounds_of(faults[-1]).works is False
