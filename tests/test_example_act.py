@@ -230,6 +230,7 @@ def logged(stdout: str) -> dict[str, list[float]]:
     return figures
 
 
+@pytest.mark.slow
 def test_the_loss_falls(act: dict[str, ModuleType], data: Path, tmp_path: Path) -> None:
     options = f"--dataset={data} {SMALL} --steps=24 --batch_size=8 --log_every=1 --device=cpu"
     loader = "--num_workers=1 --prefetch_factor=3 --persistent_workers=true"

@@ -106,6 +106,7 @@ class WorkersOnly(IterableDataset[Any]):
         return iter(torch.ones(1) * (info.id + 2 * n) for n in range(500))
 
 
+@pytest.mark.slow
 def test_a_data_set_for_workers_only_keeps_its_workers() -> None:
     measured = probed(WorkersOnly())
     assert measured.fitted is not None
@@ -164,6 +165,7 @@ def test_workers_never_inherit_what_this_process_opened(wrapped: bool) -> None:
 # --- Tuning -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_waiting_batches_get_workers_until_the_gpu_is_the_limit() -> None:
     result = tuned(Sleeping(), step_s=0.004)
     assert result.verdict == "change" and result.present.num_workers == 0
@@ -183,6 +185,7 @@ def test_a_slow_gpu_has_nothing_to_gain() -> None:
     assert result.limit == "gpu"
 
 
+@pytest.mark.slow
 def test_no_more_workers_than_asked_for() -> None:
     result = tuned(Sleeping(), num_workers=6, max_workers=2, confirm=0)
     assert result.recommended.num_workers <= 2

@@ -174,6 +174,7 @@ def lightning_trainer(folder: Path, accelerator: str, **options: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("mode", "accelerator"), [("power", "gpu"), ("binsearch", "auto")])
+@pytest.mark.slow
 def test_lightning_finds_our_batch_size(
     our_answer: int, mode: str, accelerator: str, tmp_path: Path
 ) -> None:
@@ -338,6 +339,7 @@ def test_transformers_trainer(options: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("lerobot") is None, reason="LeRobot is not installed")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.slow
 def test_lerobot_act_needs_what_the_example_needs(precision: str) -> None:
     for name in ("einops", "draccus", "torchvision"):
         if importlib.util.find_spec(name) is None:

@@ -420,6 +420,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_simulate_and_show_with_a_profile(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(SCRIPT.replace("{batch}", "8"))
     path = saved(PROFILE, tmp_path)

@@ -500,6 +500,7 @@ def test_durations() -> None:
             duration(bad)
 
 
+@pytest.mark.slow
 def test_a_script_is_rehearsed_and_shown_again(tmp_path: Path) -> None:
     done = trainfit(
         *("rehearse", "--step-time", "5ms", "--duration", "1s", "--num-workers", "1"),

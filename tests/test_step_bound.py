@@ -148,6 +148,7 @@ def test_the_work_of_a_linear_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not compute.compiled
 
 
+@pytest.mark.slow
 def test_float32_and_what_may_be_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(traced(tmp_path, monkeypatch, FLOAT, PLAIN).flops_of) == {"product/float32"}
     allowed = "torch.backends.cuda.matmul.allow_tf32 = True; model = torch.compile(model)"
