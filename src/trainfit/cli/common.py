@@ -86,6 +86,12 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
+def add_result(parser: argparse.ArgumentParser) -> None:
+    """Add in which form the result is given: ``--json`` and ``--output``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+
+
 @dataclasses.dataclass(frozen=True)
 class Device:
     """The GPU to simulate, the name that finds it again, and its constants."""

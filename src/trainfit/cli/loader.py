@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfit.cli.common import (
     UsageError,
+    add_result,
     duration,
     output_file,
     seconds,
@@ -65,8 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for everything; once probed, what there is by then is told (default 600)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
-    parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+    add_result(parser)
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from trainfit.cli.common import (
     UsageError,
     add_gpu,
+    add_result,
     duration,
     only_ascii,
     output_file,
@@ -70,8 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that the script may take until its first step (default 600)",
     )
-    parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_result(parser)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from trainfit.loader.progress import Progress
 from trainfit.loader.tuning import CONFIRM
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderResult, Probe
+from trainfit.results.loading import AS_FAST
 
 
 def probe(
@@ -57,7 +58,7 @@ def tune(
     return tune_here(
         workload,
         Consumer(step_s),
-        "given" if step_s else "as fast as the loader can: the step takes no time",
+        "given" if step_s else AS_FAST,
         ranks=ranks,
         loader=workload.name,
         seconds=seconds,

@@ -15,7 +15,7 @@ from typing import Final
 
 from trainfit.loader.fitting import Fitted, fit_contention
 from trainfit.loader.model import Consumer
-from trainfit.loader.runs import Failure, Run
+from trainfit.loader.runs import Run
 from trainfit.results.loader import Candidate, LoaderSettings
 
 #: Of the best rate, what the recommended settings have at least.
@@ -45,7 +45,6 @@ class Goal:
     consumer: Consumer
     present: LoaderSettings
     most_workers: int
-    most_prefetch: int = max(PREFETCH)
     least_workers: int = 0
     infeasible: Infeasible = lambda settings: ""
     impossible: Infeasible = lambda settings: ""
@@ -89,16 +88,15 @@ class Choice:
         counts = [n for n in _WORKERS if goal.least_workers <= n <= goal.most_workers]
         if goal.most_workers not in counts:
             counts.append(goal.most_workers)
-        factors = [each for each in PREFETCH if each <= goal.most_prefetch]
         for count in counts:
-            self._see(count, (min(2, goal.most_prefetch), goal.most_prefetch))
+            self._see(count, (2, max(PREFETCH)))
         self.see(goal.present)
         while True:
             knee = self.best().num_workers
             # All numbers between those that were tried could be smaller and as good.
             below = max((n for n in counts if n < knee), default=goal.least_workers)
             for count in range(below, knee + 1):
-                self._see(count, factors)
+                self._see(count, PREFETCH)
             if self.best().num_workers in range(below, knee + 1):
                 return
 
@@ -159,10 +157,6 @@ class Trial:
     def measured(self) -> float | None:
         return self.run.batches_per_s if self.run.failure is None else None
 
-    @property
-    def failure(self) -> Failure | None:
-        return self.run.failure
-
 
 @dataclass
 class Confirmation:
@@ -181,20 +175,20 @@ class Confirmation:
     def run(self) -> LoaderSettings:
         """Confirm; returns the settings to recommend."""
         present = self.choice.goal.present
-        self._confirm("recommended")
+        self._confirm()
         if self._chosen() != present and self._can(present):
             self._try(present, "present")
-        self._confirm("recommended")
+        self._confirm()
         self._beyond()
         return self._chosen()
 
-    def _confirm(self, why: str) -> None:
+    def _confirm(self) -> None:
         """Run what is chosen; where that is a surprise, choose again and run that."""
         while len(self.trials) < self.most:
             chosen = self._chosen()
             if self._trial(chosen) is not None or not self._can(chosen):
                 return
-            trial = self._try(chosen, why)
+            trial = self._try(chosen, "recommended")
             if trial.measured is None:
                 self._bar(chosen)
             elif self._is_surprise(trial):

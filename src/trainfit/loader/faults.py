@@ -69,7 +69,7 @@ def diagnose_run(run: Run, workload: Workload | None = None, seen: Seen | None =
     seen = seen if seen is not None else Seen.of(run)
     if run.failure is not None:
         return diagnose(run.failure, run.settings, workload, seen)
-    handed = count(len(run.handed), "batch").replace("batchs", "batches")
+    handed = count(len(run.handed), "batch", "batches")
     return Fault(
         "not_restartable" if len(run.handed) else "no_batches",
         f"The loader ends after {handed}" if len(run.handed) else "The loader gives no batch",

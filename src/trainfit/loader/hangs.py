@@ -153,7 +153,7 @@ def _progress(settings: LoaderSettings, seen: Seen) -> str:
     elif len(seen.fetched) > 1:
         said = "batches made by each worker: " + ", ".join(str(each) for each in seen.fetched)
     else:
-        said = f"{count(seen.made, 'batch')} made".replace("batchs", "batches")
+        said = f"{count(seen.made, 'batch', 'batches')} made"
     if seen.silent_s is not None and seen.made:
         said += f", none in the last {seen.silent_s:.3g} s"
     elif seen.limit_s is not None:

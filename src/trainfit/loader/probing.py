@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import random
 import statistics
@@ -39,6 +40,7 @@ from trainfit.loader.split import split
 from trainfit.loader.storage import measure_storage
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
+from trainfit.results.words import count as count_of
 
 #: Seconds of a probe, by default.
 SECONDS: Final = 20.0
@@ -162,7 +164,8 @@ def _measure(
             settings,
             Consumer(step_s),
             length,
-            limit_s=length + 2 * seconds + _SLOW_BATCHES * (step_s + fetch_s(readings.of("one"))),
+            patience_s=2 * seconds,
+            batch_s=fetch_s(readings.of("one")),
             alone_s=fetch_s(readings.of("alone")) or None,
             machine=machine,
         )
@@ -185,15 +188,19 @@ def run_watched(
     settings: LoaderSettings,
     consumer: Consumer,
     seconds: float,
-    limit_s: float,
     *,
+    patience_s: float,
+    batch_s: float,
     alone_s: float | None = None,
     machine: LoaderMachine | None = None,
 ) -> tuple[Run, Fault | None]:
     """One real run, with what is needed to name its fault if it fails.
 
     Each run draws the same order of batches: what differs between runs is the settings alone.
+    It is taken to hang ``patience_s`` seconds after its own time, and after what some batches
+    take and their steps.
     """
+    limit_s = seconds + patience_s + _SLOW_BATCHES * (consumer.step_s + batch_s)
     before = oom_kills()
     with same_order(workload), captured_stderr() as output:
         run = run_loader(workload, settings, consumer=consumer, seconds=seconds, limit_s=limit_s)
@@ -298,12 +305,13 @@ def _with_starts(probe: Probe, workload: Workload, readings: Readings, left_s: f
     """With what workers take that are not forked, where the script wants that or it is known
     to work; a start method that takes longer than there is time is left out."""
     starts = dict(probe.start_s)
+    small = functools.cache(lambda: _is_small(workload))  # asked at most once, if at all
     for method in ("forkserver", "spawn"):
         wanted = workload.present.start_method == method
         if method in starts or not (wanted or left_s > _START_S):
             continue
         settings = LoaderSettings(1, start_method=method)
-        if not readings.bounds.allows(settings) or not (wanted or _is_small(workload)):
+        if not readings.bounds.allows(settings) or not (wanted or small()):
             continue
         began = time.monotonic()
         limit_s = max(left_s, 4 * _START_S) if wanted else left_s
@@ -320,4 +328,4 @@ def _words(settings: LoaderSettings | None) -> str:
     if count == 0:
         return "no workers"
     pinned = ", pinned" if settings is not None and settings.pin_memory else ""
-    return f"{count} worker{'s' if count > 1 else ''}{pinned}"
+    return f"{count_of(count, 'worker')}{pinned}"

@@ -16,14 +16,14 @@ from typing import Final
 
 import torch
 
-from trainfit.loader import idle, isolated, utilisation
+from trainfit.loader import idle, utilisation
 from trainfit.loader.faults import diagnose_run
-from trainfit.loader.instrument import STACKS_SIGNAL, Notebook
+from trainfit.loader.instrument import Notebook
 from trainfit.loader.model import Consumer
 from trainfit.loader.oom import between, oom_kills
 from trainfit.loader.progress import current
 from trainfit.loader.rehearsal_loop import End, Journal, Tell, made_by, run_epochs
-from trainfit.loader.runs import PATIENCE_S, Failure, Run
+from trainfit.loader.runs import PATIENCE_S, Run, watched
 from trainfit.loader.seen import Seen
 from trainfit.loader.utilisation import Observed
 from trainfit.loader.workload import LoaderError, Workload
@@ -149,27 +149,12 @@ def _rows(consumer: Consumer, duration_s: float) -> int:
 def _await(
     work: Callable[[], End], settings: LoaderSettings, duration_s: float, notebook: Notebook
 ) -> End:
-    limit_s = duration_s + PATIENCE_S
     try:
-        ended: isolated.Ended[End]
-        if settings.num_workers:
-            ended = isolated.call(work, limit_s, STACKS_SIGNAL)
-        else:
-            ended = isolated.call_here(work, limit_s)
+        end, failure = watched(work, settings, duration_s + PATIENCE_S, notebook)
     except KeyboardInterrupt:
         return End("interrupted")
-    if ended.value is not None:
-        return ended.value
-    if ended.error_type == "KeyboardInterrupt":
-        return End("interrupted")
-    failure = Failure(
-        ended.error_type,
-        ended.message,
-        ended.traceback,
-        ended.exit_code,
-        hung=ended.hung,
-        stacks=notebook.stacks(),
-    )
+    if end is not None:
+        return end
     return End("fault", failure)
 
 

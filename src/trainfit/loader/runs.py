@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import psutil
@@ -34,6 +34,8 @@ from trainfit.loader.model import Consumer
 from trainfit.loader.pinning import emulated_pinning
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings
+
+_T = TypeVar("_T")
 
 #: Batches that a run waits for at least, however long they take: fewer give no rate.
 _LEAST_BATCHES: Final = 4
@@ -97,8 +99,6 @@ class Run:
     """Of them, those of floating-point tensors."""
     private_bytes: tuple[int, ...] = ()
     """Of each worker: memory that it shares with no other process (USS)."""
-    worker_threads: tuple[int, ...] = ()
-    """Threads of each worker's process, native ones too."""
     context_switches: tuple[int, ...] = ()
     exhausted: bool = False
     """Did the loader end by itself, which it never should?"""
@@ -168,24 +168,31 @@ def run_loader(
         function = functools.partial(
             _run, workload, settings, consumer, seconds, most_batches, notebook
         )
-        ended: isolated.Ended[Run]
-        if settings.num_workers:
-            ended = isolated.call(function, limit_s, STACKS_SIGNAL)
-        else:
-            ended = isolated.call_here(function, limit_s)
-        if ended.value is not None:
-            return ended.value
-        failure = Failure(
-            ended.error_type,
-            ended.message,
-            ended.traceback,
-            ended.exit_code,
-            hung=ended.hung,
-            stacks=notebook.stacks(),
-        )
+        value, failure = watched(function, settings, limit_s, notebook)
+        if value is not None:
+            return value
         fetches = tuple(notebook.batches(worker) for worker in range(settings.num_workers))
         started = tuple(notebook.started())
         return Run(settings, consumer.step_s, fetches=fetches, started=started, failure=failure)
+
+
+def watched(
+    function: Callable[[], _T], settings: LoaderSettings, limit_s: float, notebook: Notebook
+) -> tuple[_T | None, Failure]:
+    """Call what iterates a loader of these settings: in a forked process with workers, here
+    without. Its value, or why there is none."""
+    if settings.num_workers:
+        ended = isolated.call(function, limit_s, STACKS_SIGNAL)
+    else:
+        ended = isolated.call_here(function, limit_s)
+    return ended.value, Failure(
+        ended.error_type,
+        ended.message,
+        ended.traceback,
+        ended.exit_code,
+        hung=ended.hung,
+        stacks=notebook.stacks() if ended.failed else "",
+    )
 
 
 def _run(
@@ -223,7 +230,6 @@ def _run(
             batch_tensors=loop.batch_tensors,
             float_bytes=loop.float_bytes,
             private_bytes=loop.private_bytes,
-            worker_threads=loop.worker_threads,
             context_switches=loop.context_switches,
             exhausted=loop.exhausted,
             failure=failure,
@@ -261,7 +267,6 @@ class _Loop:
         self.batch_bytes = self.batch_tensors = self.float_bytes = 0
         self.exhausted = False
         self.private_bytes: tuple[int, ...] = ()
-        self.worker_threads: tuple[int, ...] = ()
         self.context_switches: tuple[int, ...] = ()
 
     def run(self) -> Failure | None:
@@ -315,7 +320,6 @@ class _Loop:
                 now - then for now, then in zip(_switches(workers), before, strict=True)
             )
             self.private_bytes = tuple(each.memory_full_info().uss for each in workers)
-            self.worker_threads = tuple(each.num_threads() for each in workers)
 
 
 def take_step(consumer: Consumer, pinned: bool = True) -> float:

@@ -23,17 +23,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from trainfit.hardware import find_gpu
 from trainfit.loader.workload import LoaderError, Workload
 from trainfit.results.trace import Status, Target, TraceOutcome
+from trainfit.simgpu.inference import InferenceWatch
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.loaders import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.precision import AutocastSwitch
-from trainfit.simgpu.recorder import BACKWARD
 from trainfit.simgpu.script import Stopper, run_script, watch
 from trainfit.simgpu.session import Simulation
 
-#: Calls of models without an optimizer or a backward pass after which a script is taken not
-#: to train.
-_INFERENCE_CALLS = 100
 #: Share of the time limit after which a script that loads batches and makes no step (it trains
 #: without an optimizer of PyTorch's) is stopped with its next batch.
 _PATIENCE_SHARE = 0.5
@@ -83,7 +80,7 @@ class Script:
         self._stopper = Stopper(before_force=self._use_now)
         self._done = threading.Event()
         self._process, self._thread = os.getpid(), threading.current_thread()
-        self._trains = False
+        self._inference = InferenceWatch(self._simulation, self._watch)
         self._outcome: TraceOutcome | None = None
         self._finishing = threading.Lock()
 
@@ -115,7 +112,7 @@ class Script:
         self._end()
 
     def _after_call(self) -> None:
-        if self._watch.forward_calls().calls >= _INFERENCE_CALLS and self._only_infers():
+        if self._inference.only_infers():
             self._end()
 
     def _after_batch(self) -> None:
@@ -129,13 +126,6 @@ class Script:
         if os.getpid() == self._process:
             self._finish(status, {})
             self._stopper.stop()
-
-    def _only_infers(self) -> bool:
-        """Was there no optimizer and no backward pass so far?"""
-        if self._watch.optimizers or self._trains:
-            return False
-        self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
-        return not self._trains
 
     def _use_now(self) -> None:
         """The script cannot be stopped: its loader is used from within it."""

@@ -49,8 +49,6 @@ _RUN_S: Final = 3.0
 _RUN_SHARE: Final = 0.15
 #: Batches that one should count.
 _RUN_BATCHES: Final = 25
-#: Batches and steps that a run's time limit leaves beyond its own time.
-_SLOW_BATCHES: Final = 8
 #: Of all its time, what a tuning's probe takes.
 _PROBE_SHARE: Final = 0.65
 #: Bytes a second at which a driver copies what is not pinned to a GPU, through buffers of its
@@ -164,6 +162,8 @@ class _Tuner:
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Fault] = {}
         self._asked: int | None = None
+        self._alone_of: Fitted | None = None
+        self._alone: dict[LoaderSettings, float] = {}
         self._runs = 0
 
     def tuned(self, confirm: int, max_workers: int | None) -> LoaderResult:
@@ -243,7 +243,8 @@ class _Tuner:
             settings,
             consumer,
             length,
-            limit_s=length + 2 * self._seconds + _SLOW_BATCHES * (consumer.step_s + fetch_s),
+            patience_s=2 * self._seconds,
+            batch_s=fetch_s,
             alone_s=self._measured.probe.alone_s,
             machine=self._machine,
         )
@@ -324,13 +325,21 @@ class _Tuner:
         needs = feasible.needs(candidate.settings, self._measured.probe)
         alone = candidate.batches_per_s
         if self._consumer.step_s:
-            alone = fitted.predict(candidate.settings, Consumer(0.0)).batches_per_s
+            alone = self._alone_rate(candidate.settings, fitted)
         return dataclasses.replace(
             candidate,
             ram_bytes=needs.ram_bytes,
             shm_bytes=needs.shm_bytes,
             alone_batches_per_s=alone,
         )
+
+    def _alone_rate(self, settings: LoaderSettings, fitted: Fitted) -> float:
+        """Simulated once, though what there is is explained after each run."""
+        if self._alone_of is not fitted:
+            self._alone_of, self._alone = fitted, {}
+        if settings not in self._alone:
+            self._alone[settings] = fitted.predict(settings, Consumer(0.0)).batches_per_s
+        return self._alone[settings]
 
     def _confirmed(self, trial: Trial) -> Confirmed:
         run = trial.run

@@ -102,7 +102,7 @@ def what_happened(outcome: TraceOutcome) -> str:
         return f"the script broke off ({outcome.message})"
     if outcome.status == "out_of_memory":
         return f"the script ran out of GPU memory{place}"
-    return f"the script failed{place} ({_one_line(outcome.message)})"
+    return f"the script failed{place} ({one_line(outcome.message)})"
 
 
 def _remedy(outcome: TraceOutcome) -> str:
@@ -136,6 +136,7 @@ def _steps(outcome: TraceOutcome) -> str:
     return count(outcome.steps, "optimizer step")
 
 
-def _one_line(text: str, most: int = 200) -> str:
+def one_line(text: str, most: int = 200) -> str:
+    """Text on one line, its beginning kept."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
 from trainfit.plan.command import Command, quote
-from trainfit.plan.failures import ScriptError, last_lines, what_happened
+from trainfit.plan.failures import ScriptError, last_lines, one_line, what_happened
 from trainfit.plan.launch import launch
 from trainfit.plan.processes import OwnProcess
 from trainfit.plan.tracing import ending, tail_of_file
 from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import LoaderResult
-from trainfit.results.loading import LoadingOutcome, LoadingRequest, StepTime, write_whole
+from trainfit.results.loading import AS_FAST, LoadingOutcome, LoadingRequest, StepTime, write_whole
 from trainfit.results.trace import TraceOutcome
 from trainfit.results.words import count
 
@@ -37,8 +37,6 @@ _GRACE_S: Final = 10.0
 _INTERRUPT_S: Final = 5.0
 #: Seconds that a started process has at least, whatever the time limit: it imports PyTorch.
 _LEAST_S: Final = 1.0
-
-_AS_FAST = "as fast as the loader can: the step takes no time"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,18 +218,18 @@ def _known_step(command: Command | None, options: LoadingOptions) -> StepTime | 
     if options.step_s is not None:
         return StepTime(options.step_s, source="given")
     if options.gpu is None or command is None:
-        return StepTime(0.0, source=_AS_FAST)
+        return StepTime(0.0, source=AS_FAST)
     return None
 
 
 def step_from(trace: TraceOutcome, gpu: GpuSpec) -> StepTime:
     """The least time of the simulated step on the GPU; none where that cannot be told."""
     if trace.compute is None:
-        return StepTime(0.0, source=f"{_AS_FAST} (no step was simulated to bound it)")
+        return StepTime(0.0, source=f"{AS_FAST} (no step was simulated to bound it)")
     try:
         bounds: Any = importlib.import_module("trainfit.plan.step_bound")
     except ModuleNotFoundError:
-        return StepTime(0.0, source=_AS_FAST)
+        return StepTime(0.0, source=AS_FAST)
     bound = bounds.step_bound(trace.compute, gpu, trace.autocast)
     return StepTime(bound.seconds, source=bound.why)
 
@@ -345,7 +343,7 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
     trace = loaded.outcome.trace if loaded.outcome is not None else None
     if trace is not None and trace.status == "unsupported":
         notes.append(
-            f"the script's step could not be simulated ({_one_line(trace.message)}); the loader "
+            f"the script's step could not be simulated ({one_line(trace.message)}); the loader "
             "that gave the last batch before was measured"
         )
     if trace is not None and trace.status == "timeout":
@@ -411,12 +409,7 @@ def _script_failed(trace: TraceOutcome) -> str:
             "--time-limit"
         )
     if trace.status == "unsupported":
-        return f"{_one_line(trace.message)}; name what makes its loader with --loader"
+        return f"{one_line(trace.message)}; name what makes its loader with --loader"
     if trace.status == "exited":
         return f"{what} {after}; its own message is below"
     return f"{what} {after}; its traceback is below"
-
-
-def _one_line(text: str, most: int = 200) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"

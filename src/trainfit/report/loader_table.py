@@ -1,35 +1,23 @@
 """Predicted beside measured rates: settings in a row each, and over the number of workers.
 
-Whether workers persist matters between epochs, not for the rates here: settings that differ in
-that alone are looked up as the same.
+Whether workers persist matters between epochs, not for the rates here: settings are looked up by
+what matters within one (:func:`trainfit.results.loader.steady`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 from trainfit.report.loader_words import rate, switch
 from trainfit.report.sizes import printable, size, wrapped
-from trainfit.results.loader import Candidate, Confirmed, LoaderResult, LoaderSettings
+from trainfit.results.loader import Candidate, Confirmed, LoaderResult, LoaderSettings, steady
 from trainfit.results.words import count
 
 #: Rows of the table over workers, at most.
 _ROWS = 14
 
 
-def _same(settings: LoaderSettings) -> LoaderSettings:
-    return dataclasses.replace(settings, persistent_workers=False)
-
-
-def _candidate(result: LoaderResult, settings: LoaderSettings) -> Candidate | None:
-    """What the model said of these settings, or of those that differ in persistence alone."""
-    same = (each for each in result.candidates if _same(each.settings) == _same(settings))
-    return result.candidate(settings) or next(same, None)
-
-
 def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
-    """The real run of these settings, likewise; one that did not fail, if there is one."""
-    runs = [run for run in result.confirmed if _same(run.settings) == _same(settings)]
+    """The real run of these settings; one that did not fail, if there is one."""
+    runs = [run for run in result.confirmed if steady(run.settings) == steady(settings)]
     runs.sort(key=lambda run: (run.measured_batches_per_s is None, run.settings != settings))
     return runs[0] if runs else None
 
@@ -45,7 +33,7 @@ def best_rate(result: LoaderResult, settings: LoaderSettings) -> tuple[float, st
     run = _measured(result, settings)
     if run is not None and run.measured_batches_per_s is not None:
         return run.measured_batches_per_s, "measured"
-    candidate = _candidate(result, settings)
+    candidate = result.candidate(settings)
     return (candidate.batches_per_s, "predicted") if candidate is not None else None
 
 
@@ -60,9 +48,9 @@ def settings_section(result: LoaderResult) -> str:
     rows = [_settings_row(result, "present", result.present)]
     if result.recommended != result.present and result.verdict != "cannot_tell":
         rows.append(_settings_row(result, "recommended", result.recommended))
-    known = {_same(result.present), _same(result.recommended)}
+    known = {steady(result.present), steady(result.recommended)}
     runs = [run.settings for run in result.confirmed]
-    others = dict.fromkeys(settings for settings in runs if _same(settings) not in known)
+    others = dict.fromkeys(settings for settings in runs if steady(settings) not in known)
     rows += [_settings_row(result, "also run", settings) for settings in others]
     return "\n".join(["Settings (batches/s)", _HEAD, *rows])
 
@@ -70,7 +58,7 @@ def settings_section(result: LoaderResult) -> str:
 def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> str:
     run = _measured(result, settings)
     failed = _run_of(result, settings)
-    candidate = _candidate(result, settings)
+    candidate = result.candidate(settings)
     predicted = candidate.batches_per_s if candidate else None
     if predicted is None and failed is not None:
         predicted = failed.predicted_batches_per_s
@@ -134,8 +122,8 @@ def _by_workers(result: LoaderResult) -> list[Candidate]:
         settings = candidate.settings
         return (
             not candidate.infeasible,
-            _same(settings) == _same(result.recommended),
-            _same(settings) == _same(result.present),
+            steady(settings) == steady(result.recommended),
+            steady(settings) == steady(result.present),
             _measured(result, settings) is not None,
             candidate.batches_per_s,
         )
@@ -161,9 +149,9 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
         f"{candidate.busy_cores:>6.1f} {ram:>9}"
     )
     marks = []
-    if _same(settings) == _same(result.recommended) and result.verdict != "cannot_tell":
+    if steady(settings) == steady(result.recommended) and result.verdict != "cannot_tell":
         marks.append("recommended")
-    if _same(settings) == _same(result.present):
+    if steady(settings) == steady(result.present):
         marks.append("present")
     if candidate.infeasible:
         marks.append(f"cannot be: {printable(candidate.infeasible)}")
@@ -173,7 +161,7 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
 def too_many_section(result: LoaderResult) -> str:
     """What more workers than needed cost."""
     base = best_rate(result, result.recommended)
-    candidate = _candidate(result, result.recommended)
+    candidate = result.candidate(result.recommended)
     if not result.too_many or base is None:
         return ""
     lines = ["Too many workers"]

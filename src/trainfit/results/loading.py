@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from trainfit.results.decoding import decode
 from trainfit.results.trace import Target, TraceOutcome
+
+#: Where the time of a step is from that takes none.
+AS_FAST: Final = "as fast as the loader can: the step takes no time"
 
 
 @dataclasses.dataclass(frozen=True)

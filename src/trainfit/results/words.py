@@ -1,9 +1,9 @@
 """Words that messages and reports have in common."""
 
 
-def count(number: int, thing: str) -> str:
-    """A number with its noun: "1 step", "2 steps"."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+def count(number: int, thing: str, plural: str = "") -> str:
+    """A number with its noun: "1 step", "2 steps"; ``plural`` is one that is not made by "s"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {plural or thing + 's'}"
 
 
 def size(nbytes: float) -> str:

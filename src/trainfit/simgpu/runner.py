@@ -23,18 +23,15 @@ from trainfit.hardware import find_gpu
 from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, TraceOutcome, TraceRequest
 from trainfit.simgpu.accelerate_watch import AccelerateWatch
+from trainfit.simgpu.inference import InferenceWatch
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.loaders import LoaderTracker
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.precision import AutocastSwitch
-from trainfit.simgpu.recorder import BACKWARD
 from trainfit.simgpu.script import Stopper, run_script, watch
 from trainfit.simgpu.session import Simulation
 from trainfit.simgpu.settling import LEAST_STEPS, judge
 
-#: Calls of models without an optimizer or a backward pass after which a script is taken not
-#: to train.
-_INFERENCE_CALLS = 100
 #: Attempts at a snapshot of a run that goes on meanwhile.
 _SNAPSHOTS = 5
 
@@ -60,7 +57,7 @@ class Runner:
         self._started = time.monotonic()
         self._process = os.getpid()
         self._stopper = Stopper()
-        self._trains = False
+        self._inference = InferenceWatch(self._simulation, self._interventions)
         self._done = threading.Event()
         self._finishing = threading.Lock()
 
@@ -95,16 +92,9 @@ class Runner:
         inference that would go on and on."""
         if self._request.count == "calls":
             self._simulation.end_step()
-        elif self._interventions.forward_calls().calls >= _INFERENCE_CALLS and self._only_infers():
+        elif self._inference.only_infers():
             self._finish("ended", {})
             self._stopper.stop()
-
-    def _only_infers(self) -> bool:
-        """Was there no optimizer and no backward pass so far?"""
-        if self._interventions.optimizers or self._trains:
-            return False
-        self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
-        return not self._trains
 
     def _late(self, place: str | None) -> bool:
         return self._finish("timeout", {"location": place})
