@@ -16,9 +16,10 @@ from typing import Any
 
 from _bench import Figure
 
+from trainfit.loader.tuning import RUN_S
 from trainfit.results.loader import LoaderSettings
 
-FORMAT = "trainfit-loader-accuracy-1"
+FORMAT = "trainfit-loader-accuracy-2"
 OURS = "trainfit"
 #: Consumers: one that takes batches as fast as it can, and one with a step of some time.
 FAST, PACED = "fast", "paced"
@@ -29,8 +30,9 @@ GOALS = {"median": 5.0, "p90": 12.0, "regret": 3.0, "share": 10.0, "workloads": 
 class Reading:
     """One real run: its rate (``None``: it failed, and ``failure`` says how).
 
-    ``seconds`` is the wall time of all of it, workers' start and warm-up too. ``reference_s``
-    is what a fixed piece of work on one core took right before: how fast the machine was.
+    ``batches_per_s`` is at the cores' full speed (trainfit.loader.undisturbed), ``as_run`` what
+    the clock said, ``core_speed`` the share of their full speed at which the cores ran.
+    ``seconds`` is the wall time of all of it, workers' start and warm-up too.
     """
 
     settings: LoaderSettings
@@ -38,8 +40,9 @@ class Reading:
     batches_per_s: float | None
     waiting_share: float | None
     seconds: float
-    reference_s: float
     failure: str = ""
+    as_run: float | None = None
+    core_speed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Study:
     best few again. ``full_grid`` is how many settings an exhaustive sweep has, of which
     ``sweep`` may hold a part. ``probe_s`` is what the probe for ``predictions`` took;
     ``probe`` what it said, for who studies errors. ``ours`` is the tool's whole result.
+    Runs of the sweep counted batches for ``run_s`` seconds.
     """
 
     workload: str
@@ -82,6 +86,7 @@ class Study:
     probe_s: float = 0.0
     probe: Any = None
     ours: Any = None
+    run_s: float = RUN_S
 
     def choice(self, who: str) -> Choice | None:
         return next((each for each in self.choices if each.who == who), None)
@@ -105,9 +110,12 @@ def rates(readings: Iterable[Reading]) -> dict[LoaderSettings, float]:
     return {settings: statistics.median(values) for settings, values in found.items()}
 
 
-def errors_percent(study: Study) -> dict[LoaderSettings, float]:
+def errors_percent(study: Study, as_run: bool = False) -> dict[LoaderSettings, float]:
     """Predicted over measured less one, of each setting that was both."""
-    measured = rates(study.sweep)
+    sweep = study.sweep
+    if as_run:
+        sweep = [dataclasses.replace(each, batches_per_s=each.as_run) for each in sweep]
+    measured = rates(sweep)
     return {
         each.settings: 100 * (each.batches_per_s / measured[each.settings] - 1)
         for each in study.predictions
@@ -116,14 +124,15 @@ def errors_percent(study: Study) -> dict[LoaderSettings, float]:
 
 
 def sweep_seconds(study: Study) -> float:
-    """What one measurement of each setting takes; of those of the full grid that were not
-    measured, as much on average as of those that were."""
+    """What one measurement of each setting takes by runs as long as ours; of those of the full
+    grid that were not measured, as much on average as of those that were."""
     spent: dict[LoaderSettings, list[float]] = {}
     for each in study.sweep:
         spent.setdefault(each.settings, []).append(each.seconds)
     if not spent:
         return 0.0
-    return study.full_grid * statistics.fmean(map(statistics.fmean, spent.values()))
+    each = statistics.fmean(map(statistics.fmean, spent.values()))
+    return study.full_grid * max(0.0, each - study.run_s + RUN_S)
 
 
 def top(study: Study, count: int) -> list[LoaderSettings]:
@@ -165,14 +174,10 @@ def spread_percent(studies: Iterable[Study]) -> list[float]:
     return distances
 
 
-def machine_spread_percent(study: Study) -> float:
-    """By how much longer the fixed piece of work takes in the slowest tenth of the readings
-    than in the fastest: how much the machine's speed varied meanwhile."""
-    times = [each.reference_s for each in (*study.sweep, *study.finals)]
-    if len(times) < 2:
-        return math.nan
-    tenths = statistics.quantiles(times, n=10, method="inclusive")
-    return 100 * (tenths[-1] / tenths[0] - 1)
+def core_speed_percent(study: Study) -> float:
+    """The cores' mean speed in all readings, of their full speed."""
+    speeds = [each.core_speed for each in (*study.sweep, *study.finals) if each.core_speed]
+    return 100 * statistics.fmean(speeds) if speeds else math.nan
 
 
 def percentile_90(values: Sequence[float]) -> float:
@@ -272,7 +277,10 @@ def study_row(study: Study) -> dict[str, Any]:
         "best_batches_per_s": max(finals.values(), default=None),
         "sweep_seconds": sweep_seconds(study),
         "probe_seconds": study.probe_s,
-        "machine_spread_percent": machine_spread_percent(study),
+        "core_speed_percent": core_speed_percent(study),
+        "median_error_as_run_percent": median(
+            [abs(error) for error in errors_percent(study, as_run=True).values()]
+        ),
         "choices": [
             {
                 "who": choice.who,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import os
 import random
 import sys
 import time
@@ -25,10 +27,12 @@ from _loader_figures import (
     steady,
     top,
 )
-from loader_workloads import SEED, Case, Worker
+from loader_workloads import SEED, Case
 
+from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader.model import Consumer
 from trainfit.loader.runs import Run, run_loader
+from trainfit.loader.undisturbed import with_full_speed_rate, with_speeds, working_share
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
@@ -37,10 +41,10 @@ QUICK_WORKERS, QUICK_PREFETCH = (0, 1, 2, 4), (2,)
 #: The paced consumer's step, as a share of the time between two batches of the best setting:
 #: a loader that hides its work behind the step is just as fast, one that cannot is slower.
 PACE = 0.8
+#: What a run is for.
+SWEEP, FINALS = "sweep", "finals"
 #: Of the sweep's best, so many are measured again beside the choices.
 FINALISTS = 3
-#: FFTs of the piece of work that says how fast the machine is at the moment, about 10 ms.
-_REFERENCE_ROUNDS = 150
 
 Say = Callable[[str], None]
 
@@ -111,22 +115,24 @@ class Bench:
     ) -> None:
         self.case, self.data, self.plan = case, data, plan
         self.tool, self.rivals, self.say, self.run = tool, rivals, say, run
-        self._reference = Worker()
+        self._runs: dict[tuple[str, str, LoaderSettings, int], Run] = {}
+        self._watch: CoreSpeeds | None = None
 
     def studies(self) -> list[Study]:
         """With the consumer that takes all it gets, and (if planned) with a paced one."""
-        fast = self._study(FAST, 0.0, None, self.plan.rounds)
-        if not self.plan.paced_rounds or not (best := rates(fast[0].sweep)):
-            return [fast[0]]
-        step_s = PACE / max(best.values())
-        paced = self._study(PACED, step_s, fast[1], self.plan.paced_rounds)
-        return [fast[0], paced[0]]
+        with CoreSpeeds() as self._watch:
+            fast = self._study(FAST, 0.0, None, self.plan.rounds)
+            if not self.plan.paced_rounds or not (best := rates(fast[0].sweep)):
+                return [fast[0]]
+            step_s = PACE / max(best.values())
+            paced = self._study(PACED, step_s, fast[1], self.plan.paced_rounds)
+            return [fast[0], paced[0]]
 
     def _study(
         self, kind: str, step_s: float, probed: Probed | None, rounds: int
     ) -> tuple[Study, Probed | None]:
         consumer = Consumer(step_s)
-        study = Study(self.case.name, kind, step_s, len(FULL_GRID))
+        study = Study(self.case.name, kind, step_s, len(FULL_GRID), run_s=self.plan.seconds)
         # The tool's turn is amid the sweep's rounds: the machine's speed drifts.
         before = (rounds + 1) // 2
         self._sweep(study, consumer, range(before))
@@ -139,8 +145,10 @@ class Bench:
             ]
         study.choices = [self._choose(study, consumer)]
         self._sweep(study, consumer, range(before, rounds))
+        self._at_full_speed(study)
         study.choices += self.rivals(step_s)
         self._finals(study, consumer)
+        self._at_full_speed(study)
         return study, probed
 
     def _sweep(self, study: Study, consumer: Consumer, rounds: range) -> None:
@@ -148,7 +156,9 @@ class Bench:
         for number in rounds:
             order = list(self.plan.grid)
             random.Random(f"{study.workload} {study.consumer} {number}").shuffle(order)
-            study.sweep += [self._read(settings, consumer, number) for settings in order]
+            study.sweep += [
+                self._read(study, SWEEP, settings, consumer, number) for settings in order
+            ]
             self.say(f"{study.workload}, {study.consumer}: round {number + 1} of the sweep")
 
     def _finals(self, study: Study, consumer: Consumer) -> None:
@@ -156,24 +166,42 @@ class Bench:
         finalists = list(dict.fromkeys([*chosen, *top(study, FINALISTS)]))
         for number in range(self.plan.final_rounds):
             turn = finalists[number % len(finalists) :] + finalists[: number % len(finalists)]
-            study.finals += [self._read(settings, consumer, number) for settings in turn]
+            study.finals += [
+                self._read(study, FINALS, settings, consumer, number) for settings in turn
+            ]
         self.say(f"{study.workload}, {study.consumer}: finals of {len(finalists)} settings")
 
-    def _read(self, settings: LoaderSettings, consumer: Consumer, number: int) -> Reading:
-        reference_s = self._reference_seconds()
+    def _read(
+        self, study: Study, stage: str, settings: LoaderSettings, consumer: Consumer, number: int
+    ) -> Reading:
         torch.manual_seed(SEED + number)  # the same order of samples for each setting
         workload = self._workload()
         began = time.monotonic()
         run = self.run(workload, settings, consumer=consumer, seconds=self.plan.seconds)
-        return Reading(
-            settings,
-            number,
-            run.batches_per_s if run.failure is None else None,
-            run.waiting_share,
-            time.monotonic() - began,
-            reference_s,
-            failure_text(run),
-        )
+        rate = run.batches_per_s if run.failure is None else None
+        seconds = time.monotonic() - began
+        self._runs[study.consumer, stage, settings, number] = run
+        return Reading(settings, number, rate, run.waiting_share, seconds, failure_text(run), rate)
+
+    def _at_full_speed(self, study: Study) -> None:
+        """Give readings the rates that they would have had at the cores' full speed."""
+        assert self._watch is not None
+        readings = [(SWEEP, each) for each in study.sweep] + [(FINALS, e) for e in study.finals]
+        runs = [self._runs[study.consumer, stage, e.settings, e.round] for stage, e in readings]
+        runs = with_speeds(runs, self._watch.pieces())
+        working = working_share(run for run in runs if run.settings.num_workers <= 1)
+        cores = len(os.sched_getaffinity(0))
+        found: dict[str, list[Reading]] = {SWEEP: [], FINALS: []}
+        for (stage, reading), run in zip(readings, runs, strict=True):
+            if reading.as_run is not None and run.core_speed is not None:
+                full = with_full_speed_rate(run, working, cores)
+                reading = dataclasses.replace(
+                    reading,
+                    batches_per_s=full.full_speed_batches_per_s,
+                    core_speed=run.core_speed.speed,
+                )
+            found[stage].append(reading)
+        study.sweep, study.finals = found[SWEEP], found[FINALS]
 
     def _workload(self) -> Workload:
         return Workload(self.case.loader(self.data))
@@ -199,11 +227,6 @@ class Bench:
             study.ours = traceback.format_exc()
             return Choice(OURS, None, time.monotonic() - began, f"failed: {_last_line(error)}")
         return choice
-
-    def _reference_seconds(self) -> float:
-        began = time.monotonic()
-        self._reference.rounds(_REFERENCE_ROUNDS)
-        return time.monotonic() - began
 
 
 def failure_text(run: Run) -> str:

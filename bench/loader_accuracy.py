@@ -77,7 +77,9 @@ class Trainfit:
 
         source = "as fast as it can" if not consumer.step_s else "given"
         began = time.monotonic()
-        result = tune(workload, self._machine, consumer, source, seconds=self._seconds, confirm=4)
+        result = tune(  # the grid has both orders
+            workload, self._machine, consumer, source, seconds=self._seconds, any_order=True
+        )
         seconds = time.monotonic() - began
         note = f"{result.verdict}: limited by {result.limit}"
         return Choice(found.OURS, result.recommended, seconds, note), dataclasses.asdict(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -53,7 +54,7 @@ def figures() -> Any:
 def reading(
     settings: LoaderSettings, rate: float | None, seconds: float = 1.0, turn: int = 0
 ) -> Any:
-    return figures().Reading(settings, turn, rate, 0.5, seconds, 0.01, "" if rate else "died")
+    return figures().Reading(settings, turn, rate, 0.5, seconds, "" if rate else "died", rate)
 
 
 def study(**parts: Any) -> Any:
@@ -146,14 +147,24 @@ def test_a_single_run_is_compared_with_the_others_of_its_setting() -> None:
     assert figures().spread_percent([one]) == pytest.approx(apart)
 
 
-def test_the_machines_spread_is_of_its_tenths() -> None:
-    one = study(sweep=[reading(ONE, 1.0) for _ in range(10)])
-    assert figures().machine_spread_percent(one) == 0.0
-    # 11 times from 0.1 to 0.2 s: the tenths are 0.11 and 0.19.
-    times = [figures().Reading(ONE, 0, 1.0, 0.0, 1.0, 0.1 + 0.01 * n) for n in range(11)]
-    assert figures().machine_spread_percent(study(finals=times)) == pytest.approx(
-        100 * (0.19 / 0.11 - 1)
+def test_the_cores_speed_and_the_errors_of_what_the_clock_said() -> None:
+    one = study(
+        predictions=[figures().Prediction(ONE, 10.0)],
+        sweep=[
+            dataclasses.replace(reading(ONE, 10.0), as_run=8.0, core_speed=0.8),
+            dataclasses.replace(reading(ONE, 10.0), as_run=8.0, core_speed=1.0),
+        ],
     )
+    assert figures().core_speed_percent(one) == pytest.approx(90.0)
+    assert math.isnan(figures().core_speed_percent(study()))
+    assert figures().errors_percent(one)[ONE] == pytest.approx(0.0)
+    assert figures().errors_percent(one, as_run=True)[ONE] == pytest.approx(25.0)
+
+
+def test_a_sweep_is_priced_by_runs_as_long_as_ours() -> None:
+    one = study(sweep=[reading(ONE, 1.0, 1.4), reading(TWO, 1.0, 1.6)], run_s=1.0)
+    ours = figures().RUN_S
+    assert figures().sweep_seconds(one) == pytest.approx(3 * (0.5 + ours))
 
 
 def test_readings_survive_a_file_and_nan_becomes_null(tmp_path: Path) -> None:

@@ -137,19 +137,48 @@ def test_no_more_runs_than_allowed(most: int) -> None:
     assert len(confirmation.trials) == len(machine.ran) <= most
 
 
-def test_the_choice_the_present_and_twice_the_choice_are_run() -> None:
+def test_the_choice_the_present_the_fastest_and_twice_the_choice_are_run() -> None:
     machine = Machine(fitted())
     confirmation = confirmed(machine, fitted())
-    chosen = confirmation.choice.best()
+    chosen, fastest = confirmation.choice.best(), confirmation.choice.fastest()
     twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
-    assert machine.ran == [chosen, PRESENT, twice]
+    assert machine.ran == [chosen, PRESENT, fastest, twice]
     assert [each.why for each in confirmation.trials] == [
         "recommended",
         "present",
+        "fastest",
         "beyond the knee",
     ]
     for trial in confirmation.trials:
         assert trial.measured == pytest.approx(trial.predicted, rel=1e-6)
+
+
+def test_the_fastest_is_recommended_where_it_is_faster_than_the_model_said() -> None:
+    model = fitted()
+    choice = search(model, goal())
+    chosen, fastest = choice.best(), choice.fastest()
+    assert chosen != fastest
+
+    class Surprising(Machine):
+        def __call__(self, settings: LoaderSettings, consumer: Consumer) -> Run:
+            self.factor = 1.05 if settings == fastest else 1.0
+            return super().__call__(settings, consumer)
+
+    confirmation = Confirmation(choice, Surprising(model), 4)
+    assert confirmation.run() == fastest
+    assert Confirmation(choice, Machine(model), 4).run() == chosen
+
+
+def test_any_order_will_do_where_the_user_says_so() -> None:
+    uneven = fitted(variation=2.0, waits=True)
+    in_order = search(uneven, goal()).best()
+    either = search(uneven, dataclasses.replace(goal(), any_order=True))
+    assert in_order.in_order
+    assert not either.fastest().in_order
+    assert {each.in_order for each in either.candidates} == {True, False}
+    # Where nothing is gained by it (batches alike, a core for each), the order stays.
+    even = search(fitted(8, variation=0.0), dataclasses.replace(goal(most=4), any_order=True))
+    assert even.best().in_order
 
 
 def test_a_slower_machine_than_predicted_is_fitted_and_the_choice_made_again() -> None:

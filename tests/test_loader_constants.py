@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from trainfit.hardware.core_speed import CoreSpeed
 from trainfit.loader.constants import fit
 from trainfit.loader.events import Cores
 from trainfit.loader.fitting import (
@@ -22,8 +23,9 @@ from trainfit.loader.fitting import (
     costs_of,
     merged,
     ratio,
+    threaded,
 )
-from trainfit.loader.model import BatchCost, Consumer
+from trainfit.loader.model import BatchCost, Consumer, HandOff
 from trainfit.loader.readings import KINDS, PINNED, TIGHT, TWO, Readings
 from trainfit.loader.runs import Run, warm_up
 from trainfit.results.loader import LoaderMachine, LoaderSettings
@@ -87,6 +89,9 @@ def readings(truth: Fitted, **waits: float) -> Readings:
             step_s = TIGHT / two
         rate = truth.predict(settings, Consumer(step_s)).batches_per_s
         slower = 1 + truth.cores.contention * (settings.num_workers > 1)
+        # Of what threads that take turns lose, their clocks tell: it is work of a core.
+        threads = max(1.0, settings.num_workers / len(truth.cores.speeds))
+        slower *= 1 + truth.cores.sharing * (1 - 1 / threads)
         one = run(settings, rate, slower=slower, waits_s=waits.get(kind, 0.0), step_s=step_s)
         found.runs[kind] = [one, one]
     return found
@@ -200,6 +205,34 @@ def test_what_taking_turns_costs_comes_out(sharing: float) -> None:
     assert rates[0] == pytest.approx(rates[1], rel=0.04)
 
 
+def test_a_short_rate_alone_is_no_loss_from_taking_turns() -> None:
+    """Four workers whose batches took no more work than two workers': they waited."""
+    found = readings(truth())
+    found.runs["over"] = [
+        dataclasses.replace(each, handed=5 + (each.handed - 5) * 1.3) for each in found.of("over")
+    ]
+    fitted = fit(found, TWO_CORES)
+    assert fitted is not None
+    assert fitted.cores.sharing < 0.1
+    # What the cores were seen to do counts, where that was watched.
+    for kind, busy in (("two", 1.6), ("over", 1.6)):
+        found.runs[kind] = [
+            dataclasses.replace(each, core_speed=CoreSpeed(1.0, busy)) for each in found.of(kind)
+        ]
+    fitted = fit(found, TWO_CORES)
+    assert fitted is not None
+    assert fitted.cores.sharing > 0.3
+
+
+def test_without_workers_nothing_contends() -> None:
+    """What a process takes that has all threads was measured with all of them busy."""
+    model = dataclasses.replace(
+        truth().with_contention(0.4), alone=(BatchCost(0.0, 0.01, 2.0),), hand_off=HandOff()
+    )
+    alone = model.predict(LoaderSettings(0), Consumer(0.0)).batches_per_s
+    assert alone == pytest.approx(100, rel=0.01)
+
+
 def test_a_lock_is_no_contention() -> None:
     """Two workers that wait for one another, on cores that are free."""
     cores = Cores((1.0,) * 8)
@@ -231,3 +264,34 @@ def test_bisection_of_a_falling_function() -> None:
     assert bisect(lambda x: 10 - x, 7.0, 5.0) == pytest.approx(3.0, abs=0.01)
     assert bisect(lambda x: 10 - x, 12.0, 5.0) == 0.0
     assert bisect(lambda x: 10 - x, 1.0, 5.0) == pytest.approx(5.0, abs=0.01)
+
+
+# --- Threads of a worker ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("busy", "share"), [(1.0, 0.0), (1.6, 0.5), (4.0, 1.0)])
+def test_what_threads_share_is_told_from_a_process_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, busy: float, share: float
+) -> None:
+    """Four threads: half of the work shared keeps 1 / (0.5 + 0.5 / 4) = 1.6 cores busy."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    found = readings(truth())
+    alone = run(LoaderSettings(1), 50.0)
+    quick = records(WALLS[:60] / busy, WALLS[:60])
+    found.runs["alone"] = [dataclasses.replace(alone, settings=LoaderSettings(0), fetches=(quick,))]
+    fitted = fit(found, Cores((1.0,) * 4))
+    assert fitted is not None
+    assert fitted.parallel_share == pytest.approx(share, abs=0.01)
+    free = dataclasses.replace(fitted, cores=Cores((1.0,) * 4))
+    one = free.predict(LoaderSettings(1), Consumer(0.0)).batches_per_s
+    four = free.predict(LoaderSettings(1, worker_threads=4), Consumer(0.0)).batches_per_s
+    assert four / one == pytest.approx(1 / (1 - share + share / 4), rel=0.15)
+
+
+def test_threads_of_another_library_are_not_made_more() -> None:
+    wide = (BatchCost(0.001, 0.01, 3.0),)
+    assert threaded(wide, 0.8, 4) == wide
+    narrow = (BatchCost(0.001, 0.01),)
+    assert threaded(narrow, 0.8, 1) == narrow
+    (shared,) = threaded(narrow, 0.5, 2)
+    assert (shared.wait_s, shared.work_s, shared.width) == pytest.approx((0.001, 0.0075, 4 / 3))

@@ -57,6 +57,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-workers", type=whole_number, metavar="N", help="recommend no more than N workers"
     )
+    parser.add_argument(
+        "--any-order",
+        action="store_true",
+        help="batches may come in another order than the sampler's (in_order=False)",
+    )
     add_ranks(parser)
     add_source(parser)
     parser.add_argument(
@@ -169,6 +174,7 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
         seconds=options.probe_time,
         confirm=options.confirm,
         max_workers=options.max_workers,
+        any_order=options.any_order,
         ranks=options.ranks,
         time_limit_s=options.time_limit,
         loader=options.loader or "",

@@ -46,13 +46,15 @@ def tune(
     seconds: float = SECONDS,
     confirm: int = CONFIRM,
     max_workers: int | None = None,
+    any_order: bool = False,
     ranks: int = 1,
     progress: Progress | None = None,
 ) -> LoaderResult:
     """The settings that suit a DataLoader (or a data set) whose batches a step takes ``step_s``
     seconds to train on; 0: as fast as the loader can.
 
-    As ``trainfit loader`` does for a script. ``ranks`` processes share the machine.
+    As ``trainfit loader`` does for a script. ``ranks`` processes share the machine; with
+    ``any_order`` batches may come in another order than the sampler's.
     """
     workload = Workload.of(source, batch_size)
     return tune_here(
@@ -64,5 +66,6 @@ def tune(
         seconds=seconds,
         confirm=confirm,
         max_workers=max_workers,
+        any_order=any_order,
         progress=progress,
     )

@@ -175,6 +175,7 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
         seconds=request.seconds,
         confirm=request.confirm,
         max_workers=request.max_workers,
+        any_order=request.any_order,
         progress=current(),
     )
 

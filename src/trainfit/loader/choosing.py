@@ -8,6 +8,7 @@ memory to the main process, and what the model cannot tell apart is not worth a 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from trainfit.results.loader import Candidate, LoaderSettings
 WITHIN: Final = 0.98
 #: By how much a real run may differ from its prediction before the model is fitted to it.
 SURPRISE: Final = 0.08
+#: What settings must promise beyond the chosen to be worth a run.
+_GAIN: Final = 0.003
 PREFETCH: Final = (1, 2, 4, 8)
 #: Workers that are tried: all up to eight, then some; around the knee all again.
 _WORKERS: Final = (*range(9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
@@ -38,7 +41,8 @@ Runner = Callable[[LoaderSettings, Consumer], Run]
 class Goal:
     """What settings are chosen for.
 
-    ``present`` are the user's settings: order, start method and threads are kept.
+    ``present`` are the user's settings: start method and threads are kept, and so is the order
+    unless ``any_order`` will do.
     ``infeasible`` says what is not to be chosen, ``impossible`` what cannot even be tried.
     """
 
@@ -46,6 +50,7 @@ class Goal:
     present: LoaderSettings
     most_workers: int
     least_workers: int = 0
+    any_order: bool = False
     infeasible: Infeasible = lambda settings: ""
     impossible: Infeasible = lambda settings: ""
 
@@ -101,16 +106,21 @@ class Choice:
                 return
 
     def _see(self, count: int, factors: Sequence[int]) -> None:
-        for factor in factors if count else [2]:
-            for pinned in (False, True):
-                self.see(
-                    dataclasses.replace(
-                        self.goal.present,
-                        num_workers=count,
-                        prefetch_factor=factor,
-                        pin_memory=pinned,
-                    )
+        orders = {self.goal.present.in_order: None}
+        if self.goal.any_order and count > 1:
+            orders |= {True: None, False: None}
+        for factor, pinned, in_order in itertools.product(
+            factors if count else [2], (False, True), orders
+        ):
+            self.see(
+                dataclasses.replace(
+                    self.goal.present,
+                    num_workers=count,
+                    prefetch_factor=factor,
+                    pin_memory=pinned,
+                    in_order=in_order,
                 )
+            )
 
     def best_rate(self) -> float:
         """Of the settings that can be."""
@@ -118,6 +128,16 @@ class Choice:
             (each.batches_per_s for each in self.candidates.values() if not each.infeasible),
             default=0.0,
         )
+
+    def fastest(self) -> LoaderSettings:
+        """The settings of the best rate; the present where nothing can be."""
+        rate = self.best_rate()
+        ties = [
+            each.settings
+            for each in self.candidates.values()
+            if not each.infeasible and each.batches_per_s >= rate
+        ]
+        return min(ties, key=self._size, default=self.goal.present)
 
     def best(self) -> LoaderSettings:
         """The smallest settings within 2% of the best rate; the present where nothing can be."""
@@ -129,12 +149,14 @@ class Choice:
         ]
         return min(good, key=self._size, default=self.goal.present)
 
-    def _size(self, settings: LoaderSettings) -> tuple[int, int, bool, bool]:
-        """Workers first (each costs RAM and a core), then memory, then what changes nothing."""
-        differs = settings.pin_memory != self.goal.present.pin_memory
-        factor = settings.prefetch_factor
+    def _size(self, settings: LoaderSettings) -> tuple[int, bool, bool, bool, bool]:
+        """Workers first (each costs RAM and a core), then the order of batches, then memory, then
+        what changes nothing."""
+        present, factor = self.goal.present, settings.prefetch_factor
+        reordered = settings.in_order != present.in_order
+        differs = settings.pin_memory != present.pin_memory
         # A factor of 1 leaves a worker idle until its batch is fetched: only if it must be.
-        return settings.num_workers, factor == 1, factor > 2, differs or factor > 2
+        return settings.num_workers, factor == 1, reordered, factor > 2, differs or factor > 2
 
 
 def search(fitted: Fitted, goal: Goal) -> Choice:
@@ -155,7 +177,11 @@ class Trial:
 
     @property
     def measured(self) -> float | None:
-        return self.run.batches_per_s if self.run.failure is None else None
+        """Batches a second, at the cores' full speed where that is known."""
+        if self.run.failure is not None:
+            return None
+        full = self.run.full_speed_batches_per_s
+        return full if full is not None else self.run.batches_per_s
 
 
 @dataclass
@@ -179,6 +205,7 @@ class Confirmation:
         if self._chosen() != present and self._can(present):
             self._try(present, "present")
         self._confirm()
+        self._rival()
         self._beyond()
         return self._chosen()
 
@@ -193,6 +220,13 @@ class Confirmation:
                 self._bar(chosen)
             elif self._is_surprise(trial):
                 self._refit(trial)
+
+    def _rival(self) -> None:
+        """Run what is fastest by the model, if what was chosen for being smaller is not as fast."""
+        chosen, fastest = self._chosen(), self.choice.fastest()
+        gain = self.choice.best_rate() / max(self.choice.look(chosen).batches_per_s, 1e-9)
+        if gain > 1 + _GAIN and self._trial(fastest) is None and self._can(fastest):
+            self._try(fastest, "fastest")
 
     def _bar(self, failed: LoaderSettings) -> None:
         """Not what failed, nor what its fault leaves no more."""
@@ -252,15 +286,24 @@ class Confirmation:
             self.choice.candidates |= barred
 
     def _chosen(self) -> LoaderSettings:
-        """By the model, unless measurements of both say that the present settings will do."""
+        """By the model, unless measurements of both say that the fastest are faster by more than
+        it said, or that the present settings will do."""
         chosen, present = self.choice.best(), self.choice.goal.present
-        ours, theirs = self._trial(chosen), self._trial(present)
-        if ours is None or theirs is None or not ours.measured or not theirs.measured:
+        fastest = self.choice.fastest()
+        ours, best = self._measured(chosen), self._measured(fastest)
+        if ours is not None and best is not None and ours < WITHIN * best:
+            chosen, ours = fastest, best
+        theirs = self._measured(present)
+        if ours is None or theirs is None:
             return chosen
         fewer = present.num_workers <= chosen.num_workers
-        slower = ours.measured < WITHIN * theirs.measured
-        as_good = theirs.measured >= WITHIN * ours.measured
+        slower = ours < WITHIN * theirs
+        as_good = theirs >= WITHIN * ours
         return present if slower or (fewer and as_good) else chosen
+
+    def _measured(self, settings: LoaderSettings) -> float | None:
+        trial = self._trial(settings)
+        return (trial.measured or None) if trial is not None else None
 
 
 def keep_workers(

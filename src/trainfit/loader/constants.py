@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from trainfit.loader.events import Cores
 from trainfit.loader.fitting import (
@@ -26,7 +27,7 @@ from trainfit.loader.fitting import (
     merged,
     ratio,
 )
-from trainfit.loader.instrument import WALL
+from trainfit.loader.instrument import CPU, WALL
 from trainfit.loader.model import BatchCost, Consumer, HandOff
 from trainfit.loader.readings import PINNED, TWO, Readings, mean, start_s
 from trainfit.loader.runs import Run
@@ -36,9 +37,13 @@ from trainfit.loader.runs import Run
 _LOCK_WAITS: Final = 0.2
 #: More than all of its work is not lost where threads take turns.
 _MOST_SHARING: Final = 1.0
+#: Of that, what a comparison of two kinds of runs may overlook.
+_UNSEEN: Final = 0.03
 #: Waits on crowded cores are at most so many times those of the tight run on average.
 _CROWDED: Final = 4.0
 _LOCK_SLOWER: Final = 0.85
+#: Cores that a process without workers keeps busy, above which its threads share the work.
+_SEVERAL: Final = 1.1
 
 
 def fit(readings: Readings, cores: Cores) -> Fitted | None:
@@ -61,8 +66,24 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
         start,
         alone_pinned=_alone_pinned(readings),
     )
+    fitted = dataclasses.replace(fitted, parallel_share=_parallel_share(readings, costs))
     fitted = _with_sharing(_with_contention(fitted, readings, costs), readings)
     return _with_pinning(_with_crowding(fitted, readings), readings)
+
+
+def _parallel_share(readings: Readings, costs: Costs) -> float:
+    """Of a batch's work, what PyTorch's threads share: a process without workers has several, a
+    worker one. By Amdahl's law from the cores that the former keeps busy."""
+    records = [run.fetches[0][1:] for run in readings.of("alone") if run.fetches]
+    wall = sum(float(each[:, WALL].sum()) for each in records)
+    threads = torch.get_num_threads()
+    if threads == 1 or wall <= 0:
+        return 0.0
+    alone = sum(float(each[:, CPU].sum()) for each in records) / wall
+    # Threads of other libraries are a worker's too.
+    in_worker = float(np.nansum(costs.cpu_s) / np.nansum(costs.wall_s))
+    cores = alone / max(1.0, in_worker)
+    return min(1.0, (1 - 1 / cores) / (1 - 1 / threads)) if cores > _SEVERAL else 0.0
 
 
 def _alone_pinned(readings: Readings) -> tuple[BatchCost, ...]:
@@ -208,7 +229,29 @@ def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
     def predicted(loss: float) -> float:
         return shared(loss).predict(settings, Consumer(0.0)).batches_per_s
 
-    return shared(bisect(predicted, rate, _MOST_SHARING))
+    threads = settings.num_workers / len(cores.speeds)
+    # A rate may be short for other reasons: batches in order that wait for a slow one.
+    most = (max(0.0, _more_work(readings) - 1) + _UNSEEN) / (1 - 1 / threads)
+    return shared(bisect(predicted, rate, min(_MOST_SHARING, most)))
+
+
+def _more_work(readings: Readings) -> float:
+    """How much more work of cores a batch takes where workers take turns on them than with two."""
+    over, two = _work_s(readings.of("over")), _work_s(readings.of("two"))
+    return over / two if over and two else 1.0
+
+
+def _work_s(runs: Sequence[Run]) -> float | None:
+    """Of a batch, on all cores by whomever; the workers' own where that was not watched."""
+    watched = [
+        run.core_speed.busy_cores / run.batches_per_s
+        for run in runs
+        if run.core_speed is not None and run.batches_per_s
+    ]
+    if len(watched) == len(runs) > 0:
+        return statistics.fmean(watched)
+    fetched = [float(run.fetched[:, CPU].mean()) for run in runs if len(run.fetched)]
+    return statistics.fmean(fetched) if fetched else None
 
 
 def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:

@@ -150,7 +150,7 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
     name = type(sampler).__name__
     try:
         many = f" over {len(sampler)} samples"
-    except (TypeError, NotImplementedError, AttributeError):
+    except Exception:  # the sampler may be the user's own
         many = ""
     cure = cures.HANGS["slow_sampler"]
     if name == "WeightedRandomSampler":

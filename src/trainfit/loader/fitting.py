@@ -145,7 +145,8 @@ def alone_costs(run: Run) -> tuple[BatchCost, ...]:
 class Fitted:
     """A loader as the model sees it: any settings, any consumer.
 
-    ``locked_share`` is of a batch's cost what a lock lets one worker do at a time.
+    ``locked_share`` is of a batch's cost what a lock lets one worker do at a time,
+    ``parallel_share`` of its work what PyTorch's threads share, where a worker has several.
     ``hand_off`` is that of a loop that never sleeps, ``cold_hand_off`` that of one whose steps
     do: caches and clocks are cold when the main thread wakes.
     """
@@ -158,12 +159,13 @@ class Fitted:
     start_s: float
     locked_share: float = 0.0
     alone_pinned: tuple[BatchCost, ...] = ()
+    parallel_share: float = 0.0
 
-    def load(self, consumer: Consumer) -> Load:
+    def load(self, consumer: Consumer, worker_threads: int = 1) -> Load:
         """What is simulated with this consumer."""
         hand_off = self.cold_hand_off if consumer.step_s > consumer.work_s else self.hand_off
         return Load(
-            self.costs,
+            threaded(self.costs, self.parallel_share, worker_threads),
             hand_off,
             consumer,
             self.cores,
@@ -181,7 +183,12 @@ class Fitted:
             batches = enough(settings, len(self.costs))
         # As many more as can be in the making: a loader that runs dry at the end would hand
         # over what was made before the count began.
-        outcome = simulate(self.load(consumer), settings, batches + settings.tokens)
+        load = self.load(consumer, settings.worker_threads)
+        if not settings.num_workers:
+            # What one process takes was measured with all of its threads busy, and nothing else.
+            free = dataclasses.replace(self.cores, contention=0.0, sharing=0.0)
+            load = dataclasses.replace(load, cores=free)
+        outcome = simulate(load, settings, batches + settings.tokens)
         return outcome.first(batches)
 
     def with_contention(self, contention: float) -> Fitted:
@@ -189,6 +196,22 @@ class Fitted:
         return dataclasses.replace(
             self, cores=dataclasses.replace(self.cores, contention=contention)
         )
+
+
+def threaded(
+    costs: tuple[BatchCost, ...], parallel_share: float, threads: int
+) -> tuple[BatchCost, ...]:
+    """Batches whose work so many threads share (Amdahl's law: the rest is done by one).
+
+    What several threads of another library work at already stays as it is.
+    """
+    if threads == 1 or not parallel_share:
+        return costs
+    shorter = 1 - parallel_share + parallel_share / threads
+    return tuple(
+        BatchCost(cost.wait_s, cost.work_s * shorter, 1 / shorter) if cost.width == 1 else cost
+        for cost in costs
+    )
 
 
 def enough(settings: LoaderSettings, costs: int) -> int:

@@ -13,13 +13,14 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import torch
 
+from trainfit.hardware.core_speed import CoreSpeeds, Span
 from trainfit.loader.bounds import HARMLESS, Bounds
 from trainfit.loader.constants import fit
 from trainfit.loader.fault_checks import check, check_workers
@@ -38,6 +39,7 @@ from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.split import split
 from trainfit.loader.storage import measure_storage
+from trainfit.loader.undisturbed import span
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.words import count as count_of
@@ -45,7 +47,7 @@ from trainfit.results.words import count as count_of
 #: Seconds of a probe, by default.
 SECONDS: Final = 20.0
 #: Of a probe's time, what the runs of the series take; the rest is for what follows them.
-_SERIES: Final = 0.75
+_SERIES: Final = 0.65
 #: Of that, what one slice takes; the least and the most seconds of one.
 _SLICE: Final = 1 / 22
 _LEAST_S, _MOST_S = 0.4, 4.0
@@ -72,11 +74,14 @@ class Measured:
     """A probe's result, and what it takes to predict from it.
 
     ``fitted`` is ``None`` where no run came through; ``bounds`` is what the faults leave.
+    ``spans`` is when runs were made, ``working_share`` what of a batch's time a worker works.
     """
 
     probe: Probe
     fitted: Fitted | None
     bounds: Bounds = field(default_factory=Bounds)
+    spans: tuple[Span, ...] = ()
+    working_share: float = 1.0
 
     def predict(
         self, settings: LoaderSettings, consumer: Consumer, seconds: float | None = None
@@ -100,13 +105,20 @@ def probe_workload(
     machine: LoaderMachine,
     seconds: float = SECONDS,
     progress: Progress | None = None,
+    watch: CoreSpeeds | None = None,
 ) -> Measured:
     """Measure for about so many seconds, and fit the model.
+
+    What was measured while something from outside slowed the cores is brought to their full
+    speed; ``watch`` is who watches that, if somebody does already.
 
     Batches that take long make it longer: each kind of run happens once, whatever it takes.
     Where a run fails, the fault is named and what it leaves is tried. It never raises for what
     the data set does.
     """
+    if watch is None:
+        with CoreSpeeds() as watch:
+            return probe_workload(workload, machine, seconds, progress, watch)
     began = time.monotonic()
     progress = progress or Silent()
     readings = Readings(machine)
@@ -116,6 +128,8 @@ def probe_workload(
         share = (time.monotonic() - began) / seconds
         progress(_words(readings.settings(name)), min(_SERIES, share))
         _measure(workload, name, readings, seconds, machine)
+    spans = tuple(span(run) for run in readings.of(*KINDS))
+    readings = readings.at_full_speed(watch.pieces())
     fitted = fit(readings, model_cores(machine, 0.0))
     probe = _probe(workload, readings, fitted)
     if fitted is not None:
@@ -126,7 +140,7 @@ def probe_workload(
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
     )
-    return Measured(probe, fitted, readings.bounds)
+    return Measured(probe, fitted, readings.bounds, spans, readings.working_share)
 
 
 def _series(readings: Readings, began: float, seconds: float) -> Iterator[str]:
@@ -283,7 +297,13 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         worker_private_bytes=int(statistics.median(private)) if private else None,
         scaling=two / one if one and two else None,
         contention=fitted.cores.contention if fitted is not None and two else None,
+        core_speed=_core_speed(runs),
     )
+
+
+def _core_speed(runs: Sequence[Run]) -> float | None:
+    seen = [run.core_speed.speed for run in runs if run.core_speed is not None]
+    return statistics.fmean(seen) if seen else None
 
 
 def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: LoaderMachine) -> Probe:

@@ -24,9 +24,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from trainfit.hardware.core_speed import Pieces
 from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.instrument import WALL
 from trainfit.loader.runs import Run
+from trainfit.loader.undisturbed import undisturbed, with_speeds, working_share
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
 
 TWO: Final = LoaderSettings(2, 4)
@@ -76,6 +78,21 @@ class Readings:
         """Batches a second of this kind, on average."""
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
+
+    def at_full_speed(self, pieces: Pieces) -> Readings:
+        """The same, had nothing from outside slowed the cores."""
+        kinds = {name: len(runs) for name, runs in self.runs.items()}
+        runs = with_speeds([run for each in self.runs.values() for run in each], pieces)
+        working = self.working_share
+        cores = self.machine.usable_cores
+        at_speed = iter([undisturbed(run, working, cores) for run in runs])
+        found = {name: [next(at_speed) for _ in range(count)] for name, count in kinds.items()}
+        return Readings(self.machine, found, self.faults)
+
+    @property
+    def working_share(self) -> float:
+        """Of what batches take, the share in which a worker works rather than waits."""
+        return working_share(self.of("one", "turn") or self.of("alone"))
 
     @property
     def bounds(self) -> Bounds:

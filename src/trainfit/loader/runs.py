@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import torch
 
+from trainfit.hardware.core_speed import CoreSpeed
 from trainfit.loader import isolated
 from trainfit.loader.instrument import (
     STACKS_SIGNAL,
@@ -103,6 +104,10 @@ class Run:
     exhausted: bool = False
     """Did the loader end by itself, which it never should?"""
     failure: Failure | None = None
+    core_speed: CoreSpeed | None = None
+    """Of the cores while batches were counted, where that was watched."""
+    full_speed_batches_per_s: float | None = None
+    """The rate that it would have had at the cores' full speed, where that was worked out."""
 
     @property
     def warm(self) -> int:

@@ -10,6 +10,7 @@ from typing import Final
 import psutil
 import torch
 
+from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader import feasible, threads
 from trainfit.loader.beyond import beyond
 from trainfit.loader.bounds import Bounds, bounds
@@ -29,6 +30,7 @@ from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.runs import Run
+from trainfit.loader.undisturbed import slowed_note, span, with_full_speed_rate
 from trainfit.loader.verdicts import Decision, decide
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
@@ -45,7 +47,7 @@ from trainfit.results.words import count as count_of
 #: Real runs that confirm, at most.
 CONFIRM: Final = 4
 #: Seconds of one, and of a probe's time the share that one takes at most.
-_RUN_S: Final = 3.0
+RUN_S: Final = 3.0
 _RUN_SHARE: Final = 0.15
 #: Batches that one should count.
 _RUN_BATCHES: Final = 25
@@ -71,6 +73,7 @@ def tune(
     seconds: float = SECONDS,
     confirm: int = CONFIRM,
     max_workers: int | None = None,
+    any_order: bool = False,
     progress: Progress | None = None,
 ) -> LoaderResult:
     """Probe the loader, predict all settings, confirm some, and say which and why.
@@ -84,16 +87,19 @@ def tune(
         seconds: of the probe, about; a confirming run takes 15% of that.
         confirm: real runs of the chosen settings and their rivals, at most 4.
         max_workers: the most workers to try; by default two a core, more where batches wait.
+        any_order: may batches come in another order than the sampler's (``in_order=False``)?
         progress: is told what is being done, and keeps what there is.
     """
     began = time.monotonic()
     progress = progress or Silent()
-    measured = probe_workload(workload, machine, seconds, Part(progress, 0.0, _PROBE_SHARE))
-    consumer = _copying(consumer, measured.probe)
-    result = _blank(workload, machine, consumer, step_source, measured, command, loader)
-    if measured.fitted is not None:
-        tuner = _Tuner(workload, machine, consumer, measured, seconds, progress, result)
-        result = tuner.tuned(confirm, max_workers)
+    with CoreSpeeds() as watch:
+        part = Part(progress, 0.0, _PROBE_SHARE)
+        measured = probe_workload(workload, machine, seconds, part, watch)
+        consumer = _copying(consumer, measured.probe)
+        result = _blank(workload, machine, consumer, step_source, measured, command, loader)
+        if measured.fitted is not None:
+            tuner = _Tuner(workload, machine, consumer, measured, seconds, progress, result, watch)
+            result = tuner.tuned(confirm, max_workers, any_order)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
@@ -155,10 +161,11 @@ class _Tuner:
         seconds: float,
         progress: Progress,
         result: LoaderResult,
+        watch: CoreSpeeds,
     ) -> None:
         self._workload, self._machine, self._consumer = workload, machine, consumer
         self._measured, self._seconds, self._progress = measured, seconds, progress
-        self._result = result
+        self._result, self._watch, self._spans = result, watch, list(measured.spans)
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Fault] = {}
         self._asked: int | None = None
@@ -166,13 +173,13 @@ class _Tuner:
         self._alone: dict[LoaderSettings, float] = {}
         self._runs = 0
 
-    def tuned(self, confirm: int, max_workers: int | None) -> LoaderResult:
+    def tuned(self, confirm: int, max_workers: int | None, any_order: bool) -> LoaderResult:
         """Search, confirm, explain."""
         self._asked = max_workers
         fitted = self._measured.fitted
         assert fitted is not None
         self._progress("simulating settings", _PROBE_SHARE)
-        choice = search(fitted, self._goal(max_workers))
+        choice = search(fitted, self._goal(max_workers, any_order))
         self._progress.keep(self._explained(choice, choice.best(), []))
         confirmation = Confirmation(
             choice, self._run, max(0, min(confirm, CONFIRM)), after=self._keep
@@ -187,7 +194,7 @@ class _Tuner:
 
     # -- choosing --------------------------------------------------------------------------
 
-    def _goal(self, max_workers: int | None) -> Goal:
+    def _goal(self, max_workers: int | None, any_order: bool) -> Goal:
         """Settings of the user's kind that the faults leave."""
         left = self._measured.bounds
         present = self._workload.present
@@ -199,6 +206,7 @@ class _Tuner:
             dataclasses.replace(present, start_method=start),
             self._most_workers(max_workers),
             least_workers=left.least_workers,
+            any_order=any_order,
             infeasible=self._infeasible,
             impossible=self._impossible,
         )
@@ -235,7 +243,7 @@ class _Tuner:
         self._progress(f"confirming {count_of(count, 'worker')}", share)
         self._runs += 1
         fetch_s = self._measured.probe.fetch_s or 0.0
-        length = min(_RUN_S, _RUN_SHARE * self._seconds)
+        length = min(RUN_S, _RUN_SHARE * self._seconds)
         least = _RUN_BATCHES * max(fetch_s / max(1, count), consumer.step_s)
         length = max(length, min(least, self._seconds / 2))
         run, fault = run_watched(
@@ -251,7 +259,15 @@ class _Tuner:
         if fault is not None:
             self._faults.append(fault)
             self._fault_of[settings] = fault
-        return run
+        return self._at_full_speed(run)
+
+    def _at_full_speed(self, run: Run) -> Run:
+        """With the cores' speed in it, and the rate that it would have had at full speed."""
+        self._spans.append(span(run))
+        *_, speed = self._watch.pieces().speeds(self._spans)
+        run = dataclasses.replace(run, core_speed=speed)
+        working, cores = self._measured.working_share, self._machine.usable_cores
+        return with_full_speed_rate(run, working, cores)
 
     # -- explaining ------------------------------------------------------------------------
 
@@ -260,7 +276,7 @@ class _Tuner:
     ) -> LoaderResult:
         """The result with these settings chosen."""
         probe, machine = self._measured.probe, self._machine
-        load = choice.fitted.load(self._consumer)
+        load = choice.fitted.load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, probe)
         if self._measured.bounds.workers == 0:
             bound = "main_process"
@@ -276,6 +292,8 @@ class _Tuner:
                 "copying a batch that is not pinned to the GPU is taken to keep the main thread "
                 f"for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
             )
+        if slowed := slowed_note(probe, [trial.run for trial in trials]):
+            notes.append(slowed)
         if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
             notes.append(warning)
         epoch = self._workload.epoch_batches
@@ -355,4 +373,5 @@ class _Tuner:
             context_switches_per_batch=switches / handed if switches and handed else None,
             private_bytes=sum(run.private_bytes) if run.private_bytes else None,
             fault=self._fault_of.get(trial.settings),
+            core_speed=run.core_speed.speed if run.core_speed is not None else None,
         )

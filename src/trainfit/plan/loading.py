@@ -55,6 +55,7 @@ class LoadingOptions:
     seconds: float = 20.0
     confirm: int = 4
     max_workers: int | None = None
+    any_order: bool = False
     ranks: int = 1
     time_limit_s: float = 600.0
     loader: str = ""
@@ -200,6 +201,7 @@ def _request(
         seconds=options.seconds,
         confirm=options.confirm,
         max_workers=options.max_workers,
+        any_order=options.any_order,
         ranks=options.ranks,
         script_limit_s=options.script_limit_s or options.time_limit_s,
         limit_s=options.time_limit_s,

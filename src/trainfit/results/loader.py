@@ -161,6 +161,9 @@ class Probe:
     seconds: float = 0.0
     float_bytes: int | None = None
     """Of ``batch_bytes``, those of tensors of 32-bit floating point."""
+    core_speed: float | None = None
+    """The cores' mean speed in the probe's runs, as a share of their full speed, which all
+    other numbers are of; ``None``: not seen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +206,8 @@ class Confirmed:
 
     ``measured_batches_per_s`` and ``waiting_share`` are ``None`` where the run failed.
     ``context_switches_per_batch`` and ``private_bytes`` are of all workers together.
+    ``core_speed`` is the cores' mean speed meanwhile, as a share of their full speed (``None``:
+    not seen), at which the measured rate is given.
     """
 
     settings: LoaderSettings
@@ -214,6 +219,7 @@ class Confirmed:
     context_switches_per_batch: float | None = None
     private_bytes: int | None = None
     fault: Fault | None = None
+    core_speed: float | None = None
 
 
 #: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),

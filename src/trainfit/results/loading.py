@@ -54,6 +54,7 @@ class LoadingRequest:
     seconds: float = 20.0
     confirm: int = 4
     max_workers: int | None = None
+    any_order: bool = False
     ranks: int = 1
     script_limit_s: float = 600.0
     limit_s: float = 1200.0

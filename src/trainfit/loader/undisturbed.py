@@ -1,0 +1,130 @@
+"""Runs as they would have been on cores that nothing from outside slowed.
+
+Other virtual machines on the same processor slow ours by up to 1.7 times, from one second to
+the next. What is compared (kinds of runs, predictions and runs) is therefore brought to the
+cores' full speed, which :mod:`trainfit.hardware.core_speed` watches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from trainfit.hardware.core_speed import CoreSpeed, Pieces, Span
+from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records
+from trainfit.loader.runs import Run
+from trainfit.results.loader import Probe
+
+#: By which power of the cores' speed a loader's rate changes: code that waits for memory is
+#: slowed less than the watch's piece of work. 1.15 of a loader in pure Python, 0.73 of JPEG
+#: decoding, 0.78 of memory-mapped arrays, each from 80 runs (docs/figures.md).
+SENSITIVITY: Final = 0.85
+
+#: Above this the cores' speed is not worth a word; speeds that differ by less are one.
+_NEARLY_FULL: Final = 0.95
+_STEADY: Final = 0.03
+
+
+def span(run: Run) -> Span:
+    """Of the batches that count."""
+    if not run.counted:
+        return (run.began, run.began)
+    return float(run.handed[run.warm]), float(run.handed[-1])
+
+
+def with_speeds(runs: Sequence[Run], pieces: Pieces) -> list[Run]:
+    """The same runs with the cores' speed in each."""
+    speeds = pieces.speeds([span(run) for run in runs])
+    return [
+        dataclasses.replace(run, core_speed=speed) for run, speed in zip(runs, speeds, strict=True)
+    ]
+
+
+def working_share(runs: Iterable[Run]) -> float:
+    """Of what one worker's batches take, the share in which it works rather than waits."""
+    wall = cpu = 0.0
+    for run in runs:
+        wall += float(run.fetched[:, WALL].sum())
+        cpu += float(run.fetched[:, CPU].sum())
+    return min(1.0, cpu / wall) if wall > 0 else 1.0
+
+
+def slower(speed: CoreSpeed | None, working: float, cores: float) -> tuple[float, float]:
+    """What times are to be multiplied by: CPU times, and those on the clock.
+
+    Of the clock's, what a worker waits for (a disk, the network) takes as long at any speed,
+    unless the cores are all busy and bound the rate themselves.
+    """
+    if speed is None:
+        return 1.0, 1.0
+    factor = speed.speed**SENSITIVITY
+    bound = max(working, min(1.0, speed.busy_cores / cores))
+    return factor, 1 - (1 - factor) * bound
+
+
+def undisturbed(run: Run, working: float, cores: float) -> Run:
+    """The same run in the time that it would have taken, all of its times changed alike.
+
+    Also those of steps that sleep: it is a run with a shorter step then.
+    """
+    cpu, wall = slower(run.core_speed, working, cores)
+    if wall == cpu == 1.0:
+        return run
+    columns = {"fetches": _changed(run, cpu, wall), "next_cpu": run.next_cpu * cpu}
+    return dataclasses.replace(
+        run,
+        began=run.began * wall,
+        handed=run.handed * wall,
+        waited=run.waited * wall,
+        steps=run.steps * wall,
+        received=_scaled(run.received, (wall, cpu, cpu)),
+        pinned=_scaled(run.pinned, (wall, cpu, cpu)),
+        started=tuple(at * wall for at in run.started),
+        **columns,  # type: ignore[arg-type]
+    )
+
+
+def with_full_speed_rate(run: Run, working: float, cores: float) -> Run:
+    """The same with the rate that it would have had at full speed, with the same step.
+
+    A loader that the consumer never waited for would not have been faster.
+    """
+    rate = run.batches_per_s
+    if rate is None:
+        return run
+    _, wall = slower(run.core_speed, working, cores)
+    step_s = float(run.steps[run.warm :].mean()) if len(run.steps) > run.warm else 0.0
+    return dataclasses.replace(
+        run, full_speed_batches_per_s=1 / min(1 / rate, max(step_s, wall / rate))
+    )
+
+
+def slowed_note(probe: Probe, runs: Iterable[Run]) -> str:
+    """What is to be said of the cores' speed during the probe and these runs; empty: nothing."""
+    speeds = [run.core_speed.speed for run in runs if run.core_speed is not None]
+    if probe.core_speed is not None:
+        speeds.append(probe.core_speed)
+    if not speeds or min(speeds) >= _NEARLY_FULL:
+        return ""
+    between = f"{min(speeds):.0%}"
+    if max(speeds) - min(speeds) >= _STEADY:
+        between += f" to {max(speeds):.0%}"
+    return (
+        f"meanwhile the cores ran at {between} of their full speed, for a reason outside of this "
+        "system (other virtual machines on the same processor, or heat): rates, measured ones "
+        "too, are given for full speed, and are lower by about as much while that lasts"
+    )
+
+
+def _changed(run: Run, cpu: float, wall: float) -> tuple[Records, ...]:
+    factors = [1.0] * 4
+    factors[BEGAN] = factors[WALL] = wall
+    factors[CPU] = factors[PROCESS_CPU] = cpu
+    return tuple(_scaled(records, factors) for records in run.fetches)
+
+
+def _scaled(records: Records, factors: Sequence[float]) -> Records:
+    """Columns times factors; of the columns that there are."""
+    width = records.shape[1] if records.ndim == 2 else 0
+    return records * list(factors)[:width] if width else records
