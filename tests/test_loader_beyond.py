@@ -234,3 +234,11 @@ def test_no_promise_beyond_the_gpu(step_s: float, workers: int) -> None:
     )  # fmt: skip
     for advice in found.values():
         assert step_s * advice.batches_per_s <= 1.001
+
+
+def test_garbage_collection_that_takes_its_share() -> None:
+    found = advised(load(), collecting=0.4)["gc_freeze"]
+    assert found.gain == pytest.approx(1 / 0.6, rel=0.05)
+    assert "40% of a worker's time" in found.evidence and "gc.freeze()" in found.how
+    assert "gc_freeze" not in advised(load(), collecting=0.04)
+    assert "gc_freeze" not in advised(load(), collecting=None)

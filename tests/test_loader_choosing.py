@@ -169,6 +169,20 @@ def test_the_fastest_is_recommended_where_it_is_faster_than_the_model_said() -> 
     assert Confirmation(choice, Machine(model), 4).run() == chosen
 
 
+def test_the_fastest_may_fail() -> None:
+    model = fitted()
+    choice = search(model, goal())
+    chosen, fastest = choice.best(), choice.fastest()
+
+    def runner(settings: LoaderSettings, consumer: Consumer) -> Run:
+        failure = Failure(exit_code=-7) if settings == fastest else None
+        return real(settings, model.predict(settings, consumer).batches_per_s, failure)
+
+    confirmation = Confirmation(choice, runner, 4)
+    assert confirmation.run() == chosen
+    assert choice.look(fastest).infeasible
+
+
 def test_any_order_will_do_where_the_user_says_so() -> None:
     uneven = fitted(variation=2.0, waits=True)
     in_order = search(uneven, goal()).best()

@@ -168,6 +168,19 @@ def test_too_many_workers() -> None:
     assert "16 workers" in told and "21.0 batches/s predicted (-15%), 19.5 measured" in told
     assert "4.00 GiB more RAM" in " ".join(told.split())
     assert "900 context switches a batch (recommended: 120)" in " ".join(told.split())
+    assert "saving" not in told
+
+
+def test_what_saving_takes_beside_too_many_workers() -> None:
+    more = Candidate(LoaderSettings(16), 21.0, 0.1, 8.0, 5 << 30, save_s=0.09)
+    whole = result(too_many=(more,), save_alone_s=0.03)
+    told = " ".join(" ".join(section(loader_text(whole), "Too many workers")).split())
+    said = "saving 32 MiB of a checkpoint 3.0 times as long as without workers"
+    assert said in told and "(measured" not in told
+    run = Confirmed(more.settings, 21.0, 19.5, 0.2, 40, 2.0, 900.0, save_s=0.06)
+    whole = result(too_many=(more,), save_alone_s=0.03, confirmed=(run,))
+    told = " ".join(" ".join(section(loader_text(whole), "Too many workers")).split())
+    assert f"{said} (measured 2.0)" in told
 
 
 def test_threads_advice_faults_and_notes() -> None:

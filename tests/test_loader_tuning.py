@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from torch.utils.data import (
 )
 
 from trainfit.loader import isolated
+from trainfit.loader.instrument import CPU
 from trainfit.loader.model import Consumer
 from trainfit.loader.probing import Measured, probe_workload
 from trainfit.loader.runs import run_loader
@@ -283,3 +285,22 @@ def test_pinning_without_a_gpu_copies_each_tensor() -> None:
     assert len(run.pinned) >= len(run.handed)
     assert np.all(run.pinned[:, 0] > 0)
     assert not torch.accelerator.is_available()
+
+
+class Littering(Dataset[int]):
+    """Full collections, and hardly anything else."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        gc.collect()
+        return index
+
+
+def test_a_workers_garbage_collections_are_timed() -> None:
+    run = run_loader(Workload.of(Littering(), 1), LoaderSettings(2), seconds=0.1)
+    (one, other) = run.collected
+    worked = sum(float(each[:, CPU].sum()) for each in run.fetches)
+    assert one > 0 and other > 0
+    assert one + other > 0.5 * worked

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,16 +153,17 @@ def _speed(looks: Sequence[tuple[_Look, float]], busy_cores: float) -> CoreSpeed
 class CoreSpeeds:
     """Watches the cores that this process may use, as a context; it never raises.
 
-    Where affinities cannot be set or there is no /proc there is nothing to see.
+    Where affinities cannot be set, there is no /proc or no room for a file, nothing is seen.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="trainfit-speed-")  # noqa: SIM115
+        self._file: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> CoreSpeeds:
         if hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):
+                self._file = tempfile.TemporaryFile(prefix="trainfit-speed-")
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_SAMPLER), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
@@ -173,10 +174,13 @@ class CoreSpeeds:
 
     def pieces(self) -> Pieces:
         """All that was seen so far."""
-        number = self._file.fileno()
-        row = _COLUMNS * np.dtype(np.float64).itemsize
-        size = os.fstat(number).st_size
-        rows = np.frombuffer(os.pread(number, size - size % row, 0)).reshape(-1, _COLUMNS)
+        data = b""
+        if self._file is not None:
+            number = self._file.fileno()
+            row = _COLUMNS * np.dtype(np.float64).itemsize
+            size = os.fstat(number).st_size
+            data = os.pread(number, size - size % row, 0)
+        rows = np.frombuffer(data).reshape(-1, _COLUMNS)
         ticks = os.sysconf("SC_CLK_TCK")
         return Pieces(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] / ticks)
 
@@ -189,4 +193,5 @@ class CoreSpeeds:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()

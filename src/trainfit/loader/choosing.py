@@ -226,7 +226,9 @@ class Confirmation:
         chosen, fastest = self._chosen(), self.choice.fastest()
         gain = self.choice.best_rate() / max(self.choice.look(chosen).batches_per_s, 1e-9)
         if gain > 1 + _GAIN and self._trial(fastest) is None and self._can(fastest):
-            self._try(fastest, "fastest")
+            trial = self._try(fastest, "fastest")
+            if trial.measured is None:
+                self._bar(fastest)
 
     def _bar(self, failed: LoaderSettings) -> None:
         """Not what failed, nor what its fault leaves no more."""

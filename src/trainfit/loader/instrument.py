@@ -7,6 +7,7 @@ the system's monotonic one, the same in every process.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -48,6 +49,10 @@ class Notebook:
         """When each worker had started, on the monotonic clock; 0: it has not."""
         return [float(at) for at in self._map()[:, 0, BEGAN]]
 
+    def collected(self) -> list[float]:
+        """CPU seconds of each worker's garbage collections since it was ready."""
+        return [float(spent) for spent in self._map()[:, 0, CPU]]
+
     def batches(self, worker: int) -> Records:
         """The worker's batches so far: began, wall, CPU, CPU of the process until it began."""
         records = self._map()[worker, 1:]
@@ -68,7 +73,11 @@ class Notebook:
 
 
 class _Begin:
-    """A ``worker_init_fn``: times every fetch of its worker from now on."""
+    """A ``worker_init_fn``: times every fetch of its worker from now on, and its collections.
+
+    The first row of a worker's records is about itself: when it was ready, and its garbage
+    collections' CPU time.
+    """
 
     def __init__(
         self,
@@ -85,7 +94,22 @@ class _Begin:
         time_fetches(records[1:])
         if self._inner is not None:
             self._inner(worker)
+        _time_collections(records[0])
         records[0, BEGAN] = time.monotonic()
+
+
+def _time_collections(row: Any) -> None:
+    """Add up what Python's garbage collection takes this process."""
+    began = 0.0
+
+    def noted(phase: str, _: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.thread_time()
+        else:
+            row[CPU] += time.thread_time() - began
+
+    gc.callbacks.append(noted)
 
 
 def time_fetches(records: Any) -> Callable[[], None]:

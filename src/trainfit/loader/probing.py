@@ -207,6 +207,7 @@ def run_watched(
     batch_s: float,
     alone_s: float | None = None,
     machine: LoaderMachine | None = None,
+    saves: bool = False,
 ) -> tuple[Run, Fault | None]:
     """One real run, with what is needed to name its fault if it fails.
 
@@ -217,7 +218,9 @@ def run_watched(
     limit_s = seconds + patience_s + _SLOW_BATCHES * (consumer.step_s + batch_s)
     before = oom_kills()
     with same_order(workload), captured_stderr() as output:
-        run = run_loader(workload, settings, consumer=consumer, seconds=seconds, limit_s=limit_s)
+        run = run_loader(
+            workload, settings, consumer=consumer, seconds=seconds, limit_s=limit_s, saves=saves
+        )
     if run.failure is None and not run.exhausted:
         return run, None
     seen = Seen.of(
@@ -298,7 +301,15 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         scaling=two / one if one and two else None,
         contention=fitted.cores.contention if fitted is not None and two else None,
         core_speed=_core_speed(runs),
+        collecting=_collecting(runs),
     )
+
+
+def _collecting(runs: Sequence[Run]) -> float | None:
+    """Of the workers' CPU time for batches, what garbage collections take."""
+    spent = sum(sum(run.collected) for run in runs)
+    worked = sum(float(each[:, CPU].sum()) for run in runs if run.collected for each in run.fetches)
+    return min(1.0, spent / worked) if worked > 0 else None
 
 
 def _core_speed(runs: Sequence[Run]) -> float | None:

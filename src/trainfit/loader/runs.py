@@ -33,6 +33,7 @@ from trainfit.loader.instrument import (
 )
 from trainfit.loader.model import Consumer
 from trainfit.loader.pinning import emulated_pinning
+from trainfit.loader.saving import save_seconds
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
@@ -94,6 +95,8 @@ class Run:
     received: Records = field(default_factory=_no_records)
     pinned: Records = field(default_factory=_no_records)
     started: tuple[float, ...] = ()
+    collected: tuple[float, ...] = ()
+    """CPU seconds of each worker's garbage collections."""
     batch_bytes: int = 0
     batch_tensors: int = 0
     float_bytes: int = 0
@@ -101,6 +104,8 @@ class Run:
     private_bytes: tuple[int, ...] = ()
     """Of each worker: memory that it shares with no other process (USS)."""
     context_switches: tuple[int, ...] = ()
+    save_s: float | None = None
+    """What saving a checkpoint took at the end (:mod:`trainfit.loader.saving`)."""
     exhausted: bool = False
     """Did the loader end by itself, which it never should?"""
     failure: Failure | None = None
@@ -156,6 +161,7 @@ def run_loader(
     seconds: float = 2.0,
     limit_s: float | None = None,
     most_batches: int | None = None,
+    saves: bool = False,
 ) -> Run:
     """Run the workload's loader with these settings for so many seconds of counted batches.
 
@@ -165,13 +171,14 @@ def run_loader(
     Args:
         consumer: what happens between two batches; by default nothing does.
         limit_s: until it is taken to hang; by default 20 s more than ``seconds``.
+        saves: save a checkpoint at the end, while the workers go on.
     """
     consumer = consumer or Consumer(0.0)
     limit_s = seconds + PATIENCE_S if limit_s is None else limit_s
     with tempfile.TemporaryDirectory(prefix="trainfit-loader-") as folder:
         notebook = Notebook(Path(folder), max(1, settings.num_workers))
         function = functools.partial(
-            _run, workload, settings, consumer, seconds, most_batches, notebook
+            _run, workload, settings, consumer, seconds, most_batches, saves, notebook
         )
         value, failure = watched(function, settings, limit_s, notebook)
         if value is not None:
@@ -206,6 +213,7 @@ def _run(
     consumer: Consumer,
     seconds: float,
     most_batches: int | None,
+    saves: bool,
     notebook: Notebook,
 ) -> Run:
     if settings.num_workers:
@@ -215,7 +223,7 @@ def _run(
     try:
         with _pinning(settings), Receipts() as receipts:
             loader = workload.loader(settings, notebook.init)
-            loop = _Loop(loader, settings, consumer, seconds, most_batches)
+            loop = _Loop(loader, settings, consumer, seconds, most_batches, saves)
             failure = loop.run()
         alone = records[records[:, WALL] > 0]
         count = settings.num_workers
@@ -231,11 +239,13 @@ def _run(
             received=receipts.taken,
             pinned=receipts.pinned,
             started=tuple(notebook.started())[:count],
+            collected=tuple(notebook.collected())[:count],
             batch_bytes=loop.batch_bytes,
             batch_tensors=loop.batch_tensors,
             float_bytes=loop.float_bytes,
             private_bytes=loop.private_bytes,
             context_switches=loop.context_switches,
+            save_s=loop.save_s,
             exhausted=loop.exhausted,
             failure=failure,
         )
@@ -261,9 +271,10 @@ class _Loop:
         consumer: Consumer,
         seconds: float,
         most_batches: int | None,
+        saves: bool,
     ) -> None:
         self._loader, self._settings, self._consumer = loader, settings, consumer
-        self._seconds, self._most = seconds, most_batches
+        self._seconds, self._most, self._saves = seconds, most_batches, saves
         self.began = 0.0
         self.handed: list[float] = []
         self.waited: list[float] = []
@@ -273,6 +284,7 @@ class _Loop:
         self.exhausted = False
         self.private_bytes: tuple[int, ...] = ()
         self.context_switches: tuple[int, ...] = ()
+        self.save_s: float | None = None
 
     def run(self) -> Failure | None:
         """Iterate until there are enough batches; why that went wrong, if it did."""
@@ -286,6 +298,8 @@ class _Loop:
                 workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
                 before = _switches(workers)
             self._iterate(batches)
+            if self._saves:
+                self.save_s = save_seconds()
             self._look_at(workers, before)
         except Exception as error:
             return failure_of(error, batches)

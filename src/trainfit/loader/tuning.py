@@ -30,6 +30,7 @@ from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.runs import Run
+from trainfit.loader.saving import predicted_save_s, save_seconds
 from trainfit.loader.undisturbed import slowed_note, span, with_full_speed_rate
 from trainfit.loader.verdicts import Decision, decide
 from trainfit.loader.workload import Workload
@@ -172,6 +173,8 @@ class _Tuner:
         self._alone_of: Fitted | None = None
         self._alone: dict[LoaderSettings, float] = {}
         self._runs = 0
+        save_seconds()  # the first finds cold caches
+        self._save_s = save_seconds()
 
     def tuned(self, confirm: int, max_workers: int | None, any_order: bool) -> LoaderResult:
         """Search, confirm, explain."""
@@ -255,6 +258,7 @@ class _Tuner:
             batch_s=fetch_s,
             alone_s=self._measured.probe.alone_s,
             machine=self._machine,
+            saves=True,
         )
         if fault is not None:
             self._faults.append(fault)
@@ -314,6 +318,7 @@ class _Tuner:
             ),
             faults=tuple(self._faults),
             notes=tuple(notes),
+            save_alone_s=self._save_s,
         )
 
     def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
@@ -349,7 +354,15 @@ class _Tuner:
             ram_bytes=needs.ram_bytes,
             shm_bytes=needs.shm_bytes,
             alone_batches_per_s=alone,
+            save_s=self._predicted_save_s(candidate),
         )
+
+    def _predicted_save_s(self, candidate: Candidate) -> float | None:
+        if self._save_s is None:
+            return None
+        batch_s = self._measured.probe.fetch_cpu_s or 0.0
+        settings, cores = candidate.settings, self._machine.usable_cores
+        return predicted_save_s(self._save_s, settings, candidate.waiting_share, batch_s, cores)
 
     def _alone_rate(self, settings: LoaderSettings, fitted: Fitted) -> float:
         """Simulated once, though what there is is explained after each run."""
@@ -374,4 +387,5 @@ class _Tuner:
             private_bytes=sum(run.private_bytes) if run.private_bytes else None,
             fault=self._fault_of.get(trial.settings),
             core_speed=run.core_speed.speed if run.core_speed is not None else None,
+            save_s=run.save_s,
         )

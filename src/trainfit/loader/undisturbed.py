@@ -81,6 +81,7 @@ def undisturbed(run: Run, working: float, cores: float) -> Run:
         received=_scaled(run.received, (wall, cpu, cpu)),
         pinned=_scaled(run.pinned, (wall, cpu, cpu)),
         started=tuple(at * wall for at in run.started),
+        collected=tuple(spent * cpu for spent in run.collected),
         **columns,  # type: ignore[arg-type]
     )
 

@@ -170,6 +170,18 @@ def too_many_section(result: LoaderResult) -> str:
     return "\n".join(lines)
 
 
+def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str:
+    """How much longer saving a checkpoint takes while so many workers go on."""
+    alone = result.save_alone_s
+    measured = run.save_s if run is not None else None
+    if not alone or more.save_s is None:
+        return ""
+    said = (
+        f"saving 32 MiB of a checkpoint {more.save_s / alone:.1f} times as long as without workers"
+    )
+    return said if measured is None else f"{said} (measured {measured / alone:.1f})"
+
+
 def _too_many_line(result: LoaderResult, more: Candidate, base: Candidate | None) -> str:
     run, usual = _measured(result, more.settings), _measured(result, result.recommended)
     said = [f"{rate(more.batches_per_s)} batches/s predicted"]
@@ -184,6 +196,8 @@ def _too_many_line(result: LoaderResult, more: Candidate, base: Candidate | None
         if usual is not None and usual.context_switches_per_batch is not None:
             text += f" (recommended: {usual.context_switches_per_batch:.0f})"
         said.append(text)
+    if saving := _saving(result, more, run):
+        said.append(saving)
     if more.infeasible:
         said.append(f"cannot be: {printable(more.infeasible)}")
     first = f"  {count(more.settings.num_workers, 'worker')}".ljust(15)

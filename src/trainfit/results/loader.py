@@ -164,6 +164,8 @@ class Probe:
     core_speed: float | None = None
     """The cores' mean speed in the probe's runs, as a share of their full speed, which all
     other numbers are of; ``None``: not seen."""
+    collecting: float | None = None
+    """Of a worker's CPU time for batches, what Python's garbage collection takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +189,8 @@ class Candidate:
     """One setting as the model sees it; ``infeasible`` is why it cannot be, or empty.
 
     ``batches_per_s`` is with the consumer, ``alone_batches_per_s`` what the loader would give
-    to one that takes no time.
+    to one that takes no time. ``save_s`` is what saving a checkpoint of 32 MiB would take while
+    the workers go on.
     """
 
     settings: LoaderSettings
@@ -198,6 +201,7 @@ class Candidate:
     shm_bytes: int | None = None
     infeasible: str = ""
     alone_batches_per_s: float | None = None
+    save_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +224,8 @@ class Confirmed:
     private_bytes: int | None = None
     fault: Fault | None = None
     core_speed: float | None = None
+    save_s: float | None = None
+    """What saving a checkpoint of 32 MiB took at its end, while the workers went on."""
 
 
 #: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),
@@ -305,6 +311,8 @@ class LoaderResult:
     """Beyond the knee: the same with 2 and 4 times the recommended workers."""
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
+    save_alone_s: float | None = None
+    """What saving a checkpoint of 32 MiB took without workers."""
     seconds: float = 0.0
     torch: str = ""
     step_is_bound: bool = False

@@ -135,8 +135,8 @@ class Finding:
 class Compute:
     """The work of one optimizer step, the last one of a run.
 
-    ``flops`` are those of matrix products, convolutions and attention (PyTorch's formulas in
-    ``torch.utils.flop_counter``); ``traffic_bytes`` what all operators read and write, if
+    ``flops`` are those of matrix products, convolutions, attention and recurrent networks
+    (:mod:`trainfit.simgpu.operator_flops`); ``traffic_bytes`` what all operators read and write, if
     nothing stays in a cache; ``operators`` how many ran.
 
     The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by

@@ -32,14 +32,19 @@ def kind_of_work(func: Any, dtype: torch.dtype) -> str:
     """ "KIND/DTYPE" of an operator whose FLOPs are counted: see ``results.trace.Compute``."""
     name = func._opname
     kind = "product"
+    if "rnn" in name:
+        return f"product/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
     if "conv" in name:
         kind = "convolution"
     elif "attention" in name:
         kind = "attention"
-    shown = str(dtype).removeprefix("torch.")
+    return f"{kind}/{_shown(dtype, kind)}"
+
+
+def _shown(dtype: torch.dtype, kind: str) -> str:
     if dtype is torch.float32 and _may_round(kind):
-        shown = "tfloat32"
-    return f"{kind}/{shown}"
+        return "tfloat32"
+    return str(dtype).removeprefix("torch.")
 
 
 def _may_round(kind: str) -> bool:

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.flop_counter import flop_registry
-
 from trainfit.results.trace import Compute
 from trainfit.simgpu.least_work import kind_of_work, least_moved_bytes, makes_kernel, tensors_in
+from trainfit.simgpu.operator_flops import flops_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -20,9 +19,9 @@ Listener = Callable[[Any, tuple[Any, ...], Any], None]
 class OperatorWatch:
     """Counts the work of each optimizer step; tells listeners of every operator.
 
-    FLOPs are those of matrix products, convolutions and attention by the formulas of
-    ``torch.utils.flop_counter``; traffic is every tensor that an operator reads or writes,
-    once; views count nothing. What no GPU can do without is by :mod:`trainfit.simgpu.least_work`.
+    FLOPs are by :mod:`trainfit.simgpu.operator_flops`; traffic is every tensor that an operator
+    reads or writes, once; views count nothing. What no GPU can do without is by
+    :mod:`trainfit.simgpu.least_work`.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -81,9 +80,7 @@ class OperatorWatch:
         traffic = sum(tensor._spec.nbytes for tensor in operands)
         self._work["traffic"] += traffic
         self._work["kernels"] += traffic > 0 and makes_kernel(func)
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            dtype = operands[0]._spec.dtype
-            flops = int(formula(*args, **kwargs, out_val=result))
-            self._work[kind_of_work(func, dtype)] += flops
+        flops = flops_of(func, args, kwargs, result)
+        if flops:
+            self._work[kind_of_work(func, operands[0]._spec.dtype)] += flops
         self._work["moved"] += least_moved_bytes(func, args, result, self._l2_bytes)

@@ -1,0 +1,166 @@
+"""FLOPs of matrix products, convolutions, attention and recurrent networks, two a multiply-add.
+
+Own formulas where those of ``torch.utils.flop_counter`` (2.13) say too much: it counts the
+backward pass of a grouped convolution as if it had no groups (64 times too much for 64 depthwise
+channels), causal attention like the whole square, and recurrent networks not at all. For any
+other operator its formula holds. Counted is what the mathematics asks for: kernels that compute
+whole blocks across a causal mask's edge, or multiply less (Winograd), differ from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+#: From an operator's arguments by their names in its schema, and its result, to FLOPs.
+Formula = Callable[[Mapping[str, Any], Any], int]
+
+#: Products in attention's backward pass: the scores again, and the gradients of the probabilities
+#: and of values (by ``Dv`` multiply-adds a pair), of queries and of keys (by ``D``).
+_BACKWARD_BY_D, _BACKWARD_BY_DV = 3, 2
+
+_FORMULAS: Final[dict[Any, Formula]] = {}
+
+
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """FLOPs of one operator; 0 for those that neither we nor PyTorch have a formula for."""
+    packet = func._overloadpacket
+    own = _FORMULAS.get(packet)
+    if own is not None:
+        return own(_by_name(func, args, kwargs), result)
+    formula = flop_registry.get(packet)
+    return int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
+
+
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    declared = func._schema.arguments
+    named = {each.name: each.default_value for each in declared if each.has_default_value()}
+    named |= {each.name: value for each, value in zip(declared, args, strict=False)}
+    return {**named, **kwargs}
+
+
+def _register(*names: str) -> Callable[[Formula], Formula]:
+    """For the operators of these names that this PyTorch has."""
+
+    def register(formula: Formula) -> Formula:
+        for name in names:
+            packet = getattr(aten, name, None)
+            if packet is not None:
+                _FORMULAS[packet] = formula
+        return formula
+
+    return register
+
+
+# --- Convolutions -----------------------------------------------------------------------------
+
+
+@_register("convolution", "_convolution")
+def _convolution(call: Mapping[str, Any], result: Any) -> int:
+    return _one_pass(call["input"], call["weight"], result, call["transposed"])
+
+
+@_register("convolution_backward")
+def _convolution_backward(call: Mapping[str, Any], result: Any) -> int:
+    """The gradients of input and weight each take what the forward pass does."""
+    passes = sum(map(bool, call["output_mask"][:2]))
+    each = _one_pass(call["input"], call["weight"], call["grad_output"], call["transposed"])
+    return passes * each
+
+
+def _one_pass(source: Any, weight: Any, result: Any, transposed: bool) -> int:
+    """Each element of the result (transposed: of the input) meets one filter's weights, which
+    are those of its group alone: ``weight`` has the shape (channels, channels of a group, …)."""
+    meets = source if transposed else result
+    return 2 * _numel(meets) * math.prod(_shape(weight)[1:])
+
+
+# --- Attention --------------------------------------------------------------------------------
+
+
+@_register(
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+def _attention(call: Mapping[str, Any], result: Any) -> int:
+    pairs, d, dv = _pairs(call)
+    return 2 * pairs * (d + dv)
+
+
+@_register(
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+)
+def _attention_backward(call: Mapping[str, Any], result: Any) -> int:
+    pairs, d, dv = _pairs(call)
+    return 2 * pairs * (_BACKWARD_BY_D * d + _BACKWARD_BY_DV * dv)
+
+
+def _pairs(call: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Pairs of a query and a key that meet, and the sizes of a query and of a value.
+
+    Shapes are (batch, heads, length, size); keys may have fewer heads, which are shared.
+    """
+    batch, heads, queries, d = _shape(call["query"])
+    keys = _shape(call["key"])[2]
+    meeting = causal_pairs(queries, keys) if call["is_causal"] else queries * keys
+    return batch * heads * meeting, d, _shape(call["value"])[3]
+
+
+def causal_pairs(queries: int, keys: int) -> int:
+    """Query i sees the keys 0 to i (PyTorch's ``is_causal``: ``torch.ones(L, S).tril()``)."""
+    growing = min(queries, keys)
+    return growing * (growing + 1) // 2 + (queries - growing) * keys
+
+
+# --- Recurrent networks -----------------------------------------------------------------------
+
+
+@_register("_cudnn_rnn")
+def _rnn(call: Mapping[str, Any], result: Any) -> int:
+    """Every matrix of weights (of input, hidden state, projection) meets every row once."""
+    return 2 * _rows(call["input"]) * sum(map(_numel, _matrices(call["weight"])))
+
+
+@_register("_cudnn_rnn_backward")
+def _rnn_backward(call: Mapping[str, Any], result: Any) -> int:
+    """Gradients of what each matrix was applied to, without the input's where nobody asks for
+    it, and of the weights."""
+    matrices = _matrices(call["weight"])
+    weights, mask = sum(map(_numel, matrices)), call["output_mask"]
+    of_input = sum(_numel(matrix) for matrix in _of_input(call, matrices))
+    total = weights - (0 if mask[0] else of_input) + (weights if mask[3] else 0)
+    return 2 * _rows(call["input"]) * total
+
+
+def _matrices(weights: Sequence[Any]) -> list[Any]:
+    return [weight for weight in weights if len(_shape(weight)) > 1]
+
+
+def _of_input(call: Mapping[str, Any], matrices: Sequence[Any]) -> list[Any]:
+    """Of the first layer, the matrix of each direction that meets the input."""
+    directions = 2 if call["bidirectional"] else 1
+    each = len(matrices) // (call["num_layers"] * directions)
+    return [matrices[direction * each] for direction in range(directions)]
+
+
+def _rows(source: Any) -> int:
+    """Time steps of all sequences: (time, batch, size), or packed (rows, size)."""
+    return math.prod(_shape(source)[:-1])
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    spec = getattr(tensor, "_spec", None)
+    return tuple(spec.shape) if spec is not None else tuple(tensor.shape)
+
+
+def _numel(tensor: Any) -> int:
+    return math.prod(_shape(tensor))
