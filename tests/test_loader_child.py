@@ -75,7 +75,12 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
     assert found["present"] == 2
     batch = ["Tensor", "cpu", [8, 64, 256]]
     assert found["batches"] == {"fork": batch, "spawn": batch}
-    assert found["options"] == {"seconds": 3.0, "confirm": 2, "max_workers": 5}
+    assert found["options"] == {
+        "seconds": 3.0,
+        "confirm": 2,
+        "max_workers": 5,
+        "any_order": False,
+    }
     assert result.command == "python train.py --workers=2 --samples=500"
     assert result.loader.startswith("train.py:") and "Samples, batch size 8" in result.loader
     assert result.step_source

@@ -148,6 +148,40 @@ def test_the_work_of_a_linear_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not compute.compiled
 
 
+MIXED = """
+import torch
+from torch.nn import functional as F
+depthwise = torch.nn.Conv2d(64, 64, 3, groups=64, bias=False, device="cuda")
+network = torch.nn.LSTM(64, 32, device="cuda")
+optimizer = torch.optim.SGD([*depthwise.parameters(), *network.parameters()], lr=0.1)
+for _ in range(2):
+    x = depthwise(torch.randn(8, 64, 10, 10, device="cuda"))   # 8 × 64 × 8 × 8
+    x = network(x.flatten(2).permute(2, 0, 1))[0]              # 64 rows of 8 sequences, 32
+    q = x.view(8, 1, 64, 32).half()
+    F.scaled_dot_product_attention(q, q, q, is_causal=True).float().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_work_of_what_pytorchs_counter_gets_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(MIXED)
+    monkeypatch.chdir(tmp_path)
+    with Tracer(parse_command(["python", "train.py"]), "RTX 3090", steps=2) as tracer:
+        compute = tracer.trace().outcome.compute
+    assert compute is not None
+    once = 2 * 8 * 64 * 8 * 8 * 9  # the input has no gradient: forward, and that of the weights
+    recurrent = 2 * 64 * 8 * (4 * 32) * (64 + 32)  # forward, and both gradients
+    pairs = 8 * (64 * 65 // 2)
+    assert compute.flops_of == {
+        "convolution/tfloat32": 2 * once,
+        "product/tfloat32": 3 * recurrent,
+        "attention/float16": 2 * pairs * (2 + 5) * 32,
+    }
+
+
 @pytest.mark.slow
 def test_float32_and_what_may_be_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(traced(tmp_path, monkeypatch, FLOAT, PLAIN).flops_of) == {"product/float32"}

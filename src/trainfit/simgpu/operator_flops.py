@@ -158,8 +158,7 @@ def _rows(source: Any) -> int:
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
-    spec = getattr(tensor, "_spec", None)
-    return tuple(spec.shape) if spec is not None else tuple(tensor.shape)
+    return tuple(tensor.shape)
 
 
 def _numel(tensor: Any) -> int:
