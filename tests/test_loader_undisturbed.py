@@ -98,6 +98,17 @@ def test_a_loader_hidden_behind_the_step_would_not_have_been_faster() -> None:
     assert shown.full_speed_batches_per_s == pytest.approx(1 / 0.025)
 
 
+def test_without_workers_the_step_is_no_faster() -> None:
+    """30 ms for a batch, slowed, and 20 ms for a step, in turn."""
+    turns = run(slow=1.5, step_s=0.02)
+    count = len(turns.handed)
+    turns = dataclasses.replace(
+        turns, settings=LoaderSettings(0), handed=50 + 0.05 * np.arange(count)
+    )
+    found = with_full_speed_rate(turns, 1.0, 1.0)
+    assert found.full_speed_batches_per_s == pytest.approx(1 / (0.02 + 0.02))
+
+
 def test_slowed_cores_are_told_of() -> None:
     def note(of_probe: float | None, *of_runs: float) -> str:
         runs = [dataclasses.replace(run(), core_speed=CoreSpeed(each, 1.0)) for each in of_runs]

@@ -89,16 +89,20 @@ def undisturbed(run: Run, working: float, cores: float) -> Run:
 def with_full_speed_rate(run: Run, working: float, cores: float) -> Run:
     """The same with the rate that it would have had at full speed, with the same step.
 
-    A loader that the consumer never waited for would not have been faster.
+    A loader that the consumer never waited for would not have been faster; without workers the
+    step and the loader take turns.
     """
     rate = run.batches_per_s
     if rate is None:
         return run
     _, wall = slower(run.core_speed, working, cores)
     step_s = float(run.steps[run.warm :].mean()) if len(run.steps) > run.warm else 0.0
-    return dataclasses.replace(
-        run, full_speed_batches_per_s=1 / min(1 / rate, max(step_s, wall / rate))
-    )
+    took = 1 / rate
+    if run.settings.num_workers:
+        period = max(step_s, wall * took)
+    else:
+        period = step_s + wall * max(0.0, took - step_s)
+    return dataclasses.replace(run, full_speed_batches_per_s=1 / min(took, period))
 
 
 def slowed_note(probe: Probe, runs: Iterable[Run]) -> str:
