@@ -4,8 +4,13 @@ For each workload (loader_workloads.py) every setting of a grid, workers × pref
 order, is measured for real, in rounds: each setting once a round, in another order each time,
 because a machine's speed drifts within seconds; the median counts. Amid the rounds the tool
 has its turn: a probe, from which it predicts every setting of the grid, and a tuning, from
-which it chooses. Twice: with a consumer that takes batches as fast as it can, and with one
-whose step takes 0.8 of the time between two batches of the sweep's best setting.
+which it chooses (any order of batches will do). Twice: with a consumer that takes batches as
+fast as it can, and with one whose step takes 0.8 of the time between two batches of the sweep's
+best setting.
+
+Rates are at the cores' full speed, which is watched meanwhile: on a shared host neighbours slow
+the cores by up to 1.7 times for seconds (docs/decisions/0028). --json has the errors of what the
+clock said, too.
 
     error    predicted rate over measured rate less 1, of all settings without a step
     regret   how much slower the chosen setting is than the best. The choices and the sweep's
