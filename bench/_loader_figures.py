@@ -17,7 +17,7 @@ from typing import Any
 from _bench import Figure
 
 from trainfit.loader.tuning import RUN_S
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader import LoaderSettings, steady
 
 FORMAT = "trainfit-loader-accuracy-2"
 OURS = "trainfit"
@@ -90,12 +90,6 @@ class Study:
 
     def choice(self, who: str) -> Choice | None:
         return next((each for each in self.choices if each.who == who), None)
-
-
-def steady(settings: LoaderSettings) -> LoaderSettings:
-    """The same in the steady state that is measured, where no epoch ends: whether workers
-    persist makes no difference."""
-    return dataclasses.replace(settings, persistent_workers=False)
 
 
 # What follows from readings ----------------------------------------------------------------------

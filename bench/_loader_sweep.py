@@ -24,7 +24,6 @@ from _loader_figures import (
     Reading,
     Study,
     rates,
-    steady,
     top,
 )
 from loader_workloads import SEED, Case
@@ -34,7 +33,7 @@ from trainfit.loader.model import Consumer
 from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.undisturbed import with_full_speed_rate, with_speeds, working_share
 from trainfit.loader.workload import Workload
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader import LoaderSettings, steady
 
 WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
 QUICK_WORKERS, QUICK_PREFETCH = (0, 1, 2, 4), (2,)

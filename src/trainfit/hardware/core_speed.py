@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,13 +62,14 @@ class Pieces:
 
     def of(self, core: float) -> Pieces:
         """Those of one core."""
-        mine = self.core == core
-        return Pieces(self.at[mine], self.core[mine], self.took[mine], self.idle[mine])
+        return self._rows(self.core == core)
 
     def within(self, span: Span) -> Pieces:
         """Those of one span."""
         first, last = np.searchsorted(self.at, span)
-        rows = slice(int(first), int(last))
+        return self._rows(slice(int(first), int(last)))
+
+    def _rows(self, rows: Any) -> Pieces:
         return Pieces(self.at[rows], self.core[rows], self.took[rows], self.idle[rows])
 
     def speeds(self, spans: Sequence[Span]) -> list[CoreSpeed | None]:

@@ -106,9 +106,8 @@ class Choice:
                 return
 
     def _see(self, count: int, factors: Sequence[int]) -> None:
-        orders = {self.goal.present.in_order: None}
-        if self.goal.any_order and count > 1:
-            orders |= {True: None, False: None}
+        either = self.goal.any_order and count > 1
+        orders = (True, False) if either else (self.goal.present.in_order,)
         for factor, pinned, in_order in itertools.product(
             factors if count else [2], (False, True), orders
         ):
@@ -131,17 +130,15 @@ class Choice:
 
     def fastest(self) -> LoaderSettings:
         """The settings of the best rate; the present where nothing can be."""
-        rate = self.best_rate()
-        ties = [
-            each.settings
-            for each in self.candidates.values()
-            if not each.infeasible and each.batches_per_s >= rate
-        ]
-        return min(ties, key=self._size, default=self.goal.present)
+        return self._smallest(1.0)
 
     def best(self) -> LoaderSettings:
         """The smallest settings within 2% of the best rate; the present where nothing can be."""
-        least = WITHIN * self.best_rate()
+        return self._smallest(WITHIN)
+
+    def _smallest(self, share: float) -> LoaderSettings:
+        """Of those that have at least this share of the best rate."""
+        least = share * self.best_rate()
         good = [
             each.settings
             for each in self.candidates.values()
@@ -182,6 +179,11 @@ class Trial:
             return None
         full = self.run.full_speed_batches_per_s
         return full if full is not None else self.run.batches_per_s
+
+
+def measured(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
+    """Batches a second of these settings; ``None`` where they were not run, or failed."""
+    return next((each.measured for each in trials if each.settings == settings), None)
 
 
 @dataclass
@@ -292,20 +294,16 @@ class Confirmation:
         it said, or that the present settings will do."""
         chosen, present = self.choice.best(), self.choice.goal.present
         fastest = self.choice.fastest()
-        ours, best = self._measured(chosen), self._measured(fastest)
+        ours, best = measured(self.trials, chosen), measured(self.trials, fastest)
         if ours is not None and best is not None and ours < WITHIN * best:
             chosen, ours = fastest, best
-        theirs = self._measured(present)
+        theirs = measured(self.trials, present)
         if ours is None or theirs is None:
             return chosen
         fewer = present.num_workers <= chosen.num_workers
         slower = ours < WITHIN * theirs
         as_good = theirs >= WITHIN * ours
         return present if slower or (fewer and as_good) else chosen
-
-    def _measured(self, settings: LoaderSettings) -> float | None:
-        trial = self._trial(settings)
-        return (trial.measured or None) if trial is not None else None
 
 
 def keep_workers(

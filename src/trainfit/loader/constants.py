@@ -65,8 +65,8 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
         cores,
         start,
         alone_pinned=_alone_pinned(readings),
+        parallel_share=_parallel_share(readings, costs),
     )
-    fitted = dataclasses.replace(fitted, parallel_share=_parallel_share(readings, costs))
     fitted = _with_sharing(_with_contention(fitted, readings, costs), readings)
     return _with_pinning(_with_crowding(fitted, readings), readings)
 

@@ -81,12 +81,12 @@ class Readings:
 
     def at_full_speed(self, pieces: Pieces) -> Readings:
         """The same, had nothing from outside slowed the cores."""
-        kinds = {name: len(runs) for name, runs in self.runs.items()}
-        runs = with_speeds([run for each in self.runs.values() for run in each], pieces)
-        working = self.working_share
-        cores = self.machine.usable_cores
-        at_speed = iter([undisturbed(run, working, cores) for run in runs])
-        found = {name: [next(at_speed) for _ in range(count)] for name, count in kinds.items()}
+        names = [name for name, runs in self.runs.items() for _ in runs]
+        runs = with_speeds(self.of(*self.runs), pieces)
+        working, cores = self.working_share, self.machine.usable_cores
+        found: dict[str, list[Run]] = {}
+        for name, run in zip(names, runs, strict=True):
+            found.setdefault(name, []).append(undisturbed(run, working, cores))
         return Readings(self.machine, found, self.faults)
 
     @property

@@ -11,10 +11,8 @@ from typing import Final
 
 import torch
 
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader import SAVE_BYTES, LoaderSettings
 
-#: Bytes of the checkpoint that is saved to see: some 20 to 50 ms.
-SAVE_BYTES: Final = 32 << 20
 #: Of the consumer's time, what it waits at least where batches are not ready ahead of it.
 _WAITS: Final = 0.02
 

@@ -71,9 +71,12 @@ def undisturbed(run: Run, working: float, cores: float) -> Run:
     cpu, wall = slower(run.core_speed, working, cores)
     if wall == cpu == 1.0:
         return run
-    columns = {"fetches": _changed(run, cpu, wall), "next_cpu": run.next_cpu * cpu}
+    of_fetches = {BEGAN: wall, WALL: wall, CPU: cpu, PROCESS_CPU: cpu}
+    factors = [of_fetches[column] for column in sorted(of_fetches)]
     return dataclasses.replace(
         run,
+        fetches=tuple(_scaled(records, factors) for records in run.fetches),
+        next_cpu=run.next_cpu * cpu,
         began=run.began * wall,
         handed=run.handed * wall,
         waited=run.waited * wall,
@@ -82,7 +85,6 @@ def undisturbed(run: Run, working: float, cores: float) -> Run:
         pinned=_scaled(run.pinned, (wall, cpu, cpu)),
         started=tuple(at * wall for at in run.started),
         collected=tuple(spent * cpu for spent in run.collected),
-        **columns,  # type: ignore[arg-type]
     )
 
 
@@ -120,13 +122,6 @@ def slowed_note(probe: Probe, runs: Iterable[Run]) -> str:
         "system (other virtual machines on the same processor, or heat): rates, measured ones "
         "too, are given for full speed, and are lower by about as much while that lasts"
     )
-
-
-def _changed(run: Run, cpu: float, wall: float) -> tuple[Records, ...]:
-    factors = [1.0] * 4
-    factors[BEGAN] = factors[WALL] = wall
-    factors[CPU] = factors[PROCESS_CPU] = cpu
-    return tuple(_scaled(records, factors) for records in run.fetches)
 
 
 def _scaled(records: Records, factors: Sequence[float]) -> Records:

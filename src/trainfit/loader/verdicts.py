@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainfit.loader.choosing import WITHIN, Choice, Trial
+from trainfit.loader.choosing import WITHIN, Choice, Trial, measured
 from trainfit.results.loader import Limit, LoaderSettings
 from trainfit.results.words import count
 
@@ -89,7 +89,7 @@ def _rates(
     choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings, present: LoaderSettings
 ) -> tuple[float, float]:
     """Both measured, or both predicted: one of each compares the model with the machine."""
-    ours, theirs = _measured(trials, chosen), _measured(trials, present)
+    ours, theirs = measured(trials, chosen), measured(trials, present)
     if ours is not None and theirs is not None:
         return ours, theirs
     return choice.look(chosen).batches_per_s, choice.look(present).batches_per_s
@@ -102,7 +102,3 @@ def _waiting(choice: Choice, trials: Sequence[Trial], settings: LoaderSettings) 
             if share is not None:
                 return share
     return choice.look(settings).waiting_share
-
-
-def _measured(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
-    return next((each.measured for each in trials if each.settings == settings), None)

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from trainfit.report.loader_words import rate, switch
 from trainfit.report.sizes import printable, size, wrapped
-from trainfit.results.loader import Candidate, Confirmed, LoaderResult, LoaderSettings, steady
+from trainfit.results.loader import (
+    SAVE_BYTES,
+    Candidate,
+    Confirmed,
+    LoaderResult,
+    LoaderSettings,
+    steady,
+)
 from trainfit.results.words import count
 
 #: Rows of the table over workers, at most.
@@ -177,7 +184,8 @@ def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str
     if not alone or more.save_s is None:
         return ""
     said = (
-        f"saving 32 MiB of a checkpoint {more.save_s / alone:.1f} times as long as without workers"
+        f"saving {size(SAVE_BYTES)} of a checkpoint {more.save_s / alone:.1f} times as long as "
+        "without workers"
     )
     return said if measured is None else f"{said} (measured {measured / alone:.1f})"
 

@@ -57,6 +57,10 @@ class LoaderSettings:
         return self.num_workers * self.prefetch_factor
 
 
+#: Bytes of the checkpoint that is saved to see what that takes: some 20 to 50 ms.
+SAVE_BYTES: Final = 32 << 20
+
+
 def steady(settings: LoaderSettings) -> LoaderSettings:
     """What of the settings matters within an epoch: persistent workers do between epochs, and
     without workers there is nothing to prefetch."""
@@ -189,8 +193,8 @@ class Candidate:
     """One setting as the model sees it; ``infeasible`` is why it cannot be, or empty.
 
     ``batches_per_s`` is with the consumer, ``alone_batches_per_s`` what the loader would give
-    to one that takes no time. ``save_s`` is what saving a checkpoint of 32 MiB would take while
-    the workers go on.
+    to one that takes no time. ``save_s`` is what saving a checkpoint (``SAVE_BYTES``) would take
+    while the workers go on.
     """
 
     settings: LoaderSettings
@@ -225,7 +229,7 @@ class Confirmed:
     fault: Fault | None = None
     core_speed: float | None = None
     save_s: float | None = None
-    """What saving a checkpoint of 32 MiB took at its end, while the workers went on."""
+    """What saving a checkpoint (``SAVE_BYTES``) took at its end, while the workers went on."""
 
 
 #: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),
@@ -312,7 +316,7 @@ class LoaderResult:
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
     save_alone_s: float | None = None
-    """What saving a checkpoint of 32 MiB took without workers."""
+    """What saving a checkpoint (``SAVE_BYTES``) took without workers."""
     seconds: float = 0.0
     torch: str = ""
     step_is_bound: bool = False

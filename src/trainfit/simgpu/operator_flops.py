@@ -21,10 +21,6 @@ aten = torch.ops.aten
 #: From an operator's arguments by their names in its schema, and its result, to FLOPs.
 Formula = Callable[[Mapping[str, Any], Any], int]
 
-#: Products in attention's backward pass: the scores again, and the gradients of the probabilities
-#: and of values (by ``Dv`` multiply-adds a pair), of queries and of keys (by ``D``).
-_BACKWARD_BY_D, _BACKWARD_BY_DV = 3, 2
-
 _FORMULAS: Final[dict[Any, Formula]] = {}
 
 
@@ -84,35 +80,28 @@ def _one_pass(source: Any, weight: Any, result: Any, transposed: bool) -> int:
 # --- Attention --------------------------------------------------------------------------------
 
 
-@_register(
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-)
-def _attention(call: Mapping[str, Any], result: Any) -> int:
-    pairs, d, dv = _pairs(call)
-    return 2 * pairs * (d + dv)
-
-
-@_register(
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention_backward",
-)
-def _attention_backward(call: Mapping[str, Any], result: Any) -> int:
-    pairs, d, dv = _pairs(call)
-    return 2 * pairs * (_BACKWARD_BY_D * d + _BACKWARD_BY_DV * dv)
-
-
-def _pairs(call: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Pairs of a query and a key that meet, and the sizes of a query and of a value.
+def _attention(by_query: int, by_value: int) -> Formula:
+    """With so many products by a query's (a key's) size for each pair of a query and a key that
+    meet, and so many by a value's.
 
     Shapes are (batch, heads, length, size); keys may have fewer heads, which are shared.
     """
-    batch, heads, queries, d = _shape(call["query"])
-    keys = _shape(call["key"])[2]
-    meeting = causal_pairs(queries, keys) if call["is_causal"] else queries * keys
-    return batch * heads * meeting, d, _shape(call["value"])[3]
+
+    def formula(call: Mapping[str, Any], result: Any) -> int:
+        batch, heads, queries, size = _shape(call["query"])
+        keys, of_value = _shape(call["key"])[2], _shape(call["value"])[3]
+        meeting = causal_pairs(queries, keys) if call["is_causal"] else queries * keys
+        return 2 * batch * heads * meeting * (by_query * size + by_value * of_value)
+
+    return formula
+
+
+for _kind in ("flash", "efficient", "cudnn"):
+    _name = f"_scaled_dot_product_{_kind}_attention"
+    _register(_name)(_attention(1, 1))
+    # The scores again, and the gradients of queries and of keys; those of the probabilities and
+    # of values.
+    _register(f"{_name}_backward")(_attention(3, 2))
 
 
 def causal_pairs(queries: int, keys: int) -> int:
