@@ -138,16 +138,34 @@ def top(study: Study, count: int) -> list[LoaderSettings]:
 def regret_percent(study: Study, who: str) -> float | None:
     """How much slower its choice is than the best in the finals; 100 if it does not run.
 
-    Choices and the sweep's best few are measured there again, at the same times. The best of
-    several noisy medians is too high rather than too low, and so is the regret.
+    Choices and the sweep's best few are measured there again, at the same times. Which is best
+    is told by every other round, how fast it is by the rounds between, and the other way round;
+    the mean counts. The best of several noisy medians would be too high by their noise.
     """
+    halves = [[e for e in study.finals if e.round % 2 == half] for half in (0, 1)]
+    pairs = [(halves[0], halves[1]), (halves[1], halves[0])] if all(halves) else []
+    regrets = [_regret(study, who, judges, runs) for judges, runs in pairs]
+    if not regrets or None in regrets:
+        return regret_by_best_percent(study, who)
+    return statistics.fmean(regret for regret in regrets if regret is not None)
+
+
+def regret_by_best_percent(study: Study, who: str) -> float | None:
+    """The same against the highest of all medians, which luck has raised."""
+    return _regret(study, who, study.finals, study.finals)
+
+
+def _regret(
+    study: Study, who: str, judges: Sequence[Reading], runs: Sequence[Reading]
+) -> float | None:
     choice = study.choice(who)
-    measured = rates(study.finals)
-    if choice is None or not measured:
+    judged, measured = rates(judges), rates(runs)
+    best = max(judged.keys() & measured.keys(), key=lambda each: judged[each], default=None)
+    if choice is None or best is None:
         return None
     if choice.settings is None:  # of ours that is a failure; a rival may not be installed
         return 100.0 if who == OURS else None
-    return 100 * (1 - measured.get(steady(choice.settings), 0.0) / max(measured.values()))
+    return 100 * (1 - measured.get(steady(choice.settings), 0.0) / measured[best])
 
 
 def spread_percent(studies: Iterable[Study]) -> list[float]:
@@ -282,6 +300,7 @@ def study_row(study: Study) -> dict[str, Any]:
                 "seconds": choice.seconds,
                 "note": choice.note,
                 "regret_percent": regret_percent(study, choice.who),
+                "regret_by_best_percent": regret_by_best_percent(study, choice.who),
             }
             for choice in study.choices
         ],

@@ -44,8 +44,12 @@ PACE = 0.8
 SWEEP, FINALS = "sweep", "finals"
 #: Of the sweep's best, so many are measured again beside the choices.
 FINALISTS = 3
+#: A reading taken while the cores ran below this share of their full speed is taken again.
+QUIET = 0.9
 
 Say = Callable[[str], None]
+#: Which reading: of which consumer and stage, of which setting, in which round.
+_Key = tuple[str, str, LoaderSettings, int]
 
 
 class Probed(Protocol):
@@ -68,13 +72,18 @@ class Tool(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: settings, rounds of the sweep, seconds of counted batches a run."""
+    """How much is measured: settings, rounds of the sweep, seconds of counted batches a run.
+
+    Readings on slowed cores are taken again ``repeats`` times at most, the others of the round
+    first: a neighbour's work lasts for seconds.
+    """
 
     grid: tuple[LoaderSettings, ...]
     seconds: float
     rounds: int
     paced_rounds: int
     final_rounds: int
+    repeats: int = 0
 
 
 def grid(workers: Iterable[int], prefetch: Iterable[int]) -> tuple[LoaderSettings, ...]:
@@ -114,7 +123,7 @@ class Bench:
     ) -> None:
         self.case, self.data, self.plan = case, data, plan
         self.tool, self.rivals, self.say, self.run = tool, rivals, say, run
-        self._runs: dict[tuple[str, str, LoaderSettings, int], Run] = {}
+        self._taken: dict[_Key, list[tuple[Reading, Run]]] = {}
         self._watch: CoreSpeeds | None = None
 
     def studies(self) -> list[Study]:
@@ -144,10 +153,8 @@ class Bench:
             ]
         study.choices = [self._choose(study, consumer)]
         self._sweep(study, consumer, range(before, rounds))
-        self._at_full_speed(study)
         study.choices += self.rivals(step_s)
         self._finals(study, consumer)
-        self._at_full_speed(study)
         return study, probed
 
     def _sweep(self, study: Study, consumer: Consumer, rounds: range) -> None:
@@ -155,9 +162,7 @@ class Bench:
         for number in rounds:
             order = list(self.plan.grid)
             random.Random(f"{study.workload} {study.consumer} {number}").shuffle(order)
-            study.sweep += [
-                self._read(study, SWEEP, settings, consumer, number) for settings in order
-            ]
+            self._round(study, SWEEP, order, consumer, number)
             self.say(f"{study.workload}, {study.consumer}: round {number + 1} of the sweep")
 
     def _finals(self, study: Study, consumer: Consumer) -> None:
@@ -165,41 +170,60 @@ class Bench:
         finalists = list(dict.fromkeys([*chosen, *top(study, FINALISTS)]))
         for number in range(self.plan.final_rounds):
             turn = finalists[number % len(finalists) :] + finalists[: number % len(finalists)]
-            study.finals += [
-                self._read(study, FINALS, settings, consumer, number) for settings in turn
-            ]
+            self._round(study, FINALS, turn, consumer, number)
         self.say(f"{study.workload}, {study.consumer}: finals of {len(finalists)} settings")
 
+    def _round(
+        self,
+        study: Study,
+        stage: str,
+        order: Sequence[LoaderSettings],
+        consumer: Consumer,
+        number: int,
+    ) -> None:
+        """Read each setting; those that were slowed from outside again, after the others."""
+        left = list(order)
+        for _ in range(1 + self.plan.repeats):
+            for settings in left:
+                key = (study.consumer, stage, settings, number)
+                self._taken.setdefault(key, []).append(self._read(settings, consumer, number))
+            self._keep_the_quietest(study)
+            slowed = {
+                each.settings
+                for each in (study.sweep if stage == SWEEP else study.finals)
+                if each.round == number and each.core_speed and each.core_speed < QUIET
+            }
+            left = [settings for settings in order if settings in slowed]
+
     def _read(
-        self, study: Study, stage: str, settings: LoaderSettings, consumer: Consumer, number: int
-    ) -> Reading:
+        self, settings: LoaderSettings, consumer: Consumer, number: int
+    ) -> tuple[Reading, Run]:
         torch.manual_seed(SEED + number)  # the same order of samples for each setting
         workload = self._workload()
         began = time.monotonic()
         run = self.run(workload, settings, consumer=consumer, seconds=self.plan.seconds)
         rate = run.batches_per_s if run.failure is None else None
         seconds = time.monotonic() - began
-        self._runs[study.consumer, stage, settings, number] = run
-        return Reading(settings, number, rate, run.waiting_share, seconds, failure_text(run), rate)
+        failure = failure_text(run)
+        return Reading(settings, number, rate, run.waiting_share, seconds, failure, rate), run
 
-    def _at_full_speed(self, study: Study) -> None:
-        """Give readings the rates that they would have had at the cores' full speed."""
+    def _keep_the_quietest(self, study: Study) -> None:
+        """Of each setting's readings in a round, the one at the highest speed of the cores.
+
+        All get the rates that they would have had at full speed; what full speed is, is known
+        the better the more was seen, so earlier readings change, too.
+        """
         assert self._watch is not None
-        readings = [(SWEEP, each) for each in study.sweep] + [(FINALS, e) for e in study.finals]
-        runs = [self._runs[study.consumer, stage, e.settings, e.round] for stage, e in readings]
-        runs = with_speeds(runs, self._watch.pieces())
+        taken = {key: pairs for key, pairs in self._taken.items() if key[0] == study.consumer}
+        runs = with_speeds(
+            [run for pairs in taken.values() for _, run in pairs], self._watch.pieces()
+        )
         working = working_share(run for run in runs if run.settings.num_workers <= 1)
-        cores = len(os.sched_getaffinity(0))
+        with_rates = iter(runs)
         found: dict[str, list[Reading]] = {SWEEP: [], FINALS: []}
-        for (stage, reading), run in zip(readings, runs, strict=True):
-            if reading.as_run is not None and run.core_speed is not None:
-                full = with_full_speed_rate(run, working, cores)
-                reading = dataclasses.replace(
-                    reading,
-                    batches_per_s=full.full_speed_batches_per_s,
-                    core_speed=run.core_speed.speed,
-                )
-            found[stage].append(reading)
+        for (_, stage, _, _), pairs in taken.items():
+            readings = [_full(reading, next(with_rates), working) for reading, _ in pairs]
+            found[stage].append(max(readings, key=lambda each: each.core_speed or 0.0))
         study.sweep, study.finals = found[SWEEP], found[FINALS]
 
     def _workload(self) -> Workload:
@@ -226,6 +250,18 @@ class Bench:
             study.ours = traceback.format_exc()
             return Choice(OURS, None, time.monotonic() - began, f"failed: {_last_line(error)}")
         return choice
+
+
+def _full(reading: Reading, run: Run, working: float) -> Reading:
+    """The same with its rate at the cores' full speed, where that is known."""
+    if reading.as_run is None or run.core_speed is None:
+        return reading
+    full = with_full_speed_rate(run, working, len(os.sched_getaffinity(0)))
+    return dataclasses.replace(
+        reading,
+        batches_per_s=full.full_speed_batches_per_s,
+        core_speed=run.core_speed.speed,
+    )
 
 
 def failure_text(run: Run) -> str:

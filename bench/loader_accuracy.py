@@ -9,13 +9,15 @@ fast as it can, and with one whose step takes 0.8 of the time between two batche
 best setting.
 
 Rates are at the cores' full speed, which is watched meanwhile: on a shared host neighbours slow
-the cores by up to 1.7 times for seconds (docs/decisions/0028). --json has the errors of what the
-clock said, too.
+the cores by up to 1.7 times for seconds (docs/decisions/0028). What was read on slowed cores is
+read again a few times, and the reading at the highest speed counts. --json has the errors of what
+the clock said, too.
 
     error    predicted rate over measured rate less 1, of all settings without a step
     regret   how much slower the chosen setting is than the best. The choices and the sweep's
-             best three are measured once more for it, in turns; the best of several noisy
-             medians is rather too high, so regrets are rather too large
+             best three are measured once more for it, in turns: the best by every other turn,
+             its rate by the turns between, and the other way round. (The best of several noisy
+             medians would be too high; regrets from that are in --json, too)
     time     of tuning, confirming runs too, over that of an exhaustive sweep: each setting
              of the full grid measured once, by runs as long as ours
 
@@ -138,6 +140,7 @@ def bench_of(name: str, options: argparse.Namespace) -> Bench:
         options.rounds,
         options.paced_rounds,
         options.final_rounds,
+        options.repeats,
     )
     probe_s = QUICK_PROBE_S if options.quick else PROBE_S
     steps = QUICK_STEPS if options.quick else rivals.STEPS
@@ -161,11 +164,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of the sweep (3)")
     parser.add_argument("--paced-rounds", type=int, help="of the paced sweep (1); 0: none")
     parser.add_argument("--final-rounds", type=int, help="of choices and best settings (5)")
+    parser.add_argument("--repeats", type=int, help="of what ran on slowed cores, at most (2)")
     parser.add_argument("--quick", action="store_true", help="three workloads, a small grid")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(argv)
-    defaults = {"seconds": 2.0, "rounds": 3, "paced_rounds": 1, "final_rounds": 5}
-    quick = {"seconds": 0.4, "rounds": 2, "paced_rounds": 1, "final_rounds": 2}
+    defaults = {"seconds": 2.0, "rounds": 3, "paced_rounds": 1, "final_rounds": 5, "repeats": 2}
+    quick = {"seconds": 0.4, "rounds": 2, "paced_rounds": 1, "final_rounds": 2, "repeats": 0}
     for name, value in (quick if options.quick else defaults).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
