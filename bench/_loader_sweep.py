@@ -102,7 +102,6 @@ def grid(workers: Iterable[int], prefetch: Iterable[int]) -> tuple[LoaderSetting
 
 
 FULL_GRID = grid(WORKERS, PREFETCH)
-QUICK_GRID = grid(QUICK_WORKERS, QUICK_PREFETCH)
 
 
 class Bench:

@@ -24,8 +24,9 @@ the clock said, too.
 Beside it: PyTorch's default, rules of thumb, and loadtune if it is installed. Pinning is
 emulated where there is no GPU (trainfit.loader.pinning).
 
-All of it takes hours: name workloads with --only, keep what was read with --save, and lay
-several files together with --read, which measures nothing.
+All of it takes hours: name workloads with --only, take a part of the grid (--workers,
+--prefetch), keep what was read with --save, and lay several files together with --read, which
+measures nothing.
 
     python bench/loader_accuracy.py [--quick] [--only NAME ...] [--save FILE] [--json]
     python bench/loader_accuracy.py --read FILE ... [--json]
@@ -52,7 +53,17 @@ sys.path.insert(0, str(ROOT / "src"))
 import _loader_figures as found  # noqa: E402
 import _loader_rivals as rivals  # noqa: E402
 from _loader_figures import Choice, Study  # noqa: E402
-from _loader_sweep import FULL_GRID, QUICK_GRID, Bench, Plan, studied, to_stderr  # noqa: E402
+from _loader_sweep import (  # noqa: E402
+    PREFETCH,
+    QUICK_PREFETCH,
+    QUICK_WORKERS,
+    WORKERS,
+    Bench,
+    Plan,
+    grid,
+    studied,
+    to_stderr,
+)
 from loader_workloads import BY_NAME, CASES, DATA, NotInstalledError  # noqa: E402
 
 from trainfit.hardware.survey import survey  # noqa: E402
@@ -135,7 +146,7 @@ def bench_of(name: str, options: argparse.Namespace) -> Bench:
     """The study of one workload, as the options say."""
     case = BY_NAME[name]
     plan = Plan(
-        QUICK_GRID if options.quick else FULL_GRID,
+        grid(options.workers, options.prefetch),
         options.seconds,
         options.rounds,
         options.paced_rounds,
@@ -164,15 +175,33 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of the sweep (3)")
     parser.add_argument("--paced-rounds", type=int, help="of the paced sweep (1); 0: none")
     parser.add_argument("--final-rounds", type=int, help="of choices and best settings (5)")
+    parser.add_argument("--workers", type=int, nargs="+", help="of the grid (0 1 2 3 4 6 8)")
+    parser.add_argument("--prefetch", type=int, nargs="+", help="of the grid (1 2 4 8)")
     parser.add_argument("--repeats", type=int, help="of what ran on slowed cores, at most (2)")
     parser.add_argument("--quick", action="store_true", help="three workloads, a small grid")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(argv)
-    defaults = {"seconds": 2.0, "rounds": 3, "paced_rounds": 1, "final_rounds": 5, "repeats": 2}
-    quick = {"seconds": 0.4, "rounds": 2, "paced_rounds": 1, "final_rounds": 2, "repeats": 0}
+    defaults: dict[str, Any] = {
+        "seconds": 2.0,
+        "rounds": 3,
+        "paced_rounds": 1,
+        "final_rounds": 5,
+        "repeats": 2,
+    }
+    defaults |= {"workers": WORKERS, "prefetch": PREFETCH}
+    quick: dict[str, Any] = {
+        "seconds": 0.4,
+        "rounds": 2,
+        "paced_rounds": 1,
+        "final_rounds": 2,
+        "repeats": 0,
+    }
+    quick |= {"workers": QUICK_WORKERS, "prefetch": QUICK_PREFETCH}
     for name, value in (quick if options.quick else defaults).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    if min(options.workers) < 0 or min(options.prefetch) < 1:
+        parser.error("--workers are 0 or more, --prefetch 1 or more")
     if options.seconds <= 0 or options.rounds < 1 or options.final_rounds < 1:
         parser.error("--seconds, --rounds and --final-rounds are above 0")
     for file in options.read or ():
