@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
+from helpers_loader import result as loader_result
 from trainfit.cli.common import duration
 from trainfit.loader import utilisation
 from trainfit.loader.idle import explain, made_at
@@ -28,10 +29,11 @@ from trainfit.loader.model import Consumer
 from trainfit.loader.rehearsal import rehearse
 from trainfit.loader.utilisation import Observed, busy_shares
 from trainfit.loader.workload import LoaderError, Workload
+from trainfit.plan.rehearsing import with_prediction
 from trainfit.report.rehearsal_text import rehearsal_text
 from trainfit.report.sizes import WIDTH
 from trainfit.results.errors import ResultFileError
-from trainfit.results.loader import Fault, LoaderSettings
+from trainfit.results.loader import Candidate, Fault, LoaderSettings
 from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
 
 SCRIPT = SCRIPTS / "loading.py"
@@ -440,6 +442,24 @@ def test_what_hand_over_can_be_tried_with() -> None:
     assert "--pin-memory" not in rehearsal_text(little)
 
 
+def test_what_the_loaders_model_said_stands_beside() -> None:
+    said = Candidate(dataclasses.replace(RESULT.settings, persistent_workers=True), 18.5, 0.25, 2.0)
+    tuned = loader_result(step_s=0.04, candidates=(said,))
+    assert with_prediction(RESULT, tuned).predicted == Predicted(18.5, 0.25)
+    for other, says in (
+        (dataclasses.replace(tuned, step_s=0.05), "a step of 50ms: rehearse with --step-time 50ms"),
+        (loader_result(step_s=0.04, candidates=()), "not among its candidates"),
+        (
+            dataclasses.replace(
+                tuned, candidates=(dataclasses.replace(said, infeasible="1 GiB of RAM"),)
+            ),
+            "cannot be: 1 GiB of RAM",
+        ),
+    ):
+        found = with_prediction(RESULT, other)
+        assert found.predicted is None and says in found.notes[-1]
+
+
 def test_predicted_stands_beside_measured() -> None:
     text = rehearsal_text(dataclasses.replace(RESULT, predicted=Predicted(18.5, 0.25)))
     assert "  predicted: 18.5 batches/s, 25% waiting" in text
@@ -553,6 +573,7 @@ def test_interrupted_on_a_gpu_by_name(tmp_path: Path) -> None:
         (("--step-time", "1ms"), "trainfit rehearse -- python"),
         (("--gpu", "RTX 4090", "--loader", "data:make"), "--step-time 40ms"),
         (("--step-time", "1ms", "--output", "no/r.json", "--", "python", str(SCRIPT)), "no/r.json"),
+        (("--step-time", "1ms", "--compare", "no.json", "--", "python", str(SCRIPT)), "no.json"),
     ],
 )
 def test_bad_input_is_one_line(words: tuple[str, ...], says: str, tmp_path: Path) -> None:

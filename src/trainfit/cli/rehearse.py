@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import (
@@ -23,6 +24,7 @@ from trainfit.hardware import find_gpu, local_gpu
 from trainfit.plan.loading import LoadingOptions
 from trainfit.plan.rehearsing import rehearse_command
 from trainfit.report.rehearsal_text import rehearsal_text
+from trainfit.results.loader import LoaderResult
 
 PARSER: dict[str, Any] = {
     "help": "run a command's real DataLoader against a simulated GPU and show its utilisation",
@@ -42,6 +44,7 @@ _SETTINGS = (
 _WITH_VALUE = (
     *("--gpu", "--step-time", "--duration", "--time-limit", "--output"),
     *("--num-workers", "--prefetch-factor", "--start-method", "--loader", "--batch-size"),
+    "--compare",
 )
 
 
@@ -64,6 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_settings(parser)
     add_source(parser)
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="FILE",
+        help="a result of `trainfit loader --output`: what its model said stands beside",
+    )
     parser.add_argument(
         "--time-limit",
         type=seconds,
@@ -91,6 +100,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Rehearse and print; returns the exit code."""
     output = output_file(options.output) if options.output is not None else None
+    compare = LoaderResult.load(options.compare) if options.compare is not None else None
     parsed = source(options, command, "rehearse")
     loading = LoadingOptions(
         options.step_time,
@@ -102,7 +112,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     given = {name: getattr(options, name) for name in _SETTINGS}
     settings = {name: value for name, value in given.items() if value is not None}
     with loading_progress() as progress:
-        rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress)
+        rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
     result = rehearsed.result
     text = result.to_json() if options.json else rehearsal_text(result, ascii_only=only_ascii())
     print(text, flush=True)

@@ -29,7 +29,7 @@ from trainfit.loader.utilisation import Observed
 from trainfit.loader.workload import LoaderError, Workload
 from trainfit.results.loader import LoaderSettings
 from trainfit.results.loading import LoadingRequest, StepTime
-from trainfit.results.rehearsal import Predicted, Rehearsal
+from trainfit.results.rehearsal import Rehearsal
 
 #: Batches that a rehearsal can note down; it ends with the last.
 _MOST_BATCHES: Final = 1 << 22
@@ -56,7 +56,6 @@ def rehearse(
     progress: Tell | None = None,
     *,
     names: Names | None = None,
-    predicted: Predicted | None = None,
 ) -> Rehearsal:
     """Run ``for epoch: for batch in loader: step`` for ``duration_s`` seconds.
 
@@ -87,7 +86,7 @@ def rehearse(
         seen = Seen.of(run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills()))
         fault = diagnose_run(run, workload, seen)
     result = _result(workload, observed, consumer, duration_s, end, names or Names())
-    return dataclasses.replace(result, predicted=predicted, fault=fault)
+    return dataclasses.replace(result, fault=fault)
 
 
 def _run_of(observed: Observed, consumer: Consumer, notebook: Notebook, end: End) -> Run:

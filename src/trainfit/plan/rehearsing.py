@@ -9,11 +9,14 @@ from typing import Any, Final
 
 from trainfit.plan.command import Command
 from trainfit.plan.loading import Listener, LoadingOptions, call_on_loader, notes_of
-from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.loader import LoaderResult
+from trainfit.results.rehearsal import Predicted, Rehearsal
 
 _FUNCTION: Final = "trainfit.loader.rehearsal:rehearse_request"
 #: Seconds that a rehearsal may take beyond its duration: until a hang is told, and its end.
 _BEYOND_S: Final = 60.0
+#: Steps that differ by less are one.
+_SAME_STEP: Final = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +33,14 @@ def rehearse_command(
     duration_s: float,
     settings: Mapping[str, Any],
     progress: Callable[[str], None] | Listener = lambda text: None,
+    compare: LoaderResult | None = None,
 ) -> Rehearsed:
     """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
 
     It runs for ``duration_s`` seconds; ``settings`` are those of the loader that differ from
-    the script's own. Raises :class:`~trainfit.plan.failures.ScriptError` where the script comes
-    to no loader, and ``KeyboardInterrupt`` where nothing was seen until then.
+    the script's own. What the model said of them in ``compare`` stands beside it. Raises
+    :class:`~trainfit.plan.failures.ScriptError` where the script comes to no loader, and
+    ``KeyboardInterrupt`` where nothing was seen until then.
     """
     whole = dataclasses.replace(
         options,
@@ -55,4 +60,24 @@ def rehearse_command(
         notes=notes,
         step_is_bound=options.step_s is None,
     )
+    if compare is not None:
+        result = with_prediction(result, compare)
     return Rehearsed(result, loaded.interrupt)
+
+
+def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
+    """The same beside what the loader's model said of its settings, or a note why it did not."""
+    candidate = found.candidate(result.settings)
+    reason = ""
+    if abs(found.step_s / result.step_s - 1) > _SAME_STEP:
+        step = f"{1e3 * found.step_s:.7g}ms"
+        reason = f"it is for a step of {step}: rehearse with --step-time {step}"
+    elif candidate is None:
+        reason = "these settings are not among its candidates"
+    elif candidate.infeasible:
+        reason = f"it says that these settings cannot be: {candidate.infeasible}"
+    if candidate is None or reason:
+        note = f"nothing to compare with in the result of trainfit loader: {reason}"
+        return dataclasses.replace(result, notes=(*result.notes, note))
+    predicted = Predicted(candidate.batches_per_s, candidate.waiting_share)
+    return dataclasses.replace(result, predicted=predicted)
