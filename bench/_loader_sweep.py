@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from loader_workloads import SEED, Case
 from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader.model import Consumer
 from trainfit.loader.runs import Run, run_loader
-from trainfit.loader.undisturbed import with_full_speed_rate, with_speeds, working_share
+from trainfit.loader.undisturbed import Slowing, sensitivity, with_speeds, working_share
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings, steady
 
@@ -214,14 +214,15 @@ class Bench:
         """
         assert self._watch is not None
         taken = {key: pairs for key, pairs in self._taken.items() if key[0] == study.consumer}
-        runs = with_speeds(
-            [run for pairs in taken.values() for _, run in pairs], self._watch.pieces()
-        )
-        working = working_share(run for run in runs if run.settings.num_workers <= 1)
-        with_rates = iter(runs)
+        of_all = [run for pairs in taken.values() for _, run in pairs]
+        runs = iter(with_speeds(of_all, self._watch.pieces()))
+        seen = {
+            key: [(reading, next(runs)) for reading, _ in pairs] for key, pairs in taken.items()
+        }
+        slowing = _slowing(seen)
         found: dict[str, list[Reading]] = {SWEEP: [], FINALS: []}
-        for (_, stage, _, _), pairs in taken.items():
-            readings = [_full(reading, next(with_rates), working) for reading, _ in pairs]
+        for (_, stage, _, _), pairs in seen.items():
+            readings = [_full(reading, run, slowing) for reading, run in pairs]
             found[stage].append(max(readings, key=lambda each: each.core_speed or 0.0))
         study.sweep, study.finals = found[SWEEP], found[FINALS]
 
@@ -251,11 +252,21 @@ class Bench:
         return choice
 
 
-def _full(reading: Reading, run: Run, working: float) -> Reading:
+def _slowing(seen: Mapping[_Key, Sequence[tuple[Reading, Run]]]) -> Slowing:
+    """How slowed cores slow this workload: runs of one setting at several speeds tell."""
+    of_setting: dict[LoaderSettings, list[Run]] = {}
+    for (_, _, settings, _), pairs in seen.items():
+        of_setting.setdefault(settings, []).extend(run for _, run in pairs)
+    few = [run for settings, runs in of_setting.items() if settings.num_workers < 2 for run in runs]
+    cores = len(os.sched_getaffinity(0))
+    return Slowing(working_share(few), cores, sensitivity(of_setting.values()))
+
+
+def _full(reading: Reading, run: Run, slowing: Slowing) -> Reading:
     """The same with its rate at the cores' full speed, where that is known."""
     if reading.as_run is None or run.core_speed is None:
         return reading
-    full = with_full_speed_rate(run, working, len(os.sched_getaffinity(0)))
+    full = slowing.with_full_speed_rate(run)
     return dataclasses.replace(
         reading,
         batches_per_s=full.full_speed_batches_per_s,

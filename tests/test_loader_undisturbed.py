@@ -16,11 +16,11 @@ from trainfit.loader.readings import Readings
 from trainfit.loader.runs import Run
 from trainfit.loader.undisturbed import (
     SENSITIVITY,
+    Slowing,
+    quietest,
+    sensitivity,
     slowed_note,
-    slower,
     span,
-    undisturbed,
-    with_full_speed_rate,
     working_share,
 )
 from trainfit.results.loader import LoaderMachine, LoaderSettings
@@ -59,7 +59,7 @@ def run(
 @given(slow=st.floats(1.0, 2.0))
 def test_a_slowed_run_of_work_becomes_the_quick_one(slow: float) -> None:
     disturbed, quick = run(slow=slow), run()
-    found = undisturbed(disturbed, working_share([disturbed]), 2.0)
+    found = Slowing(working_share([disturbed]), 2.0).undisturbed(disturbed)
     assert found.batches_per_s == pytest.approx(quick.batches_per_s)
     assert found.next_cpu == pytest.approx(quick.next_cpu)
     assert found.received == pytest.approx(quick.received)
@@ -71,29 +71,29 @@ def test_a_slowed_run_of_work_becomes_the_quick_one(slow: float) -> None:
 
 def test_what_a_worker_waits_for_takes_as_long_at_any_speed() -> None:
     disturbed = run(waits=1.0, slow=1.6)
-    found = undisturbed(disturbed, working_share([disturbed]), 2.0)
+    found = Slowing(working_share([disturbed]), 2.0).undisturbed(disturbed)
     assert found.batches_per_s == pytest.approx(disturbed.batches_per_s)
     # Half of it is work, on one of two cores: the clock's times lie between.
-    _, wall = slower(CoreSpeed(0.5, 1.0), 0.5, 2.0)
+    _, wall = Slowing(0.5, 2.0).slower(CoreSpeed(0.5, 1.0))
     assert wall == pytest.approx(1 - 0.5 * (1 - 0.5**SENSITIVITY))
     # With all cores busy the waiting is hidden, and the cores bound the rate.
-    cpu, wall = slower(CoreSpeed(0.5, 2.0), 0.1, 2.0)
+    cpu, wall = Slowing(0.1, 2.0).slower(CoreSpeed(0.5, 2.0))
     assert wall == pytest.approx(cpu)
 
 
 def test_a_run_that_nobody_watched_is_as_it_was() -> None:
     unseen = dataclasses.replace(run(), core_speed=None)
-    assert undisturbed(unseen, 1.0, 2.0) is unseen
-    found = with_full_speed_rate(unseen, 1.0, 2.0)
+    assert Slowing(1.0, 2.0).undisturbed(unseen) is unseen
+    found = Slowing(1.0, 2.0).with_full_speed_rate(unseen)
     assert found.full_speed_batches_per_s == pytest.approx(unseen.batches_per_s)
 
 
 def test_a_loader_hidden_behind_the_step_would_not_have_been_faster() -> None:
     hidden = run(slow=1.5, step_s=0.05)
-    found = with_full_speed_rate(hidden, 1.0, 2.0)
+    found = Slowing(1.0, 2.0).with_full_speed_rate(hidden)
     assert found.full_speed_batches_per_s == pytest.approx(1 / 0.05)
     # Slowed it takes 30 ms, undisturbed 20 ms, and the step 25 ms.
-    shown = with_full_speed_rate(run(slow=1.5, step_s=0.025), 1.0, 2.0)
+    shown = Slowing(1.0, 2.0).with_full_speed_rate(run(slow=1.5, step_s=0.025))
     assert shown.batches_per_s == pytest.approx(1 / 0.03)
     assert shown.full_speed_batches_per_s == pytest.approx(1 / 0.025)
 
@@ -105,7 +105,7 @@ def test_without_workers_the_step_is_no_faster() -> None:
     turns = dataclasses.replace(
         turns, settings=LoaderSettings(0), handed=50 + 0.05 * np.arange(count)
     )
-    found = with_full_speed_rate(turns, 1.0, 1.0)
+    found = Slowing(1.0, 1.0).with_full_speed_rate(turns)
     assert found.full_speed_batches_per_s == pytest.approx(1 / (0.02 + 0.02))
 
 
@@ -122,7 +122,7 @@ def test_slowed_cores_are_told_of() -> None:
 def test_runs_that_failed_have_no_span_and_no_rate() -> None:
     failed = Run(LoaderSettings(1), 0.0, began=3.0)
     assert span(failed) == (3.0, 3.0)
-    assert with_full_speed_rate(failed, 1.0, 2.0).full_speed_batches_per_s is None
+    assert Slowing(1.0, 2.0).with_full_speed_rate(failed).full_speed_batches_per_s is None
     assert working_share([failed]) == 1.0
 
 
@@ -138,8 +138,33 @@ def test_a_probes_readings_are_brought_to_full_speed_together() -> None:
     at = np.arange(49.0, 63.0, 0.02)
     took = np.where(at < 58, 50_000.0, 50_000.0 * 1.5 ** (1 / SENSITIVITY))
     seen = Pieces(at, np.zeros(len(at)), took, np.zeros(len(at)))
-    readings = Readings(MACHINE, {"one": [quick, slowed]})
-    found = readings.at_full_speed(seen)
-    rates = [each.batches_per_s for each in found.of("one")]
+    readings = Readings(MACHINE, {"one": [quick], "turn": [slowed]}).with_speeds(seen)
+    rates = [each.batches_per_s for each in readings.at_full_speed().of("one", "turn")]
     assert rates == pytest.approx([quick.batches_per_s] * 2, rel=1e-3)
-    assert readings.of("one")[1].batches_per_s == pytest.approx(slowed.batches_per_s)
+    assert readings.of("turn")[0].batches_per_s == pytest.approx(slowed.batches_per_s)
+
+
+@given(power=st.floats(0.5, 1.4), speeds=st.lists(st.floats(0.5, 1.0), min_size=2, max_size=6))
+def test_the_sensitivity_follows_from_runs_at_several_speeds(
+    power: float, speeds: list[float]
+) -> None:
+    runs = [
+        dataclasses.replace(run(slow=speed**-power), core_speed=CoreSpeed(speed, 1.0))
+        for speed in speeds
+    ]
+    found = sensitivity([runs])
+    low, high = sorted((power, SENSITIVITY))
+    assert low - 1e-9 <= found <= high + 1e-9
+    if max(speeds) - min(speeds) > 0.3:
+        assert abs(found - power) < abs(SENSITIVITY - power) / 2 + 1e-9
+    assert sensitivity([runs[:1]]) == pytest.approx(SENSITIVITY)
+
+
+def test_of_a_kind_the_quietest_runs_count() -> None:
+    runs = [
+        dataclasses.replace(run(), core_speed=CoreSpeed(each, 1.0)) for each in (0.6, 0.97, 0.92)
+    ]
+    assert quietest(runs) == runs[1:]
+    assert quietest(runs[:1]) == runs[:1] and quietest([]) == []
+    unseen = dataclasses.replace(run(), core_speed=None)
+    assert quietest([unseen]) == [unseen]

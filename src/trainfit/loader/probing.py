@@ -13,7 +13,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,12 +34,12 @@ from trainfit.loader.output import captured_stderr
 from trainfit.loader.picklability import LARGE_BYTES, pickled
 from trainfit.loader.pools import thread_pools
 from trainfit.loader.progress import Progress, Silent
-from trainfit.loader.readings import KINDS, ORDER, Readings, fetch_s, mean, start_s
+from trainfit.loader.readings import KINDS, LAST, ORDER, Readings, fetch_s, mean, start_s
 from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.split import split
 from trainfit.loader.storage import measure_storage
-from trainfit.loader.undisturbed import span
+from trainfit.loader.undisturbed import Slowing, span
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.words import count as count_of
@@ -49,7 +49,13 @@ SECONDS: Final = 20.0
 #: Of a probe's time, what the runs of the series take; the rest is for what follows them.
 _SERIES: Final = 0.65
 #: Of that, what one slice takes; the least and the most seconds of one.
-_SLICE: Final = 1 / 22
+_SLICE: Final = 1 / 24
+#: Of that, what is left for the runs without workers.
+_ALONE: Final = 0.2
+#: Runs below this share of the cores' full speed are made again while there is time, up to so
+#: many of one kind.
+_QUIET: Final = 0.9
+_MOST_TRIES: Final = 4
 _LEAST_S, _MOST_S = 0.4, 4.0
 #: Of a probe's time, what the look at the call tree takes, storage, and other start methods.
 _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
@@ -74,14 +80,14 @@ class Measured:
     """A probe's result, and what it takes to predict from it.
 
     ``fitted`` is ``None`` where no run came through; ``bounds`` is what the faults leave.
-    ``spans`` is when runs were made, ``working_share`` what of a batch's time a worker works.
+    ``spans`` is when runs were made, ``slowing`` how slowed cores slow the loader.
     """
 
     probe: Probe
     fitted: Fitted | None
     bounds: Bounds = field(default_factory=Bounds)
     spans: tuple[Span, ...] = ()
-    working_share: float = 1.0
+    slowing: Slowing = field(default_factory=lambda: Slowing(1.0, 1.0))
 
     def predict(
         self, settings: LoaderSettings, consumer: Consumer, seconds: float | None = None
@@ -124,12 +130,13 @@ def probe_workload(
     readings = Readings(machine)
     progress("checks before any run", 0.0)
     readings.faults += check(workload, limit_s=min(_CHECK_S, seconds / 8))
-    for name in _series(readings, began, _SERIES * seconds):
+    for name in _series(readings, began, _SERIES * seconds, watch):
         share = (time.monotonic() - began) / seconds
         progress(_words(readings.settings(name)), min(_SERIES, share))
         _measure(workload, name, readings, seconds, machine)
     spans = tuple(span(run) for run in readings.of(*KINDS))
-    readings = readings.at_full_speed(watch.pieces())
+    readings = readings.with_speeds(watch.pieces())
+    slowing, readings = readings.slowing(), readings.at_full_speed()
     fitted = fit(readings, model_cores(machine, 0.0))
     probe = _probe(workload, readings, fitted)
     if fitted is not None:
@@ -140,24 +147,50 @@ def probe_workload(
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
     )
-    return Measured(probe, fitted, readings.bounds, spans, readings.working_share)
+    return Measured(probe, fitted, readings.bounds, spans, slowing)
 
 
-def _series(readings: Readings, began: float, seconds: float) -> Iterator[str]:
-    """What to run next: each kind once, then again while there is time; no kind that failed."""
-    met: set[str] = set()
+def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
+    """What to run next: each kind once, then again while there is time; no kind that failed.
+
+    What was only run on slowed cores goes first.
+    """
     failed: set[str] = set()
-    for name in ORDER:
-        late = time.monotonic() - began
-        if name in failed or (late > seconds and name in met):
-            continue
-        if late > _GIVE_UP * seconds and not readings.runs:
-            return
+
+    def tried(name: str) -> Iterator[str]:
         count = len(readings.of(name))
         yield name
-        met.add(name)
         if len(readings.of(name)) == count:
             failed.add(name)
+
+    for kinds, share in ((ORDER, 1 - _ALONE), (LAST, 1.0)):
+        left = list(kinds)
+        while left:
+            late = time.monotonic() - began
+            if late > _GIVE_UP * seconds and not readings.runs:
+                return
+            fresh = [name for name in left if name not in readings.runs and name not in failed]
+            if late > share * seconds and not fresh:
+                break
+            if not fresh and (slowed := _slowed(readings, kinds, failed, watch)):
+                yield from tried(slowed)
+                continue
+            name = left.pop(0)
+            if name not in failed and (late <= share * seconds or name in fresh):
+                yield from tried(name)
+
+
+def _slowed(
+    readings: Readings, kinds: Sequence[str], failed: Set[str], watch: CoreSpeeds
+) -> str | None:
+    """Of these kinds, one of which all runs were on slowed cores: the least often run."""
+    seen = readings.with_speeds(watch.pieces())
+    found = []
+    for name in dict.fromkeys(kinds):
+        speeds = [run.core_speed.speed for run in seen.of(name) if run.core_speed is not None]
+        if name not in failed and 0 < len(speeds) < _MOST_TRIES and max(speeds) < _QUIET:
+            found.append((len(speeds), max(speeds), name))
+    return min(found)[2] if found else None
 
 
 def _measure(

@@ -28,7 +28,13 @@ from trainfit.hardware.core_speed import Pieces
 from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.instrument import WALL
 from trainfit.loader.runs import Run
-from trainfit.loader.undisturbed import undisturbed, with_speeds, working_share
+from trainfit.loader.undisturbed import (
+    Slowing,
+    quietest,
+    sensitivity,
+    with_speeds,
+    working_share,
+)
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
 
 TWO: Final = LoaderSettings(2, 4)
@@ -54,8 +60,9 @@ _OVER_RAM: Final = 0.5
 #: (open files, caches) would go to all workers that are forked later.
 ORDER: Final = (
     *("one", "two", "turn", "paced", "over", "one", "tight", "two", "pinned"),
-    *("turn", "one", "two", "over", "tight", "pinned", "paced", "alone", "alone_pinned", "alone"),
+    *("turn", "one", "two", "over", "tight", "pinned", "paced"),
 )
+LAST: Final = ("alone", "alone_pinned", "alone")
 #: A paced step is so many times what one worker takes for a batch, so that batches are ready;
 #: a tight one so many times what two take.
 READY: Final = 1.5
@@ -79,20 +86,27 @@ class Readings:
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
 
-    def at_full_speed(self, pieces: Pieces) -> Readings:
-        """The same, had nothing from outside slowed the cores."""
+    def with_speeds(self, pieces: Pieces) -> Readings:
+        """The same with the cores' speed in each run."""
         names = [name for name, runs in self.runs.items() for _ in runs]
-        runs = with_speeds(self.of(*self.runs), pieces)
-        working, cores = self.working_share, self.machine.usable_cores
         found: dict[str, list[Run]] = {}
-        for name, run in zip(names, runs, strict=True):
-            found.setdefault(name, []).append(undisturbed(run, working, cores))
+        for name, run in zip(names, with_speeds(self.of(*self.runs), pieces), strict=True):
+            found.setdefault(name, []).append(run)
         return Readings(self.machine, found, self.faults)
 
-    @property
-    def working_share(self) -> float:
-        """Of what batches take, the share in which a worker works rather than waits."""
-        return working_share(self.of("one", "turn") or self.of("alone"))
+    def at_full_speed(self) -> Readings:
+        """The quietest runs of each kind, had nothing from outside slowed the cores."""
+        slowing = self.slowing()
+        found = {
+            name: [slowing.undisturbed(run) for run in quietest(runs)]
+            for name, runs in self.runs.items()
+        }
+        return Readings(self.machine, found, self.faults)
+
+    def slowing(self) -> Slowing:
+        """How slowed cores slow this loader: runs of one kind at several speeds tell."""
+        working = working_share(self.of("one", "turn") or self.of("alone"))
+        return Slowing(working, self.machine.usable_cores, sensitivity(self.runs.values()))
 
     @property
     def bounds(self) -> Bounds:

@@ -31,7 +31,7 @@ from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watch
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.runs import Run
 from trainfit.loader.saving import predicted_save_s, save_seconds
-from trainfit.loader.undisturbed import slowed_note, span, with_full_speed_rate
+from trainfit.loader.undisturbed import slowed_note, span
 from trainfit.loader.verdicts import Decision, decide
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
@@ -270,8 +270,7 @@ class _Tuner:
         self._spans.append(span(run))
         *_, speed = self._watch.pieces().speeds(self._spans)
         run = dataclasses.replace(run, core_speed=speed)
-        working, cores = self._measured.working_share, self._machine.usable_cores
-        return with_full_speed_rate(run, working, cores)
+        return self._measured.slowing.with_full_speed_rate(run)
 
     # -- explaining ------------------------------------------------------------------------
 

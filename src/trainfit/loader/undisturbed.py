@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from trainfit.hardware.core_speed import CoreSpeed, Pieces, Span
 from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records
 from trainfit.loader.runs import Run
 from trainfit.results.loader import Probe
 
-#: By which power of the cores' speed a loader's rate changes: code that waits for memory is
-#: slowed less than the watch's piece of work. 1.15 of a loader in pure Python, 0.73 of JPEG
-#: decoding, 0.78 of memory-mapped arrays, each from 80 runs (docs/figures.md).
+#: By which power of the cores' speed a loader's rate changes, where its own runs do not tell:
+#: code that waits for memory is slowed less than the watch's piece of work, code with more
+#: instructions at a time is slowed more. 1.15 of a loader in pure Python, 0.73 of JPEG decoding,
+#: 0.78 of memory-mapped arrays, each from 80 runs (docs/figures.md): a spread of 0.2. A run's own
+#: speed and costs are known to some 4%.
 SENSITIVITY: Final = 0.85
+_SPREAD: Final = 0.2
+_NOISE: Final = 0.04
+_LEAST_SENSITIVITY, _MOST_SENSITIVITY = 0.3, 1.6
+
+#: Of runs of one kind, those count whose cores were as fast as the fastest's, but for this.
+_AS_FAST: Final = 0.07
 
 #: Above this the cores' speed is not worth a word; speeds that differ by less are one.
 _NEARLY_FULL: Final = 0.95
@@ -50,61 +61,116 @@ def working_share(runs: Iterable[Run]) -> float:
     return min(1.0, cpu / wall) if wall > 0 else 1.0
 
 
-def slower(speed: CoreSpeed | None, working: float, cores: float) -> tuple[float, float]:
-    """What times are to be multiplied by: CPU times, and those on the clock.
+def sensitivity(groups: Iterable[Sequence[Run]]) -> float:
+    """By which power of the cores' speed these runs' work changes.
 
-    Of the clock's, what a worker waits for (a disk, the network) takes as long at any speed,
-    unless the cores are all busy and bound the rate themselves.
+    Those of a group are of the same settings and batches: the slope of the logarithms of what
+    their batches took (CPU time) over those of the speeds, drawn to :data:`SENSITIVITY` as far
+    as they say little.
     """
-    if speed is None:
-        return 1.0, 1.0
-    factor = speed.speed**SENSITIVITY
-    bound = max(working, min(1.0, speed.busy_cores / cores))
-    return factor, 1 - (1 - factor) * bound
+    prior = (_NOISE / _SPREAD) ** 2
+    product, square = prior * SENSITIVITY, prior
+    for group in groups:
+        seen = [run for run in group if run.core_speed is not None and _counts(run)]
+        if len(seen) < 2:
+            continue
+        speeds = np.log([run.core_speed.speed for run in seen if run.core_speed is not None])
+        rates = -np.log(_work_s(seen))
+        speeds, rates = speeds - speeds.mean(), rates - rates.mean()
+        product, square = product + float(speeds @ rates), square + float(speeds @ speeds)
+    return min(_MOST_SENSITIVITY, max(_LEAST_SENSITIVITY, product / square))
 
 
-def undisturbed(run: Run, working: float, cores: float) -> Run:
-    """The same run in the time that it would have taken, all of its times changed alike.
+def _counts(run: Run) -> bool:
+    return any(len(records) > 1 and records[1:, CPU].sum() > 0 for records in run.fetches)
 
-    Also those of steps that sleep: it is a run with a shorter step then.
+
+def _work_s(runs: Sequence[Run]) -> list[float]:
+    """CPU time of a batch in each, of the batches that all of them saw; each worker's first is
+    left out (imports, caches, files that are opened once)."""
+    workers = min(len(run.fetches) for run in runs)
+    counts = [min(len(run.fetches[each]) for run in runs) for each in range(workers)]
+    means = []
+    for run in runs:
+        seen = [run.fetches[each][1 : counts[each], CPU] for each in range(workers)]
+        times = np.concatenate(seen)
+        means.append(float(times.mean()) if len(times) else float(run.fetched[:, CPU].mean()))
+    return means
+
+
+def quietest(runs: Sequence[Run]) -> list[Run]:
+    """Those with the cores about as fast as in the fastest of them: what is to be brought to full
+    speed by little is known best."""
+    speeds = [run.core_speed.speed if run.core_speed is not None else 1.0 for run in runs]
+    least = max(speeds, default=0.0) - _AS_FAST
+    return [run for run, speed in zip(runs, speeds, strict=True) if speed >= least]
+
+
+@dataclass(frozen=True)
+class Slowing:
+    """How slowed cores slow a loader.
+
+    ``working`` is the share of a batch's time in which a worker works rather than waits,
+    ``cores`` what the loader has of them, ``sensitivity`` as :func:`sensitivity` says.
     """
-    cpu, wall = slower(run.core_speed, working, cores)
-    if wall == cpu == 1.0:
-        return run
-    of_fetches = {BEGAN: wall, WALL: wall, CPU: cpu, PROCESS_CPU: cpu}
-    factors = [of_fetches[column] for column in sorted(of_fetches)]
-    return dataclasses.replace(
-        run,
-        fetches=tuple(_scaled(records, factors) for records in run.fetches),
-        next_cpu=run.next_cpu * cpu,
-        began=run.began * wall,
-        handed=run.handed * wall,
-        waited=run.waited * wall,
-        steps=run.steps * wall,
-        received=_scaled(run.received, (wall, cpu, cpu)),
-        pinned=_scaled(run.pinned, (wall, cpu, cpu)),
-        started=tuple(at * wall for at in run.started),
-        collected=tuple(spent * cpu for spent in run.collected),
-    )
 
+    working: float
+    cores: float
+    sensitivity: float = SENSITIVITY
 
-def with_full_speed_rate(run: Run, working: float, cores: float) -> Run:
-    """The same with the rate that it would have had at full speed, with the same step.
+    def slower(self, speed: CoreSpeed | None) -> tuple[float, float]:
+        """What times are to be multiplied by: CPU times, and those on the clock.
 
-    A loader that the consumer never waited for would not have been faster; without workers the
-    step and the loader take turns.
-    """
-    rate = run.batches_per_s
-    if rate is None:
-        return run
-    _, wall = slower(run.core_speed, working, cores)
-    step_s = float(run.steps[run.warm :].mean()) if len(run.steps) > run.warm else 0.0
-    took = 1 / rate
-    if run.settings.num_workers:
-        period = max(step_s, wall * took)
-    else:
-        period = step_s + wall * max(0.0, took - step_s)
-    return dataclasses.replace(run, full_speed_batches_per_s=1 / min(took, period))
+        Of the clock's, what a worker waits for (a disk, the network) takes as long at any speed,
+        unless the cores are all busy and bound the rate themselves.
+        """
+        if speed is None:
+            return 1.0, 1.0
+        factor = speed.speed**self.sensitivity
+        bound = max(self.working, min(1.0, speed.busy_cores / self.cores))
+        return factor, 1 - (1 - factor) * bound
+
+    def undisturbed(self, run: Run) -> Run:
+        """The same run in the time that it would have taken, all of its times changed alike.
+
+        Also those of steps that sleep: it is a run with a shorter step then.
+        """
+        cpu, wall = self.slower(run.core_speed)
+        if wall == cpu == 1.0:
+            return run
+        of_fetches = {BEGAN: wall, WALL: wall, CPU: cpu, PROCESS_CPU: cpu}
+        factors = [of_fetches[column] for column in sorted(of_fetches)]
+        return dataclasses.replace(
+            run,
+            fetches=tuple(_scaled(records, factors) for records in run.fetches),
+            next_cpu=run.next_cpu * cpu,
+            began=run.began * wall,
+            handed=run.handed * wall,
+            waited=run.waited * wall,
+            steps=run.steps * wall,
+            received=_scaled(run.received, (wall, cpu, cpu)),
+            pinned=_scaled(run.pinned, (wall, cpu, cpu)),
+            started=tuple(at * wall for at in run.started),
+            collected=tuple(spent * cpu for spent in run.collected),
+        )
+
+    def with_full_speed_rate(self, run: Run) -> Run:
+        """The same with the rate that it would have had at full speed, with the same step.
+
+        A loader that the consumer never waited for would not have been faster; without workers
+        the step and the loader take turns.
+        """
+        rate = run.batches_per_s
+        if rate is None:
+            return run
+        _, wall = self.slower(run.core_speed)
+        step_s = float(run.steps[run.warm :].mean()) if len(run.steps) > run.warm else 0.0
+        took = 1 / rate
+        if run.settings.num_workers:
+            period = max(step_s, wall * took)
+        else:
+            period = step_s + wall * max(0.0, took - step_s)
+        return dataclasses.replace(run, full_speed_batches_per_s=1 / min(took, period))
 
 
 def slowed_note(probe: Probe, runs: Iterable[Run]) -> str:
