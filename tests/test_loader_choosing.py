@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from trainfit.loader.choosing import (
     SURPRISE,
     WITHIN,
+    Choice,
     Confirmation,
     Goal,
     beyond_knee,
@@ -130,6 +131,10 @@ def confirmed(machine: Machine, model: Fitted, most: int = 4, step_s: float = 0.
     return confirmation
 
 
+def fastest_of(choice: Choice) -> LoaderSettings:
+    return choice.smallest(choice.rates(), 1.0)
+
+
 @pytest.mark.parametrize("most", [0, 1, 2, 4])
 def test_no_more_runs_than_allowed(most: int) -> None:
     machine = Machine(fitted(), 0.7)
@@ -140,7 +145,7 @@ def test_no_more_runs_than_allowed(most: int) -> None:
 def test_the_choice_the_present_the_fastest_and_twice_the_choice_are_run() -> None:
     machine = Machine(fitted())
     confirmation = confirmed(machine, fitted())
-    chosen, fastest = confirmation.choice.best(), confirmation.choice.fastest()
+    chosen, fastest = confirmation.choice.best(), fastest_of(confirmation.choice)
     twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
     assert machine.ran == [chosen, PRESENT, fastest, twice]
     assert [each.why for each in confirmation.trials] == [
@@ -156,7 +161,7 @@ def test_the_choice_the_present_the_fastest_and_twice_the_choice_are_run() -> No
 def test_the_fastest_is_recommended_where_it_is_faster_than_the_model_said() -> None:
     model = fitted()
     choice = search(model, goal())
-    chosen, fastest = choice.best(), choice.fastest()
+    chosen, fastest = choice.best(), fastest_of(choice)
     assert chosen != fastest
 
     class Surprising(Machine):
@@ -169,10 +174,31 @@ def test_the_fastest_is_recommended_where_it_is_faster_than_the_model_said() -> 
     assert Confirmation(choice, Machine(model), 4).run() == chosen
 
 
+def test_a_choice_that_is_slower_than_others_promise_is_given_up() -> None:
+    """No workers were nearly as good by the model, and are a tenth slower than it said."""
+    model = fitted(2)
+    choice = search(model, goal())
+    one = LoaderSettings(0)
+    promised = 0.985 * choice.best_rate()
+    choice.candidates[one] = dataclasses.replace(choice.see(one), batches_per_s=promised)
+    assert choice.best() == one
+
+    def runner(settings: LoaderSettings, consumer: Consumer) -> Run:
+        rate = 0.88 * promised if settings == one else choice.look(settings).batches_per_s
+        return real(settings, rate)
+
+    confirmation = Confirmation(choice, runner, 4)
+    assert confirmation.run().num_workers > 0
+    assert [trial.settings for trial in confirmation.trials][:2] == [
+        one,
+        choice.smallest({s: r for s, r in choice.rates().items() if s != one}),
+    ]
+
+
 def test_the_fastest_may_fail() -> None:
     model = fitted()
     choice = search(model, goal())
-    chosen, fastest = choice.best(), choice.fastest()
+    chosen, fastest = choice.best(), fastest_of(choice)
 
     def runner(settings: LoaderSettings, consumer: Consumer) -> Run:
         failure = Failure(exit_code=-7) if settings == fastest else None
@@ -188,7 +214,7 @@ def test_any_order_will_do_where_the_user_says_so() -> None:
     in_order = search(uneven, goal()).best()
     either = search(uneven, dataclasses.replace(goal(), any_order=True))
     assert in_order.in_order
-    assert not either.fastest().in_order
+    assert not fastest_of(either).in_order
     assert {each.in_order for each in either.candidates} == {True, False}
     # Where nothing is gained by it (batches alike, a core for each), the order stays.
     even = search(fitted(8, variation=0.0), dataclasses.replace(goal(most=4), any_order=True))

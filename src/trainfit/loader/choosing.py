@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,8 @@ from trainfit.results.loader import Candidate, LoaderSettings
 WITHIN: Final = 0.98
 #: By how much a real run may differ from its prediction before the model is fitted to it.
 SURPRISE: Final = 0.08
+#: Runs until the present settings have theirs.
+_FIRST: Final = 2
 #: What settings must promise beyond the chosen to be worth a run.
 _GAIN: Final = 0.003
 PREFETCH: Final = (1, 2, 4, 8)
@@ -121,39 +123,37 @@ class Choice:
                 )
             )
 
+    def rates(self) -> dict[LoaderSettings, float]:
+        """By the model, of the settings that can be."""
+        found = self.candidates.values()
+        return {each.settings: each.batches_per_s for each in found if not each.infeasible}
+
     def best_rate(self) -> float:
         """Of the settings that can be."""
-        return max(
-            (each.batches_per_s for each in self.candidates.values() if not each.infeasible),
-            default=0.0,
-        )
-
-    def fastest(self) -> LoaderSettings:
-        """The settings of the best rate; the present where nothing can be."""
-        return self._smallest(1.0)
+        return max(self.rates().values(), default=0.0)
 
     def best(self) -> LoaderSettings:
         """The smallest settings within 2% of the best rate; the present where nothing can be."""
-        return self._smallest(WITHIN)
+        return self.smallest(self.rates())
 
-    def _smallest(self, share: float) -> LoaderSettings:
-        """Of those that have at least this share of the best rate."""
-        least = share * self.best_rate()
-        good = [
-            each.settings
-            for each in self.candidates.values()
-            if not each.infeasible and each.batches_per_s >= least
-        ]
+    def smallest(
+        self, rates: Mapping[LoaderSettings, float], share: float = WITHIN
+    ) -> LoaderSettings:
+        """The smallest of those that have at least this share of the best of these rates; the
+        present settings where there are none."""
+        least = share * max(rates.values(), default=0.0)
+        good = [settings for settings, rate in rates.items() if rate >= least]
         return min(good, key=self._size, default=self.goal.present)
 
-    def _size(self, settings: LoaderSettings) -> tuple[int, bool, bool, bool, bool]:
-        """Workers first (each costs RAM and a core), then the order of batches, then memory, then
-        what changes nothing."""
+    def _size(self, settings: LoaderSettings) -> tuple[int, bool, bool, bool, bool, bool]:
+        """Workers first (each costs RAM and a core), then what changes nothing, then the order of
+        batches, then memory."""
         present, factor = self.goal.present, settings.prefetch_factor
         reordered = settings.in_order != present.in_order
         differs = settings.pin_memory != present.pin_memory
         # A factor of 1 leaves a worker idle until its batch is fetched: only if it must be.
-        return settings.num_workers, factor == 1, reordered, factor > 2, differs or factor > 2
+        memory = (factor == 1, reordered, factor > 2, differs or factor > 2)
+        return settings.num_workers, settings != present, *memory
 
 
 def search(fitted: Fitted, goal: Goal) -> Choice:
@@ -203,34 +203,52 @@ class Confirmation:
     def run(self) -> LoaderSettings:
         """Confirm; returns the settings to recommend."""
         present = self.choice.goal.present
-        self._confirm()
-        if self._chosen() != present and self._can(present):
+        self._confirm(_FIRST)
+        if self._trial(present) is None and self._can(present):
             self._try(present, "present")
-        self._confirm()
+        self._confirm(self.most)
         self._rival()
-        self._beyond()
-        return self._chosen()
+        chosen = self._chosen()
+        self._beyond(chosen)
+        return chosen
 
-    def _confirm(self) -> None:
-        """Run what is chosen; where that is a surprise, choose again and run that."""
-        while len(self.trials) < self.most:
-            chosen = self._chosen()
-            if self._trial(chosen) is not None or not self._can(chosen):
+    def _confirm(self, most: int) -> None:
+        """Run what is best by what is known, as long as that was not run."""
+        while len(self.trials) < min(most, self.most):
+            best = self.choice.smallest(self._rates())
+            if self._trial(best) is not None or not self._can(best):
                 return
-            trial = self._try(chosen, "recommended")
+            trial = self._try(best, "recommended")
             if trial.measured is None:
-                self._bar(chosen)
+                self._bar(best)
             elif self._is_surprise(trial):
                 self._refit(trial)
 
     def _rival(self) -> None:
-        """Run what is fastest by the model, if what was chosen for being smaller is not as fast."""
-        chosen, fastest = self._chosen(), self.choice.fastest()
-        gain = self.choice.best_rate() / max(self.choice.look(chosen).batches_per_s, 1e-9)
+        """Run what is fastest, if what was chosen for being smaller is not as fast."""
+        rates = self._rates()
+        if not rates:
+            return
+        fastest = self.choice.smallest(rates, 1.0)
+        gain = rates[fastest] / max(rates.get(self._chosen(), 0.0), 1e-9)
         if gain > 1 + _GAIN and self._trial(fastest) is None and self._can(fastest):
             trial = self._try(fastest, "fastest")
             if trial.measured is None:
                 self._bar(fastest)
+
+    def _rates(self) -> dict[LoaderSettings, float]:
+        """What is known of the settings that can be: as measured, else what the model says, with
+        what it said too much or too little of those that were run (of one of them by half: the
+        other half of its errors is each one's own)."""
+        found = self.choice.rates()
+        ran = {each.settings: each.measured for each in self.trials if each.measured}
+        missed = [
+            math.log(rate / self.choice.look(settings).batches_per_s)
+            for settings, rate in ran.items()
+            if math.isfinite(self.choice.look(settings).batches_per_s)
+        ]
+        common = math.exp(sum(missed) / (len(missed) + 1))
+        return {settings: ran.get(settings, common * rate) for settings, rate in found.items()}
 
     def _bar(self, failed: LoaderSettings) -> None:
         """Not what failed, nor what its fault leaves no more."""
@@ -241,9 +259,8 @@ class Confirmation:
                 reason = "the loader failed with it in a real run"
             candidates[settings] = dataclasses.replace(each, infeasible=reason)
 
-    def _beyond(self) -> None:
+    def _beyond(self, chosen: LoaderSettings) -> None:
         """What twice as many workers do, if a run is left; they are not to be chosen."""
-        chosen = self._chosen()
         twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
         if (
             chosen.num_workers
@@ -290,20 +307,10 @@ class Confirmation:
             self.choice.candidates |= barred
 
     def _chosen(self) -> LoaderSettings:
-        """By the model, unless measurements of both say that the fastest are faster by more than
-        it said, or that the present settings will do."""
-        chosen, present = self.choice.best(), self.choice.goal.present
-        fastest = self.choice.fastest()
-        ours, best = measured(self.trials, chosen), measured(self.trials, fastest)
-        if ours is not None and best is not None and ours < WITHIN * best:
-            chosen, ours = fastest, best
-        theirs = measured(self.trials, present)
-        if ours is None or theirs is None:
-            return chosen
-        fewer = present.num_workers <= chosen.num_workers
-        slower = ours < WITHIN * theirs
-        as_good = theirs >= WITHIN * ours
-        return present if slower or (fewer and as_good) else chosen
+        """The smallest of the best that was run; by the model where nothing was."""
+        rates = self._rates()
+        ran = {settings: rate for settings, rate in rates.items() if self._trial(settings)}
+        return self.choice.smallest(ran or rates)
 
 
 def keep_workers(
