@@ -63,11 +63,17 @@ class Probed(Protocol):
 
 
 class Tool(Protocol):
-    """The tool under test: predictions after a probe, and a choice with all that it takes."""
+    """The tool under test: predictions after a probe, and a choice with all that it takes.
 
-    def probe(self, workload: Workload) -> Probed: ...
+    It is given the study's own watch of the cores' speed: what their full speed is must be the
+    same for what is predicted and what is measured.
+    """
 
-    def choose(self, workload: Workload, consumer: Consumer) -> tuple[Choice, Any]: ...
+    def probe(self, workload: Workload, watch: CoreSpeeds) -> Probed: ...
+
+    def choose(
+        self, workload: Workload, consumer: Consumer, watch: CoreSpeeds
+    ) -> tuple[Choice, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -123,11 +129,11 @@ class Bench:
         self.case, self.data, self.plan = case, data, plan
         self.tool, self.rivals, self.say, self.run = tool, rivals, say, run
         self._taken: dict[_Key, list[tuple[Reading, Run]]] = {}
-        self._watch: CoreSpeeds | None = None
+        self._watch = CoreSpeeds()
 
     def studies(self) -> list[Study]:
         """With the consumer that takes all it gets, and (if planned) with a paced one."""
-        with CoreSpeeds() as self._watch:
+        with self._watch:
             fast = self._study(FAST, 0.0, None, self.plan.rounds)
             if not self.plan.paced_rounds or not (best := rates(fast[0].sweep)):
                 return [fast[0]]
@@ -212,10 +218,9 @@ class Bench:
         All get the rates that they would have had at full speed; what full speed is, is known
         the better the more was seen, so earlier readings change, too.
         """
-        assert self._watch is not None
         taken = {key: pairs for key, pairs in self._taken.items() if key[0] == study.consumer}
         of_all = [run for pairs in taken.values() for _, run in pairs]
-        runs = iter(with_speeds(of_all, self._watch.pieces()))
+        runs = iter(with_speeds(of_all, self._watch))
         seen = {
             key: [(reading, next(runs)) for reading, _ in pairs] for key, pairs in taken.items()
         }
@@ -234,7 +239,7 @@ class Bench:
         # stand for all of it is another question, which a probe answers with its variation.
         torch.manual_seed(SEED)
         try:
-            return self.tool.probe(self._workload())
+            return self.tool.probe(self._workload(), self._watch)
         except Exception as error:  # the other workloads go on; the figures count what is missing
             self.say(f"{study.workload}: the probe failed: {_last_line(error)}")
             study.probe = traceback.format_exc()
@@ -244,7 +249,7 @@ class Bench:
         torch.manual_seed(SEED)
         began = time.monotonic()
         try:
-            choice, study.ours = self.tool.choose(self._workload(), consumer)
+            choice, study.ours = self.tool.choose(self._workload(), consumer, self._watch)
         except Exception as error:
             self.say(f"{study.workload}: tuning failed: {_last_line(error)}")
             study.ours = traceback.format_exc()

@@ -66,6 +66,7 @@ from _loader_sweep import (  # noqa: E402
 )
 from loader_workloads import BY_NAME, CASES, DATA, NotInstalledError  # noqa: E402
 
+from trainfit.hardware.core_speed import CoreSpeeds  # noqa: E402
 from trainfit.hardware.survey import survey  # noqa: E402
 from trainfit.hardware.system import System  # noqa: E402
 from trainfit.loader.machine import loader_machine  # noqa: E402
@@ -85,18 +86,27 @@ class Trainfit:
     def __init__(self, machine: LoaderMachine, seconds: float, run_s: float) -> None:
         self._machine, self._seconds, self._run_s = machine, seconds, run_s
 
-    def probe(self, workload: Workload) -> Any:
+    def probe(self, workload: Workload, watch: CoreSpeeds) -> Any:
         from trainfit.loader.probing import probe_workload
 
-        return _Probed(probe_workload(workload, self._machine, self._seconds), self._run_s)
+        measured = probe_workload(workload, self._machine, self._seconds, watch=watch)
+        return _Probed(measured, self._run_s)
 
-    def choose(self, workload: Workload, consumer: Consumer) -> tuple[Choice, Any]:
+    def choose(
+        self, workload: Workload, consumer: Consumer, watch: CoreSpeeds
+    ) -> tuple[Choice, Any]:
         from trainfit.loader.tuning import tune
 
         source = "as fast as it can" if not consumer.step_s else "given"
         began = time.monotonic()
-        result = tune(  # the grid has both orders
-            workload, self._machine, consumer, source, seconds=self._seconds, any_order=True
+        result = tune(
+            workload,
+            self._machine,
+            consumer,
+            source,
+            seconds=self._seconds,
+            any_order=True,  # the grid has both orders
+            watch=watch,
         )
         seconds = time.monotonic() - began
         note = f"{result.verdict}: limited by {result.limit}"

@@ -201,14 +201,14 @@ class StandIn:
         self.seconds, self.about = 0.25, {"fetch_s": 0.01}
         self.probes, self.steps = 0, []
 
-    def probe(self, _workload: Any) -> Any:
+    def probe(self, _workload: Any, _watch: Any) -> Any:
         self.probes += 1
         return self
 
     def batches_per_s(self, settings: LoaderSettings, _consumer: Consumer) -> float:
         return self.law(settings)
 
-    def choose(self, _workload: Any, consumer: Consumer) -> tuple[Any, Any]:
+    def choose(self, _workload: Any, consumer: Consumer, _watch: Any) -> tuple[Any, Any]:
         self.steps.append(consumer.step_s)
         return figures().Choice(figures().OURS, self.chosen, 1.0), {"verdict": "change"}
 
@@ -272,10 +272,10 @@ def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
     sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
 
     class Raises:
-        def probe(self, _workload: Any) -> Any:
+        def probe(self, _workload: Any, _watch: Any) -> Any:
             raise RuntimeError("nothing came\nthrough")
 
-        def choose(self, _workload: Any, _consumer: Consumer) -> Any:
+        def choose(self, _workload: Any, _consumer: Consumer, _watch: Any) -> Any:
             raise ValueError("no")
 
     run = fake_run(lambda _: 10.0, broken=FOUR)

@@ -158,6 +158,7 @@ class CoreSpeeds:
     """
 
     def __init__(self) -> None:
+        self._asked: dict[Span, None] = {}
         self._file: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -172,6 +173,13 @@ class CoreSpeeds:
                     stderr=subprocess.DEVNULL,
                 )
         return self
+
+    def speeds(self, spans: Sequence[Span]) -> list[CoreSpeed | None]:
+        """The cores' speed in each span, their full speed told from these and all that were asked
+        for before: in some of them they were slowed by less."""
+        self._asked.update(dict.fromkeys(spans))
+        known = dict(zip(self._asked, self.pieces().speeds(list(self._asked)), strict=True))
+        return [known[span] for span in spans]
 
     def pieces(self) -> Pieces:
         """All that was seen so far."""

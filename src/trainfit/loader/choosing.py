@@ -25,7 +25,9 @@ WITHIN: Final = 0.98
 SURPRISE: Final = 0.08
 #: Runs until the present settings have theirs.
 _FIRST: Final = 2
-#: What settings must promise beyond the chosen to be worth a run.
+#: By how much settings may be faster than the model says, and what they must promise beyond the
+#: chosen to be worth a run where they hardly differ from others that were run.
+_UNSURE: Final = 0.05
 _GAIN: Final = 0.003
 PREFETCH: Final = (1, 2, 4, 8)
 #: Workers that are tried: all up to eight, then some; around the knee all again.
@@ -207,7 +209,7 @@ class Confirmation:
         if self._trial(present) is None and self._can(present):
             self._try(present, "present")
         self._confirm(self.most)
-        self._rival()
+        self._explore()
         chosen = self._chosen()
         self._beyond(chosen)
         return chosen
@@ -224,16 +226,23 @@ class Confirmation:
             elif self._is_surprise(trial):
                 self._refit(trial)
 
-    def _rival(self) -> None:
-        """Run what is fastest, if what was chosen for being smaller is not as fast."""
-        rates = self._rates()
-        if not rates:
-            return
-        fastest = self.choice.smallest(rates, 1.0)
-        gain = rates[fastest] / max(rates.get(self._chosen(), 0.0), 1e-9)
-        if gain > 1 + _GAIN and self._trial(fastest) is None and self._can(fastest):
-            trial = self._try(fastest, "fastest")
-            if trial.measured is None:
+    def _explore(self) -> None:
+        """Run what may be faster than what was chosen, as sure as the model is of it, but for the
+        last run: other numbers of workers first, for these differ by more than by their luck."""
+        while len(self.trials) < self.most - 1:
+            rates, ran = self._rates(), {trial.settings for trial in self.trials}
+            least = rates.get(self._chosen(), 0.0)
+            fresh = {s: rate for s, rate in rates.items() if s not in ran and self._can(s)}
+            counts = {settings.num_workers for settings in ran}
+            hopeful = {
+                settings: rate
+                for settings, rate in fresh.items()
+                if settings.num_workers not in counts and rate * (1 + _UNSURE) > least
+            } or {s: rate for s, rate in fresh.items() if rate > least * (1 + _GAIN)}
+            if not hopeful:
+                return
+            fastest = self.choice.smallest(hopeful, 1.0)
+            if self._try(fastest, "fastest").measured is None:
                 self._bar(fastest)
 
     def _rates(self) -> dict[LoaderSettings, float]:
@@ -304,6 +313,8 @@ class Confirmation:
             goal = self.choice.goal
             barred = {s: c for s, c in self.choice.candidates.items() if c.infeasible}
             self.choice = search(fitted.with_contention(contention), goal)
+            for each in self.trials:  # what was run stays among what is chosen from
+                self.choice.see(each.settings)
             self.choice.candidates |= barred
 
     def _chosen(self) -> LoaderSettings:

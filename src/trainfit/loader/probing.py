@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from trainfit.hardware.core_speed import CoreSpeeds, Span
+from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader.bounds import HARMLESS, Bounds
 from trainfit.loader.constants import fit
 from trainfit.loader.fault_checks import check, check_workers
@@ -39,7 +39,7 @@ from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.split import split
 from trainfit.loader.storage import measure_storage
-from trainfit.loader.undisturbed import Slowing, span
+from trainfit.loader.undisturbed import Slowing
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.words import count as count_of
@@ -80,13 +80,12 @@ class Measured:
     """A probe's result, and what it takes to predict from it.
 
     ``fitted`` is ``None`` where no run came through; ``bounds`` is what the faults leave.
-    ``spans`` is when runs were made, ``slowing`` how slowed cores slow the loader.
+    ``slowing`` is how slowed cores slow the loader.
     """
 
     probe: Probe
     fitted: Fitted | None
     bounds: Bounds = field(default_factory=Bounds)
-    spans: tuple[Span, ...] = ()
     slowing: Slowing = field(default_factory=lambda: Slowing(1.0, 1.0))
 
     def predict(
@@ -134,8 +133,7 @@ def probe_workload(
         share = (time.monotonic() - began) / seconds
         progress(_words(readings.settings(name)), min(_SERIES, share))
         _measure(workload, name, readings, seconds, machine)
-    spans = tuple(span(run) for run in readings.of(*KINDS))
-    readings = readings.with_speeds(watch.pieces())
+    readings = readings.with_speeds(watch)
     slowing, readings = readings.slowing(), readings.at_full_speed()
     fitted = fit(readings, model_cores(machine, 0.0))
     probe = _probe(workload, readings, fitted)
@@ -147,7 +145,7 @@ def probe_workload(
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
     )
-    return Measured(probe, fitted, readings.bounds, spans, slowing)
+    return Measured(probe, fitted, readings.bounds, slowing)
 
 
 def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
@@ -184,7 +182,7 @@ def _slowed(
     readings: Readings, kinds: Sequence[str], failed: Set[str], watch: CoreSpeeds
 ) -> str | None:
     """Of these kinds, one of which all runs were on slowed cores: the least often run."""
-    seen = readings.with_speeds(watch.pieces())
+    seen = readings.with_speeds(watch)
     found = []
     for name in dict.fromkeys(kinds):
         speeds = [run.core_speed.speed for run in seen.of(name) if run.core_speed is not None]

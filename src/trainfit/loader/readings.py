@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.hardware.core_speed import Pieces
+from trainfit.hardware.core_speed import CoreSpeeds, Pieces
 from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.instrument import WALL
 from trainfit.loader.runs import Run
@@ -86,11 +86,11 @@ class Readings:
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
 
-    def with_speeds(self, pieces: Pieces) -> Readings:
+    def with_speeds(self, watch: CoreSpeeds | Pieces) -> Readings:
         """The same with the cores' speed in each run."""
         names = [name for name, runs in self.runs.items() for _ in runs]
         found: dict[str, list[Run]] = {}
-        for name, run in zip(names, with_speeds(self.of(*self.runs), pieces), strict=True):
+        for name, run in zip(names, with_speeds(self.of(*self.runs), watch), strict=True):
             found.setdefault(name, []).append(run)
         return Readings(self.machine, found, self.faults)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -31,7 +32,7 @@ from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watch
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.runs import Run
 from trainfit.loader.saving import predicted_save_s, save_seconds
-from trainfit.loader.undisturbed import slowed_note, span
+from trainfit.loader.undisturbed import slowed_note, with_speeds
 from trainfit.loader.verdicts import Decision, decide
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
@@ -76,6 +77,7 @@ def tune(
     max_workers: int | None = None,
     any_order: bool = False,
     progress: Progress | None = None,
+    watch: CoreSpeeds | None = None,
 ) -> LoaderResult:
     """Probe the loader, predict all settings, confirm some, and say which and why.
 
@@ -90,10 +92,11 @@ def tune(
         max_workers: the most workers to try; by default two a core, more where batches wait.
         any_order: may batches come in another order than the sampler's (``in_order=False``)?
         progress: is told what is being done, and keeps what there is.
+        watch: who watches the cores' speed, if somebody does already.
     """
     began = time.monotonic()
     progress = progress or Silent()
-    with CoreSpeeds() as watch:
+    with contextlib.nullcontext(watch) if watch is not None else CoreSpeeds() as watch:
         part = Part(progress, 0.0, _PROBE_SHARE)
         measured = probe_workload(workload, machine, seconds, part, watch)
         consumer = _copying(consumer, measured.probe)
@@ -166,7 +169,7 @@ class _Tuner:
     ) -> None:
         self._workload, self._machine, self._consumer = workload, machine, consumer
         self._measured, self._seconds, self._progress = measured, seconds, progress
-        self._result, self._watch, self._spans = result, watch, list(measured.spans)
+        self._result, self._watch = result, watch
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Fault] = {}
         self._asked: int | None = None
@@ -267,9 +270,7 @@ class _Tuner:
 
     def _at_full_speed(self, run: Run) -> Run:
         """With the cores' speed in it, and the rate that it would have had at full speed."""
-        self._spans.append(span(run))
-        *_, speed = self._watch.pieces().speeds(self._spans)
-        run = dataclasses.replace(run, core_speed=speed)
+        (run,) = with_speeds([run], self._watch)
         return self._measured.slowing.with_full_speed_rate(run)
 
     # -- explaining ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.core_speed import CoreSpeed, Pieces, Span
+from trainfit.hardware.core_speed import CoreSpeed, CoreSpeeds, Pieces, Span
 from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records
 from trainfit.loader.runs import Run
 from trainfit.results.loader import Probe
@@ -44,9 +44,9 @@ def span(run: Run) -> Span:
     return float(run.handed[run.warm]), float(run.handed[-1])
 
 
-def with_speeds(runs: Sequence[Run], pieces: Pieces) -> list[Run]:
+def with_speeds(runs: Sequence[Run], watch: CoreSpeeds | Pieces) -> list[Run]:
     """The same runs with the cores' speed in each."""
-    speeds = pieces.speeds([span(run) for run in runs])
+    speeds = watch.speeds([span(run) for run in runs])
     return [
         dataclasses.replace(run, core_speed=speed) for run, speed in zip(runs, speeds, strict=True)
     ]
