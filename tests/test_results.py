@@ -32,6 +32,7 @@ from trainfit.results.plan import (
     Remedy,
 )
 from trainfit.results.recording import FREE, MALLOC, STEP_END, Recording
+from trainfit.results.speed import Speed, StepSpeed
 from trainfit.results.trace import (
     LoaderInfo,
     LoaderOverride,
@@ -195,6 +196,21 @@ def test_a_plan_of_version_2_is_read() -> None:
     assert PlanResult.from_json(text, Path("plan.json")) == PLAN
 
 
+def test_a_plan_of_version_3_is_read() -> None:
+    document = json.loads(PLAN.to_json())
+    assert document.pop("speed") is None
+    text = json.dumps({**document, "version": 3})
+    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
+
+
+def test_speed_survives_json() -> None:
+    now = StepSpeed(8, 0.1, (0.08, 0.12), 0.09, 0.05, 0.0, "bandwidth", 80.0)
+    speed = Speed(now, (now,), 8, 0.3, {"product": 0.09}, "assumed", 12.5, ("a note",))
+    plan = dataclasses.replace(PLAN, speed=speed)
+    assert PlanResult.from_json(plan.to_json(), Path("plan.json")) == plan
+    assert speed.at(8) == now and speed.at(16) is None
+
+
 def test_data_loading_survives_json() -> None:
     loading = DataLoading(loader_result(), 8, False, "gpu", 1.5)
     for each in (loading, DataLoading(None, failure="no loader")):
@@ -328,8 +344,14 @@ def test_requests_and_outcomes_survive_json(tmp_path: Path) -> None:
 # -- recordings ------------------------------------------------------------------------------
 
 
+KERNEL_SIZES = (
+    *("stream", "flops", "read", "written", "rows", "columns", "depth", "batches", "launches"),
+)
+
+
 def recording_of_three_steps() -> Recording:
-    """Each step allocates twice, the second time a workspace, and frees it; 3 operators."""
+    """Each step allocates twice, the second time a workspace, and frees it; 3 operators, one of
+    which launches a kernel."""
 
     def column(*values: int) -> Any:
         return np.array(values, dtype=np.int64)
@@ -364,6 +386,10 @@ def recording_of_three_steps() -> Recording:
         workspace_model=column(1, 1, 1),
         workspace_start=column(0, 2, 4, 6),
         workspace_args=column(1, 2, 3, 4, 5, 6),
+        **{f"kernel_{name}": column(1, 2, 3) for name in KERNEL_SIZES},
+        kernel_op=column(0, 4, 7),
+        kernel_kind=column(0, 1, 2),
+        kernel_dtype=column(0, 0, 1),
     )
 
 
@@ -379,6 +405,7 @@ def test_the_first_steps_of_a_recording() -> None:
     assert two.events.tolist() == whole.events.tolist()[:8]
     assert two.workspace_start.tolist() == [0, 2, 4]
     assert two.workspace_args.tolist() == [1, 2, 3, 4]
+    assert two.kernel_op.tolist() == [0, 4] and two.kernel_flops.tolist() == [1, 2]
     for count in (0, 4):
         with pytest.raises(ValueError, match="of 3 recorded steps"):
             whole.first_steps(count)
@@ -392,6 +419,10 @@ def test_the_first_steps_of_a_recording() -> None:
         ("alloc_kind", [4] * 5),
         ("alloc_op", [9] * 6),
         ("workspace_start", [0, 2, 4, 7]),
+        ("kernel_op", [0, 4, 9]),
+        ("kernel_kind", [0, 1, 999]),
+        ("kernel_flops", [1, 2]),
+        ("kernel_read", [1, 2, -3]),
         ("events", [0, 4, 5]),
         ("events", [4, 0, 8, 12, 16, 20]),
         ("events", [1, 0, 4, 8, 12, 16, 20]),

@@ -7,6 +7,7 @@ Format history
     2   remedies, inference; steps are calls of the model where there is an inference
     3   data loading; variables of the launch command; whether it has the batch size;
         samples
+    4   speed
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Final, Literal
 from trainfit.results import documents
 from trainfit.results.constants import Constant
 from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.speed import Speed
 from trainfit.results.steps import StepPattern
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 3
+VERSION: Final = 4
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
@@ -238,7 +240,8 @@ class PlanResult:
     ``loading`` is ``None`` where the DataLoader was not tuned; ``variables`` are those that
     ``launch`` sets besides the user's own and the loader's. ``batch_in_command``: ``launch`` has
     the recommended batch size, for the command has a placeholder for it. ``samples`` are the data
-    set's (``None``: not known).
+    set's (``None``: not known). ``speed`` is ``None`` where nothing can be said of it (a device
+    made to measure, a script whose kernels were not seen).
     ``other_processes_bytes`` of the GPU are held by others; ``profile`` names the
     calibration profile in use ("": none, the context is assumed).
     """
@@ -270,6 +273,7 @@ class PlanResult:
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     batch_in_command: bool = True
     samples: int | None = None
+    speed: Speed | None = None
 
     @property
     def fits(self) -> bool:

@@ -9,6 +9,7 @@ Format history
     2   column alloc_line; of the header's optional entries: batch_size, script, template,
         optimizer, alloc_conf, parameters, out_of_memory; events USED and DONE: frees that
         wait for other streams
+    3   columns kernel_...: what every operator launches on the GPU
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ import numpy.typing as npt
 from trainfit.results.constants import Constant
 from trainfit.results.decoding import decode
 from trainfit.results.errors import ResultFileError
+from trainfit.results.kernels import DTYPES
+from trainfit.results.kernels import KINDS as KERNEL_KINDS
 
 FORMAT: Final = "trainfit-recording"
-VERSION: Final = 2
+VERSION: Final = 3
 
 #: Phases of a step, in the order of their codes.
 PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
@@ -77,6 +80,10 @@ class Recording:
     ``alloc_bytes`` are bytes as asked of the allocator, before its rounding. A workspace's
     size is ``model(*arguments)`` of :mod:`trainfit.simgpu.workspaces`; the arguments of the
     i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
+
+    A row of the ``kernel_`` columns (none in recordings before version 3) is a kernel, or a copy
+    or wait, of operator ``kernel_op`` (-1: before the first) on ``kernel_stream``; kinds and
+    dtypes are indices of :mod:`trainfit.results.kernels`, which says what the columns hold.
     """
 
     header: Mapping[str, Any]
@@ -96,6 +103,18 @@ class Recording:
     workspace_model: IntArray
     workspace_start: IntArray
     workspace_args: IntArray
+    kernel_op: IntArray
+    kernel_stream: IntArray
+    kernel_kind: IntArray
+    kernel_dtype: IntArray
+    kernel_flops: IntArray
+    kernel_read: IntArray
+    kernel_written: IntArray
+    kernel_rows: IntArray
+    kernel_columns: IntArray
+    kernel_depth: IntArray
+    kernel_batches: IntArray
+    kernel_launches: IntArray
 
     @property
     def steps(self) -> int:
@@ -116,6 +135,7 @@ class Recording:
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
         self._check_parameters(allocs)
         workspaces, strings = len(self.workspace_alloc), len(self.strings)
+        kernels = len(self.kernel_op)
         for name, length, low, high in (
             ("op_name", ops, 0, strings),
             ("op_phase", ops, 0, len(PHASES)),
@@ -130,6 +150,10 @@ class Recording:
             ("workspace_alloc", workspaces, 0, allocs),
             ("workspace_model", workspaces, 0, strings),
             ("workspace_start", workspaces + 1, 0, len(self.workspace_args) + 1),
+            ("kernel_op", kernels, -1, ops),
+            ("kernel_kind", kernels, 0, len(KERNEL_KINDS)),
+            ("kernel_dtype", kernels, 0, len(DTYPES)),
+            *((name, kernels, 0, 1 << 62) for name in _KERNEL_SIZES),
         ):
             column = getattr(self, name)
             if len(column) != length or (length and (column.min() < low or column.max() >= high)):
@@ -158,7 +182,8 @@ class Recording:
         ops = int(np.count_nonzero(self.op_step < count))
         workspaces = int(np.count_nonzero(self.workspace_alloc < allocs))
         starts = self.workspace_start[: workspaces + 1]
-        ends_of = {"op": ops, "alloc": allocs}
+        kernels = int(np.count_nonzero(self.kernel_op < ops))
+        ends_of = {"op": ops, "alloc": allocs, "kernel": kernels}
         cut = {
             name: getattr(self, name)[: ends_of[name.partition("_")[0]]]
             for name in _COLUMNS
@@ -204,14 +229,15 @@ class Recording:
             with zipfile.ZipFile(path) as archive:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
-                has_lines = "alloc_line.npy" in archive.namelist()
+                missing = _lacking(document["version"])
                 columns = {
                     name: _read_npy(archive.read(f"{name}.npy"))
                     for name in _COLUMNS
-                    if has_lines or name != "alloc_line"
+                    if name not in missing
                 }
-            if not has_lines:  # version 1
-                columns["alloc_line"] = np.full(len(columns["alloc_op"]), -1, dtype=np.int64)
+            for name in missing:
+                rows = len(columns["alloc_op"]) if name == "alloc_line" else 0
+                columns[name] = np.full(rows, -1, dtype=np.int64)
             header, strings = dict(document["header"]), tuple(map(str, document["strings"]))
             recording = cls(header=header, strings=strings, **columns)
             recording.check()
@@ -236,6 +262,15 @@ def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
 _COLUMNS: Final = tuple(
     field.name for field in dataclasses.fields(Recording) if field.name not in ("header", "strings")
 )
+_KERNEL_COLUMNS: Final = tuple(name for name in _COLUMNS if name.startswith("kernel_"))
+_KERNEL_SIZES: Final = tuple(
+    name for name in _KERNEL_COLUMNS if name not in ("kernel_op", "kernel_kind", "kernel_dtype")
+)
+
+
+def _lacking(version: int) -> tuple[str, ...]:
+    """Columns that recordings of a version do not have."""
+    return ("alloc_line",) * (version < 2) + _KERNEL_COLUMNS * (version < 3)
 
 
 def _npy(column: IntArray) -> bytes:

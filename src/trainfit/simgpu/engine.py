@@ -46,6 +46,7 @@ _Generator = torch._C.Generator
 Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
 KernelModel = Callable[["Engine", tuple[Any, ...], Any], None]
 LibraryFinder = Callable[["Engine", tuple[Any, ...]], str | None]
+LaunchListener = Callable[["OperatorInfo", Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 #: Operators with their own implementation, and models of kernels' extra memory.
 HANDLERS: dict[Any, Handler] = {}
@@ -89,8 +90,8 @@ class OperatorInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "composite", "fresh", "func", "handler", "inplace_view", "kernel", "library", "mutates",
-        "name", "random", "returns", "view",
+        "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches", "library",
+        "mutates", "name", "random", "returns", "view",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -106,6 +107,7 @@ class OperatorInfo:
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         returned = [r.alias_info for r in schema.returns]
         self.view = any(a is not None and not a.is_write for a in returned)
+        self.launches = not self.view and not self.composite
         written = {}
         for index, argument in enumerate(schema.arguments):
             alias = argument.alias_info
@@ -144,6 +146,9 @@ class Engine:
         #: Libraries whose kernels ran, and who is told of the first time of each.
         self.libraries: set[str] = set()
         self.on_library: Callable[[], None] = lambda: None
+        #: Is told of every operator that may launch kernels, with its geometry's key.
+        self.on_launch: LaunchListener = lambda *_: None
+        self._key_of_launch: Any = None
         self._own_kernels = 0
         self._infos: dict[Any, OperatorInfo] = {}
         self._results: dict[tuple[Any, ...], Any] = {}
@@ -215,6 +220,7 @@ class Engine:
         whatever PyTorch's own checks raise for wrong arguments.
         """
         info = self._infos.get(func) or self.info(func)
+        self._key_of_launch = None
         try:
             if info.handler is not None:
                 result = info.handler(self, func, args, kwargs)
@@ -227,6 +233,9 @@ class Engine:
         # Its arguments are known to be good now.
         if info.library is not None:
             self.use_library(info.library(self, args))
+        if info.launches:
+            key, self._key_of_launch = self._key_of_launch, None
+            self.on_launch(info, key, args, kwargs, result)
         return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -245,7 +254,7 @@ class Engine:
         return self._functional(info, args, kwargs)
 
     def _functional(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:
-        key = self._key(info, args, kwargs)
+        key = self._key_of_launch = self._key(info, args, kwargs)
         result = self._results.get(key, _MISSING)
         if result is _MISSING:
             meta = self.infer(info.func, args, kwargs)
@@ -280,7 +289,7 @@ class Engine:
             meta = self.infer(info.func, args, kwargs)
             fresh = self.adopt(meta) if len(info.returns) > 1 else (self.adopt(meta),)
         else:
-            key = self._key(info, args, kwargs)
+            key = self._key_of_launch = self._key(info, args, kwargs)
             if key not in self._results:
                 # Only for the checks that the operator makes; it has no new results.
                 with contextlib.suppress(UnsupportedOperatorError):

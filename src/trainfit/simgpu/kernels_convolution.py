@@ -33,7 +33,7 @@ Request = tuple[str, tuple[int, ...]]
 def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """Forward convolution; args as aten::convolution, ``out`` the result."""
     source, weight = args[0], args[1]
-    geometry = _Geometry(source, weight, out, *args[3:9])
+    geometry = Geometry(source, weight, out, *args[3:9])
     if not geometry.native_depthwise:
         _run(engine, geometry, "forward", geometry.copies((source, weight)))
 
@@ -42,7 +42,7 @@ def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """Gradients of a convolution: cuDNN runs data and weight gradient one after another."""
     grad, source, weight = args[0], args[1], args[2]
-    geometry = _Geometry(source, weight, grad, *args[4:10])
+    geometry = Geometry(source, weight, grad, *args[4:10])
     if geometry.native_depthwise:
         return
     copies = geometry.copies((grad, source, weight))
@@ -53,10 +53,10 @@ def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> Non
 
 def native_depthwise(source: Any, weight: Any, *places: Any) -> bool:
     """Does PyTorch's own depthwise kernel run? ``places`` are stride to groups."""
-    return _Geometry(source, weight, source, *places).native_depthwise
+    return Geometry(source, weight, source, *places).native_depthwise
 
 
-class _Geometry:
+class Geometry:
     """One convolution's operands; ``result`` may stand for the gradient with its shape."""
 
     def __init__(
@@ -71,6 +71,7 @@ class _Geometry:
         output_padding: Any,
         groups: int,
     ) -> None:
+        """From simulated tensors and aten::convolution's arguments from stride to groups."""
         self.source, self.weight, self.result = source._spec, weight._spec, result._spec
         self.stride, self.padding, self.dilation = map(tuple, (stride, padding, dilation))
         self.transposed, self.groups = transposed, groups
@@ -139,7 +140,7 @@ class _Geometry:
         return torch.channels_last if dim == 4 else torch.channels_last_3d
 
 
-def _run(engine: Engine, geometry: _Geometry, way: str, copies: list[Request]) -> None:
+def _run(engine: Engine, geometry: Geometry, way: str, copies: list[Request]) -> None:
     if torch.backends.cudnn.benchmark:
         _try_algorithms(engine, geometry.key(way))
     engine.workspace(*copies, *_workspace(engine, geometry, way))
@@ -162,7 +163,7 @@ def _try_algorithms(engine: Engine, key: tuple[Any, ...]) -> None:
     )
 
 
-def _workspace(engine: Engine, geometry: _Geometry, way: str) -> list[Request]:
+def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
     """Workspace of the algorithm that cuDNN takes for this pass."""
     source, result = geometry.source, geometry.result
     if geometry.pointwise or source.size[1] < _VECTOR:
@@ -178,7 +179,7 @@ def _workspace(engine: Engine, geometry: _Geometry, way: str) -> list[Request]:
     return []
 
 
-def _copies(geometry: _Geometry, way: str) -> int:
+def _copies(geometry: Geometry, way: str) -> int:
     """How many copies of both tensors the pass keeps: in NHWC, and rounded to TF32."""
     summed = way == "weight gradient"
     if geometry.groups > 1:

@@ -42,12 +42,12 @@ def kind_of_work(func: Any, dtype: torch.dtype) -> str:
 
 
 def _shown(dtype: torch.dtype, kind: str) -> str:
-    if dtype is torch.float32 and _may_round(kind):
+    if dtype is torch.float32 and may_round(kind):
         return "tfloat32"
     return str(dtype).removeprefix("torch.")
 
 
-def _may_round(kind: str) -> bool:
+def may_round(kind: str) -> bool:
     """May float32 be rounded to TF32 now? Attention's float32 kernels use TF32 by themselves."""
     if kind == "attention":
         return True

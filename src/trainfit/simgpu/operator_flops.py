@@ -29,12 +29,13 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result
     packet = func._overloadpacket
     own = _FORMULAS.get(packet)
     if own is not None:
-        return own(_by_name(func, args, kwargs), result)
+        return own(by_name(func, args, kwargs), result)
     formula = flop_registry.get(packet)
     return int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
 
 
-def _by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """An operator's arguments by their names in its schema, with the defaults of the others."""
     declared = func._schema.arguments
     named = {each.name: each.default_value for each in declared if each.has_default_value()}
     named |= {each.name: value for each, value in zip(declared, args, strict=False)}

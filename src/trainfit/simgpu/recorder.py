@@ -28,8 +28,14 @@ SETUP, INPUT, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 _COLUMNS = (
     "op_name", "op_phase", "op_module", "op_step", "alloc_bytes", "alloc_op", "alloc_stream",
     "alloc_line", "events", "workspace_alloc", "workspace_model", "workspace_start",
-    "workspace_args",
+    "workspace_args", "kernel_op", "kernel_stream",
 )  # fmt: skip
+_KERNEL_ROW = (
+    "kernel_kind", "kernel_dtype", "kernel_flops", "kernel_read", "kernel_written", "kernel_rows",
+    "kernel_columns", "kernel_depth", "kernel_batches", "kernel_launches",
+)  # fmt: skip
+#: Of a kernel, besides its operator and stream: what the columns of _KERNEL_ROW get.
+KernelRow = tuple[int, int, int, int, int, int, int, int, int, int]
 _KIND = {name: code for code, name in enumerate(KINDS)}
 
 
@@ -45,6 +51,8 @@ class Recorder:
         self._events = array("q")
         self._workspace_alloc, self._workspace_model = array("q"), array("q")
         self._workspace_start, self._workspace_args = array("q", [0]), array("q")
+        self._kernel_op, self._kernel_stream = array("q"), array("q")
+        self._kernel_table: list[KernelRow] = []
         self._marked: dict[int, tuple[int, int]] = {}
         self.step = 0
 
@@ -106,6 +114,12 @@ class Recorder:
         self._workspace_args.extend(arguments)
         self._workspace_start.append(len(self._workspace_args))
 
+    def kernel(self, row: KernelRow, stream: int) -> None:
+        """The latest operator launches a kernel on ``stream``."""
+        self._kernel_op.append(len(self._op_name) - 1)
+        self._kernel_stream.append(stream)
+        self._kernel_table.append(row)
+
     def mark(self, number: int, kind: str, module: int = -1) -> None:
         """Say what allocation ``number`` is for, and whose; the first statement counts.
 
@@ -132,6 +146,8 @@ class Recorder:
     def finish(self, header: Mapping[str, Any]) -> Recording:
         """The recording so far; may be called while the run goes on."""
         columns = {name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in _COLUMNS}
+        table = np.array(self._kernel_table, dtype=np.int64).reshape(-1, len(_KERNEL_ROW))
+        columns |= dict(zip(_KERNEL_ROW, np.ascontiguousarray(table.T), strict=True))
         kinds = self._kinds(columns["alloc_op"], columns["op_phase"], columns["events"])
         kinds[columns["workspace_alloc"]] = _KIND["workspace"]
         return Recording(

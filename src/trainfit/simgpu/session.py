@@ -32,6 +32,7 @@ from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
 from trainfit.simgpu.autocast import Autocast
 from trainfit.simgpu.clock import Clock
 from trainfit.simgpu.engine import Engine
+from trainfit.simgpu.kernel_log import KernelLog
 from trainfit.simgpu.modes import Modes
 from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.overrides import Overrides
@@ -161,6 +162,8 @@ class Simulation:
         self._modules = ModuleTracker(self._recorder, self._mark_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
         self.engine.on_library = self._grow_context
+        kernels = KernelLog(self.engine)
+        self.engine.on_launch, self._memory.on_wait = kernels.operator, kernels.wait
         self._grow_context()
         self._autocast = Autocast()
         self._modes = Modes(self.engine)

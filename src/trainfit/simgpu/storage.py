@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +69,8 @@ class DeviceMemory:
         self._lines: dict[tuple[str, int] | None, int] = {None: -1}
         #: By the time of the free.
         self._waits: deque[_Wait] = deque()
+        #: Is told when the host waits for all that was submitted.
+        self.on_wait: Callable[[], None] = lambda: None
         allocator.defers_events = True
 
     @property
@@ -214,6 +217,8 @@ class DeviceMemory:
 
         Of that the first ``submitted`` operators (``None``: all).
         """
+        if submitted is None:
+            self.on_wait()
         if not self._waits:
             return
         with self._lock:

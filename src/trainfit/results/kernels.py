@@ -1,0 +1,60 @@
+"""The kernels that a simulated run would have launched on its GPU, with their work.
+
+One row is one kernel, or several of the same kind that an operator launches one after another.
+Columns are whole numbers, so that two batch sizes give every other one (they are affine in it).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
+#: "product": matrix products. "convolution…": as implicit matrix products, by cuDNN;
+#: "grouped…": convolutions in several groups, "grouped_nhwc…" of channels-last tensors;
+#: "depthwise…": one filter a channel, by PyTorch's own kernels; "depthwise_nhwc…" by cuDNN's for
+#: channels-last tensors. "attention…": fused scaled dot product attention.
+#: "pointwise": elementwise, over operands of one layout; "layout": copies that change the order
+#: of elements in memory; "indexing": look-ups and scatters; "optimizer": over lists of
+#: parameters; "upload", "upload_pinned", "download": between host and device; "wait": no kernel,
+#: the host waits here until the GPU has done everything.
+KINDS: Final = (
+    "product",
+    "convolution",
+    "convolution_input_gradient",
+    "convolution_weight_gradient",
+    "grouped",
+    "grouped_input_gradient",
+    "grouped_weight_gradient",
+    "grouped_nhwc",
+    "grouped_nhwc_input_gradient",
+    "grouped_nhwc_weight_gradient",
+    "depthwise",
+    "depthwise_input_gradient",
+    "depthwise_weight_gradient",
+    "depthwise_nhwc",
+    "depthwise_nhwc_input_gradient",
+    "depthwise_nhwc_weight_gradient",
+    "attention",
+    "attention_gradient",
+    "recurrent",
+    "pointwise",
+    "layout",
+    "reduction",
+    "normalization",
+    "normalization_gradient",
+    "softmax",
+    "pooling",
+    "pooling_gradient",
+    "resampling",
+    "indexing",
+    "sorting",
+    "fill",
+    "optimizer",
+    "upload",
+    "upload_pinned",
+    "download",
+    "wait",
+)
+
+#: In which numbers a kernel computes, in the order of the codes of ``Recording.kernel_dtype``.
+DTYPES: Final = ("float32", "tfloat32", "float16", "bfloat16", "float64", "float8", "integer")

@@ -1,0 +1,59 @@
+"""How long a step takes on a GPU, at one batch size and at others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final, Literal
+
+#: What bounds a step: arithmetic on Tensor cores or on shader cores, the memory's bandwidth, the
+#: CPU that launches kernels, copies between host and device.
+Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host copies"]
+
+#: Of the most samples a second that any batch size gives, the share that is enough.
+KNEE: Final = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSpeed:
+    """One step (an optimizer's, or a call of the model), in seconds.
+
+    ``range_s`` holds the truth in nine of ten jobs. ``gpu_s`` is what its kernels take together,
+    ``host_s`` what the CPU takes to launch them, ``copies_s`` copies between host and device.
+    ``samples_per_s`` is ``None`` where the batch size is not known.
+    """
+
+    batch_size: int | None
+    seconds: float
+    range_s: tuple[float, float]
+    gpu_s: float
+    host_s: float
+    copies_s: float
+    bound: Bound
+    samples_per_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """How fast a job is, if its DataLoader keeps up.
+
+    ``curve`` are steps at other batch sizes up to the largest that fits, smallest first (empty
+    where they are not known); ``knee`` the smallest of them with :data:`KNEE` of the most samples
+    a second. ``mfu`` is the FLOPs of products, convolutions and attention as a share of what the
+    GPU could do in the time in their numbers (model FLOPs utilization). ``by_kind_s`` divides
+    ``now.gpu_s`` by kind of kernel. ``constants`` says where the model's constants are from.
+    ``epoch_s`` is ``None`` where the data set's size is not known.
+    """
+
+    now: StepSpeed
+    curve: tuple[StepSpeed, ...]
+    knee: int | None
+    mfu: float | None
+    by_kind_s: Mapping[str, float]
+    constants: str
+    epoch_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def at(self, batch: int | None) -> StepSpeed | None:
+        """The step at this batch size, if it is among those that were costed."""
+        return next((each for each in (self.now, *self.curve) if each.batch_size == batch), None)

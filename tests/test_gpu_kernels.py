@@ -1,0 +1,311 @@
+"""What operators launch on the simulated GPU: arithmetic, traffic and sizes of their kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trainfit
+from trainfit.results.kernels import DTYPES, KINDS
+from trainfit.results.recording import Recording
+from trainfit.speed.work import COLUMNS, Work
+
+HALF, FULL = 2, 4
+
+
+def recorded(act: Callable[[], Any], gpu: str = "RTX 3090") -> Recording:
+    """What ``act`` does, as the only step of a simulation."""
+    with trainfit.simulate(gpu, limited=False) as simulation:
+        prepared = act()
+        simulation.end_step()
+        prepared()
+        simulation.end_step()
+    return simulation.recording
+
+
+def launched(act: Callable[[], Any], gpu: str = "RTX 3090") -> list[dict[str, Any]]:
+    """The kernels of what ``act`` returns to be called; a row each, by the columns' names."""
+    work = Work.of_step(recorded(act, gpu), 1)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in work.table.tolist()]
+    return [{**row, "kind": KINDS[row["kind"]], "dtype": DTYPES[row["dtype"]]} for row in rows]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(shape, device="cuda", dtype=dtype)
+
+
+def moved(row: dict[str, Any]) -> tuple[int, int]:
+    return row["read"], row["written"]
+
+
+def kinds(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [row["kind"] for row in rows]
+
+
+# --- Products -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 70), st.integers(1, 70), st.integers(1, 70))
+def test_a_product_by_its_sizes(batches: int, rows: int, columns: int, depth: int) -> None:
+    def act() -> Any:
+        left, right = tensor(batches, rows, depth), tensor(batches, depth, columns)
+        return lambda: torch.bmm(left, right)
+
+    (row,) = launched(act)
+    assert row["kind"] == "product" and row["dtype"] == "float16"
+    assert (row["rows"], row["columns"], row["depth"]) == (rows, columns, depth)
+    assert row["batches"] == batches
+    assert row["flops"] == 2 * batches * rows * columns * depth
+    assert row["read"] == HALF * batches * (rows * depth + depth * columns)
+    assert row["written"] == HALF * batches * rows * columns
+
+
+def test_a_linear_layers_bias_is_read_too() -> None:
+    def act() -> Any:
+        layer, source = torch.nn.Linear(64, 32).cuda().half(), tensor(16, 64)
+        return lambda: layer(source)
+
+    (row,) = launched(act)
+    assert row["read"] == HALF * (16 * 64 + 64 * 32 + 32)
+
+
+@pytest.mark.parametrize(("allowed", "dtype"), [(True, "tfloat32"), (False, "float32")])
+def test_float32_products_as_the_script_allows(allowed: bool, dtype: str) -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+
+    def act() -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        left, right = tensor(64, 64, dtype=torch.float32), tensor(64, 64, dtype=torch.float32)
+        return lambda: left @ right
+
+    try:
+        (row,) = launched(act)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert row["dtype"] == dtype
+
+
+# --- Convolutions -------------------------------------------------------------------------------
+
+
+def convolution(groups: int = 1, size: int = 3, channels_last: bool = False, **options: Any) -> Any:
+    def act() -> Any:
+        layer = torch.nn.Conv2d(16, 32, size, groups=groups, bias=False, **options).cuda().half()
+        source = tensor(4, 16, 20, 20).requires_grad_()
+        if channels_last:
+            layer = layer.to(memory_format=torch.channels_last)
+            source = source.detach().contiguous(memory_format=torch.channels_last)
+            source.requires_grad_()
+
+        def step() -> None:
+            out = layer(source)
+            out.backward(torch.zeros_like(out))
+
+        return step
+
+    return act
+
+
+def test_a_convolution_is_three_products() -> None:
+    rows = {row["kind"]: row for row in launched(convolution(padding=1, channels_last=True))}
+    places, flops = 4 * 20 * 20, 2 * 4 * 20 * 20 * 32 * 16 * 9
+    sizes = {
+        "convolution": (places, 32, 16 * 9),
+        "convolution_input_gradient": (places, 16, 32 * 9),
+        "convolution_weight_gradient": (32, 16 * 9, places),
+    }
+    weight, source, result = 32 * 16 * 9, places * 16, places * 32
+    traffic = {
+        "convolution": (source + weight, result),
+        "convolution_input_gradient": (result + weight, source),
+        "convolution_weight_gradient": (source + result, weight),
+    }
+    for kind, wanted in sizes.items():
+        row = rows[kind]
+        assert (row["rows"], row["columns"], row["depth"]) == wanted
+        assert row["flops"] == flops == 2 * math.prod(wanted)
+        assert moved(row) == tuple(HALF * each for each in traffic[kind])
+
+
+def test_tensor_cores_want_nhwc() -> None:
+    """Both tensors of each of the three passes are copied, but for channels-last ones, 1x1
+    convolutions and kernels without tensor cores."""
+    assert kinds(launched(convolution())).count("layout") == 6
+    assert "layout" not in kinds(launched(convolution(channels_last=True)))
+    assert "layout" not in kinds(launched(convolution(size=1)))
+    assert "layout" not in kinds(launched(convolution(groups=16)))
+
+
+def test_filters_of_one_channel_are_depthwise() -> None:
+    native, cudnn = launched(convolution(groups=16)), launched(convolution(16, channels_last=True))
+    assert {"depthwise", "depthwise_input_gradient", "depthwise_weight_gradient"} <= set(
+        kinds(native)
+    )
+    assert "depthwise_nhwc_weight_gradient" in kinds(cudnn)
+    forward = next(row for row in native if row["kind"] == "depthwise")
+    assert forward["flops"] == 2 * 4 * 18 * 18 * 32 * 9
+    assert (forward["columns"], forward["depth"], forward["batches"]) == (2, 9, 16)
+
+
+def test_groups_are_products_of_their_own() -> None:
+    rows = {row["kind"]: row for row in launched(convolution(groups=4, channels_last=True))}
+    forward = rows["grouped_nhwc"]
+    assert (forward["columns"], forward["depth"], forward["batches"]) == (8, 4 * 9, 4)
+    assert "grouped_weight_gradient" in kinds(launched(convolution(groups=4)))
+    sizes = forward["rows"] * forward["columns"] * forward["depth"] * forward["batches"]
+    assert forward["flops"] == 2 * sizes
+
+
+def test_a_transposed_convolution_is_anothers_input_gradient() -> None:
+    def act() -> Any:
+        layer = torch.nn.ConvTranspose2d(16, 8, 2, stride=2, bias=False).cuda().half()
+        source = tensor(2, 16, 10, 10)
+        return lambda: layer(source)
+
+    row = next(row for row in launched(act) if row["kind"] == "convolution")
+    assert row["flops"] == 2 * 2 * 10 * 10 * 16 * 8 * 4
+    assert (row["rows"], row["columns"]) == (2 * 20 * 20, 8)
+
+
+# --- Everything else ----------------------------------------------------------------------------
+
+
+def test_elementwise_operators_read_and_write_each_operand_once() -> None:
+    def act() -> Any:
+        one, other = tensor(8, 16, 10), tensor(1, 16, 1)
+        return lambda: (one + other, one.mul_(2), one.view(-1), one.zero_())
+
+    added, scaled, filled = launched(act)
+    size = HALF * 8 * 16 * 10
+    assert kinds([added, scaled, filled]) == ["pointwise", "pointwise", "fill"]
+    assert moved(added) == (size + HALF * 16, size)
+    assert moved(scaled) == (size, size)
+    assert moved(filled) == (0, size)
+
+
+def test_a_tensor_that_repeats_elements_is_read_as_often_as_it_has_them() -> None:
+    def act() -> Any:
+        small = tensor(16, 1).expand(16, 100)
+        return lambda: small.contiguous()
+
+    (row,) = launched(act)
+    assert moved(row) == (HALF * 16, HALF * 16 * 100)
+
+
+def test_another_order_in_memory_is_another_kind() -> None:
+    def act() -> Any:
+        images = tensor(2, 8, 10, 10)
+        return lambda: (images.clone(), images.contiguous(memory_format=torch.channels_last))
+
+    assert kinds(launched(act)) == ["pointwise", "layout"]
+
+
+def test_statistics_are_a_pass_of_their_own_in_training() -> None:
+    def act(train: bool) -> Any:
+        def prepared() -> Any:
+            norm, images = torch.nn.BatchNorm2d(8).cuda().train(train), tensor(4, 8, 10, 10)
+            return lambda: norm(images)
+
+        return prepared
+
+    size = HALF * 4 * 8 * 10 * 10
+    train, evaluate = launched(act(True)), launched(act(False))
+    trained = next(row for row in train if row["kind"] == "normalization")
+    evaluated = next(row for row in evaluate if row["kind"] == "normalization")
+    assert 2 * size <= trained["read"] < 2.5 * size and trained["launches"] == 2
+    assert size <= evaluated["read"] < 1.5 * size and evaluated["launches"] == 1
+
+
+def test_of_a_table_only_the_rows_that_are_asked_for_are_read() -> None:
+    def act() -> Any:
+        table = torch.nn.Embedding(1 << 16, 64).cuda()
+        places = torch.zeros(32, dtype=torch.long, device="cuda")
+        return lambda: table(places)
+
+    (row,) = launched(act)
+    assert row["kind"] == "indexing" and row["read"] <= FULL * 32 * 64 + 8 * 32
+
+
+def test_fused_attention_keeps_its_scores() -> None:
+    def act() -> Any:
+        query, key, value = (tensor(2, 4, 128, 64) for _ in range(3))
+        return lambda: F.scaled_dot_product_attention(query, key, value)
+
+    row = next(row for row in launched(act) if row["kind"] == "attention")
+    assert row["flops"] == 2 * 2 * 4 * 128 * 128 * (64 + 64)
+    assert row["read"] == 3 * HALF * 2 * 4 * 128 * 64
+    assert (row["rows"], row["columns"], row["depth"], row["batches"]) == (128, 128, 64, 8)
+
+
+def test_between_host_and_device() -> None:
+    def act() -> Any:
+        host, pinned, here = torch.zeros(1000), torch.zeros(1000).pin_memory(), tensor(10)
+        return lambda: (
+            host.to("cuda"),
+            pinned.to("cuda", non_blocking=True),
+            here.cpu(),
+            here.sum().item(),
+            torch.cuda.synchronize(),
+        )
+
+    rows = [row for row in launched(act) if row["kind"] != "reduction"]
+    moves = [row for row in rows if row["kind"] != "wait"]
+    assert kinds(moves) == ["upload", "upload_pinned", "download", "download"]
+    assert [row["read"] for row in moves] == [4000, 4000, 20, 2]
+    assert rows[-1]["kind"] == "wait"
+
+
+def test_an_optimizer_over_lists_launches_as_multi_tensor_apply_does() -> None:
+    def act() -> Any:
+        weights = [torch.zeros(100, device="cuda", requires_grad=True) for _ in range(300)]
+        for each in weights:
+            each.grad = torch.zeros_like(each)
+        optimizer = torch.optim.SGD(weights, lr=0.1, foreach=True)
+        return lambda: optimizer.step()
+
+    rows = [row for row in launched(act) if row["kind"] == "optimizer"]
+    assert [row["launches"] for row in rows] == [5]  # two lists, 64 tensors a launch
+    assert moved(rows[0]) == (2 * 300 * 400, 300 * 400)
+
+
+def test_views_and_empty_tensors_launch_nothing() -> None:
+    def act() -> Any:
+        one = tensor(4, 4)
+        return lambda: (one.t(), one[0], one[:0] + 1, torch.empty(5, device="cuda"))
+
+    assert launched(act) == []
+
+
+def test_equal_operators_have_equal_kernels_and_their_operators_number() -> None:
+    def act() -> Any:
+        one = tensor(4, 4)
+        return lambda: (one + 1, one.t(), one + 1)
+
+    recording = recorded(act)
+    work = Work.of_step(recording, 1)
+    assert (work.table[0] == work.table[1]).all()
+    names = [recording.strings[recording.op_name[i]] for i in recording.kernel_op[-2:]]
+    assert names == ["aten.add.Tensor"] * 2
+    assert work.op.tolist() == [0, 2] and len(work.op_phase) == 3
+
+
+def test_recordings_keep_their_kernels(tmp_path: Any) -> None:
+    def act() -> Any:
+        layer, source = torch.nn.Linear(8, 8).cuda(), tensor(4, 8, dtype=torch.float32)
+        return lambda: layer(source)
+
+    recording = recorded(act)
+    recording.save(tmp_path / "r.zip")
+    again = Recording.load(tmp_path / "r.zip")
+    assert (Work.of_step(again, 1).table == Work.of_step(recording, 1).table).all()
+    first = again.first_steps(1)
+    assert len(first.kernel_op) < len(again.kernel_op)
+    first.check()
