@@ -1,0 +1,290 @@
+"""Predicted against published step times: timm's benchmark tables.
+
+The tables are those of timm's repository (results/benchmark-*.csv in
+https://github.com/huggingface/pytorch-image-models); --data is the folder that holds them under
+the names below. Every model's step is simulated as timm's script makes it, at the row's batch and
+image size. Figures:
+
+    GPU      constants fitted to half of the models (of whatever table), errors of the other half
+    A to B   constants fitted to all rows of A; B's own are not used
+
+Beside it, in the same halves: a roofline of the whole model (its constant fitted), a roofline of
+each operator (two constants fitted), and the formula of PyTorch's own estimator
+(torch/utils/_runtime_estimation.py 2.13: half of the FLOPs at 0.75 of the peak).
+
+Models that the installed timm does not have are named and left out: --timm PATH takes another
+one (pip install --no-deps --target PATH timm). Steps are kept (--cache) and read again.
+
+    python bench/speed_accuracy.py --data FOLDER [--timm PATH] [--rows N] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import multiprocessing
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _bench import Figure, finish
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import _speed_fit as fitting  # noqa: E402
+import _speed_rivals as rivals  # noqa: E402
+from _speed_fit import Steps  # noqa: E402
+from _timm_steps import Job, steps  # noqa: E402
+
+from trainfit.hardware import find_gpu  # noqa: E402
+from trainfit.speed.efficiency import Efficiency  # noqa: E402
+
+CACHE = ROOT / "data" / "speed-bench"
+QUICK_ROWS = 40
+SEED = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A file of timm's: its GPU, and what its script was run with."""
+
+    file: str
+    gpu: str
+    mode: Any
+    options: tuple[str, ...] = ()
+
+
+#: The script's options that the tables' names do not say were told from their rows: with
+#: --fast-norm and --reparam models with group normalization (efficientnet_b3_gn) and those that
+#: can be re-parametrized (repvgg_b1) are about as fast as predicted, without them twice as fast.
+_INFER = ("fast_norm", "reparam")
+TABLES = (
+    Table("timm_train_amp_nchw_pt112_cu113_rtx3090.csv", "RTX 3090", "train", ("unfused",)),
+    Table("timm_train_amp_nhwc_pt112_cu113_rtx3090.csv", "RTX 3090", "train", ("unfused", "nhwc")),
+    Table("timm_infer_amp_nchw_pt240_cu124_rtx3090.csv", "RTX 3090", "infer", _INFER),
+    Table("timm_infer_amp_nchw_pt291_cu128_4090.csv", "RTX 4090", "infer", _INFER),
+    Table("timm_infer_amp_nchw_pt291_cu130_5090.csv", "RTX 5090", "infer", _INFER),
+    Table("timm_infer_amp_nchw_pt291_cu130_pro6000maxq.csv", "RTX PRO 6000 Max-Q", "infer", _INFER),
+)
+#: By GPU: the goals of the median and of the 90th percentile.
+OWN_MEDIAN, OWN_P90 = 7.0, 18.0
+ZERO_SHOT = {
+    ("RTX 3090", "RTX 4090"): 9.0,
+    ("RTX 4090", "RTX 5090"): 11.0,
+    ("RTX 4090", "RTX PRO 6000 Max-Q"): 15.0,
+}
+
+
+def main() -> int:
+    options = parse()
+    sets, left_out = simulated(options)
+    if not options.json:
+        for name, reason in left_out.items():
+            print(f"left out: {name}: {reason}", file=sys.stderr)
+    found = {gpu: own(sets, gpu) for gpu in dict.fromkeys(table.gpu for table in TABLES)}
+    shots = {pair: zero_shot(sets, *pair) for pair in ZERO_SHOT}
+    figures = []
+    for gpu, result in found.items():
+        name = short(gpu)
+        errors = result["trainfit"]
+        figures.append(Figure(f"{name}_median_error", median(errors), OWN_MEDIAN, True, "%"))
+        figures.append(Figure(f"{name}_p90_error", p90(errors), OWN_P90, True, "%"))
+    for (one, other), errors in shots.items():
+        name = f"{short(one)}_to_{short(other)}_median_error"
+        figures.append(Figure(name, median(errors["trainfit"]), ZERO_SHOT[one, other], True, "%"))
+    if not options.json:
+        print_tables(found, shots)
+    details = {"left_out": left_out, "own": plain(found), "zero_shot": plain(shots)}
+    return finish(figures, options.json, details)
+
+
+# --- Steps ----------------------------------------------------------------------------------------
+
+
+def simulated(options: argparse.Namespace) -> tuple[dict[str, Steps], dict[str, str]]:
+    """By table the steps that could be simulated; by model why others could not."""
+    jobs = {table: rows(options, table) for table in TABLES}
+    found: dict[str, Steps] = {}
+    left_out: dict[str, str] = {}
+    # A fresh process for every few models: one keeps the geometries that it has seen.
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=100) as pool:
+        results = {
+            table: [pool.apply_async(steps, (job, options.cache, options.timm)) for job in of_table]
+            for table, of_table in jobs.items()
+        }
+        for table, of_table in jobs.items():
+            names, measured, tables = [], [], []
+            for job, result in zip(of_table, results[table], strict=True):
+                made = result.get()
+                if "error" in made:
+                    left_out[f"{job.model} ({table.file})"] = made["error"]
+                    continue
+                names.append(job.model)
+                measured.append(job.measured_s)
+                tables.append(made["table"])
+            gpu = find_gpu(table.gpu)
+            found[table.file] = Steps(gpu, names, np.array(measured), tables)
+            print(f"{table.file}: {len(names)} steps", file=sys.stderr, flush=True)
+    return found, left_out
+
+
+def rows(options: argparse.Namespace, table: Table) -> list[Job]:
+    """The table's rows, or some of them."""
+    with (options.data / table.file).open(newline="") as file:
+        read = list(csv.DictReader(file))
+    mode = table.mode
+    jobs = [
+        Job(
+            row["model"],
+            mode,
+            int(row[f"{mode}_img_size"]),
+            int(row[f"{mode}_batch_size"]),
+            table.gpu,
+            float(row[f"{mode}_step_time"]) / 1e3,
+            table.options,
+        )
+        for row in read
+    ]
+    if options.rows and options.rows < len(jobs):
+        jobs = random.Random(SEED).sample(jobs, options.rows)
+    return jobs
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+Predictor = Callable[[Steps], np.ndarray]
+Fitter = Callable[[Sequence[Steps], Sequence[np.ndarray]], Predictor]
+
+
+def ours(sets: Sequence[Steps], chosen: Sequence[np.ndarray]) -> Predictor:
+    efficiency: Efficiency = fitting.fit(sets, chosen)
+    return lambda each: each.predicted_s(efficiency)
+
+
+FITTERS: dict[str, Fitter] = {
+    "trainfit": ours,
+    "each operator's roofline": rivals.per_operator,
+    "the whole model's roofline": rivals.whole_model,
+    "PyTorch's estimator": rivals.pytorchs,
+}
+
+
+def own(sets: dict[str, Steps], gpu: str) -> dict[str, np.ndarray]:
+    """Errors in percent of the models that the constants were not fitted to, by who predicts."""
+    mine = [sets[table.file] for table in TABLES if table.gpu == gpu]
+    first = half([name for each in mine for name in each.names])
+    masks = [np.array([name in first for name in each.names]) for each in mine]
+    found = {}
+    for who, fitter in FITTERS.items():
+        parts = []
+        for side in (masks, [~mask for mask in masks]):
+            predictor = fitter(mine, side)
+            parts += [
+                errors(predictor(each), each)[~mask] for each, mask in zip(mine, side, strict=True)
+            ]
+        found[who] = np.concatenate(parts)
+    return found
+
+
+def half(names: Sequence[str]) -> set[str]:
+    """Half of the different models, the same for every table: one is never in both halves."""
+    different = sorted(set(names))
+    random.Random(SEED).shuffle(different)
+    return set(different[: len(different) // 2])
+
+
+def zero_shot(sets: dict[str, Steps], source: str, target: str) -> dict[str, np.ndarray]:
+    """Errors in percent on ``target`` with constants of ``source``'s rows."""
+    fitted_to = [sets[table.file] for table in TABLES if table.gpu == source]
+    masks = [np.ones(len(each.names), dtype=bool) for each in fitted_to]
+    scored = [sets[table.file] for table in TABLES if table.gpu == target]
+    found = {}
+    for who, fitter in FITTERS.items():
+        predictor = fitter(fitted_to, masks)
+        found[who] = np.concatenate([errors(predictor(each), each) for each in scored])
+    return found
+
+
+def errors(predicted: np.ndarray, measured: Steps) -> np.ndarray:
+    """Predicted over measured less one, in percent."""
+    found: np.ndarray = 100 * (predicted / measured.measured_s - 1)
+    return found
+
+
+def median(values: np.ndarray) -> float:
+    return float(np.median(np.abs(values)))
+
+
+def p90(values: np.ndarray) -> float:
+    return float(np.quantile(np.abs(values), 0.9))
+
+
+# --- What is printed ------------------------------------------------------------------------------
+
+
+def print_tables(found: dict[str, Any], shots: dict[Any, Any]) -> None:
+    print(f"{'steps of':<34}{'predicted by':<30}{'rows':>6}{'median':>9}{'p90':>8}{'bias':>8}")
+    for gpu, result in found.items():
+        print_rows(f"{gpu}, half and half", result)
+    for (one, other), result in shots.items():
+        print_rows(f"{other} from {one}", result)
+
+
+def print_rows(what: str, result: dict[str, np.ndarray]) -> None:
+    for who, values in result.items():
+        bias = float(np.median(values))
+        print(
+            f"{what:<34}{who:<30}{len(values):>6}{median(values):>8.1f}%{p90(values):>7.1f}%"
+            f"{bias:>+7.1f}%"
+        )
+        what = ""
+    print()
+
+
+def plain(results: dict[Any, Any]) -> dict[str, Any]:
+    return {
+        " to ".join(key) if isinstance(key, tuple) else key: {
+            who: {
+                "rows": len(values),
+                "median": median(values),
+                "p90": p90(values),
+                "bias": float(np.median(values)),
+            }
+            for who, values in result.items()
+        }
+        for key, result in results.items()
+    }
+
+
+def short(gpu: str) -> str:
+    return gpu.lower().replace("rtx ", "").replace(" ", "_").replace("-", "")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder with timm's tables")
+    parser.add_argument("--timm", default="", help="folder of another timm than the installed")
+    parser.add_argument("--cache", type=Path, default=CACHE, help=f"simulated steps ({CACHE})")
+    parser.add_argument("--rows", type=int, help="so many of each table, by chance (all)")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows of each table")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args()
+    options.rows = options.rows or (QUICK_ROWS if options.quick else None)
+    for table in TABLES:
+        if not (options.data / table.file).is_file():
+            parser.error(
+                f"{options.data / table.file}: no such file; it is published in timm's "
+                "repository (see --help)"
+            )
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

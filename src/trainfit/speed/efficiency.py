@@ -1,0 +1,122 @@
+"""How near to a GPU's peak rates its kernels come: the constants of the speed model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+_PASSES: Final = ("", "_input_gradient", "_weight_gradient")
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Constants of :class:`trainfit.speed.kernel_times.KernelTimes`.
+
+    ``arithmetic`` are shares of the peak rate by kind of kernel (of :mod:`results.kernels`), for
+    products of full tiles; ``traffic`` shares of the peak bandwidth. ``small_tile``: a tile of
+    ``a`` x ``b`` results computes at ``(sqrt(a b) / 192) ** small_tile`` of that. ``unaligned``
+    is the share left where a side of a half-precision product is no multiple of 8, ``wide_groups``
+    that of grouped convolutions of channels-last tensors with over 32 channels a group (cuDNN has
+    kernels of their own for narrower ones). ``cache`` is
+    the share of the L2 cache in which an operand is still found. ``least_s`` is what a kernel
+    takes at least, in seconds.
+    """
+
+    arithmetic: Mapping[str, float]
+    traffic: Mapping[str, float]
+    small_tile: float
+    unaligned: float
+    wide_groups: float
+    cache: float
+    least_s: float
+    source: str = ""
+
+
+def _passes(kind: str, *shares: float) -> dict[str, float]:
+    """Of a convolution's three passes."""
+    return {f"{kind}{each}": share for each, share in zip(_PASSES, shares, strict=True)}
+
+
+#: Before anything is fitted: products and copies as such kernels usually run.
+DEFAULT: Final = Efficiency(
+    arithmetic={
+        "product": 0.8,
+        **_passes("convolution", 0.75, 0.65, 0.6),
+        **_passes("grouped", 0.5, 0.4, 0.3),
+        **_passes("grouped_nhwc", 0.5, 0.4, 0.3),
+        **_passes("depthwise", 0.1, 0.1, 0.05),
+        **_passes("depthwise_nhwc", 0.2, 0.2, 0.1),
+        "attention": 0.5,
+        "attention_gradient": 0.4,
+        "recurrent": 0.5,
+    },
+    traffic={
+        "product": 0.8,
+        **_passes("convolution", 0.8, 0.8, 0.8),
+        **_passes("depthwise", 0.8, 0.8, 0.8),
+        **_passes("depthwise_nhwc", 0.8, 0.8, 0.8),
+        "pointwise": 0.85,
+        "layout": 0.7,
+        "reduction": 0.8,
+        "normalization": 0.8,
+        "normalization_gradient": 0.8,
+        "softmax": 0.8,
+        "pooling": 0.8,
+        "pooling_gradient": 0.8,
+        "resampling": 0.8,
+        "indexing": 0.8,
+        "optimizer": 0.8,
+    },
+    small_tile=0.5,
+    unaligned=0.6,
+    wide_groups=0.2,
+    cache=0.3,
+    least_s=2e-6,
+    source="assumed",
+)
+
+
+#: As ``bench/speed_accuracy.py`` fits it to published steps of timm's models on an RTX 3090
+#: (training and inference) and an RTX 4090 (inference), float16 autocast (docs/figures.md). Kinds
+#: that those steps lack have their shares from :data:`DEFAULT`.
+FITTED: Final = Efficiency(
+    arithmetic={
+        "product": 1.07,
+        **_passes("convolution", 1.02, 1.25, 0.97),
+        **_passes("grouped", 1.01, 0.70, 0.27),
+        **_passes("grouped_nhwc", 0.69, 0.43, 0.23),
+        **_passes("depthwise", 0.034, 0.086, 0.043),
+        **_passes("depthwise_nhwc", 0.061, 0.23, 0.14),
+        "attention": 0.46,
+        "attention_gradient": 0.4,
+        "recurrent": 0.5,
+    },
+    traffic={
+        "product": 0.42,
+        **_passes("convolution", 0.97, 0.38, 0.73),
+        **_passes("depthwise", 0.57, 0.097, 0.75),
+        **_passes("depthwise_nhwc", 0.33, 0.87, 0.85),
+        "pointwise": 1.0,
+        "layout": 0.73,
+        "reduction": 0.73,
+        "normalization": 1.0,
+        "normalization_gradient": 0.51,
+        "softmax": 0.76,
+        "pooling": 0.69,
+        "pooling_gradient": 0.58,
+        "resampling": 0.15,
+        "indexing": 0.8,
+        "optimizer": 0.8,
+    },
+    small_tile=0.32,
+    unaligned=0.80,
+    wide_groups=0.21,
+    cache=0.27,
+    least_s=4.2e-6,
+    source="fitted to published steps of timm's models on an RTX 3090 and an RTX 4090; other GPUs "
+    "by their datasheets",
+)
+#: Of measured over predicted step times of models that nothing was fitted to, what nine of ten lie
+#: between (docs/figures.md).
+RANGE: Final = (0.8, 1.35)

@@ -1,0 +1,63 @@
+"""What the CPU takes to have the GPU work: dispatching operators and launching kernels.
+
+PyTorch in eager mode spends some microseconds of one core on every operator: Python, autograd's
+bookkeeping, the dispatcher, and the library's own set-up of a kernel. These times fall with the
+core's clock and its work a clock, so they are given for one core and scaled by how fast another
+is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.kernels import KINDS
+from trainfit.results.recording import PHASES
+from trainfit.speed.work import Floats, Work
+
+#: The clock of the core that the costs below are given for (Hz).
+REFERENCE_HZ: Final = 3.0e9
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCosts:
+    """Seconds of one core at :data:`REFERENCE_HZ`.
+
+    ``operator_s`` is an operator's by phase; ``library_s`` what a kernel of cuBLAS or cuDNN takes
+    besides (choosing an algorithm, descriptors), ``launch_s`` any kernel's launch.
+    """
+
+    forward_s: float = 8e-6
+    backward_s: float = 6e-6
+    optimizer_s: float = 8e-6
+    library_s: float = 8e-6
+    launch_s: float = 2.5e-6
+
+
+_LIBRARY: Final = tuple(
+    name
+    for name in KINDS
+    if name.startswith(("product", "convolution", "normalization", "attention", "recurrent"))
+)
+
+
+def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Floats, float]:
+    """When each kernel is launched, from the step's begin if the CPU never waits, and when the
+    last operator is done.
+
+    ``speed`` is the core's, as a multiple of the reference's.
+    """
+    by_phase = np.full(len(PHASES), costs.forward_s)
+    by_phase[PHASES.index("backward")] = costs.backward_s
+    by_phase[PHASES.index("optimizer")] = costs.optimizer_s
+    of_operators = by_phase[work.op_phase]
+    launches = work.column("launches") * costs.launch_s
+    launches = launches + np.where(work.is_kind(*_LIBRARY), costs.library_s, 0.0)
+    of_kernels = np.bincount(work.op, weights=launches, minlength=len(of_operators))
+    done = np.cumsum(of_operators + of_kernels)
+    # A kernel is launched when its operator has been dispatched, after the kernels before it.
+    before = np.cumsum(launches)
+    dispatched = np.cumsum(of_operators)[work.op]
+    return (dispatched + before) / speed, float(done[-1]) / speed if len(done) else 0.0

@@ -1,0 +1,170 @@
+"""How long kernels take on a GPU: a roofline for each.
+
+A kernel takes the time of its arithmetic or that of its traffic, whichever is more (where both
+are near each other, a little more than either), and no less than the least time of any kernel.
+
+Matrix products (convolutions as implicit ones) are computed in tiles, one at a time on each
+multiprocessor: a product that does not fill its tiles, or the last wave of tiles over the
+multiprocessors, takes as long as one that does. Of several tile sizes, and of one or more
+multiprocessors for the same tile ("split k"), the fastest is taken, as cuBLAS and cuDNN do.
+
+Traffic passes the device's memory at its bandwidth, but for what the L2 cache still holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.hardware import GpuSpec
+from trainfit.results.kernels import DTYPES, KINDS
+from trainfit.results.recording import IntArray
+from trainfit.speed.efficiency import Efficiency
+from trainfit.speed.work import COLUMNS, Floats, Work
+
+#: Tiles of results (rows, columns) that kernels for matrix products come in (CUTLASS, cuBLAS).
+_TILES: Final = (
+    *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
+    *((128, 32), (32, 128), (64, 32), (32, 64), (32, 32)),
+)
+#: Multiprocessors that share a tile's sum, and the least part of it worth one of its own.
+_SPLITS: Final = (1, 2, 4, 8, 16)
+_LEAST_DEPTH: Final = 64
+#: A tile as wide as this computes at the full rate.
+_FULL_TILE: Final = 192.0
+#: Elements by which a tile's sum goes on at once; one step more fills and drains the pipeline.
+_DEPTH_STEP: Final = 32
+#: From so many waves of tiles on, multiprocessors run apart and the last wave is half full.
+_MANY_WAVES: Final = 6
+#: Exponent of the smooth maximum of arithmetic and traffic.
+_SHARPNESS: Final = 4.0
+_HALVES: Final = ("float16", "bfloat16")
+#: Watts that a multiprocessor takes at its boost clock with busy Tensor cores, and the share of
+#: a board's power that goes elsewhere. RTX 3090, 4090, 5090, A100 and H100 have 2.9 to 4.5 W
+#: each; dynamic power goes with about the 2.5th power of the clock (voltage falls with it).
+_SM_WATTS: Final = 2.9
+_ELSEWHERE: Final = 0.15
+_CLOCK_EXPONENT: Final = 1 / 2.5
+
+_HOST: Final = ("upload", "upload_pinned", "download", "wait")
+_TILED: Final = tuple(
+    name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
+)
+_GROUPED_NHWC: Final = tuple(name for name in KINDS if name.startswith("grouped_nhwc"))
+#: Channels of a group up to which cuDNN has kernels of their own.
+_NARROW: Final = 32
+_ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
+
+
+def kernel_seconds(work: Work, gpu: GpuSpec, efficiency: Efficiency) -> Floats:
+    """Seconds of each kernel of ``work`` on ``gpu``; copies from and to the host take none."""
+    distinct, place = np.unique(work.table, axis=0, return_inverse=True)
+    return KernelTimes(distinct, gpu).seconds(efficiency)[place.ravel()]
+
+
+class KernelTimes:
+    """Times of a table's kernels (columns of :data:`trainfit.speed.work.COLUMNS`) on a GPU."""
+
+    def __init__(self, table: IntArray, gpu: GpuSpec) -> None:
+        self.table, self._gpu = table, gpu
+        self._kinds = self._column("kind")
+        self._tiled = self._is(_TILED) & (self._column("flops") > 0)
+        self._known: tuple[float, Floats] | None = None
+
+    def seconds(self, efficiency: Efficiency) -> Floats:
+        """Of each kernel."""
+        arithmetic, traffic = self.arithmetic(efficiency), self.traffic(efficiency)
+        most, least = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
+        share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
+        smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
+        seconds = smooth + self._column("launches") * efficiency.least_s
+        return np.where(self._is(_HOST), 0.0, seconds)
+
+    def traffic(self, efficiency: Efficiency) -> Floats:
+        """Seconds that each kernel's bytes take at the memory's bandwidth."""
+        moved = (self._column("read") + self._column("written")).astype(np.float64)
+        cached = np.minimum(moved, efficiency.cache * (self._gpu.l2_bytes or 0))
+        rate = self._gpu.bandwidth_bytes_per_s * self._shares(efficiency.traffic)
+        found: Floats = (moved - cached) / rate
+        return found
+
+    def arithmetic(self, efficiency: Efficiency) -> Floats:
+        """Seconds that each kernel's arithmetic takes."""
+        seconds: Floats = self._at_peak(efficiency.small_tile) / self._shares(efficiency.arithmetic)
+        seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
+        return np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
+
+    def _at_peak(self, small_tile: float) -> Floats:
+        """At the full rate of its kind, but for the tiles."""
+        if self._known is None or self._known[0] != small_tile:
+            clock = clock_share(self._gpu)
+            rate = peak_flops(self._gpu)[self._column("dtype")] * clock
+            rate = np.where(self._is(_ON_SHADERS), self._gpu.fp32_flops * clock, rate)
+            seconds = self._column("flops") / rate
+            tiled = self._tiled
+            part = KernelTimes(self.table[tiled], self._gpu) if tiled.any() else None
+            if part is not None:
+                seconds[tiled] = part._tiled_seconds(rate[tiled] / self._gpu.sm_count, small_tile)
+            self._known = small_tile, seconds
+        return self._known[1]
+
+    def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
+        """Of products by their tiles, the fastest way; ``rate`` is a multiprocessor's."""
+        names = ("rows", "columns", "depth", "batches")
+        rows, columns, depth, batches = (self._column(each).astype(np.float64) for each in names)
+        depth = np.ceil(depth / _DEPTH_STEP) * _DEPTH_STEP
+        best = np.full(len(self.table), np.inf)
+        for high, wide in _TILES:
+            tiles = np.ceil(rows / high) * np.ceil(columns / wide) * batches
+            share = min(1.0, math.sqrt(high * wide) / _FULL_TILE) ** small_tile
+            for parts in _SPLITS:
+                split = np.minimum(parts, np.maximum(1.0, np.floor(depth / _LEAST_DEPTH)))
+                waves = tiles * split / self._gpu.sm_count
+                waves = np.where(waves < _MANY_WAVES, np.ceil(waves), waves + 0.5)
+                each = 2 * high * wide * (depth / split + _DEPTH_STEP) / (rate * share)
+                best = np.minimum(best, waves * each)
+        return best * np.maximum(self._column("launches"), 1)
+
+    def _odd(self) -> NDArray[np.bool_]:
+        """Products of halves with a side that is no multiple of 8."""
+        halves = np.isin(self._column("dtype"), [DTYPES.index(name) for name in _HALVES])
+        odd = (self._column("depth") % 8 > 0) | (self._column("columns") % 8 > 0)
+        return self._tiled & halves & odd
+
+    def _wide_groups(self) -> NDArray[np.bool_]:
+        """Grouped convolutions of channels-last tensors with many channels a group."""
+        of_weight = self._is(("grouped_nhwc_weight_gradient",))
+        channels = np.where(of_weight, self._column("rows"), self._column("columns"))
+        return self._is(_GROUPED_NHWC) & (channels > _NARROW)
+
+    def _column(self, name: str) -> IntArray:
+        return self.table[:, COLUMNS.index(name)]
+
+    def _is(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        return np.isin(self._kinds, [KINDS.index(name) for name in names])
+
+    def _shares(self, by_kind: Mapping[str, float]) -> Floats:
+        """Of each kernel by its kind; 1 where nothing is said."""
+        return np.array([by_kind.get(name, 1.0) for name in KINDS])[self._kinds]
+
+
+def peak_flops(gpu: GpuSpec) -> Floats:
+    """Dense FLOP/s for matrix products by dtype (index of ``DTYPES``).
+
+    Without Tensor cores for a half precision it runs on the shader cores: float16 at their
+    float32 rate (its sums are float32), bfloat16 by way of float32, float64 at 1/32 of it.
+    """
+    rates = dict.fromkeys(DTYPES, gpu.fp32_flops)
+    rates["float64"] = gpu.fp32_flops / 32
+    rates |= {name: rate for name, rate in gpu.tensor_flops.items() if name in rates}
+    return np.array([rates[name] for name in DTYPES])
+
+
+def clock_share(gpu: GpuSpec) -> float:
+    """Share of the boost clock that the board's power lets busy Tensor cores hold."""
+    watts = gpu.power_watts * (1 - _ELSEWHERE) / max(1, gpu.sm_count)
+    return float(min(1.0, watts / _SM_WATTS) ** _CLOCK_EXPONENT)

@@ -1,0 +1,116 @@
+"""How long a step takes: the GPU's kernels, one after the other, as the CPU launches them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import numpy as np
+
+from trainfit.hardware import GpuSpec
+from trainfit.results.kernels import KINDS
+from trainfit.speed.efficiency import Efficiency
+from trainfit.speed.host import HostCosts, issue_seconds
+from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.work import Floats, Work
+
+Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host copies"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A GPU in a computer: copies from pinned and pageable memory in bytes a second, and how fast
+    a core of its CPU is, as a multiple of the reference (:mod:`trainfit.speed.host`)."""
+
+    gpu: GpuSpec
+    efficiency: Efficiency
+    host: HostCosts = dataclasses.field(default_factory=HostCosts)
+    core_speed: float = 1.0
+    pinned_bytes_per_s: float = 20e9
+    pageable_bytes_per_s: float = 6e9
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A step's time in seconds, and what it is made of.
+
+    ``gpu_s`` is what its kernels take together, ``host_s`` what the CPU takes to launch them,
+    ``copies_s`` what copies between host and device take. ``by_kind_s`` divides ``gpu_s``.
+    """
+
+    seconds: float
+    gpu_s: float
+    host_s: float
+    copies_s: float
+    bound: Bound
+    by_kind_s: Mapping[str, float]
+
+
+def step_time(work: Work, machine: Machine) -> StepTime:
+    """Of one step whose last kernel ends it: as of a loop that reads its loss, or of steps one
+    after the other whose launches are the limit."""
+    times = KernelTimes(work.table, machine.gpu)
+    seconds = times.seconds(machine.efficiency)
+    copies = _copy_seconds(work, machine)
+    issued, host_s = issue_seconds(work, machine.host, machine.core_speed)
+    end = _run(work, seconds + copies, issued, host_s)
+    gpu_s = float(seconds.sum())
+    by_kind = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
+    return StepTime(
+        end,
+        gpu_s,
+        host_s,
+        float(copies.sum()),
+        _bound(times, machine, gpu_s, host_s, float(copies.sum())),
+        {name: float(total) for name, total in zip(KINDS, by_kind, strict=True) if total},
+    )
+
+
+_UPLOADS: Final = ("upload", "upload_pinned")
+_WAITS: Final = ("upload", "download", "wait")
+
+
+def _copy_seconds(work: Work, machine: Machine) -> Floats:
+    moved = work.column("read").astype(np.float64)
+    pageable = work.is_kind("upload", "download")
+    rate = np.where(pageable, machine.pageable_bytes_per_s, machine.pinned_bytes_per_s)
+    return np.where(pageable | work.is_kind("upload_pinned"), moved / rate, 0.0)
+
+
+def _run(work: Work, seconds: Floats, issued: Floats, host_s: float) -> float:
+    """When the last kernel ends. The GPU runs kernels in order, each when it is launched and the
+    one before is done; where the CPU waits for the GPU, all that follows is launched later.
+
+    Copies on a stream of their own run beside the kernels.
+    """
+    waits = np.flatnonzero(work.is_kind(*_WAITS))
+    late, first, gpu_free = 0.0, 0, 0.0
+    for last in [*(waits + 1).tolist(), len(seconds)]:
+        part = slice(first, last)
+        took = seconds[part]
+        if len(took):
+            passed = np.cumsum(took)
+            # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
+            starts = np.maximum(issued[part] + late, gpu_free) - (passed - took)
+            gpu_free = float(np.maximum.accumulate(starts)[-1] + passed[-1])
+            if last <= len(seconds) and last - 1 in waits:
+                late = max(late, gpu_free - float(issued[last - 1]))
+        first = last
+    return max(gpu_free, host_s + late)
+
+
+def _bound(
+    times: KernelTimes, machine: Machine, gpu_s: float, host_s: float, copies_s: float
+) -> Bound:
+    """What the most of the step's time goes to."""
+    if copies_s > max(gpu_s, host_s):
+        return "host copies"
+    if host_s > gpu_s:
+        return "launches"
+    arithmetic = times.arithmetic(machine.efficiency)
+    traffic = times.traffic(machine.efficiency)
+    computes = arithmetic > traffic
+    if traffic[~computes].sum() >= arithmetic[computes].sum():
+        return "bandwidth"
+    return "tensor cores" if machine.gpu.has_tensor_cores else "shader cores"

@@ -1,0 +1,259 @@
+"""The speed model: kernels' times on a GPU, the step that they make, every batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfit.hardware import catalogue, find_gpu
+from trainfit.results.kernels import DTYPES, KINDS
+from trainfit.results.recording import PHASES
+from trainfit.speed.efficiency import DEFAULT, Efficiency
+from trainfit.speed.host import HostCosts, issue_seconds
+from trainfit.speed.kernel_times import clock_share, kernel_seconds, peak_flops
+from trainfit.speed.scaling import NotAffineError, WorkLaw
+from trainfit.speed.step import Machine, step_time
+from trainfit.speed.work import COLUMNS, Work
+
+RTX_3090 = find_gpu("RTX 3090")
+#: Every kernel at its peak, without a least time.
+IDEAL = Efficiency({}, {}, small_tile=0.0, unaligned=1.0, wide_groups=1.0, cache=0.0, least_s=0.0)
+
+
+def row(kind: str, dtype: str = "float16", **values: int) -> list[int]:
+    known = {"kind": KINDS.index(kind), "dtype": DTYPES.index(dtype), "batches": 1, "launches": 1}
+    return [{**known, **values}.get(name, 0) for name in COLUMNS]
+
+
+def product(rows: int, columns: int, depth: int, batches: int = 1, **values: int) -> list[int]:
+    flops = 2 * rows * columns * depth * batches
+    sizes = {"rows": rows, "columns": columns, "depth": depth, "batches": batches}
+    return row("product", flops=flops, **sizes, **values)
+
+
+def work(*rows: list[int], phases: tuple[str, ...] = ()) -> Work:
+    """One operator a kernel."""
+    count = len(rows)
+    of_ops = [PHASES.index(phase) for phase in phases or ("forward",) * count]
+    return Work(
+        np.array(rows, dtype=np.int64).reshape(count, len(COLUMNS)),
+        np.zeros(count, dtype=np.int64),
+        np.arange(count),
+        np.array(of_ops, dtype=np.int64),
+    )
+
+
+def times(*rows: list[int], gpu: Any = RTX_3090, efficiency: Efficiency = IDEAL) -> list[float]:
+    return kernel_seconds(work(*rows), gpu, efficiency).tolist()  # type: ignore[no-any-return]
+
+
+# --- Kernels ------------------------------------------------------------------------------------
+
+
+def test_traffic_takes_its_share_of_the_bandwidth() -> None:
+    copy = row("pointwise", read=1 << 30, written=1 << 30)
+    (seconds,) = times(copy)
+    assert seconds == pytest.approx((2 << 30) / RTX_3090.bandwidth_bytes_per_s)
+    half = dataclasses.replace(IDEAL, traffic={"pointwise": 0.5})
+    assert times(copy, efficiency=half) == [pytest.approx(2 * seconds)]
+
+
+def test_a_large_product_runs_at_the_peak_of_its_dtype() -> None:
+    sizes = (82 * 128 * 8, 128 * 16, 4096)
+    for dtype in ("float16", "tfloat32", "float32"):
+        one = product(*sizes)
+        one[COLUMNS.index("dtype")] = DTYPES.index(dtype)
+        (seconds,) = times(one)
+        peak = peak_flops(RTX_3090)[DTYPES.index(dtype)] * clock_share(RTX_3090)
+        # A last wave that is half empty, and filling the pipeline once.
+        assert seconds == pytest.approx(2 * np.prod(sizes) / peak, rel=0.03)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 8192), st.integers(1, 64))
+def test_no_product_is_faster_than_the_peak(
+    rows: int, columns: int, depth: int, batches: int
+) -> None:
+    one = product(rows, columns, depth, batches)
+    (seconds,) = times(one)
+    peak = peak_flops(RTX_3090)[DTYPES.index("float16")] * clock_share(RTX_3090)
+    assert seconds >= one[COLUMNS.index("flops")] / peak * (1 - 1e-9)
+    # And no smaller than one that it contains.
+    assert seconds >= times(product(max(1, rows // 2), columns, depth, batches))[0] * (1 - 1e-9)
+
+
+def test_a_product_that_fills_no_tile_takes_as_long_as_one_that_does() -> None:
+    full, part = times(product(128, 128, 4096, 82), product(100, 100, 4096, 82))
+    assert part > 0.7 * full
+    # One tile more than the multiprocessors take at once is more than its share.
+    even, uneven = times(product(128, 128, 4096, 82), product(128, 128, 4096, 83))
+    assert uneven > (1 + 2 / 82) * even
+
+
+def test_deep_products_of_few_tiles_are_split_over_the_multiprocessors() -> None:
+    (seconds,) = times(product(64, 64, 1 << 20))
+    alone = 2 * 64 * 64 * (1 << 20) / (peak_flops(RTX_3090)[2] / RTX_3090.sm_count)
+    assert seconds < alone / 8
+
+
+def test_the_larger_of_arithmetic_and_traffic_counts() -> None:
+    computes = product(8192, 8192, 8192)
+    moves = row("pointwise", read=1 << 28, written=1 << 28)
+    both = [max(a, b) for a, b in zip(computes, row("product", read=1 << 28), strict=True)]
+    a, b, c = times(computes, moves, both)
+    assert a <= c <= a * 1.1 and b > 0
+
+
+def test_every_launch_takes_its_least_time() -> None:
+    small = dataclasses.replace(IDEAL, least_s=2e-6)
+    one, many = times(row("fill", written=4), row("fill", written=4, launches=5), efficiency=small)
+    assert one == pytest.approx(2e-6, rel=1e-3) and many == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_odd_sides_and_wide_groups_are_slower() -> None:
+    slow = dataclasses.replace(IDEAL, unaligned=0.5, wide_groups=0.25)
+    for one, factor in (
+        (product(4096, 4096, 4096), 1),
+        (product(4096, 4096, 4095), 2),
+        (row("grouped_nhwc", flops=1 << 40, rows=1 << 18, columns=64, depth=64), 4),
+        (row("grouped_nhwc", flops=1 << 40, rows=1 << 18, columns=32, depth=64), 1),
+        (row("grouped_nhwc_weight_gradient", flops=1, rows=64, columns=64, depth=1 << 18), 4),
+        (row("grouped", flops=1 << 40, rows=1 << 18, columns=64, depth=64), 1),
+    ):
+        assert times(one, efficiency=slow)[0] == pytest.approx(factor * times(one)[0])
+
+
+def test_copies_to_and_from_the_host_are_no_kernels() -> None:
+    for kind in ("upload", "upload_pinned", "download", "wait"):
+        assert times(row(kind, read=1 << 20, written=1 << 20)) == [0.0]
+
+
+def test_a_capped_board_cannot_hold_its_clock() -> None:
+    assert clock_share(find_gpu("RTX 3090")) == 1.0
+    assert clock_share(find_gpu("T4")) < 0.8
+    whole, capped = (find_gpu(name) for name in ("RTX PRO 6000", "RTX PRO 6000 Max-Q"))
+    assert clock_share(capped) < 0.8 < clock_share(whole)
+
+
+@pytest.mark.parametrize("gpu", catalogue(), ids=lambda gpu: gpu.key)
+def test_every_gpu_of_the_catalogue_has_times(gpu: Any) -> None:
+    found = times(
+        product(4096, 4096, 4096),
+        row("convolution", dtype="bfloat16", flops=1 << 40, rows=1 << 20, columns=64, depth=576),
+        row("depthwise", flops=1 << 30, read=1 << 28, written=1 << 28),
+        row("pointwise", read=1 << 28, written=1 << 28),
+        gpu=gpu,
+        efficiency=DEFAULT,
+    )
+    assert all(0 < seconds < 60 for seconds in found)
+
+
+# --- The step -----------------------------------------------------------------------------------
+
+HOST = HostCosts(10e-6, 6e-6, 8e-6, 0.0, 2e-6)
+
+
+def machine(**changes: Any) -> Machine:
+    values: dict[str, Any] = {"gpu": RTX_3090, "efficiency": IDEAL, "host": HOST}
+    return Machine(**values | changes)
+
+
+def moving(seconds: float) -> list[int]:
+    """A kernel that takes so long."""
+    return row("pointwise", read=round(seconds * RTX_3090.bandwidth_bytes_per_s))
+
+
+def test_long_kernels_hide_their_launches() -> None:
+    found = step_time(work(*[moving(1e-3)] * 10), machine())
+    # The first waits until it is launched.
+    assert found.seconds == pytest.approx(10e-3 + 12e-6, rel=1e-3)
+    assert found.gpu_s == pytest.approx(10e-3, rel=1e-3) and found.bound == "bandwidth"
+
+
+def test_short_kernels_wait_for_their_launches() -> None:
+    found = step_time(work(*[moving(1e-6)] * 100), machine())
+    assert found.seconds == pytest.approx(100 * 12e-6, rel=1e-2)
+    assert found.bound == "launches"
+    # On a core of half the speed it takes twice as long, and nothing changes for long kernels.
+    slow = step_time(work(*[moving(1e-6)] * 100), machine(core_speed=0.5))
+    assert slow.seconds == pytest.approx(2 * found.seconds, rel=1e-2)
+
+
+def test_phases_have_costs_of_their_own() -> None:
+    issued, end = issue_seconds(
+        work(moving(0), moving(0), moving(0), phases=("forward", "backward", "optimizer")), HOST
+    )
+    assert issued.tolist() == pytest.approx([12e-6, 20e-6, 30e-6])
+    assert end == pytest.approx(30e-6)
+
+
+def test_waiting_for_the_gpu_launches_what_follows_later() -> None:
+    asks = work(moving(1e-3), row("download", read=2), moving(1e-6), moving(1e-6))
+    found = step_time(asks, machine())
+    without = step_time(work(moving(1e-3), moving(1e-6), moving(1e-6)), machine())
+    assert found.seconds >= 1e-3 + 2 * 12e-6
+    assert without.seconds < 1.1e-3 < found.seconds + 0.1e-3
+
+
+def test_copies_from_pageable_memory_are_slower() -> None:
+    size = 1 << 28
+    pinned = step_time(work(row("upload_pinned", read=size)), machine())
+    pageable = step_time(work(row("upload", read=size)), machine())
+    assert pinned.copies_s == pytest.approx(size / 20e9)
+    assert pageable.copies_s == pytest.approx(size / 6e9)
+    assert pageable.bound == "host copies"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1e-3), min_size=1, max_size=30))
+def test_the_recurrence_is_that_of_a_queue(took: list[float]) -> None:
+    """Each kernel begins when it is launched and the one before it is done."""
+    rows = [moving(seconds) for seconds in took]
+    found = step_time(work(*rows), machine())
+    exact = kernel_seconds(work(*rows), RTX_3090, IDEAL)
+    issued, host_s = issue_seconds(work(*rows), HOST)
+    end = 0.0
+    for begins, seconds in zip(issued, exact, strict=True):
+        end = max(end, begins) + seconds
+    assert found.seconds == pytest.approx(max(end, host_s))
+
+
+def test_an_empty_step_takes_no_time() -> None:
+    found = step_time(work(), machine())
+    assert found.seconds == found.gpu_s == 0.0 and not found.by_kind_s
+
+
+def test_what_kinds_take_adds_up() -> None:
+    found = step_time(work(product(4096, 4096, 4096), moving(1e-3), moving(1e-4)), machine())
+    assert sum(found.by_kind_s.values()) == pytest.approx(found.gpu_s)
+    assert set(found.by_kind_s) == {"product", "pointwise"}
+
+
+# --- Every batch size ---------------------------------------------------------------------------
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 512))
+def test_sizes_at_any_batch_follow_from_two(one: int, other: int, wanted: int) -> None:
+    def at(batch: int) -> Work:
+        read = 64 * batch + 7
+        return work(product(49 * batch, 64, 576, read=read), row("optimizer", read=1000))
+
+    if one == other:
+        with pytest.raises(ValueError, match="different"):
+            WorkLaw.between(at(one), one, at(other), other)
+        return
+    law = WorkLaw.between(at(one), one, at(other), other)
+    assert (law.at(wanted).table == at(wanted).table).all()
+
+
+def test_other_kernels_are_no_law() -> None:
+    first, second = work(moving(1e-3)), work(moving(1e-3), moving(1e-3))
+    with pytest.raises(NotAffineError, match="1 kernels at batch size 2, 2 at 4"):
+        WorkLaw.between(first, 2, second, 4)
+    with pytest.raises(NotAffineError, match="kernel 0 is another"):
+        WorkLaw.between(first, 2, work(row("fill", written=8)), 4)
