@@ -26,6 +26,7 @@ from trainfit.plan.remedy_kinds import NAMES
 from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
+from trainfit.plan.speed import speed
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.plan import Basis, Configuration, PlanResult, Remedies
@@ -57,7 +58,8 @@ class Settings:
 class _Batches:
     """What is known of other batch sizes; ``recommended_peak`` is what the recommended takes.
 
-    ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is.
+    ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is,
+    and ``pair`` the recordings that it is from.
     """
 
     basis: Basis
@@ -66,6 +68,7 @@ class _Batches:
     recommended: int | None = None
     recommended_peak: Replay | None = None
     law: AffineStream | None = None
+    pair: tuple[tuple[int, Recording], ...] = ()
 
 
 def plan(
@@ -148,6 +151,7 @@ class _Planner:
         remedies = None if infers else self._remedies(batch, now, here, flipped)
         inference = gradients_both_ways(self._runs, self._judge, batch, first) if infers else None
         variables = self._variables(first)
+        samples = first.outcome.loader.samples if first.outcome.loader is not None else None
         return PlanResult(
             command=self._command.line(),
             gpu=self._gpu.key,
@@ -174,7 +178,8 @@ class _Planner:
             profile=self._constants.profile,
             variables=variables,
             batch_in_command="batch_size" in self._command.present,
-            samples=first.outcome.loader.samples if first.outcome.loader is not None else None,
+            samples=samples,
+            speed=speed(recording, batch, self._gpu, here.pair, here.largest, samples),
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -261,7 +266,8 @@ class _Planner:
                 break
             if not law.depends_on_batch:
                 return self._without_effect(one, other)
-            return self._by_law(law)
+            pair = tuple((at, _recording(t)) for at, t in zip((one, other), traces, strict=True))
+            return dataclasses.replace(self._by_law(law), pair=pair)
         return _Batches("one trace", why)
 
     def _check_law(self, law: AffineStream, variant: Variant) -> None:

@@ -12,6 +12,7 @@ from trainfit.report.memory_text import (
 )
 from trainfit.report.remedies_text import inference_section, remedies_section
 from trainfit.report.sizes import printable, size, wrapped
+from trainfit.report.speed_text import speed_section
 from trainfit.report.steps_text import only_seen, pattern_notes
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.words import count
@@ -39,6 +40,7 @@ def plan_text(result: PlanResult) -> str:
         breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
+        speed_section(result.speed) if result.speed is not None else "",
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
         loading_section(result.loading, result) if result.loading is not None else "",

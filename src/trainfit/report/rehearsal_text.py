@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from trainfit.report.sizes import WIDTH, printable, wrapped
+from trainfit.report.sizes import WIDTH, printable, time_text, wrapped
 from trainfit.results.loader import Fault, LoaderSettings
 from trainfit.results.rehearsal import Cause, Dip, Rehearsal, Timeline
 from trainfit.results.words import count
@@ -61,7 +61,7 @@ def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
 def _heading(result: Rehearsal) -> str:
     settings, source = _settings(result.settings), printable(result.settings_source)
     least = " at least" if result.step_is_bound else ""
-    step = f"against a GPU step of {_time(result.step_s)}{least}"
+    step = f"against a GPU step of {time_text(result.step_s)}{least}"
     step += f" ({printable(result.step_source)})" if result.step_source else ""
     lines = [
         printable(result.command),
@@ -93,7 +93,7 @@ def _curve(result: Rehearsal, ascii_only: bool) -> str:
     window = result.timeline.window_s
     head = (
         f"GPU utilisation over {overall.seconds:.1f} s, as nvidia-smi reads it "
-        f"(busy share of each {_time(window)})"
+        f"(busy share of each {time_text(window)})"
     )
     heights, column_s = _columns(result.timeline, overall.seconds)
     lines = [head, *_rows(heights, ascii_only), _axis(len(heights), column_s, ascii_only)]
@@ -177,12 +177,12 @@ def _idle(result: Rehearsal) -> str:
     idle = sum(result.idle_s.values())
     if overall is None or not result.idle_s:
         return ""
-    lines = [f"The GPU was idle for {_time(idle)} of {_time(overall.seconds)}"]
+    lines = [f"The GPU was idle for {time_text(idle)} of {time_text(overall.seconds)}"]
     for cause, (letter, name) in _CAUSES.items():
         seconds = result.idle_s.get(cause, 0.0)
         if seconds >= _SHOWN * overall.seconds:
             share = _share(seconds / overall.seconds)
-            first = f"  {letter} {name:<16}{_time(seconds):>9}{share:>7}   "
+            first = f"  {letter} {name:<16}{time_text(seconds):>9}{share:>7}   "
             words = _cause_words(result, cause)
             lines.append(wrapped(words, first, " " * len(first)) if words else first.rstrip())
     return "\n".join(lines)
@@ -250,8 +250,10 @@ def _epoch(result: Rehearsal) -> list[str]:
     if result.epoch_measured:
         ended = sum(epoch.complete for epoch in result.epochs)
         mean = f", the mean of {ended}" if ended > 1 else ""
-        return [f"  an epoch{of} takes {_time(result.epoch_s)}{mean}"]
-    return [f"  an epoch{of} would take {_time(result.epoch_s)} at this rate; none was completed"]
+        return [f"  an epoch{of} takes {time_text(result.epoch_s)}{mean}"]
+    return [
+        f"  an epoch{of} would take {time_text(result.epoch_s)} at this rate; none was completed"
+    ]
 
 
 def _fault(fault: Fault) -> str:
@@ -295,13 +297,3 @@ def _share(value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -25,6 +25,17 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else ""
 
 
+def time_text(seconds: float) -> str:
+    """A time with a unit: three digits below 100 s, minutes or hours from there on."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
 def printable(text: str, *, lines: bool = False) -> str:
     """User text with control characters made visible, so that terminal escapes do nothing.
 

@@ -1,0 +1,165 @@
+"""How fast a job is: steps of recordings, costed at every batch size, and in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import trainfit
+from trainfit.hardware import find_gpu
+from trainfit.plan.speed import batch_sizes, speed
+from trainfit.report.sizes import WIDTH
+from trainfit.report.speed_text import speed_section
+from trainfit.results.recording import Recording
+from trainfit.results.speed import KNEE, Speed, StepSpeed
+
+GPU = find_gpu("RTX 3090")
+
+
+def recorded(batch: int, width: int = 4096) -> Recording:
+    """Two steps of a perceptron."""
+    with trainfit.simulate("RTX 3090", limited=False) as simulation:
+        model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            images = torch.randn(batch, width).pin_memory().to("cuda", non_blocking=True)
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                model(images).sum().backward()
+            optimizer.step()
+    return simulation.recording
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[tuple[int, Recording], tuple[int, Recording]]:
+    return (64, recorded(64)), (128, recorded(128))
+
+
+def test_a_step_at_every_batch_size(pair: tuple[tuple[int, Recording], ...]) -> None:
+    found = speed(pair[0][1], 64, GPU, pair, largest=4096, samples=6400)
+    assert found is not None
+    assert found.at(64) == found.now and found.now.bound == "bandwidth"
+    sizes = [each.batch_size for each in found.curve]
+    assert sizes[0] == 1 and sizes[-1] == 4096 and sizes == sorted(set(map(int, sizes)))
+    times = [each.seconds for each in found.curve]
+    # But for sides that are no multiple of 8, no larger batch is faster.
+    assert all(b > 0.95 * a for a, b in itertools.pairwise(times))
+    # Weights and optimizer take the same at every batch size: samples a second rise to the knee.
+    rates = [each.samples_per_s or 0 for each in found.curve]
+    assert found.knee is not None and found.knee > 64
+    assert found.at(found.knee).samples_per_s >= KNEE * max(rates)  # type: ignore[union-attr]
+    assert all(
+        rate < KNEE * max(rates)
+        for size, rate in zip(sizes, rates, strict=True)
+        if size is not None and size < found.knee
+    )
+    assert found.curve[-1].bound == "tensor cores"
+    assert found.epoch_s == pytest.approx(100 * found.now.seconds)
+    assert 0 < (found.mfu or 0) < 1
+    assert sum(found.by_kind_s.values()) == pytest.approx(found.now.gpu_s)
+    low, high = found.now.range_s
+    assert low < found.now.seconds < high
+
+
+def test_the_law_gives_what_was_recorded(pair: tuple[tuple[int, Recording], ...]) -> None:
+    at_two = speed(pair[1][1], 128, GPU)
+    law = speed(pair[0][1], 64, GPU, pair, largest=128)
+    assert at_two is not None and law is not None
+    assert law.curve[-1].seconds == pytest.approx(at_two.now.seconds)
+    assert at_two.curve == () and at_two.knee is None
+
+
+def test_other_kernels_at_another_batch_size_are_said(
+    pair: tuple[tuple[int, Recording], ...],
+) -> None:
+    short = recorded(128, width=64).first_steps(1)
+    found = speed(pair[0][1], 64, GPU, (pair[0], (128, short)), largest=128)
+    assert found is not None
+    assert found.curve == () or found.notes == ()
+    if found.notes:
+        assert "not known at other batch sizes" in found.notes[0]
+
+
+def test_nothing_is_said_without_rates_or_kernels(
+    pair: tuple[tuple[int, Recording], ...],
+) -> None:
+    recording = pair[0][1]
+    assert speed(recording, 64, find_gpu("custom:24GiB")) is None
+    old = dataclasses.replace(
+        recording,
+        **{n.name: getattr(recording, n.name)[:0] for n in dataclasses.fields(recording)
+           if n.name.startswith("kernel_")},
+    )  # fmt: skip
+    assert speed(old, 64, GPU) is None
+
+
+@given(st.integers(1, 5000))
+def test_batch_sizes_are_near_one_another(largest: int) -> None:
+    sizes = batch_sizes(largest)
+    assert sizes[0] == 1 and sizes[-1] == largest
+    assert all(b <= max(a + 1, a * 5 // 4 + 1) for a, b in itertools.pairwise(sizes))
+
+
+# --- Words --------------------------------------------------------------------------------------
+
+NOW = StepSpeed(8, 0.085, (0.07, 0.102), 0.08, 0.036, 0.004, "bandwidth", 94.1)
+SPEED = Speed(
+    now=NOW,
+    curve=tuple(
+        StepSpeed(n, 0.01 * n, (0.008 * n, 0.012 * n), 0.01 * n, 0.005, 0.0, "launches", 100.0)
+        for n in (1, 2, 3, 4, 6, 8)
+    ),
+    knee=3,
+    mfu=0.17,
+    by_kind_s={"product": 0.06, "convolution_weight_gradient": 0.02},
+    constants="assumed",
+    epoch_s=754.0,
+    notes=("a \x1b[2Jnote",),
+)
+
+
+def test_text() -> None:
+    assert (
+        speed_section(SPEED)
+        == """\
+Speed at batch size 8, if the DataLoader keeps up (predicted)
+  a step    85 ms, 94.1 samples/s; 70 ms to 102 ms in nine of ten jobs
+            limited by the GPU's memory bandwidth: kernels 80 ms, launching them 36 ms, copies 4 ms;
+            17% of the peak FLOP/s (MFU)
+  kernels   product 75%, convolution weight gradient 25%
+  constants assumed
+  an epoch  12 min 34 s
+  batch size      a step   samples/s   limited by
+           1       10 ms         100   launches
+           2       20 ms         100   launches
+           3       30 ms         100   launches; enough: 95% of the most samples/s
+           4       40 ms         100   launches
+           8       80 ms         100   launches
+  a \\x1b[2Jnote"""
+    )
+
+
+def test_text_of_what_is_hardly_known() -> None:
+    bare = Speed(
+        dataclasses.replace(NOW, batch_size=None, samples_per_s=None), (), None, None, {}, "x"
+    )
+    text = speed_section(bare)
+    assert "at the present batch size" in text and "samples/s" not in text
+    assert "MFU" not in text and "kernels   " not in text
+
+
+@given(st.integers(1, 1 << 16), st.floats(1e-6, 1e4))
+def test_every_line_fits(largest: int, seconds: float) -> None:
+    curve = tuple(
+        dataclasses.replace(NOW, batch_size=n, seconds=seconds * n, samples_per_s=1 / seconds)
+        for n in batch_sizes(largest)
+    )
+    text = speed_section(dataclasses.replace(SPEED, curve=curve, knee=curve[0].batch_size))
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert f"{largest:>10}" in text and len(text.splitlines()) < 30
