@@ -19,6 +19,8 @@ from trainfit.speed.work import Work
 
 #: Batch sizes that are costed lie in steps of a quarter of the power of two below them.
 _PARTS: Final = 4
+#: What is taken of the computer around the GPU.
+_HOST: Final = "launches as by a core of 3 GHz, copies over PCIe 4.0 x16 (assumed)"
 
 
 def machine_of(gpu: GpuSpec) -> Machine:
@@ -54,7 +56,7 @@ def speed(
         knee=_knee(curve),
         mfu=_utilization(work, gpu, took.seconds),
         by_kind_s=took.by_kind_s,
-        constants=machine.efficiency.source,
+        constants=f"{machine.efficiency.source}; {_HOST}",
         epoch_s=samples / now.samples_per_s if samples and now.samples_per_s else None,
         notes=notes,
     )

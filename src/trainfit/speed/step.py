@@ -20,8 +20,9 @@ Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host c
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A GPU in a computer: copies from pinned and pageable memory in bytes a second, and how fast
-    a core of its CPU is, as a multiple of the reference (:mod:`trainfit.speed.host`)."""
+    """A GPU in a computer: copies from pinned and pageable memory in bytes a second (assumed: PCIe
+    4.0 x16, and what the loader takes for pageable memory), and how fast a core of its CPU is, as
+    a multiple of the reference (:mod:`trainfit.speed.host`)."""
 
     gpu: GpuSpec
     efficiency: Efficiency
