@@ -77,6 +77,20 @@ def test_a_linear_layers_bias_is_read_too() -> None:
     assert row["read"] == HALF * (16 * 64 + 64 * 32 + 32)
 
 
+def test_products_of_vectors() -> None:
+    def act() -> Any:
+        matrix, one, other = tensor(16, 64), tensor(64), tensor(64)
+        return lambda: (matrix @ one, one.dot(other), torch.vdot(one, other))
+
+    rows = launched(act)
+    assert [(row["rows"], row["columns"], row["depth"]) for row in rows] == [
+        (16, 1, 64),
+        (1, 1, 64),
+        (1, 1, 64),
+    ]
+    assert [row["flops"] for row in rows] == [2 * 16 * 64, 2 * 64, 2 * 64]
+
+
 @pytest.mark.parametrize(("allowed", "dtype"), [(True, "tfloat32"), (False, "float32")])
 def test_float32_products_as_the_script_allows(allowed: bool, dtype: str) -> None:
     before = torch.backends.cuda.matmul.allow_tf32

@@ -110,7 +110,7 @@ def _dtype(tensor: Any, kind: str = "") -> str:
 def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """(…, m, k) times (…, k, n) or a vector; what is added is read besides."""
     left = _first(call, "mat1", "batch1", "mat", "self")
-    right = _first(call, "mat2", "batch2", "vec", "tensor")
+    right = _first(call, "mat2", "batch2", "vec", "tensor", "other")
     *before, depth = left._spec.size
     rows = before.pop() if before else 1
     columns = right._spec.size[-1] if len(right._spec.size) > 1 else 1
