@@ -56,6 +56,8 @@ _ALONE: Final = 0.2
 #: many of one kind.
 _QUIET: Final = 0.9
 _MOST_TRIES: Final = 4
+#: By how much longer the series may take for them.
+_LONGER: Final = 1.4
 _LEAST_S, _MOST_S = 0.4, 4.0
 #: Of a probe's time, what the look at the call tree takes, storage, and other start methods.
 _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
@@ -151,7 +153,7 @@ def probe_workload(
 def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
     """What to run next: each kind once, then again while there is time; no kind that failed.
 
-    What was only run on slowed cores goes first.
+    What was only run on slowed cores goes first, and is given more time.
     """
     failed: set[str] = set()
 
@@ -168,9 +170,11 @@ def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds)
             if late > _GIVE_UP * seconds and not readings.runs:
                 return
             fresh = [name for name in left if name not in readings.runs and name not in failed]
-            if late > share * seconds and not fresh:
+            slowed = None if fresh else _slowed(readings, kinds, failed, watch)
+            limit = share * seconds * (_LONGER if slowed else 1.0)
+            if late > limit and not fresh:
                 break
-            if not fresh and (slowed := _slowed(readings, kinds, failed, watch)):
+            if slowed:
                 yield from tried(slowed)
                 continue
             name = left.pop(0)

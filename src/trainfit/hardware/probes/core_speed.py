@@ -10,8 +10,8 @@ import struct
 import sys
 import time
 
-#: Seconds between two rounds of the pieces: 0.5% of a core's time.
-EVERY_S = 0.04
+#: Seconds between two rounds of the pieces: 1% of a core's time.
+EVERY_S = 0.02
 #: Cores that one round visits at most; more are visited in turns.
 CORES_A_ROUND = 16
 #: Iterations of a piece, some 50 us; the median of so many counts: the first finds cold caches,
