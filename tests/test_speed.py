@@ -15,7 +15,7 @@ from trainfit.results.kernels import DTYPES, KINDS
 from trainfit.results.recording import PHASES
 from trainfit.speed.efficiency import DEFAULT, Efficiency
 from trainfit.speed.host import HostCosts, issue_seconds
-from trainfit.speed.kernel_times import clock_share, kernel_seconds, peak_flops
+from trainfit.speed.kernel_times import KernelTimes, clock_share, peak_flops
 from trainfit.speed.scaling import NotAffineError, WorkLaw
 from trainfit.speed.step import Machine, step_time
 from trainfit.speed.work import COLUMNS, Work
@@ -49,7 +49,7 @@ def work(*rows: list[int], phases: tuple[str, ...] = ()) -> Work:
 
 
 def times(*rows: list[int], gpu: Any = RTX_3090, efficiency: Efficiency = IDEAL) -> list[float]:
-    return kernel_seconds(work(*rows), gpu, efficiency).tolist()  # type: ignore[no-any-return]
+    return KernelTimes(work(*rows).table, gpu).seconds(efficiency).tolist()  # type: ignore[no-any-return]
 
 
 # --- Kernels ------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_the_recurrence_is_that_of_a_queue(took: list[float]) -> None:
     """Each kernel begins when it is launched and the one before it is done."""
     rows = [moving(seconds) for seconds in took]
     found = step_time(work(*rows), machine())
-    exact = kernel_seconds(work(*rows), RTX_3090, IDEAL)
+    exact = KernelTimes(work(*rows).table, RTX_3090).seconds(IDEAL)
     issued, host_s = issue_seconds(work(*rows), HOST)
     end = 0.0
     for begins, seconds in zip(issued, exact, strict=True):

@@ -139,15 +139,16 @@ def _first(call: Arguments, *names: str) -> Any:
 
 @_rule("convolution", "_convolution", "cudnn_convolution")
 def _convolution(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    shape = _Convolution(call, call["input"], call["weight"], result)
+    shape = _Convolution(call, result, flops)
     return [*shape.layouts(), shape.forward()]
 
 
 @_rule("convolution_backward")
 def _convolution_backward(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    shape = _Convolution(call, call["input"], call["weight"], call["grad_output"])
-    found: list[Kernel] = []
     of_input, of_weight, of_bias = call["output_mask"]
+    passes = max(1, of_input + of_weight)  # each of as many FLOPs
+    shape = _Convolution(call, call["grad_output"], flops // passes)
+    found: list[Kernel] = []
     if of_input:
         found += [*shape.layouts(), shape.input_gradient()]
     if of_weight:
@@ -161,8 +162,10 @@ def _convolution_backward(call: Arguments, result: Any, flops: int) -> list[Kern
 class _Convolution:
     """One convolution: its operands, and the implicit matrix products of its three passes."""
 
-    def __init__(self, call: Arguments, source: Any, weight: Any, result: Any) -> None:
-        self.source, self.weight, self.result = source, weight, result
+    def __init__(self, call: Arguments, result: Any, flops: int) -> None:
+        """``result`` may stand for its gradient; ``flops`` are those of one pass."""
+        source, weight = call["input"], call["weight"]
+        self.source, self.weight, self.result, self.flops = source, weight, result, flops
         self.geometry = Geometry(source, weight, result, *(call[name] for name in _PLACES))
         self.groups: int = self.geometry.groups
         # A transposed convolution is another one's input gradient: that one's result is its source.
@@ -172,7 +175,6 @@ class _Convolution:
         self.source_places = large._spec.size[0] * math.prod(large._spec.size[2:])
         self.taps = math.prod(weight._spec.size[2:])
         self.dtype = _dtype(source, "convolution")
-        self.flops = 2 * self.places * self.outputs * self.taps * (self.inputs // self.groups)
 
     def layouts(self) -> list[Kernel]:
         """Both tensors of a pass are turned into NHWC, or back, for tensor cores (decision 4)."""

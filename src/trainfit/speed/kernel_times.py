@@ -24,7 +24,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.results.kernels import DTYPES, KINDS
 from trainfit.results.recording import IntArray
 from trainfit.speed.efficiency import Efficiency
-from trainfit.speed.work import COLUMNS, Floats, Work
+from trainfit.speed.work import COLUMNS, Floats
 
 #: Tiles of results (rows, columns) that kernels for matrix products come in (CUTLASS, cuBLAS).
 _TILES: Final = (
@@ -58,12 +58,6 @@ _GROUPED_NHWC: Final = tuple(name for name in KINDS if name.startswith("grouped_
 #: Channels of a group up to which cuDNN has kernels of their own.
 _NARROW: Final = 32
 _ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
-
-
-def kernel_seconds(work: Work, gpu: GpuSpec, efficiency: Efficiency) -> Floats:
-    """Seconds of each kernel of ``work`` on ``gpu``; copies from and to the host take none."""
-    distinct, place = np.unique(work.table, axis=0, return_inverse=True)
-    return KernelTimes(distinct, gpu).seconds(efficiency)[place.ravel()]
 
 
 class KernelTimes:
@@ -105,19 +99,19 @@ class KernelTimes:
             rate = peak_flops(self._gpu)[self._column("dtype")] * clock
             rate = np.where(self._is(_ON_SHADERS), self._gpu.fp32_flops * clock, rate)
             seconds = self._column("flops") / rate
-            tiled = self._tiled
-            part = KernelTimes(self.table[tiled], self._gpu) if tiled.any() else None
-            if part is not None:
-                seconds[tiled] = part._tiled_seconds(rate[tiled] / self._gpu.sm_count, small_tile)
+            seconds[self._tiled] = self._tiled_seconds(rate / self._gpu.sm_count, small_tile)
             self._known = small_tile, seconds
         return self._known[1]
 
     def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
-        """Of products by their tiles, the fastest way; ``rate`` is a multiprocessor's."""
-        names = ("rows", "columns", "depth", "batches")
-        rows, columns, depth, batches = (self._column(each).astype(np.float64) for each in names)
+        """Of products by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
+        kernel)."""
+        names = ("rows", "columns", "depth", "batches", "launches")
+        table = self.table[self._tiled][:, [COLUMNS.index(name) for name in names]]
+        rows, columns, depth, batches, launches = table.T.astype(np.float64)
+        rate = rate[self._tiled]
         depth = np.ceil(depth / _DEPTH_STEP) * _DEPTH_STEP
-        best = np.full(len(self.table), np.inf)
+        best = np.full(len(table), np.inf)
         for high, wide in _TILES:
             tiles = np.ceil(rows / high) * np.ceil(columns / wide) * batches
             share = min(1.0, math.sqrt(high * wide) / _FULL_TILE) ** small_tile
@@ -127,7 +121,8 @@ class KernelTimes:
                 waves = np.where(waves < _MANY_WAVES, np.ceil(waves), waves + 0.5)
                 each = 2 * high * wide * (depth / split + _DEPTH_STEP) / (rate * share)
                 best = np.minimum(best, waves * each)
-        return best * np.maximum(self._column("launches"), 1)
+        found: Floats = best * np.maximum(launches, 1)
+        return found
 
     def _odd(self) -> NDArray[np.bool_]:
         """Products of halves with a side that is no multiple of 8."""

@@ -85,9 +85,9 @@ def _run(work: Work, seconds: Floats, issued: Floats, host_s: float) -> float:
 
     Copies on a stream of their own run beside the kernels.
     """
-    waits = np.flatnonzero(work.is_kind(*_WAITS))
+    waits = set(np.flatnonzero(work.is_kind(*_WAITS)).tolist())
     late, first, gpu_free = 0.0, 0, 0.0
-    for last in [*(waits + 1).tolist(), len(seconds)]:
+    for last in sorted({len(seconds), *(wait + 1 for wait in waits)}):
         part = slice(first, last)
         took = seconds[part]
         if len(took):
@@ -95,7 +95,7 @@ def _run(work: Work, seconds: Floats, issued: Floats, host_s: float) -> float:
             # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
             starts = np.maximum(issued[part] + late, gpu_free) - (passed - took)
             gpu_free = float(np.maximum.accumulate(starts)[-1] + passed[-1])
-            if last <= len(seconds) and last - 1 in waits:
+            if last - 1 in waits:
                 late = max(late, gpu_free - float(issued[last - 1]))
         first = last
     return max(gpu_free, host_s + late)
