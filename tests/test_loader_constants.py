@@ -25,6 +25,7 @@ from trainfit.loader.fitting import (
     ratio,
     threaded,
 )
+from trainfit.loader.instrument import WALL
 from trainfit.loader.model import BatchCost, Consumer, HandOff
 from trainfit.loader.readings import KINDS, PINNED, TIGHT, TWO, Readings
 from trainfit.loader.runs import Run, warm_up
@@ -111,11 +112,12 @@ def truth(cores: Cores = TWO_CORES, **hand_off: float) -> Fitted:
 
 
 def test_batches_have_their_place_in_the_order() -> None:
-    """Two workers: the first made 0, 2, 4 …; the first batch of each does not count."""
-    costs = costs_of(run(TWO, 90.0))
-    assert costs is not None
-    assert np.isnan(costs.wall_s[:2]).all()
-    assert costs.wall_s[2:150] == pytest.approx(WALLS[2:150])
+    """Two workers: the first made 0, 2, 4 …; what came before the counted ones is left out."""
+    both = run(TWO, 90.0)
+    costs, first = costs_of(both), 2 * (warm_up(TWO) // 2)
+    assert costs is not None and first > 8
+    assert np.isnan(costs.wall_s[:first]).all()
+    assert costs.wall_s[first:150] == pytest.approx(WALLS[first:150])
     assert costs.gap_s == pytest.approx(GAP_S)
     assert costs.send_s == pytest.approx(SEND_S)
 
@@ -163,8 +165,49 @@ def test_without_workers_next_is_part_of_the_cost() -> None:
         steps=np.zeros(11),
         fetches=(records(np.full(11, 0.01), np.full(11, 0.01)),),
     )
-    assert [cost.work_s for cost in alone_costs(alone)] == pytest.approx([0.012] * 10)
+    assert [cost.work_s for cost in alone_costs(alone)] == pytest.approx([0.012] * 6)
     assert alone_costs(dataclasses.replace(alone, fetches=())) == ()
+
+
+def test_a_worker_that_has_not_settled_costs_nothing() -> None:
+    """The ACT example's workers: 33, 23, 23, 20 ms and then 18.5, once memory was touched."""
+    settings = LoaderSettings(1)
+    walls = np.concatenate([[0.04, 0.033, 0.023, 0.023, 0.02], np.full(60, 0.0185)])
+    cold = dataclasses.replace(run(settings, 50.0), fetches=(records(walls, walls),))
+    costs = costs_of(cold)
+    assert costs is not None
+    assert costs.wall_s[costs.seen] == pytest.approx(0.0185)
+    assert cold.fetched[:, WALL] == pytest.approx(0.0185)
+    short = dataclasses.replace(cold, fetches=(records(walls[:3], walls[:3]),))
+    assert len(short.fetched) == 2  # the first never counts, others do where there are no more
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.004])
+def test_what_takes_longer_to_arrive_while_cores_are_crowded_is_read(later_s: float) -> None:
+    """Of batches that the main thread waited for: from their end to the taking over."""
+    over = LoaderSettings(4, 2)
+
+    def arriving(settings: LoaderSettings, lag_s: float) -> Run:
+        made = run(settings, 50.0)
+        workers = settings.num_workers
+        period = 0.02
+        places = np.arange(len(made.handed))
+        ends = 5 + period * places
+        fetches = tuple(
+            np.stack([ends[w::workers] - 0.015, *[np.full(len(ends[w::workers]), 0.015)] * 3], 1)
+            for w in range(workers)
+        )
+        took = np.full(len(ends), 0.001)
+        receipts = np.stack([took, took, took, ends + lag_s + took, places], 1)
+        return dataclasses.replace(made, fetches=fetches, received=receipts)
+
+    found = Readings(MACHINE)
+    found.runs["turn"] = [arriving(LoaderSettings(1, 1), 0.001)]
+    found.runs["over"] = [arriving(over, 0.001 + later_s)]
+    found.runs["one"] = [run(LoaderSettings(1, 4), 50.0)]
+    fitted = fit(found, TWO_CORES)
+    assert fitted is not None
+    assert fitted.hand_off.crowded_latency_s == pytest.approx(later_s, abs=1e-9)
 
 
 # --- What is fitted ---------------------------------------------------------------------------

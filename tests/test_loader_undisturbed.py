@@ -166,5 +166,6 @@ def test_of_a_kind_the_quietest_runs_count() -> None:
     ]
     assert quietest(runs) == runs[1:]
     assert quietest(runs[:1]) == runs[:1] and quietest([]) == []
+    assert quietest([*runs[1:], runs[0]]) == [runs[2]]  # the very first of several does not
     unseen = dataclasses.replace(run(), core_speed=None)
     assert quietest([unseen]) == [unseen]

@@ -8,6 +8,8 @@ the tight step, pinning to the pinned run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -27,7 +29,7 @@ from trainfit.loader.fitting import (
     merged,
     ratio,
 )
-from trainfit.loader.instrument import CPU, WALL
+from trainfit.loader.instrument import BEGAN, CLOCK, CPU, DONE, PLACE, TOOK, WALL, WORKED
 from trainfit.loader.model import BatchCost, Consumer, HandOff
 from trainfit.loader.readings import PINNED, TWO, Readings, mean, start_s
 from trainfit.loader.runs import Run
@@ -116,13 +118,22 @@ def common_costs(readings: Readings) -> Costs | None:
 def _hand_off(readings: Readings, costs: Costs) -> HandOff:
     """Of a main thread that never sleeps."""
     ones, pinned = readings.of("one"), readings.of("pinned")
-    receive = mean([run.received[1:, 1] for run in ones])
-    took = mean([run.next_cpu[1:] for run in ones])
+    receive = mean([run.received[run.warm :, WORKED] for run in ones])
+    took = mean([run.next_cpu[run.warm :] for run in ones])
     waited = mean([_waits(run) for run in ones])
     busy = [both for run in ones if (both := costs_of(run))]
     slower = statistics.fmean(ratio(both.wall_s, costs.wall_s) for both in busy) if busy else 1.0
     batch_s = float(np.nanmean(costs.wall_s))
-    idle = mean([_waits(run) for run in readings.of("paced")]) if readings.of("paced") else waited
+    # A worker is idle when its batch is taken in both: but for what a garbage collection holds up
+    # in one with a next batch to make.
+    idle = min(
+        [
+            mean([_waits(run) for run in runs])
+            for name in ("paced", "turn")
+            if (runs := readings.of(name))
+        ],
+        default=waited,
+    )
     return HandOff(
         receive_s=receive,
         pin_s=mean([_pinning(run) for run in pinned]),
@@ -131,8 +142,9 @@ def _hand_off(readings: Readings, costs: Costs) -> HandOff:
         busy_wait_s=max(0.0, waited - idle),
         send_s=costs.send_s,
         receive_wait_s=min(idle, waited),
-        pinned_next_s=mean([run.next_cpu[1:] for run in pinned]) if pinned else None,
+        pinned_next_s=mean([run.next_cpu[run.warm :] for run in pinned]) if pinned else None,
         disturb_s=max(0.0, slower - 1) * batch_s,
+        crowded_latency_s=_crowded_latency(readings),
     )
 
 
@@ -141,37 +153,66 @@ def _cold(readings: Readings, hot: HandOff) -> HandOff:
     paced = readings.of("paced")
     if not paced:
         return hot
-    receive = mean([run.received[1:, 1] for run in paced])
-    took = mean([run.next_cpu[1:] for run in paced])
+    receive = mean([run.received[run.warm :, WORKED] for run in paced])
+    took = mean([run.next_cpu[run.warm :] for run in paced])
     return dataclasses.replace(hot, receive_s=receive, next_s=max(0.0, took - receive))
 
 
 def _waits(run: Run) -> Any:
     """What each batch's taking over waited."""
-    return run.received[1:, 0] - run.received[1:, 1]
+    return run.received[run.warm :, TOOK] - run.received[run.warm :, WORKED]
 
 
 def _pinning(run: Run) -> Any:
     """What the pinning thread worked for each batch besides taking it over."""
-    count = min(len(run.pinned), len(run.received))
-    if count < 3:
-        return run.pinned[:, 1]
-    every = np.diff(run.pinned[:count, 2])
-    return np.maximum(run.pinned[1:count, 1], every - run.received[1:count, 1])
+    count, first = min(len(run.pinned), len(run.received)), max(1, run.warm)
+    if count < first + 2:
+        return run.pinned[:, WORKED]
+    every = np.diff(run.pinned[first - 1 : count, CLOCK])
+    return np.maximum(run.pinned[first:count, WORKED], every - run.received[first:count, WORKED])
 
 
 def _turn_latency(run: Run, costs: Costs) -> Any:
     """Of a run with one batch at a time: what is neither its making nor its passing on."""
-    made = run.fetches[0][:, WALL]
-    count = min(len(made), len(run.handed), len(run.received)) - 1
-    if count < 2:
+    made, first = run.fetches[0][:, WALL], run.warm
+    count = min(len(made), len(run.handed), len(run.received))
+    if count < first + 2:
         return np.zeros(0)
-    periods = np.diff(run.handed)[:count]
+    periods = np.diff(run.handed[first - 1 : count])
     # The next batch is asked for before the main thread goes on with this one.
-    taken = run.received[1 : count + 1, 0]
-    rest = periods - made[1 : count + 1] - costs.gap_s - taken
+    rest = periods - made[first:count] - costs.gap_s - run.received[first:count, TOOK]
     # The median: a batch that was made slowly for another's sake is no latency.
     return np.maximum(0.0, np.median(rest, keepdims=True))
+
+
+def _crowded_latency(readings: Readings) -> float:
+    """How much longer batches are under way while more workers than cores work, on average."""
+    free = [_under_way(run) for run in readings.of("turn")]
+    crowded = [_under_way(run) for run in readings.of("over")]
+    if not free or not crowded:
+        return 0.0
+    return max(0.0, mean(crowded) - mean(free))
+
+
+def _under_way(run: Run) -> Any:
+    """From a batch's making to its arrival, of those that the main thread waited for already
+    when they were made."""
+    count, first = run.settings.num_workers, max(1, run.warm)
+    if not count or not run.settings.in_order or run.received.shape[1] <= PLACE:
+        return np.zeros(0)
+    found = []
+    for former, receipt in itertools.pairwise(run.received[first - 1 :]):
+        if not math.isfinite(receipt[PLACE]):
+            continue
+        round_, worker = divmod(int(receipt[PLACE]), count)
+        if round_ >= len(run.fetches[worker]):
+            continue
+        made = run.fetches[worker][round_]
+        ended = made[BEGAN] + made[WALL]
+        # What the main thread does with a batch comes after its arrival.
+        if ended > former[DONE] + run.next_cpu[first:].mean():
+            found.append(max(0.0, receipt[DONE] - receipt[TOOK] - ended))
+    return np.array(found)
 
 
 # --- What is fitted ---------------------------------------------------------------------------

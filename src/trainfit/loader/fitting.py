@@ -67,8 +67,8 @@ class Costs:
 def costs_of(run: Run) -> Costs | None:
     """The costs that a run with workers saw; ``None`` where there are too few.
 
-    In order, worker w makes the batches w, w + W, w + 2 W, …; the first of each is left out
-    (imports, caches, files that are opened once).
+    In order, worker w makes the batches w, w + W, w + 2 W, …; those of a worker that has not
+    settled are left out.
     """
     count = run.settings.num_workers
     longest = max((len(records) for records in run.fetches), default=0)
@@ -80,11 +80,12 @@ def costs_of(run: Run) -> Costs | None:
     for worker, records in enumerate(run.fetches):
         if len(records) < 2:
             continue
-        places = worker + count * np.arange(1, len(records))
-        wall[places], cpu[places] = records[1:, WALL], records[1:, CPU]
-        ends = records[:-1, BEGAN] + records[:-1, WALL]
-        gaps.append(records[1:, BEGAN] - ends)
-        outside.append(np.diff(records[:, PROCESS_CPU]) - records[:-1, CPU])
+        first = run.settled(records)
+        places = worker + count * np.arange(first, len(records))
+        wall[places], cpu[places] = records[first:, WALL], records[first:, CPU]
+        before, after = records[first - 1 : -1], records[first:]
+        gaps.append(after[:, BEGAN] - before[:, BEGAN] - before[:, WALL])
+        outside.append(after[:, PROCESS_CPU] - before[:, PROCESS_CPU] - before[:, CPU])
     # A worker that waits for an index to work on has long gaps: the short ones are its own.
     gap = float(np.quantile(np.concatenate(gaps), 0.25))
     beyond = float(np.concatenate(outside).mean())
@@ -133,11 +134,12 @@ def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
 
 def alone_costs(run: Run) -> tuple[BatchCost, ...]:
     """Of a run without workers; what ``next`` works besides is part of them."""
-    records = run.fetches[0][1:] if run.fetches else np.empty((0, 4))
-    if not len(records):
+    if not run.fetches or len(run.fetches[0]) < 2:
         return ()
-    count = min(len(records), len(run.next_cpu) - 1)
-    besides = run.next_cpu[1 : count + 1].mean() - records[:count, CPU].mean() if count else 0.0
+    first = run.settled(run.fetches[0])
+    records, taken = run.fetches[0][first:], run.next_cpu[first:]
+    count = min(len(records), len(taken))
+    besides = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
     return batch_costs(Costs(records[:, WALL], records[:, CPU], max(0.0, float(besides)), 0.0))
 
 

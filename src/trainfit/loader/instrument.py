@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
+import math
 import os
 import signal
 import time
@@ -22,6 +23,10 @@ from numpy.typing import NDArray
 #: Columns of a worker's record of one batch.
 BEGAN, WALL, CPU, PROCESS_CPU = range(4)
 _COLUMNS: Final = 4
+#: Columns of a receipt (:class:`Receipts`).
+TOOK, WORKED, CLOCK, DONE, PLACE = range(5)
+_RECEIPT: Final = 5
+_Receipt = tuple[float, float, float, float, float]
 #: Batches a worker can note down; later ones are not.
 CAPACITY: Final = 1 << 14
 #: With this signal each process writes the stacks of its threads (see :class:`Notebook`).
@@ -148,21 +153,22 @@ def time_fetches(records: Any) -> Callable[[], None]:
 class Receipts:
     """Times of taking batches from the workers' queue, and of copies to pinned memory.
 
-    A context manager; columns are wall seconds and CPU seconds of the thread that did it, and
-    that thread's CPU clock when it was done.
+    A context manager; columns are wall seconds and CPU seconds of the thread that did it, that
+    thread's CPU clock when it was done, when that was (:data:`DONE`), and the batch's place in
+    the order (:data:`PLACE`; nan: not told, as of copies).
     """
 
     def __init__(self) -> None:
-        self._taken: list[tuple[float, float, float]] = []
-        self._pinned: list[tuple[float, float, float]] = []
+        self._taken: list[_Receipt] = []
+        self._pinned: list[_Receipt] = []
 
     @property
     def taken(self) -> Records:
-        return np.array(self._taken).reshape(-1, 3)
+        return np.array(self._taken).reshape(-1, _RECEIPT)
 
     @property
     def pinned(self) -> Records:
-        return np.array(self._pinned).reshape(-1, 3)
+        return np.array(self._pinned).reshape(-1, _RECEIPT)
 
     def __enter__(self) -> Receipts:
         self._queues: Any = _module("multiprocessing.queues")
@@ -196,11 +202,13 @@ class Receipts:
         self._pinning.pin_memory = self._pin
 
 
-def _timed(into: list[tuple[float, float, float]], function: Callable[..., Any], *args: Any) -> Any:
-    began, cpu = time.perf_counter(), time.thread_time()
+def _timed(into: list[_Receipt], function: Callable[..., Any], *args: Any) -> Any:
+    began, cpu = time.monotonic(), time.thread_time()
     result = function(*args)
-    now = time.thread_time()
-    into.append((time.perf_counter() - began, now - cpu, now))
+    now, done = time.thread_time(), time.monotonic()
+    # A worker sends its batches as (place, batch).
+    sent = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], int)
+    into.append((done - began, now - cpu, now, done, result[0] if sent else math.nan))
     return result
 
 

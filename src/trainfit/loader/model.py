@@ -57,14 +57,15 @@ class HandOff:
     thread); ``pin_s`` by the pinning thread; ``next_s`` by the main thread for each batch that
     it hands out, and ``pinned_next_s`` where a pinning thread did the rest.
 
-    Waits: ``latency_s`` passes in pipes and until threads wake: from the asking for a batch to
-    the worker's start, and from its end to the arrival, together. Shared memory is handed over
-    as file descriptors, by a thread of the worker that answers some messages for each tensor:
+    Waits: ``latency_s`` passes in pipes and until threads wake: from the asking for a batch to the
+    worker's start, and from its end to the arrival, together; ``crowded_latency_s`` comes on top
+    while all cores are busy (the threads that pass it on wait for one). Shared memory is handed
+    over as file descriptors, by a thread of the worker that answers some messages for each tensor:
     who takes a batch waits ``receive_wait_s`` for it. It waits ``busy_wait_s`` besides, at most
-    until that is made, while the worker that made it makes its next one, as the answers need
-    the worker's interpreter lock (5 ms a time, ``sys.getswitchinterval``, where the worker runs
-    Python code), and ``crowded_wait_s`` while all cores are busy (a part of it while one is
-    free): each message wakes a thread that has to wait for its turn.
+    until that is made, while the worker that made it makes its next one, as the answers need the
+    worker's interpreter lock (5 ms a time, ``sys.getswitchinterval``, where the worker runs Python
+    code), and ``crowded_wait_s`` while all cores are busy (a part of it while one is free): each
+    message wakes a thread that has to wait for its turn.
     """
 
     receive_s: float = 0.0
@@ -77,6 +78,7 @@ class HandOff:
     crowded_wait_s: float = 0.0
     pinned_next_s: float | None = None
     disturb_s: float = 0.0
+    crowded_latency_s: float = 0.0
 
     def next_of(self, settings: LoaderSettings) -> float:
         """Of the main thread, for a batch that is there."""
@@ -388,7 +390,9 @@ class _Pool:
 
     def _deliver(self, result: tuple[int, int]) -> Process:
         yield Work(self._run.load.hand_off.send_s)
-        yield Sleep(self._run.load.hand_off.latency_s)
+        hand_off = self._run.load.hand_off
+        crowding = self._run.simulation.crowding
+        yield Sleep(hand_off.latency_s + crowding * hand_off.crowded_latency_s)
         self._run.simulation.put(self._results, result)
 
     def receive(self, worker: int) -> Process:

@@ -26,7 +26,7 @@ from trainfit.loader.constants import fit
 from trainfit.loader.fault_checks import check, check_workers
 from trainfit.loader.faults import diagnose_run
 from trainfit.loader.fitting import Fitted
-from trainfit.loader.instrument import CPU, WALL
+from trainfit.loader.instrument import CPU, TOOK, WALL
 from trainfit.loader.machine import model_cores
 from trainfit.loader.model import Consumer, Outcome
 from trainfit.loader.oom import between, oom_kills
@@ -34,7 +34,16 @@ from trainfit.loader.output import captured_stderr
 from trainfit.loader.picklability import LARGE_BYTES, pickled
 from trainfit.loader.pools import thread_pools
 from trainfit.loader.progress import Progress, Silent
-from trainfit.loader.readings import KINDS, LAST, ORDER, Readings, fetch_s, mean, start_s
+from trainfit.loader.readings import (
+    KINDS,
+    LAST,
+    LENGTHS,
+    ORDER,
+    Readings,
+    fetch_s,
+    mean,
+    start_s,
+)
 from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.split import split
@@ -47,9 +56,9 @@ from trainfit.results.words import count as count_of
 #: Seconds of a probe, by default.
 SECONDS: Final = 20.0
 #: Of a probe's time, what the runs of the series take; the rest is for what follows them.
-_SERIES: Final = 0.65
-#: Of that, what one slice takes; the least and the most seconds of one.
-_SLICE: Final = 1 / 24
+_SERIES: Final = 0.7
+#: Of that, what one slice takes at most; the least and the most seconds of one.
+_SLICE: Final = 1 / 15
 #: Of that, what is left for the runs without workers.
 _ALONE: Final = 0.2
 #: Runs below this share of the cores' full speed are made again while there is time, up to so
@@ -202,7 +211,7 @@ def _measure(
     step_s = readings.step_s(name)
     if step_s is None:
         return
-    length = _length(readings, _SERIES * seconds)
+    length = _length(readings, name, _SERIES * seconds)
     for _ in range(_ATTEMPTS):
         wanted = readings.settings(name)
         settings = readings.bounds.nearest(wanted) if wanted is not None else None
@@ -270,9 +279,9 @@ def run_watched(
     return run, diagnose_run(run, workload, seen)
 
 
-def _length(readings: Readings, seconds: float) -> float:
+def _length(readings: Readings, name: str, seconds: float) -> float:
     """Of a slice: its share of the time, and long enough for some batches."""
-    length = min(_MOST_S, max(_LEAST_S, _SLICE * seconds))
+    length = min(_MOST_S, max(_LEAST_S, LENGTHS.get(name, 1.0) * _SLICE * seconds))
     batch_s = fetch_s(readings.of("one"))
     return min(max(length, _BATCHES * batch_s), max(length, seconds / 4))
 
@@ -307,7 +316,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
     alone = [run.fetched[:, WALL] for run in readings.of("alone")]
     one, two = readings.rate("one"), readings.rate("two")
     hand_off = fitted.hand_off if fitted is not None and ones else None
-    busy = [run.received[1:, 0] for run in ones]
+    busy = [run.received[run.warm :, TOOK] for run in ones]
     start = start_s(readings)
     private = [size for run in runs for size in run.private_bytes]
     sampler = workload.sampler_seconds

@@ -40,7 +40,7 @@ from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
 TWO: Final = LoaderSettings(2, 4)
 PINNED: Final = LoaderSettings(2, 4, pin_memory=True)
 _FIXED: Final[Mapping[str, LoaderSettings]] = {
-    "one": LoaderSettings(1, 8),
+    "one": LoaderSettings(1, 4),
     "two": TWO,
     "tight": TWO,
     "turn": LoaderSettings(1, 1),
@@ -59,10 +59,19 @@ _OVER_RAM: Final = 0.5
 #: without workers come last: they happen in this process, and what they leave in the data set
 #: (open files, caches) would go to all workers that are forked later.
 ORDER: Final = (
-    *("one", "two", "turn", "paced", "over", "one", "tight", "two", "pinned"),
-    *("turn", "one", "two", "over", "tight", "pinned", "paced"),
+    *("one", "two", "over", "turn", "pinned", "tight", "paced", "over", "one", "two"),
+    *("pinned", "tight", "turn", "over", "one", "two", "paced"),
 )
 LAST: Final = ("alone", "alone_pinned", "alone")
+#: How long a run is, as a share of the longest: short where a time is read of each batch, long
+#: where a rate counts.
+LENGTHS: Final[Mapping[str, float]] = {
+    "turn": 0.5,
+    "paced": 0.5,
+    "tight": 0.7,
+    "pinned": 0.8,
+    "alone_pinned": 0.7,
+}
 #: A paced step is so many times what one worker takes for a batch, so that batches are ready;
 #: a tight one so many times what two take.
 READY: Final = 1.5

@@ -41,6 +41,10 @@ _T = TypeVar("_T")
 
 #: Batches that a run waits for at least, however long they take: fewer give no rate.
 _LEAST_BATCHES: Final = 4
+#: Batches of each worker until it is as fast as it will be: memory is touched, and taken from the
+#: system, for the first time. The ACT example's take 33, 23, 23, 20, 20 ms and then 18.5
+#: (docs/figures.md).
+_SETTLING: Final = 4
 #: Seconds beyond a run's own after which it is taken to hang.
 PATIENCE_S: Final = 20.0
 #: Seconds until a process that was killed is seen as dead.
@@ -143,14 +147,23 @@ class Run:
 
     @property
     def fetched(self) -> Records:
-        """All workers' records, without the first batch of each."""
-        rows = [records[1:] for records in self.fetches if len(records) > 1]
+        """All workers' records of batches that count (:meth:`settled`)."""
+        rows = [records[self.settled(records) :] for records in self.fetches if len(records) > 1]
         return np.concatenate(rows) if rows else np.empty((0, 4))
+
+    def settled(self, records: Records) -> int:
+        """The first of a worker's records that counts.
+
+        Its first batch never does (imports, caches, files that are opened once), nor those that
+        it made before the batches that count were handed over, if others are left.
+        """
+        early = self.warm // max(1, self.settings.num_workers)
+        return max(1, min(early, len(records) // 2))
 
 
 def warm_up(settings: LoaderSettings) -> int:
-    """Batches of a run that do not count: what was prefetched, and a round of the workers."""
-    return settings.tokens + settings.num_workers + 1
+    """Batches of a run that do not count: what was prefetched, and some rounds of the workers."""
+    return settings.tokens + _SETTLING * max(1, settings.num_workers) + 1
 
 
 def run_loader(

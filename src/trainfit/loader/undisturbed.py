@@ -100,10 +100,15 @@ def _work_s(runs: Sequence[Run]) -> list[float]:
 
 def quietest(runs: Sequence[Run]) -> list[Run]:
     """Those with the cores about as fast as in the fastest of them: what is to be brought to full
-    speed by little is known best."""
+    speed by little is known best.
+
+    Without the very first, if others are left: a system that has idled gets faster as well
+    (memory that the host of a virtual machine took back, page caches).
+    """
     speeds = [run.core_speed.speed if run.core_speed is not None else 1.0 for run in runs]
     least = max(speeds, default=0.0) - _AS_FAST
-    return [run for run, speed in zip(runs, speeds, strict=True) if speed >= least]
+    quiet = [run for run, speed in zip(runs, speeds, strict=True) if speed >= least]
+    return quiet[1:] if len(quiet) > 1 and quiet[0] is runs[0] else quiet
 
 
 @dataclass(frozen=True)
@@ -148,8 +153,8 @@ class Slowing:
             handed=run.handed * wall,
             waited=run.waited * wall,
             steps=run.steps * wall,
-            received=_scaled(run.received, (wall, cpu, cpu)),
-            pinned=_scaled(run.pinned, (wall, cpu, cpu)),
+            received=_scaled(run.received, (wall, cpu, cpu, wall, 1.0)),
+            pinned=_scaled(run.pinned, (wall, cpu, cpu, wall, 1.0)),
             started=tuple(at * wall for at in run.started),
             collected=tuple(spent * cpu for spent in run.collected),
         )
