@@ -40,9 +40,14 @@ ODD_WORDS = ("--", "two  words", "it's", '{"a": {"b": 1}}', "größe", "$HOME", 
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the plan that several tests look at is made, and its file."""
+    return tmp_path_factory.mktemp("plan")
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> subprocess.CompletedProcess[str]:
     """One plan that several tests look at; the script prints JSON of its own."""
-    folder = tmp_path_factory.mktemp("plan")
     words = (*TRAIN, *PLACEHOLDERS, "--json", *ODD_WORDS)
     return trainfit("plan", *GPU, "--json", "--output", "plan.json", "--", *words, cwd=folder)
 
@@ -102,6 +107,25 @@ def test_the_result_file_is_the_printed_document(
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
     assert not done.stderr.replace("trainfit: simulating", "").count("trainfit:")
+
+
+def test_the_file_answers_for_other_gpus(
+    done: subprocess.CompletedProcess[str], result: dict[str, Any], folder: Path
+) -> None:
+    assert result["recordings"] == []  # printed without, kept with
+    names = ("RTX 4090", "T4", result["gpu"])
+    answer = trainfit("gpus", *names, "--for", "plan.json", "--json", cwd=folder)
+    assert answer.returncode == 0, answer.stderr
+    found = {offer["gpu"]: offer for offer in json_of(answer)["offers"]}
+    own, now = found[result["gpu"]], result["now"]
+    assert own["largest_batch"] == now["largest_batch"]
+    assert own["device_bytes"] == now["memory"]["device_bytes"]
+    assert found["RTX 4090"]["samples_per_s"] > found["T4"]["samples_per_s"] > 0
+    assert any("no bfloat16" in note for note in found["T4"]["notes"])
+    (folder / "printed.json").write_text(done.stdout)
+    refused = trainfit("gpus", "--for", "printed.json", cwd=folder)
+    assert refused.returncode == 2
+    assert "has no recordings in it" in error_line(refused)
 
 
 @pytest.mark.slow

@@ -170,6 +170,9 @@ def test_a_rival_is_recommended_where_it_is_faster_than_the_model_said() -> None
             self.factor = 1.1 if settings.num_workers > chosen.num_workers else 1.0
             return super().__call__(settings, consumer)
 
+    hurried = Confirmation(search(model, goal()), Surprising(model), 4, in_time=lambda: False)
+    hurried.run()
+    assert {trial.why for trial in hurried.trials} <= {"recommended", "present", "beyond the knee"}
     found = Confirmation(search(model, goal()), Surprising(model), 4).run()
     assert found.num_workers > chosen.num_workers
     assert Confirmation(search(model, goal()), Machine(model), 4).run() == chosen

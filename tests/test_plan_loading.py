@@ -17,7 +17,13 @@ from helpers_cli import ROOT, error_line, json_of, trainfit
 from helpers_loader import result
 from test_report import PLAN, section, with_now
 from trainfit.plan.command import Command, parse_command
-from trainfit.plan.data_loading import bottleneck, has_loader_tunables, with_loading
+from trainfit.plan.data_loading import (
+    bottleneck,
+    has_loader_tunables,
+    input_at_most,
+    predicted_step,
+    with_loading,
+)
 from trainfit.report.plan_text import plan_text
 from trainfit.report.sizes import WIDTH
 from trainfit.results.errors import TrainfitError
@@ -30,7 +36,8 @@ from trainfit.results.loader import (
     LoaderSettings,
     VariableAdvice,
 )
-from trainfit.results.plan import PlanResult
+from trainfit.results.plan import HostCpu, PlanResult
+from trainfit.results.speed import Speed, StepSpeed
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
 
@@ -58,6 +65,49 @@ def rate(rate: float, alone: float | None = None, **changes: Any) -> LoaderResul
     candidate = Candidate(best, rate, 0.0, 4.5, alone_batches_per_s=alone)
     present = Candidate(LoaderSettings(1), rate / 3, 0.5, 1.5)
     return result(candidates=(present, candidate), confirmed=(), **changes)
+
+
+# -- what it has to keep up with -----------------------------------------------------------------
+
+
+def step(batch: int, seconds: float) -> StepSpeed:
+    return StepSpeed(
+        batch, seconds, (0.8 * seconds, 1.35 * seconds), seconds, 0.01, 0.0, "bandwidth"
+    )
+
+
+def test_the_loader_keeps_up_with_the_fast_end_of_the_predicted_step() -> None:
+    """At the batch size that it is tuned at, where that is known."""
+    known = Speed(step(8, 0.05), (step(16, 0.1), step(24, 0.15)), 24, 0.2, {}, "")
+    seconds, source = predicted_step(dataclasses.replace(PLAN, speed=known))
+    assert seconds == pytest.approx(0.8 * 0.15)
+    assert "120 to 202 ms" in source and PLAN.gpu in source
+    other = dataclasses.replace(known, curve=())
+    assert predicted_step(dataclasses.replace(PLAN, speed=other))[0] == pytest.approx(0.04)
+    assert predicted_step(dataclasses.replace(PLAN, speed=None)) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "here_hz", "batches_per_s"),
+    [
+        (HostCpu(2.0, 2.2e9), 3.3e9, 2 / 0.114 * 2 / 3),
+        (HostCpu(2.0, None), None, 2 / 0.114),
+        (HostCpu(2.0, 2.2e9), None, None),
+        (HostCpu(None, 2.2e9), 3.3e9, None),
+        (None, 3.3e9, None),
+    ],
+)
+def test_the_input_that_other_cores_give(
+    cpu: HostCpu | None, here_hz: float | None, batches_per_s: float | None
+) -> None:
+    found = input_at_most(result(), cpu, here_hz)
+    assert found == (None if batches_per_s is None else pytest.approx(batches_per_s))
+    plan = planned(result(), plan=dataclasses.replace(PLAN, cpu=cpu), here_hz=here_hz)
+    text = plan_text(plan)
+    if batches_per_s is not None:
+        assert f"at most {batches_per_s:.3g} batches/s" in text
+    else:
+        assert ("cannot tell, as the clock" in text) == (cpu is not None and cpu.cores is not None)
 
 
 # -- the launch command ------------------------------------------------------------------------

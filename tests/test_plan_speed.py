@@ -13,11 +13,12 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import batch_sizes, speed
+from trainfit.plan.speed import batch_sizes, enough, speed
 from trainfit.report.sizes import WIDTH
 from trainfit.report.speed_text import speed_section
 from trainfit.results.recording import Recording
 from trainfit.results.speed import KNEE, Speed, StepSpeed
+from trainfit.speed.host import REFERENCE_HZ
 
 GPU = find_gpu("RTX 3090")
 
@@ -163,3 +164,64 @@ def test_every_line_fits(largest: int, seconds: float) -> None:
     text = speed_section(dataclasses.replace(SPEED, curve=curve, knee=curve[0].batch_size))
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert f"{largest:>10}" in text and len(text.splitlines()) < 30
+
+
+# --- Another processor, graphs, limits ------------------------------------------------------------
+
+
+def test_a_slower_core_launches_later(pair: tuple[tuple[int, Recording], ...]) -> None:
+    recording = pair[0][1]
+    usual, slow, same = (
+        speed(recording, 64, GPU, core_hz=hz) for hz in (None, 1.0e9, REFERENCE_HZ)
+    )
+    assert usual is not None and slow is not None
+    assert same == usual
+    assert slow.now.host_s == pytest.approx(3 * usual.now.host_s)
+    assert slow.now.gpu_s == pytest.approx(usual.now.gpu_s)
+    assert "a core of 1 GHz" in slow.constants and "a core of 3 GHz" in usual.constants
+
+
+def test_graphs_win_what_launches_cost() -> None:
+    """A narrow perceptron waits for its launches, a wide one does not."""
+    narrow, wide = speed(recorded(8, width=64), 8, GPU), speed(recorded(4096), 4096, GPU)
+    assert narrow is not None and wide is not None
+    assert narrow.now.bound == "launches" and narrow.graphed_s is not None
+    assert narrow.graphed_s < 0.5 * narrow.now.seconds
+    assert wide.graphed_s == pytest.approx(wide.now.seconds, rel=0.02)
+    assert "with CUDA graphs" in speed_section(narrow)
+    assert "CUDA graphs" not in speed_section(wide)
+
+
+def test_enough_is_a_multiple_of_eight(pair: tuple[tuple[int, Recording], ...]) -> None:
+    found = speed(pair[0][1], 64, GPU, pair, largest=4096)
+    most = enough(pair, GPU, 4096)
+    assert found is not None and found.knee is not None and most is not None
+    assert most % 8 == 0 and found.knee <= most < found.knee + 8
+    assert enough(pair, GPU, 3) == 3
+    assert enough(pair, find_gpu("custom:24GiB"), 4096) is None
+
+
+def test_the_simulated_clock_is_that_of_the_model() -> None:
+    """Events around a step, as a user's script times it."""
+    with trainfit.simulate("RTX 3090", limited=False) as simulation:
+        model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(5)]
+        for event in events:
+            event.record()
+            optimizer.zero_grad()
+            model(torch.randn(2048, 2048, device="cuda")).sum().backward()
+            optimizer.step()
+        torch.cuda.synchronize()
+    seconds = [one.elapsed_time(other) / 1e3 for one, other in itertools.pairwise(events)]
+    found = speed(simulation.recording, 2048, GPU)
+    assert found is not None
+    assert seconds[-1] == pytest.approx(found.now.seconds, rel=0.05)
+    # The clock may be asked at any time, also with nothing done in between.
+    with trainfit.simulate("RTX 3090"):
+        first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        first.record()
+        torch.cuda.synchronize()
+        second.record()
+        assert 0 <= first.elapsed_time(second) < 0.1

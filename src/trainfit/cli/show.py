@@ -69,5 +69,5 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(loader.to_json() if options.json else loader_text(loader))
     else:
         result = PlanResult.from_json(text, path)
-        print(result.to_json() if options.json else plan_text(result))
+        print(result.printed() if options.json else plan_text(result))
     return 0

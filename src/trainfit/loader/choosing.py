@@ -192,13 +192,15 @@ def measured(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
 class Confirmation:
     """Real runs of what was chosen, until measurement and model agree or runs run out.
 
-    ``after`` is called after each of them.
+    ``after`` is called after each of them; ``in_time`` says whether there is time for one that is
+    not needed, to look for something faster.
     """
 
     choice: Choice
     runner: Runner
     most: int
     after: Callable[[Confirmation], None] = lambda confirmation: None
+    in_time: Callable[[], bool] = lambda: True
     trials: list[Trial] = field(default_factory=list)
     refitted: bool = False
 
@@ -229,7 +231,7 @@ class Confirmation:
     def _explore(self) -> None:
         """Run what may be faster than what was chosen, as sure as the model is of it, but for the
         last run: other numbers of workers first, for these differ by more than by their luck."""
-        while len(self.trials) < self.most - 1:
+        while len(self.trials) < self.most - 1 and self.in_time():
             rates, ran = self._rates(), {trial.settings for trial in self.trials}
             least = rates.get(self._chosen(), 0.0)
             fresh = {s: rate for s, rate in rates.items() if s not in ran and self._can(s)}

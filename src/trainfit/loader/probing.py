@@ -66,7 +66,7 @@ _ALONE: Final = 0.2
 _QUIET: Final = 0.9
 _MOST_TRIES: Final = 4
 #: By how much longer the series may take for them.
-_LONGER: Final = 1.4
+_LONGER: Final = 1.3
 _LEAST_S, _MOST_S = 0.4, 4.0
 #: Of a probe's time, what the look at the call tree takes, storage, and other start methods.
 _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1

@@ -49,8 +49,11 @@ from trainfit.results.words import count as count_of
 #: Real runs that confirm, at most.
 CONFIRM: Final = 4
 #: Seconds of one, and of a probe's time the share that one takes at most.
-RUN_S: Final = 3.0
-_RUN_SHARE: Final = 0.15
+RUN_S: Final = 2.0
+_RUN_SHARE: Final = 0.1
+#: So many times a probe's time may have gone when a run is begun that only looks for something
+#: faster than what was chosen.
+_EXPLORING: Final = 1.4
 #: Batches that one should count.
 _RUN_BATCHES: Final = 25
 #: Of all its time, what a tuning's probe takes.
@@ -87,7 +90,7 @@ def tune(
         consumer: what happens between two batches; a step of 0 s: as fast as the loader can.
         step_source: where the step's time is from, in words.
         command: the user's command, ``loader`` the loader's place in it, for the result.
-        seconds: of the probe, about; a confirming run takes 15% of that.
+        seconds: of the probe, about; a confirming run takes 10% of that.
         confirm: real runs of the chosen settings and their rivals, at most 4.
         max_workers: the most workers to try; by default two a core, more where batches wait.
         any_order: may batches come in another order than the sampler's (``in_order=False``)?
@@ -102,7 +105,9 @@ def tune(
         consumer = _copying(consumer, measured.probe)
         result = _blank(workload, machine, consumer, step_source, measured, command, loader)
         if measured.fitted is not None:
-            tuner = _Tuner(workload, machine, consumer, measured, seconds, progress, result, watch)
+            tuner = _Tuner(
+                *(workload, machine, consumer, measured, seconds, progress, result, watch, began)
+            )
             result = tuner.tuned(confirm, max_workers, any_order)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
@@ -166,7 +171,9 @@ class _Tuner:
         progress: Progress,
         result: LoaderResult,
         watch: CoreSpeeds,
+        began: float,
     ) -> None:
+        self._began = began
         self._workload, self._machine, self._consumer = workload, machine, consumer
         self._measured, self._seconds, self._progress = measured, seconds, progress
         self._result, self._watch = result, watch
@@ -188,7 +195,11 @@ class _Tuner:
         choice = search(fitted, self._goal(max_workers, any_order))
         self._progress.keep(self._explained(choice, choice.best(), []))
         confirmation = Confirmation(
-            choice, self._run, max(0, min(confirm, CONFIRM)), after=self._keep
+            choice,
+            self._run,
+            max(0, min(confirm, CONFIRM)),
+            after=self._keep,
+            in_time=lambda: time.monotonic() < self._began + _EXPLORING * self._seconds,
         )
         chosen = confirmation.run()
         return self._explained(confirmation.choice, chosen, confirmation.trials)

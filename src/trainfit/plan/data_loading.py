@@ -16,7 +16,7 @@ from trainfit.plan.tunables import (
 )
 from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import LoaderResult, LoaderSettings
-from trainfit.results.plan import Bottleneck, DataLoading, PlanResult, rate_of
+from trainfit.results.plan import Bottleneck, DataLoading, HostCpu, PlanResult, rate_of
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
 Tune = Callable[[Command], LoaderResult]
@@ -32,12 +32,18 @@ def has_loader_tunables(command: Command) -> bool:
 
 
 def with_loading(
-    plan: PlanResult, command: Command, tune: Tune, *, step_is_bound: bool = True
+    plan: PlanResult,
+    command: Command,
+    tune: Tune,
+    *,
+    step_is_bound: bool = True,
+    here_hz: float | None = None,
 ) -> PlanResult:
     """``plan`` with its ``loading``, and the launch command with the recommended settings.
 
     ``tune`` gets the command at the recommended batch size. Whatever goes wrong in it, the
-    memory part of the plan stays, and ``loading.failure`` says what it was.
+    memory part of the plan stays, and ``loading.failure`` says what it was. ``here_hz`` is the
+    clock of this machine's cores, for another processor's input (``plan.cpu``).
     """
     batch = _batch(plan)
     values = {}
@@ -60,9 +66,28 @@ def with_loading(
         values["batch_size"] = str(plan.now.recommended_batch)
     values |= _values(command, found)
     line = launch(command, values, plan.variables, found.variables, found.cores)
-    loading = DataLoading(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found))
+    loading = DataLoading(
+        *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
+        input_at_most=input_at_most(found, plan.cpu, here_hz),
+    )
     notes = (*plan.notes, *line.notes, *_notes(plan, command, found))
     return dataclasses.replace(plan, launch=line.line, loading=loading, notes=notes)
+
+
+def predicted_step(plan: PlanResult) -> tuple[float | None, str]:
+    """The step that the loader has to keep up with, and in words where it is from; ``None`` where
+    none is predicted.
+
+    The fast end of the range: a loader that keeps up with that keeps up.
+    """
+    if plan.speed is None:
+        return None, ""
+    step = plan.speed.at(_batch(plan)) or plan.speed.now
+    low, high = step.range_s
+    return low, (
+        f"the fast end of what is predicted for {plan.gpu}: {1e3 * low:.3g} to {1e3 * high:.3g} ms "
+        "in nine of ten jobs"
+    )
 
 
 def _values(command: Command, found: LoaderResult) -> dict[str, str]:
@@ -85,6 +110,20 @@ def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
         return "loader", ratio
     alone = _alone(found, found.recommended)
     return "gpu", max(1.0, alone * found.step_s) if alone is not None else None
+
+
+def input_at_most(found: LoaderResult, cpu: HostCpu | None, here_hz: float | None) -> float | None:
+    """Batches a second that the cores of ``cpu`` make at best, all of them at work.
+
+    By the CPU time of a batch in a worker here, at another clock (what a core does a cycle is
+    taken to be alike); ``None`` where one of these is not known.
+    """
+    seconds = found.probe.fetch_cpu_s
+    if cpu is None or cpu.cores is None or not seconds:
+        return None
+    if cpu.core_hz is None:
+        return cpu.cores / seconds
+    return cpu.cores / seconds * cpu.core_hz / here_hz if here_hz else None
 
 
 def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:

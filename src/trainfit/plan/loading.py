@@ -43,9 +43,10 @@ _LEAST_S: Final = 1.0
 class LoadingOptions:
     """How a loader is to be measured.
 
-    ``step_s`` is the time of a training step; without it, ``gpu`` gives a lower bound of it
-    from the simulated step; without both the step takes no time. ``ranks`` processes share the
-    machine. ``loader`` ("module:callable") stands for a command, and ``batch_size`` is for a
+    ``step_s`` is the time of a training step (``step_source`` says in words where it is from,
+    ``step_is_bound`` that no step is likely to be shorter); without it, ``gpu`` gives a lower bound
+    of it from the simulated step; without both the step takes no time. ``ranks`` processes share
+    the machine. ``loader`` ("module:callable") stands for a command, and ``batch_size`` is for a
     data set that it gives. ``time_limit_s`` is for everything, ``script_limit_s`` for the
     script's way to its first step (by default as long).
     """
@@ -61,6 +62,8 @@ class LoadingOptions:
     loader: str = ""
     batch_size: int | None = None
     script_limit_s: float | None = None
+    step_source: str = "given"
+    step_is_bound: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +140,7 @@ def tune_command(
         result,
         notes=(*result.notes, *said, *notes_of(loaded, command, options)),
         launch=line,
-        step_is_bound=options.step_s is None and result.step_s > 0,
+        step_is_bound=(options.step_s is None or options.step_is_bound) and result.step_s > 0,
         seconds=result.seconds or loaded.seconds,
     )
     return Tuned(result, loaded.interrupt)
@@ -218,7 +221,7 @@ def _given(options: LoadingOptions) -> str:
 def _known_step(command: Command | None, options: LoadingOptions) -> StepTime | None:
     """The step's time, unless the script has to be simulated for it."""
     if options.step_s is not None:
-        return StepTime(options.step_s, source="given")
+        return StepTime(options.step_s, source=options.step_source)
     if options.gpu is None or command is None:
         return StepTime(0.0, source=AS_FAST)
     return None

@@ -21,15 +21,24 @@ from trainfit.plan.failures import ScriptError, is_inference, shortfall
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
 from trainfit.plan.launch import ACCELERATE, PRECISIONS, launch
+from trainfit.plan.laws import memory_law
 from trainfit.plan.remedies import try_remedies
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.search import Found, Trial, search
-from trainfit.plan.speed import speed
+from trainfit.plan.speed import enough, speed, step_seconds
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.constants import LIBRARIES, DeviceConstants, total
-from trainfit.results.plan import Basis, Configuration, PlanResult, Remedies
+from trainfit.results.plan import (
+    Basis,
+    BatchLimits,
+    Configuration,
+    HostCpu,
+    PlanResult,
+    Recorded,
+    Remedies,
+)
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
 from trainfit.simgpu.settling import LEAST_STEPS
@@ -45,13 +54,20 @@ class Settings:
 
     ``headroom`` is a share of the GPU (``None``: as much as the figures may be too low);
     ``steps`` of ``None`` are until memory has settled.
-    ``remedies`` are names of remedies to try; ``None``: all where the job does not fit.
+    ``remedies`` are names of remedies to try; ``None``: all where the job does not fit. ``cpu`` is
+    the processor beside the GPU.
     """
 
     headroom: float | None = None
     steps: int | None = None
     time_limit_s: float = 600.0
     remedies: tuple[str, ...] | None = None
+    cpu: HostCpu | None = None
+
+    @property
+    def core_hz(self) -> float | None:
+        """The clock of its cores, where that was said."""
+        return self.cpu.core_hz if self.cpu is not None else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +85,12 @@ class _Batches:
     recommended_peak: Replay | None = None
     law: AffineStream | None = None
     pair: tuple[tuple[int, Recording], ...] = ()
+    limits: BatchLimits | None = None
+
+    @property
+    def useful(self) -> int | None:
+        """The largest that leaves the headroom, else the largest that fits."""
+        return (self.limits.memory if self.limits is not None else None) or self.largest
 
 
 def plan(
@@ -179,7 +201,12 @@ class _Planner:
             variables=variables,
             batch_in_command="batch_size" in self._command.present,
             samples=samples,
-            speed=speed(recording, batch, self._gpu, here.pair, here.largest, samples),
+            speed=speed(
+                *(recording, batch, self._gpu, here.pair, here.useful, samples),
+                self._settings.core_hz,
+            ),
+            recordings=_recorded(batch, recording, here.pair),
+            cpu=self._settings.cpu,
         )
 
     # -- runs ------------------------------------------------------------------------------
@@ -256,7 +283,8 @@ class _Planner:
                 why = f"no other batch size could be simulated: {error}"
                 continue
             try:
-                law = _law(traces, (one, other))
+                pair = tuple(zip((one, other), map(_recording, traces), strict=True))
+                law = memory_law(pair)
                 self._check_law(law, variant)
             except NotAffineError as error:
                 why = f"batch sizes {one} and {other} give no rule for others: {error}"
@@ -266,8 +294,7 @@ class _Planner:
                 break
             if not law.depends_on_batch:
                 return self._without_effect(one, other)
-            pair = tuple((at, _recording(t)) for at, t in zip((one, other), traces, strict=True))
-            return dataclasses.replace(self._by_law(law), pair=pair)
+            return self._by_law(law, pair)
         return _Batches("one trace", why)
 
     def _check_law(self, law: AffineStream, variant: Variant) -> None:
@@ -296,13 +323,17 @@ class _Planner:
         where = f", first in {name}" if name else ""
         raise NotAffineError(f"sizes do not grow in proportion to the batch size{where}")
 
-    def _by_law(self, law: AffineStream) -> _Batches:
-        """Exact for every batch size: the largest that runs, and that leaves the headroom."""
+    def _by_law(self, law: AffineStream, pair: tuple[tuple[int, Recording], ...]) -> _Batches:
+        """Exact for every batch size: the largest that runs, and that leaves the headroom; and
+        the smallest of those that is about as fast as any."""
         judge = self._judge
         largest = judge.largest(law)
-        best = _rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
+        most = _rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
+        fast = enough(pair, self._gpu, most, self._settings.core_hz) if most else None
+        limits = BatchLimits(most, fast)
+        best = min(most, limits.knee or most)
         peak = judge.limited(law.at(best)) if best else None
-        return _Batches("two traces", "", largest, best, peak, law)
+        return _Batches("two traces", "", largest, best, peak, law, pair, limits)
 
     def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
         """By simulating one batch size after the other."""
@@ -374,6 +405,8 @@ class _Planner:
             step_peak_allocated_bytes=tuple(peak for peak, _ in shown.step_peaks),
             largest_batch=batches.largest,
             recommended_batch=batches.recommended,
+            limits=batches.limits,
+            step_s=step_seconds(recording, self._gpu, self._settings.core_hz),
         )
 
     def _other_amp(
@@ -513,17 +546,17 @@ def _pairs(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
             yield one, other
 
 
-def _law(traces: tuple[Trace, Trace], batches: tuple[int, int]) -> AffineStream:
-    """From as many steps as both runs made; raises ``NotAffineError``."""
-    recordings = [_recording(trace) for trace in traces]
-    steps = min(recording.steps for recording in recordings)
-    one, other = (recording.first_steps(steps) for recording in recordings)
-    return AffineStream.between(one, batches[0], other, batches[1])
-
-
 def _recording(trace: Trace) -> Recording:
     assert trace.recording is not None  # as ``require_step`` made sure
     return trace.recording
+
+
+def _recorded(
+    batch: int | None, recording: Recording, others: Sequence[tuple[int, Recording]]
+) -> tuple[Recorded, ...]:
+    """The job as it is, and the other batch sizes that its law is from."""
+    kept = [Recorded.of(batch, recording)]
+    return (*kept, *(Recorded.of(at, other) for at, other in others if at != batch))
 
 
 def _rounded(batch: int) -> int:

@@ -17,8 +17,13 @@ import psutil
 
 from trainfit.plan.command import Command
 
-#: Starts a module of ours in the user's interpreter, whose environment stays as it is.
-_START = "import sys; sys.path.append({source!r}); from {module} import main; main()"
+#: Starts a module of ours in the user's interpreter, whose environment stays as it is; simulated
+#: GPUs in it keep time by the speed model.
+_START = (
+    "import sys; sys.path.append({source!r}); from trainfit.simgpu import clock; "
+    "from trainfit.speed.device_clock import StepClock; clock.use(StepClock); "
+    "from {module} import main; main()"
+)
 
 #: Seconds until a stopped run is taken to be gone; it is killed long before.
 _END_S = 12.0

@@ -15,6 +15,7 @@ from trainfit.plan.pricing import cost_percent, extra_compute, ordered
 from trainfit.plan.remedy_kinds import BY_NAME, NAMES, RemedyKind
 from trainfit.plan.remedy_trials import Job, NotApplicable, Trial, Trials
 from trainfit.plan.runs import Variant
+from trainfit.plan.speed import step_seconds
 from trainfit.plan.tracing import Trace
 from trainfit.results.plan import LEAST_GAIN, Combination, Remedies, Remedy
 from trainfit.results.recording import FREE, MALLOC, Recording
@@ -137,6 +138,7 @@ class _Remedies:
         extra = extra_compute(self._survey.outcome.compute, trace.outcome.compute)
         if status == "estimated":
             extra = None
+        change = None if status == "estimated" else self._step_change(trace)
         detail = kind.changes_detail
         if kind.name == "accumulate" and trial.finding.detail:
             detail = "batch norm sees the smaller micro-batches"
@@ -155,7 +157,15 @@ class _Remedies:
             cost_percent=cost_percent(extra, kind.changes),
             how=trial.how,
             launch=self._trials.launch([trial]),
+            step_change=change,
         )
+
+    def _step_change(self, trace: Trace) -> float | None:
+        """How much longer an optimizer's step takes than in the job as it is."""
+        gpu = self._judge.gpu
+        before = step_seconds(_recording(self._survey), gpu)
+        after = step_seconds(_recording(trace), gpu)
+        return after / before - 1 if before and after is not None else None
 
     # -- the largest batch -----------------------------------------------------------------
 
@@ -247,7 +257,8 @@ class _Remedies:
         judge = self._trials.judge_with(allocator)
         outcome, fits = judge.shown(_stream(trace, steps))
         extra = extra_compute(self._survey.outcome.compute, trace.outcome.compute)
-        return Combination(names, judge.figures(outcome), fits, batch, extra, launch)
+        figures, change = judge.figures(outcome), self._step_change(trace)
+        return Combination(names, figures, fits, batch, extra, launch, step_change=change)
 
 
 _ESTIMATE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,23 +10,26 @@ import numpy as np
 
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu_custom import CUSTOM_DEFAULT
+from trainfit.plan.laws import Pair, last_step, work_law
 from trainfit.results.recording import Recording
 from trainfit.results.speed import KNEE, Speed, StepSpeed
 from trainfit.speed.efficiency import FITTED, RANGE
+from trainfit.speed.host import REFERENCE_HZ, HostCosts
 from trainfit.speed.kernel_times import peak_flops
-from trainfit.speed.scaling import NotAffineError, WorkLaw
+from trainfit.speed.scaling import NotAffineError
 from trainfit.speed.step import Machine, StepTime, step_time
 from trainfit.speed.work import Work
 
 #: Batch sizes that are costed lie in steps of a quarter of the power of two below them.
 _PARTS: Final = 4
-#: What is taken of the computer around the GPU.
-_HOST: Final = "launches as by a core of 3 GHz, copies over PCIe 4.0 x16 (assumed)"
+_TILE: Final = 8
+_NO_LAUNCHES: Final = HostCosts(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def machine_of(gpu: GpuSpec) -> Machine:
-    """The GPU in a computer of which nothing else is known."""
-    return Machine(gpu, FITTED)
+def machine_of(gpu: GpuSpec, core_hz: float | None = None) -> Machine:
+    """The GPU in a computer of which nothing is known but (perhaps) the clock of its cores: what
+    a core does a cycle is taken to be alike."""
+    return Machine(gpu, FITTED, core_speed=(core_hz or REFERENCE_HZ) / REFERENCE_HZ)
 
 
 def speed(
@@ -35,34 +39,68 @@ def speed(
     others: Sequence[tuple[int, Recording]] = (),
     largest: int | None = None,
     samples: int | None = None,
+    core_hz: float | None = None,
 ) -> Speed | None:
     """Of the last whole step of ``recording``; ``None`` where nothing can be said.
 
     ``others`` are two recordings at different batch sizes, from which all up to ``largest``
-    follow; ``samples`` is how many an epoch has.
+    follow; ``samples`` is how many an epoch has, ``core_hz`` the clock of the CPU's cores.
     """
-    if gpu.sources.get("fp32_flops", "").startswith(CUSTOM_DEFAULT) or not recording.steps:
+    if not has_rates(gpu) or not recording.steps:
         return None
-    work = Work.of_step(recording, recording.steps - 1)
+    work = last_step(recording)
     if not len(work.table):
         return None
-    machine = machine_of(gpu)
+    machine = machine_of(gpu, core_hz)
     took = step_time(work, machine)
-    now = _speed_of(took, batch)
+    now = speed_of(took, batch)
     curve, notes = _curve(others, machine, largest)
     return Speed(
         now=now,
         curve=curve,
-        knee=_knee(curve),
+        knee=knee(curve),
         mfu=_utilization(work, gpu, took.seconds),
         by_kind_s=took.by_kind_s,
-        constants=f"{machine.efficiency.source}; {_HOST}",
+        constants=constants_of(machine),
         epoch_s=samples / now.samples_per_s if samples and now.samples_per_s else None,
+        graphed_s=step_time(work, dataclasses.replace(machine, host=_NO_LAUNCHES)).seconds,
         notes=notes,
     )
 
 
-def _speed_of(took: StepTime, batch: int | None) -> StepSpeed:
+def step_seconds(recording: Recording, gpu: GpuSpec, core_hz: float | None = None) -> float | None:
+    """The last whole step of a recording; ``None`` where nothing can be said."""
+    if not has_rates(gpu) or not recording.steps:
+        return None
+    work = last_step(recording)
+    return step_time(work, machine_of(gpu, core_hz)).seconds if len(work.table) else None
+
+
+def enough(pair: Pair, gpu: GpuSpec, most: int, core_hz: float | None = None) -> int | None:
+    """The smallest batch size with nearly the most samples a second of those up to ``most``, as a
+    multiple of 8 where one is left (tiles of Tensor cores); ``None`` where that is not known."""
+    if not has_rates(gpu):
+        return None
+    curve, _ = _curve(pair, machine_of(gpu, core_hz), most)
+    found = knee(curve)
+    if found is None or found <= _TILE // 2:
+        return found
+    return min(-(-found // _TILE) * _TILE, most)
+
+
+def constants_of(machine: Machine) -> str:
+    """Where the model's constants are from."""
+    clock = f"launches as by a core of {machine.core_speed * REFERENCE_HZ / 1e9:.3g} GHz"
+    return f"{machine.efficiency.source}; {clock}, copies over PCIe 4.0 x16 (assumed)"
+
+
+def has_rates(gpu: GpuSpec) -> bool:
+    """Is it a real card, not one made to measure?"""
+    return not gpu.sources.get("fp32_flops", "").startswith(CUSTOM_DEFAULT)
+
+
+def speed_of(took: StepTime, batch: int | None) -> StepSpeed:
+    """A step's time with the range that the truth lies in, and its rate."""
     low, high = RANGE
     return StepSpeed(
         batch,
@@ -81,15 +119,11 @@ def _curve(
 ) -> tuple[tuple[StepSpeed, ...], tuple[str, ...]]:
     if len(others) != 2 or not largest:
         return (), ()
-    (one, first), (other, second) = others
-    steps = min(first.steps, second.steps)
     try:
-        law = WorkLaw.between(
-            Work.of_step(first, steps - 1), one, Work.of_step(second, steps - 1), other
-        )
+        law = work_law(others)
     except NotAffineError as error:
         return (), (f"the step's time is not known at other batch sizes: {error}",)
-    found = [_speed_of(step_time(law.at(size), machine), size) for size in batch_sizes(largest)]
+    found = [speed_of(step_time(law.at(size), machine), size) for size in batch_sizes(largest)]
     return tuple(found), ()
 
 
@@ -103,7 +137,7 @@ def batch_sizes(largest: int) -> list[int]:
     return sorted(size for size in sizes if size <= largest)
 
 
-def _knee(curve: Sequence[StepSpeed]) -> int | None:
+def knee(curve: Sequence[StepSpeed]) -> int | None:
     """The smallest batch size that is nearly as fast as any, by samples a second."""
     rates = [each.samples_per_s or 0.0 for each in curve]
     most = max(rates, default=0.0)

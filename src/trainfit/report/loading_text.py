@@ -28,6 +28,7 @@ def loading_section(loading: DataLoading, plan: PlanResult) -> str:
         *_settings(found),
         _gpu(loading, found),
         *_verdict(loading, found),
+        *_other_cpu(loading, plan),
     ]
     lines += [*_faults(found), *_elsewhere(found), *_more(plan)]
     return "\n".join(lines)
@@ -78,6 +79,19 @@ def _gpu(loading: DataLoading, found: LoaderResult) -> str:
         return _row("the GPU", f"its step's time is not known ({source})")
     most = "at most " if loading.step_is_bound else ""
     return _row("the GPU", f"{most}{_number(1 / found.step_s)} batches/s ({source})")
+
+
+def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
+    """What the processor that the user named would give."""
+    cpu = plan.cpu
+    if cpu is None or cpu.cores is None:
+        return
+    clock = f" at {cpu.core_hz / 1e9:.3g} GHz" if cpu.core_hz is not None else ""
+    named = f"{cpu.cores:g} cores{clock}"
+    if loading.input_at_most is None:
+        yield _line(f"with {named}: cannot tell, as the clock of this machine's cores is not known")
+        return
+    yield _row("other cores", f"{named}: at most {_number(loading.input_at_most)} batches/s")
 
 
 def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:

@@ -11,10 +11,11 @@ from trainfit.report.memory_text import (
     profile_note,
 )
 from trainfit.report.remedies_text import inference_section, remedies_section
-from trainfit.report.sizes import printable, size, wrapped
+from trainfit.report.sizes import printable, size, time_text, wrapped
 from trainfit.report.speed_text import speed_section
 from trainfit.report.steps_text import only_seen, pattern_notes
 from trainfit.results.plan import Configuration, PlanResult
+from trainfit.results.speed import KNEE
 from trainfit.results.words import count
 
 #: Where the text beside a batch size begins.
@@ -106,22 +107,41 @@ def _recommended(result: PlanResult) -> list[str]:
     if not best:
         none = "none was seen to leave" if best is None else "no batch size leaves"
         return [f"  {'recommended':<20}  none: {none} {free}"]
-    why = "the present one; " if best == result.now.batch_size else ""
-    why += f"the largest that leaves {free}"
+    limits = result.now.limits
+    room = f"leaves {free}"
     if not result.headroom_is_set:
-        why += " (as much as the figures may be too low)"
-    if best >= 8 and best % 8 == 0 and result.basis == "two traces":
-        why += ", as a multiple of 8 (tensor cores)"
-    lines = [_batch_row("recommended", best, why)]
+        room += " (as much as the figures may be too low)"
+    why = "the present one; " if best == result.now.batch_size else ""
+    if limits is not None and limits.memory is not None and best < limits.memory:
+        why += f"the smallest with {KNEE:.0%} of the most samples/s (predicted)"
+        why += ", as a multiple of 8" if best % 8 == 0 else ""
+        more = f"the largest that {room}"
+        lines = [
+            _batch_row("memory allows", limits.memory, more),
+            _batch_row("recommended", best, why),
+        ]
+    else:
+        why += f"the largest that {room}"
+        if best >= 8 and best % 8 == 0 and result.basis == "two traces":
+            why += ", as a multiple of 8 (tensor cores)"
+        lines = [_batch_row("recommended", best, why)]
     if memory is not None:
         lines.append(
             f"{'':{_COLUMN}}allocated {size(memory.allocated_bytes)}, reserved "
             f"{size(memory.reserved_bytes)}, device {size(memory.device_bytes)}"
         )
+    if limits is not None:
+        scale = limits.noise_scale
+        text = (
+            "not measured: above it larger batches train no better"
+            if scale is None
+            else "the gradients' noise scale: above it larger batches train no better"
+        )
+        lines.append(_batch_row("noise scale", "?" if scale is None else round(scale), text))
     return lines
 
 
-def _batch_row(title: str, batch: int, text: str = "") -> str:
+def _batch_row(title: str, batch: int | str, text: str = "") -> str:
     start = f"  {title:<18} {batch:>7}".ljust(_COLUMN)
     return wrapped(text, start, " " * _COLUMN) if text else start.rstrip()
 
@@ -155,9 +175,11 @@ def _amp_section(result: PlanResult) -> str:
     for configuration in (result.now, other):
         memory, largest = configuration.memory, configuration.largest_batch
         at_most = "" if largest is None else f", largest batch size {largest}"
+        step = configuration.step_s
+        takes = "" if step is None else f", a step {time_text(step)} (predicted)"
         lines.append(
             f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
-            f"reserved {size(memory.reserved_bytes)}{at_most}"
+            f"reserved {size(memory.reserved_bytes)}{at_most}{takes}"
         )
     return "\n".join(lines)
 

@@ -74,7 +74,7 @@ def _remedy(
     fits = "" if remedy.fits else ": DOES NOT FIT"
     title = f"{printable(remedy.title)} [{printable(remedy.name)}]{kind}{fits}"
     detail = f": {printable(remedy.changes_detail)}" if remedy.changes_detail else ""
-    price = [_CHANGES[remedy.changes] + detail, _extra(remedy.extra)]
+    price = [_CHANGES[remedy.changes] + detail, _step(remedy.step_change), _extra(remedy.extra)]
     if remedy.largest_batch is not None:
         was = "" if largest_before is None else f"{largest_before} -> "
         price.insert(0, f"largest batch size {was}{remedy.largest_batch}")
@@ -122,19 +122,28 @@ def _extra(extra: ExtraCompute | None) -> str:
     )
 
 
+def _step(change: float | None) -> str:
+    return "" if change is None else f"a step {_percent(change)} (predicted)"
+
+
 def _percent(part: float) -> str:
     rounded = round(100 * part)
     return f"{rounded:+d}%" if rounded else "±0%"
 
 
 def _rest(remedies: Remedies) -> list[str]:
-    """What wins nothing, in one line; what failed, a line each."""
+    """What makes the step faster, and what wins no memory, in one line each; what failed, a line
+    each."""
     lines = []
+    if remedies.faster:
+        named = ", ".join(f"{e.name} ({_percent(e.step_change or 0.0)})" for e in remedies.faster)
+        text = f"makes the step faster (predicted): {printable(named)}"
+        lines.append(wrapped(text, "  - ", "    "))
     won = {each.name for each in remedies.won}
     none = [e for e in remedies.items if e.saved_bytes is not None and e.name not in won]
     if none:
         named = ", ".join(f"{each.name} ({_more(-(each.saved_bytes or 0))})" for each in none)
-        lines.append(wrapped(f"wins nothing here: {printable(named)}", "  - ", "    "))
+        lines.append(wrapped(f"wins no memory here: {printable(named)}", "  - ", "    "))
     for each in remedies.items:
         if each.status == "failed":
             text = f"{each.name} was tried and failed: {each.reason}"
@@ -160,10 +169,10 @@ def _combination(combination: Combination) -> list[str]:
     )
     if combination.batch_size is not None:
         text += f", batch size {combination.batch_size}"
-    extra = _extra(combination.extra)
+    extra = "; ".join(filter(None, (_step(combination.step_change), _extra(combination.extra))))
     lines = [wrapped(printable(text), "  ", "    ")]
     if extra:
-        lines.append(f"    {extra}")
+        lines.append(wrapped(extra, "    ", "    "))
     lines.append("    the changes of each as above, launched with")
     lines.append(launch_lines(combination.launch, 4))
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfit.report.sizes import printable, time_text, wrapped
+from trainfit.results.plan import LEAST_FASTER
 from trainfit.results.speed import KNEE, Speed, StepSpeed
 
 _BOUNDS = {
@@ -50,8 +51,21 @@ def _now(speed: Speed) -> list[str]:
         wrapped(first, "  a step    ", " " * 12),
         wrapped(bound, "            ", " " * 12),
         *([wrapped(kinds, "  kernels   ", " " * 12)] if total else []),
+        *_graphs(speed),
         wrapped(printable(speed.constants), "  constants ", " " * 12),
     ]
+
+
+def _graphs(speed: Speed) -> list[str]:
+    """What CUDA graphs would win, where launches cost something."""
+    now, graphed = speed.now.seconds, speed.graphed_s
+    if graphed is None or graphed > (1 - LEAST_FASTER) * now:
+        return []
+    text = (
+        f'with CUDA graphs (torch.compile, mode="reduce-overhead") at best {time_text(graphed)}, '
+        "as no kernel waits for its launch"
+    )
+    return [wrapped(text, "  launches  ", " " * 12)]
 
 
 def _curve(speed: Speed) -> list[str]:

@@ -8,10 +8,13 @@ Format history
     3   data loading; variables of the launch command; whether it has the batch size;
         samples
     4   speed
+    5   recordings; limits of the batch size; step times of configurations and remedies; the
+        processor
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +22,14 @@ from typing import Final, Literal
 
 from trainfit.results import documents
 from trainfit.results.constants import Constant
+from trainfit.results.errors import ResultFileError
 from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.recording import Recording
 from trainfit.results.speed import Speed
 from trainfit.results.steps import StepPattern
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 4
+VERSION: Final = 5
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
@@ -44,6 +49,9 @@ Changes = Literal["nothing", "precision", "training"]
 
 #: Share of the device memory below which a remedy has won nothing worth a change.
 LEAST_GAIN: Final = 0.002
+
+#: Share of a step's time below which it has not become faster: the model is no finer.
+LEAST_FASTER: Final = 0.02
 
 
 #: Share of measured jobs whose device memory lay within the predicted range, and above it
@@ -78,13 +86,37 @@ class MemoryFigures:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostCpu:
+    """The processor beside the GPU, as the user says: cores, and their clock in Hz."""
+
+    cores: float | None
+    core_hz: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLimits:
+    """What a recommended batch size follows from; ``None`` is not known.
+
+    ``memory``: the largest that leaves the headroom. ``knee``: the smallest with nearly the most
+    samples a second of those (:data:`trainfit.results.speed.KNEE`, rounded up to a multiple of 8).
+    ``noise_scale``: of the gradients, in samples; beyond it larger batches train no better.
+    """
+
+    memory: int | None
+    knee: int | None
+    noise_scale: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Configuration:
     """One setting of the job and what it needs.
 
     ``batch_size`` is ``None`` where the script's batch size could not be told. ``amp`` is
     autocast's dtype ("bfloat16", "float16") or "off". ``by_kind_bytes`` and
     ``by_module_bytes`` split the peak of allocated memory; ``largest_batch`` is 0 where one
-    sample does not fit and ``None`` where it could not be determined.
+    sample does not fit and ``None`` where it could not be determined. ``recommended_batch``
+    follows from ``limits`` (``None`` where no law of the batch size is known). ``step_s`` is what
+    a step takes (predicted).
     """
 
     batch_size: int | None
@@ -96,6 +128,8 @@ class Configuration:
     step_peak_allocated_bytes: tuple[int, ...]
     largest_batch: int | None
     recommended_batch: int | None
+    limits: BatchLimits | None = None
+    step_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +151,10 @@ class Remedy:
 
     ``memory``, ``fits``, ``saved_bytes`` (of device memory; negative: it takes more),
     ``extra`` and ``cost_percent`` are ``None`` where there are no figures; ``largest_batch`` also
-    where no law of the batch size was cheap to get. ``cost_percent`` is the price in percent of a
-    step's compute: see :mod:`trainfit.plan.pricing`. ``how`` are lines for people: what to
-    change, and where. ``launch`` is the command with it, where the command changes.
+    where no law of the batch size was cheap to get. ``step_change`` is that of the time of an
+    optimizer's step (-0.1: 10% shorter), predicted for this GPU. ``cost_percent`` is the price in
+    percent of a step's compute: see :mod:`trainfit.plan.pricing`. ``how`` are lines for people:
+    what to change, and where. ``launch`` is the command with it, where the command changes.
     """
 
     name: str
@@ -137,6 +172,7 @@ class Remedy:
     cost_percent: float | None = None
     how: tuple[str, ...] = ()
     launch: str | None = None
+    step_change: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +191,7 @@ class Combination:
     extra: ExtraCompute | None
     launch: str
     failure: str = ""
+    step_change: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +218,12 @@ class Remedies:
             return ()
         least = max(1, int(LEAST_GAIN * self.before.device_bytes))
         return tuple(each for each in self.items if (each.saved_bytes or 0) >= least)
+
+    @property
+    def faster(self) -> tuple[Remedy, ...]:
+        """Those that shorten the step by :data:`LEAST_FASTER` or more, the fastest first."""
+        found = [each for each in self.items if (each.step_change or 0.0) <= -LEAST_FASTER]
+        return tuple(sorted(found, key=lambda each: each.step_change or 0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +252,8 @@ class DataLoading:
     says why, with the cure. ``bottleneck`` holds for the recommended settings, and ``factor``
     says by how much: what the other part could do, divided by what it can (1 and more; ``None``
     where that is not known). ``step_is_bound``: the GPU's step takes ``result.step_s`` at the
-    least, it was not measured.
+    least, it was not measured. ``input_at_most`` are the batches a second that the cores of
+    ``PlanResult.cpu`` give at best.
     """
 
     result: LoaderResult | None
@@ -218,6 +262,7 @@ class DataLoading:
     bottleneck: Bottleneck = "unknown"
     factor: float | None = None
     failure: str = ""
+    input_at_most: float | None = None
 
 
 def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
@@ -226,6 +271,26 @@ def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
     if real is not None:
         return real.measured_batches_per_s
     return candidate.batches_per_s if candidate is not None else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """One of the simulated runs: the bytes of its recording's file, as base64."""
+
+    batch_size: int | None
+    content: str
+
+    @classmethod
+    def of(cls, batch_size: int | None, recording: Recording) -> Recorded:
+        return cls(batch_size, base64.b64encode(recording.to_bytes()).decode("ascii"))
+
+    def recording(self, path: Path) -> Recording:
+        """What was recorded; raises :class:`ResultFileError` for ``path``, the result's file."""
+        try:
+            content = base64.b64decode(self.content, validate=True)
+        except ValueError as error:
+            raise ResultFileError(path, f"it is damaged ({error})", _AGAIN) from error
+        return Recording.from_bytes(content, path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +308,10 @@ class PlanResult:
     set's (``None``: not known). ``speed`` is ``None`` where nothing can be said of it (a device
     made to measure, a script whose kernels were not seen).
     ``other_processes_bytes`` of the GPU are held by others; ``profile`` names the
-    calibration profile in use ("": none, the context is assumed).
+    calibration profile in use ("": none, the context is assumed). ``recordings`` are what the
+    figures are from, the job as it is first: with them other GPUs can be judged without another
+    run (``trainfit gpus --for``); in files, but not in what is printed. ``cpu`` is what the user
+    said of the processor.
     """
 
     command: str
@@ -274,6 +342,8 @@ class PlanResult:
     batch_in_command: bool = True
     samples: int | None = None
     speed: Speed | None = None
+    recordings: tuple[Recorded, ...] = ()
+    cpu: HostCpu | None = None
 
     @property
     def fits(self) -> bool:
@@ -289,6 +359,10 @@ class PlanResult:
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
         return documents.to_json(self, FORMAT, VERSION)
+
+    def printed(self) -> str:
+        """The same without the recordings, which are long and for programs of ours alone."""
+        return dataclasses.replace(self, recordings=()).to_json()
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> PlanResult:

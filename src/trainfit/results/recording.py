@@ -22,7 +22,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -201,32 +201,48 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Write the recording; the file appears whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                self._write(stream, level=1)
+            os.replace(scratch, path)
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+
+    def to_bytes(self) -> bytes:
+        """What a file of it contains, as small as it gets."""
+        buffer = io.BytesIO()
+        self._write(buffer, level=9)
+        return buffer.getvalue()
+
+    def _write(self, stream: IO[bytes], level: int) -> None:
         header = {
             "format": FORMAT,
             "version": VERSION,
             "strings": list(self.strings),
             "header": dict(self.header),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with (
-                os.fdopen(handle, "wb") as stream,
-                zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-            ):
-                archive.writestr("header.json", json.dumps(header))
-                for name in _COLUMNS:
-                    archive.writestr(f"{name}.npy", _npy(getattr(self, name)))
-            os.replace(scratch, path)
-        except BaseException:
-            Path(scratch).unlink(missing_ok=True)
-            raise
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+            archive.writestr("header.json", json.dumps(header))
+            for name in _COLUMNS:
+                archive.writestr(f"{name}.npy", _npy(getattr(self, name)))
 
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Read a recording; raises :class:`ResultFileError` for anything but a whole one."""
+        return cls._read(path, path)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: Path) -> Recording:
+        """The reverse of :meth:`to_bytes`; raises :class:`ResultFileError` for ``path``."""
+        return cls._read(io.BytesIO(content), path)
+
+    @classmethod
+    def _read(cls, source: Path | IO[bytes], path: Path) -> Recording:
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(source) as archive:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
                 missing = _lacking(document["version"])

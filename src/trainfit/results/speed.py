@@ -42,7 +42,8 @@ class Speed:
     a second. ``mfu`` is the FLOPs of products, convolutions and attention as a share of what the
     GPU could do in the time in their numbers (model FLOPs utilization). ``by_kind_s`` divides
     ``now.gpu_s`` by kind of kernel. ``constants`` says where the model's constants are from.
-    ``epoch_s`` is ``None`` where the data set's size is not known.
+    ``epoch_s`` is ``None`` where the data set's size is not known. ``graphed_s`` is what a step
+    would take if no kernel waited for its launch, as under CUDA graphs.
     """
 
     now: StepSpeed
@@ -53,6 +54,7 @@ class Speed:
     constants: str
     epoch_s: float | None = None
     notes: tuple[str, ...] = ()
+    graphed_s: float | None = None
 
     def at(self, batch: int | None) -> StepSpeed | None:
         """The step at this batch size, if it is among those that were costed."""

@@ -1,15 +1,19 @@
 """The simulated device's time.
 
-Work is asynchronous on a GPU: each operator occupies the device for the time its traffic
-takes at the GPU's memory bandwidth, and for no less than a kernel's launch. This is a lower
-bound of a step (arithmetic is not counted), good for code that needs a clock that advances;
-it is no prediction of speed.
+Work is asynchronous on a GPU: an event's time is that at which all that was submitted before it
+is done. How long kernels take is for a model above this package to say (:func:`use`); without one
+each operator occupies the device for the time that its traffic takes at the GPU's memory bandwidth,
+and for no less than a kernel's launch: a lower bound, for code that needs a clock that advances.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import numpy as np
 
+from trainfit.hardware import GpuSpec
 from trainfit.simgpu.recorder import Recorder
 
 #: Seconds that a kernel takes at least; an order of magnitude, not a measurement.
@@ -18,18 +22,25 @@ LAUNCH_SECONDS = 5e-6
 TRAFFIC = 3
 
 
-class Clock:
+class Clock(Protocol):
     """Device time in seconds since the start, worked out from the recording when asked."""
 
-    def __init__(self, recorder: Recorder, bandwidth_bytes_per_s: float) -> None:
+    def now(self) -> float:
+        """Time at which everything submitted so far is done, in seconds."""
+
+
+class TrafficClock:
+    """The lower bound by traffic alone."""
+
+    def __init__(self, recorder: Recorder, gpu: GpuSpec) -> None:
         self._recorder = recorder
-        self._bandwidth = bandwidth_bytes_per_s
+        self._bandwidth = gpu.bandwidth_bytes_per_s
         self._seconds = 0.0
         self._ops = 0
         self._allocs = 0
 
     def now(self) -> float:
-        """Time at which everything submitted so far is done, in seconds."""
+        """See :class:`Clock`."""
         ops, nbytes, owners = self._recorder.since(self._ops, self._allocs)
         if ops:
             traffic = np.bincount(np.maximum(owners - self._ops, 0), weights=nbytes, minlength=ops)
@@ -38,3 +49,17 @@ class Clock:
         self._ops += ops
         self._allocs += len(nbytes)
         return self._seconds
+
+
+_make: Callable[[Recorder, GpuSpec], Clock] = TrafficClock
+
+
+def use(maker: Callable[[Recorder, GpuSpec], Clock]) -> None:
+    """Let simulations of this process keep time with another clock from now on."""
+    global _make
+    _make = maker
+
+
+def clock_of(recorder: Recorder, gpu: GpuSpec) -> Clock:
+    """The clock of a new simulation."""
+    return _make(recorder, gpu)

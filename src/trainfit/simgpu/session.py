@@ -30,7 +30,7 @@ from trainfit.simgpu import libraries as _libraries  # noqa: F401  (registers wh
 from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
 from trainfit.simgpu.autocast import Autocast
-from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.clock import clock_of
 from trainfit.simgpu.engine import Engine
 from trainfit.simgpu.kernel_log import KernelLog
 from trainfit.simgpu.modes import Modes
@@ -184,7 +184,7 @@ class Simulation:
         generators.install(self._patches)
         checkpoints.install(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
-        clock = Clock(self._recorder, self.gpu.bandwidth_bytes_per_s)
+        clock = clock_of(self._recorder, self.gpu)
         Surface(self.gpu, self._memory, clock).install(self._patches)
         self._patch_torch()
         self._modules.install()

@@ -17,7 +17,7 @@ from torch.nn.parallel import _functions as parallel_functions
 from torch.nn.parallel import scatter_gather
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.clock import Clock, TrafficClock
 from trainfit.simgpu.history import History
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.storage import DeviceMemory
@@ -228,7 +228,6 @@ class Surface:
     def __init__(self, gpu: GpuSpec, memory: DeviceMemory, clock: Clock) -> None:
         self._gpu = gpu
         self._memory = memory
-        self._clock = clock
         self._properties = DeviceProperties(gpu)
         self._default = Stream(stream_id=0)
         self._event = _event_class(clock, memory)
@@ -279,7 +278,8 @@ class Surface:
         def set_settings(text: str) -> None:
             allocator.apply(allocator.settings.changed_by(text))
 
-        history = History(allocator, self._clock.now)
+        # It asks for the time at each allocation: the clock that costs little will do.
+        history = History(allocator, TrafficClock(memory.recorder, self._gpu).now)
 
         def snapshot(*_: Any) -> dict[str, Any]:
             memory.flush()

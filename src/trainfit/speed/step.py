@@ -51,19 +51,16 @@ class StepTime:
 def step_time(work: Work, machine: Machine) -> StepTime:
     """Of one step whose last kernel ends it: as of a loop that reads its loss, or of steps one
     after the other whose launches are the limit."""
-    times = KernelTimes(work.table, machine.gpu)
-    seconds = times.seconds(machine.efficiency)
-    copies = _copy_seconds(work, machine)
-    issued, host_s = issue_seconds(work, machine.host, machine.core_speed)
-    end = _run(work, seconds + copies, issued, host_s)
-    gpu_s = float(seconds.sum())
+    timeline = Timeline()
+    times, seconds, copies = timeline.add(work, machine)
+    gpu_s, copies_s = float(seconds.sum()), float(copies.sum())
     by_kind = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
     return StepTime(
-        end,
+        timeline.end_s,
         gpu_s,
-        host_s,
-        float(copies.sum()),
-        _bound(times, machine, gpu_s, host_s, float(copies.sum())),
+        timeline.host_s,
+        copies_s,
+        _bound(times, machine, gpu_s, timeline.host_s, copies_s),
         {name: float(total) for name, total in zip(KINDS, by_kind, strict=True) if total},
     )
 
@@ -79,26 +76,46 @@ def _copy_seconds(work: Work, machine: Machine) -> Floats:
     return np.where(pageable | work.is_kind("upload_pinned"), moved / rate, 0.0)
 
 
-def _run(work: Work, seconds: Floats, issued: Floats, host_s: float) -> float:
-    """When the last kernel ends. The GPU runs kernels in order, each when it is launched and the
-    one before is done; where the CPU waits for the GPU, all that follows is launched later.
+class Timeline:
+    """A GPU that runs kernels in order, each when it is launched and the one before is done.
 
-    Copies on a stream of their own run beside the kernels.
+    Where the CPU waits for the GPU, all that follows is launched later. Copies on a stream of
+    their own run beside the kernels. ``host_s`` is what the CPU took to launch, without waits.
     """
-    waits = set(np.flatnonzero(work.is_kind(*_WAITS)).tolist())
-    late, first, gpu_free = 0.0, 0, 0.0
-    for last in sorted({len(seconds), *(wait + 1 for wait in waits)}):
-        part = slice(first, last)
-        took = seconds[part]
-        if len(took):
-            passed = np.cumsum(took)
-            # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
-            starts = np.maximum(issued[part] + late, gpu_free) - (passed - took)
-            gpu_free = float(np.maximum.accumulate(starts)[-1] + passed[-1])
-            if last - 1 in waits:
-                late = max(late, gpu_free - float(issued[last - 1]))
-        first = last
-    return max(gpu_free, host_s + late)
+
+    def __init__(self) -> None:
+        self.host_s = 0.0
+        self._late = 0.0
+        self._gpu_free = 0.0
+
+    @property
+    def end_s(self) -> float:
+        """When all that was added is done, and the CPU has launched it."""
+        return max(self._gpu_free, self.host_s + self._late)
+
+    def add(self, work: Work, machine: Machine) -> tuple[KernelTimes, Floats, Floats]:
+        """What is launched next; its kernels' times, and the seconds of kernels and of copies."""
+        times = KernelTimes(work.table, machine.gpu)
+        seconds, copies = times.seconds(machine.efficiency), _copy_seconds(work, machine)
+        issued, host_s = issue_seconds(work, machine.host, machine.core_speed)
+        self._run(work, seconds + copies, issued + self.host_s)
+        self.host_s += host_s
+        return times, seconds, copies
+
+    def _run(self, work: Work, seconds: Floats, issued: Floats) -> None:
+        waits = set(np.flatnonzero(work.is_kind(*_WAITS)).tolist())
+        first = 0
+        for last in sorted({len(seconds), *(wait + 1 for wait in waits)}):
+            part = slice(first, last)
+            took = seconds[part]
+            if len(took):
+                passed = np.cumsum(took)
+                # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
+                starts = np.maximum(issued[part] + self._late, self._gpu_free) - (passed - took)
+                self._gpu_free = float(np.maximum.accumulate(starts)[-1] + passed[-1])
+                if last - 1 in waits:
+                    self._late = max(self._late, self._gpu_free - float(issued[last - 1]))
+            first = last
 
 
 def _bound(

@@ -1,0 +1,35 @@
+"""What two recordings at different batch sizes say of every other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfit.memory.affine import AffineStream
+from trainfit.results.recording import Recording
+from trainfit.speed.scaling import WorkLaw
+from trainfit.speed.work import Work
+
+#: A recording at each of two batch sizes.
+Pair = Sequence[tuple[int, Recording]]
+
+
+def memory_law(pair: Pair) -> AffineStream:
+    """Allocations, from as many steps as both runs made; raises ``affine.NotAffineError``."""
+    (one, first), (other, second) = _of_equal_length(pair)
+    return AffineStream.between(first, one, second, other)
+
+
+def work_law(pair: Pair) -> WorkLaw:
+    """Kernels of a step, the last that both runs made; raises ``scaling.NotAffineError``."""
+    (one, first), (other, second) = _of_equal_length(pair)
+    return WorkLaw.between(last_step(first), one, last_step(second), other)
+
+
+def last_step(recording: Recording) -> Work:
+    """What the last whole step launches."""
+    return Work.of_step(recording, recording.steps - 1)
+
+
+def _of_equal_length(pair: Pair) -> list[tuple[int, Recording]]:
+    steps = min(recording.steps for _, recording in pair)
+    return [(batch, recording.first_steps(steps)) for batch, recording in pair]

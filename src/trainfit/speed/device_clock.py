@@ -1,0 +1,45 @@
+"""The simulated GPU's clock, by the model of a step's time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from trainfit.hardware import GpuSpec
+from trainfit.simgpu.recorder import Recorder
+from trainfit.speed.efficiency import FITTED
+from trainfit.speed.step import Machine, Timeline
+from trainfit.speed.work import Work
+
+
+class StepClock:
+    """When everything that was submitted so far is done, as :func:`speed.step.step_time` has it:
+    kernels in order, each when the CPU has launched it (see :class:`simgpu.clock.Clock`)."""
+
+    def __init__(self, recorder: Recorder, gpu: GpuSpec) -> None:
+        self._recorder, self._machine = recorder, Machine(gpu, FITTED)
+        self._timeline = Timeline()
+        self._ops = self._kernels = 0
+
+    def now(self) -> float:
+        """Seconds since the start; what was launched since the last call is costed now."""
+        table, stream, op, phase = self._recorder.launched(self._ops, self._kernels)
+        if len(phase) or len(table):
+            # A wait that follows no operator belongs to one that has been counted: to the first of
+            # these, or (without any) to one that takes nothing.
+            own = np.maximum(op - self._ops, 0)
+            if not len(phase):
+                work, machine = Work(table, stream, own, np.zeros(1, np.int64)), self._idle()
+            else:
+                work, machine = Work(table, stream, own, phase), self._machine
+            self._timeline.add(work, machine)
+        self._ops += len(phase)
+        self._kernels += len(table)
+        return self._timeline.end_s
+
+    def _idle(self) -> Machine:
+        """The same with operators that take no time."""
+        host = self._machine.host
+        free = dataclasses.replace(host, forward_s=0.0, backward_s=0.0, optimizer_s=0.0)
+        return dataclasses.replace(self._machine, host=free)
