@@ -46,6 +46,8 @@ SWEEP, FINALS = "sweep", "finals"
 FINALISTS = 3
 #: A reading taken while the cores ran below this share of their full speed is taken again.
 QUIET = 0.9
+#: A probe whose runs met less than this on average is made again.
+SLOWED = 0.85
 
 Say = Callable[[str], None]
 #: Which reading: of which consumer and stage, of which setting, in which round.
@@ -80,8 +82,8 @@ class Tool(Protocol):
 class Plan:
     """How much is measured: settings, rounds of the sweep, seconds of counted batches a run.
 
-    Readings on slowed cores are taken again ``repeats`` times at most, the others of the round
-    first: a neighbour's work lasts for seconds.
+    Readings (and probes) on slowed cores are taken again ``repeats`` times at most, the others of
+    the round first: a neighbour's work lasts for seconds.
     """
 
     grid: tuple[LoaderSettings, ...]
@@ -235,6 +237,14 @@ class Bench:
         return Workload(self.case.loader(self.data))
 
     def _probe(self, study: Study) -> Probed | None:
+        """As readings are: again where it only met slowed cores; the quietest counts."""
+        found = [self._probed(study)]
+        while _slowed(found[-1]) and len(found) <= self.plan.repeats:
+            self.say(f"{study.workload}: the probe met slowed cores, again")
+            found.append(self._probed(study))
+        return max(found, key=_core_speed)
+
+    def _probed(self, study: Study) -> Probed | None:
         # Predicted are the batches that are measured: how well the first of a shuffled epoch
         # stand for all of it is another question, which a probe answers with its variation.
         torch.manual_seed(SEED)
@@ -255,6 +265,17 @@ class Bench:
             study.ours = traceback.format_exc()
             return Choice(OURS, None, time.monotonic() - began, f"failed: {_last_line(error)}")
         return choice
+
+
+def _core_speed(probed: Probed | None) -> float:
+    """Of its runs on average; -1 where there was none."""
+    about = probed.about if probed is not None else None
+    speed = about.get("core_speed") if isinstance(about, Mapping) else None
+    return -1.0 if speed is None else float(speed)
+
+
+def _slowed(probed: Probed | None) -> bool:
+    return 0 <= _core_speed(probed) < SLOWED
 
 
 def _slowing(seen: Mapping[_Key, Sequence[tuple[Reading, Run]]]) -> Slowing:
