@@ -268,6 +268,32 @@ def test_a_study_measures_the_grid_then_choices_and_the_best_again(tmp_path: Pat
     assert row["settings_failed"] == 1 and row["bias_percent"] == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize(
+    ("speeds", "kept"), [((0.6, 0.95), 0.95), ((0.9,), 0.9), ((0.6, 0.5), 0.6)]
+)
+def test_a_probe_on_slowed_cores_is_made_again(
+    tmp_path: Path, speeds: tuple[float, ...], kept: float
+) -> None:
+    """Once more where one repeat is allowed; the quietest counts."""
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+
+    class Watching(StandIn):
+        def probe(self, workload: Any, watch: Any) -> Any:
+            super().probe(workload, watch)
+            speed = speeds[self.probes - 1]
+            found = StandIn(self.law, ONE)
+            found.about = {"core_speed": speed}
+            return found
+
+    tool = Watching(lambda settings: 10.0, ONE)
+    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 0, 1, repeats=1)
+    case = workloads.CASES[-1]
+    run = fake_run(lambda settings: 10.0, FOUR)
+    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
+    (study,) = bench.studies()
+    assert tool.probes == len(speeds) and study.probe == {"core_speed": kept}
+
+
 def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
     sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
 

@@ -49,8 +49,8 @@ from trainfit.results.words import count as count_of
 #: Real runs that confirm, at most.
 CONFIRM: Final = 4
 #: Seconds of one, and of a probe's time the share that one takes at most.
-RUN_S: Final = 2.0
-_RUN_SHARE: Final = 0.1
+RUN_S: Final = 4.0
+_RUN_SHARE: Final = 0.2
 #: So many times a probe's time may have gone when a run is begun that only looks for something
 #: faster than what was chosen.
 _EXPLORING: Final = 1.4
@@ -90,7 +90,7 @@ def tune(
         consumer: what happens between two batches; a step of 0 s: as fast as the loader can.
         step_source: where the step's time is from, in words.
         command: the user's command, ``loader`` the loader's place in it, for the result.
-        seconds: of the probe, about; a confirming run takes 10% of that.
+        seconds: of the probe, about; a confirming run takes 20% of that.
         confirm: real runs of the chosen settings and their rivals, at most 4.
         max_workers: the most workers to try; by default two a core, more where batches wait.
         any_order: may batches come in another order than the sampler's (``in_order=False``)?

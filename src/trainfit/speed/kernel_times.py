@@ -43,12 +43,19 @@ _MANY_WAVES: Final = 6
 #: Exponent of the smooth maximum of arithmetic and traffic.
 _SHARPNESS: Final = 4.0
 _HALVES: Final = ("float16", "bfloat16")
-#: Watts that a multiprocessor takes at its boost clock with busy Tensor cores, and the share of
-#: a board's power that goes elsewhere. RTX 3090, 4090, 5090, A100 and H100 have 2.9 to 4.5 W
-#: each; dynamic power goes with about the 2.5th power of the clock (voltage falls with it).
-_SM_WATTS: Final = 2.9
-_ELSEWHERE: Final = 0.15
-_CLOCK_EXPONENT: Final = 1 / 2.5
+#: Watts that a multiprocessor takes at its boost clock with busy Tensor cores: what is left for
+#: each on the cards that hold their boost clock (RTX 3090 and 4090, RTX PRO 6000 at 600 W, A100 and
+#: H100 SXM: 2.6 to 4.0 W). What goes elsewhere: a share of the board's, and memory at its full
+#: bandwidth, 5 pJ a bit (HBM2 3.9, GDDR6 some 7: O'Connor et al., MICRO 2017, and vendors').
+_SM_WATTS: Final = 2.7
+_BOARD: Final = 0.05
+_MEMORY_JOULES_A_BYTE: Final = 8 * 5e-12
+#: Dynamic power goes with f V^2. Near the boost clock voltage falls with the clock (the third
+#: power of it), at the least voltage no more (the first): a card that has less than half of what
+#: its multiprocessors would take passes from one to the other.
+_CLOCK_EXPONENT: Final = 0.55
+#: Of that power, what is taken to be there at least (a figure that is wrong must not stop it).
+_LEAST_CLOCK: Final = 0.1
 
 _HOST: Final = ("upload", "upload_pinned", "download", "wait")
 _TILED: Final = tuple(
@@ -161,5 +168,6 @@ def peak_flops(gpu: GpuSpec) -> Floats:
 
 def clock_share(gpu: GpuSpec) -> float:
     """Share of the boost clock that the board's power lets busy Tensor cores hold."""
-    watts = gpu.power_watts * (1 - _ELSEWHERE) / max(1, gpu.sm_count)
-    return float(min(1.0, watts / _SM_WATTS) ** _CLOCK_EXPONENT)
+    memory = gpu.bandwidth_bytes_per_s * _MEMORY_JOULES_A_BYTE
+    watts = max(0.0, gpu.power_watts * (1 - _BOARD) - memory) / max(1, gpu.sm_count)
+    return float(min(1.0, max(_LEAST_CLOCK, watts / _SM_WATTS)) ** _CLOCK_EXPONENT)
