@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,6 +33,16 @@ class Figure:
         verdict = "holds" if self.holds else "short"
         value, goal = f"{self.value:.4g}{self.unit}", f"{self.goal:g}{self.unit}"
         return f"{self.name}: {value} (goal {side} {goal}) {verdict}"
+
+
+def quick_options(about: str | None) -> argparse.Namespace:
+    """``--quick`` and ``--json`` of a script that takes seconds anyway."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser.parse_args()
 
 
 def finish(figures: list[Figure], as_json: bool, details: dict[str, Any] | None = None) -> int:

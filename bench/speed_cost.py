@@ -8,14 +8,13 @@ recorded on the simulated GPU; costing begins with its kernels.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish
+from _bench import Figure, finish, quick_options
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -33,12 +32,7 @@ TRIES = 5
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args()
+    options = quick_options(__doc__)
     work = recorded()
     gpus = catalogue()
     one = best(lambda: step_time(work, machine_of(find_gpu("RTX 4090"))))

@@ -11,7 +11,6 @@ batch size with 95% of the most images a second; a step is from one batch size t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish
+from _bench import Figure, finish, quick_options
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -44,12 +43,7 @@ GPU = "T4"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args()
+    options = quick_options(__doc__)
     figures, details = [], {}
     for precision, measured in PUBLISHED.items():
         predicted = [batch / s for batch, s in zip(BATCHES, seconds(precision), strict=True)]

@@ -141,7 +141,11 @@ def _compare(options: argparse.Namespace) -> int:
         measured = find_gpu(measured[0]), measured[1]
     distinct = list({gpu.key: gpu for gpu in gpus}.values())
     result = offers(
-        *(job, distinct, prices, options.budget, measured),
+        job,
+        distinct,
+        prices,
+        options.budget,
+        measured,
         exact=bool(options.names),
         explain=options.explain,
     )

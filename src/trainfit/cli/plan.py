@@ -123,8 +123,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     tunes = _tunes_loader(options, parsed)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output) if options.output is not None else None
-    limits = options.headroom, options.steps, options.time_limit
-    settings = Settings(*limits, remedies, options.cpu)
+    settings = Settings(options.headroom, options.steps, options.time_limit, remedies, options.cpu)
     result = plan(parsed, device.gpu, device.name, settings, progress, device.constants)
     if output is not None:
         result.save(output)  # kept, whatever becomes of the loader

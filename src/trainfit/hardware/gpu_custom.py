@@ -17,7 +17,7 @@ _UNITS = {"gib": GIB, "mib": MIB, "gb": 10**9, "mb": 10**6}
 _CUSTOM_FORM = 'write "custom:24GiB" or "custom:8192MiB:8.6" (memory, then the capability)'
 _CUSTOM_CAPABILITY = (8, 0)
 #: Begins the source of a figure that nobody asked for and no card has.
-CUSTOM_DEFAULT = "assumed: default of a custom device"
+_DEFAULT = "assumed: default of a custom device"
 # A card of the middle of the catalogue; only predicted times depend on it, no memory but the
 # context's.
 _CUSTOM_SMS = 64
@@ -52,7 +52,7 @@ def _custom_spec(memory_bytes: int, capability: tuple[int, int]) -> GpuSpec:
     cycles_per_s = _CUSTOM_SMS * _CUSTOM_CLOCK_HZ
     context, context_range = gpu_table.context_bytes(_CUSTOM_SMS)
     key = f"custom {memory_bytes / GIB:g}GiB sm_{capability[0]}{capability[1]}"
-    assumed = f"{CUSTOM_DEFAULT} (64 SMs at 1.5 GHz, 600 GB/s, 250 W)"
+    assumed = f"{_DEFAULT} (64 SMs at 1.5 GHz, 600 GB/s, 250 W)"
     asked = "as asked for"
     sources = dict.fromkeys(_FIGURES, assumed)
     sources |= dict.fromkeys(("name", "key", "capability", "memory_bytes"), asked)
@@ -75,3 +75,8 @@ def _custom_spec(memory_bytes: int, capability: tuple[int, int]) -> GpuSpec:
         context_range_bytes=context_range,
         sources=sources,
     )
+
+
+def is_made_up(spec: GpuSpec, field: str) -> bool:
+    """Is this figure that of no card, but what every device made to measure has?"""
+    return spec.sources.get(field, "").startswith(_DEFAULT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trainfit.hardware.gpu_custom import CUSTOM_DEFAULT
+from trainfit.hardware.gpu_custom import is_made_up
 from trainfit.hardware.gpu_spec import GpuSpec
 from trainfit.results.gpus import GpuFigures, JobFigures
 
@@ -41,7 +41,7 @@ def figures(spec: GpuSpec) -> GpuFigures:
 
     The defaults of a device made to measure are no card's figures and are left out.
     """
-    real = {name for name in vars(spec) if not _is_placeholder(spec, name)}
+    real = {name for name in vars(spec) if not is_made_up(spec, name)}
     sms = spec.sm_count if "sm_count" in real else None
     bandwidth = spec.bandwidth_bytes_per_s if "bandwidth_bytes_per_s" in real else None
     fp32 = spec.fp32_flops if "fp32_flops" in real else None
@@ -103,16 +103,12 @@ def _for_a_job(
     )
 
 
-def _is_placeholder(spec: GpuSpec, name: str) -> bool:
-    return spec.sources.get(name, "").startswith(CUSTOM_DEFAULT)
-
-
 def _sources(spec: GpuSpec) -> dict[str, str]:
     """Under the names of `GpuFigures`; TF32 and FP8 follow from FP16 (`tensor_rates`)."""
     found = {
         _RENAMED.get(name, name): source
         for name, source in spec.sources.items()
-        if not _is_placeholder(spec, name)
+        if not is_made_up(spec, name)
     }
     if len(spec.tensor_flops) > 1 and "tensor_flop_per_s" in found:
         eight = ", FP8 twice it" if "float8" in spec.tensor_flops else ""

@@ -106,7 +106,15 @@ def tune(
         result = _blank(workload, machine, consumer, step_source, measured, command, loader)
         if measured.fitted is not None:
             tuner = _Tuner(
-                *(workload, machine, consumer, measured, seconds, progress, result, watch, began)
+                workload,
+                machine,
+                consumer,
+                measured,
+                seconds,
+                progress,
+                result,
+                watch,
+                began,
             )
             result = tuner.tuned(confirm, max_workers, any_order)
     return dataclasses.replace(result, seconds=time.monotonic() - began)

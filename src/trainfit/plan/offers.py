@@ -399,7 +399,7 @@ def _effects(job: Job, gpu: GpuSpec, offer: Offer) -> Iterable[Effect]:
         better = dataclasses.replace(gpu, **{field: more})
         yield Effect(figure, written(gpu), change(dataclasses.replace(machine, gpu=better)))
     faster = dataclasses.replace(machine, core_speed=machine.core_speed * _MORE)
-    yield Effect("the CPU's clock", "3 GHz (assumed)", change(faster))
+    yield Effect("the CPU's clock", f"{machine.core_hz / 1e9:.3g} GHz (assumed)", change(faster))
     link = dataclasses.replace(
         machine,
         pinned_bytes_per_s=machine.pinned_bytes_per_s * _MORE,

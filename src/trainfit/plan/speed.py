@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu_custom import CUSTOM_DEFAULT
+from trainfit.hardware.gpu_custom import is_made_up
 from trainfit.plan.laws import Pair, last_step, work_law
 from trainfit.results.recording import Recording
 from trainfit.results.speed import KNEE, Speed, StepSpeed
@@ -90,13 +90,13 @@ def enough(pair: Pair, gpu: GpuSpec, most: int, core_hz: float | None = None) ->
 
 def constants_of(machine: Machine) -> str:
     """Where the model's constants are from."""
-    clock = f"launches as by a core of {machine.core_speed * REFERENCE_HZ / 1e9:.3g} GHz"
+    clock = f"launches as by a core of {machine.core_hz / 1e9:.3g} GHz"
     return f"{machine.efficiency.source}; {clock}, copies over PCIe 4.0 x16 (assumed)"
 
 
 def has_rates(gpu: GpuSpec) -> bool:
     """Is it a real card, not one made to measure?"""
-    return not gpu.sources.get("fp32_flops", "").startswith(CUSTOM_DEFAULT)
+    return not is_made_up(gpu, "fp32_flops")
 
 
 def speed_of(took: StepTime, batch: int | None) -> StepSpeed:

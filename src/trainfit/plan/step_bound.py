@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu_custom import CUSTOM_DEFAULT
+from trainfit.hardware.gpu_custom import is_made_up
 from trainfit.results.trace import Compute
 
 #: From one operator of eager PyTorch to the next at the least: launching an empty kernel alone
@@ -58,11 +58,11 @@ def step_bound(compute: Compute, gpu: GpuSpec, autocast: str | None) -> StepBoun
     for recordings that do not say in which dtype products were computed.
     """
     arithmetic = memory = launch = None
-    if not _made_up(gpu, "fp32_flops"):
+    if not is_made_up(gpu, "fp32_flops"):
         arithmetic = _arithmetic(compute, gpu, autocast)
     if not compute.compiled:
         launch = compute.kernels * LEAST_LAUNCH_S
-        if not _made_up(gpu, "bandwidth_bytes_per_s"):
+        if not is_made_up(gpu, "bandwidth_bytes_per_s"):
             memory = compute.moved_bytes / gpu.bandwidth_bytes_per_s
     work = (arithmetic or 0.0) + (memory or 0.0)
     seconds = max(work, launch or 0.0)
@@ -97,10 +97,6 @@ def _tensor_rate(rates: Mapping[str, float], dtype: str) -> float | None:
     return rates.get(dtype)
 
 
-def _made_up(gpu: GpuSpec, field: str) -> bool:
-    return gpu.sources.get(field, "").startswith(CUSTOM_DEFAULT)
-
-
 def _why(compute: Compute, gpu: GpuSpec, seconds: float, *, is_work: bool, moves: bool) -> str:
     if not seconds:
         reason = "the script is compiled" if compute.compiled else "nothing was counted"
@@ -111,6 +107,6 @@ def _why(compute: Compute, gpu: GpuSpec, seconds: float, *, is_work: bool, moves
         text = f"{compute.flops / 1e12:.3g} TFLOP at the dense peak"
         if moves:
             text += f" and {compute.moved_bytes / 1e9:.3g} GB that no cache holds"
-    if _made_up(gpu, "fp32_flops"):
+    if is_made_up(gpu, "fp32_flops"):
         return f"{bound}: {text}; a device made to measure has no rates: give --step-time"
     return f"{bound}: {text}; the real step takes longer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfit.report.launch_text import launch_lines
-from trainfit.report.sizes import printable, wrapped
+from trainfit.report.sizes import printable, rate_text, wrapped
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan import DataLoading, PlanResult
 
@@ -63,14 +63,14 @@ def _rate(found: LoaderResult, settings: LoaderSettings) -> str:
     real, candidate = found.measured(settings), found.candidate(settings)
     if real is not None and real.measured_batches_per_s is not None:
         return (
-            f"{_number(real.measured_batches_per_s)} batches/s measured, "
-            f"{_number(real.predicted_batches_per_s)} predicted"
+            f"{rate_text(real.measured_batches_per_s)} batches/s measured, "
+            f"{rate_text(real.predicted_batches_per_s)} predicted"
         )
     if candidate is None:
         return "its rate is not known"
     if candidate.infeasible:
         return f"not possible: {printable(candidate.infeasible)}"
-    return f"{_number(candidate.batches_per_s)} batches/s predicted"
+    return f"{rate_text(candidate.batches_per_s)} batches/s predicted"
 
 
 def _gpu(loading: DataLoading, found: LoaderResult) -> str:
@@ -78,7 +78,7 @@ def _gpu(loading: DataLoading, found: LoaderResult) -> str:
     if found.step_s <= 0:
         return _row("the GPU", f"its step's time is not known ({source})")
     most = "at most " if loading.step_is_bound else ""
-    return _row("the GPU", f"{most}{_number(1 / found.step_s)} batches/s ({source})")
+    return _row("the GPU", f"{most}{rate_text(1 / found.step_s)} batches/s ({source})")
 
 
 def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
     if loading.input_at_most is None:
         yield _line(f"with {named}: cannot tell, as the clock of this machine's cores is not known")
         return
-    yield _row("other cores", f"{named}: at most {_number(loading.input_at_most)} batches/s")
+    yield _row("other cores", f"{named}: at most {rate_text(loading.input_at_most)} batches/s")
 
 
 def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
@@ -159,7 +159,3 @@ def _line(text: str, indent: int = 2) -> str:
 
 def _by(factor: float | None) -> str:
     return f"{factor:.2g}x" if factor is not None and factor < 100 else f"{factor or 0:.0f}x"
-
-
-def _number(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from trainfit.report.beside import beside
-from trainfit.report.sizes import printable, size, time_text, wrapped
+from trainfit.report.sizes import printable, rate_text, size, time_text, wrapped
 from trainfit.results.offers import Effect, Offer, OffersResult
 from trainfit.results.speed import KNEE
 from trainfit.results.words import count
@@ -198,6 +198,4 @@ def _rate(value: float | None) -> str:
             return f"{value / unit:.3g}{letter}"
     if value < _SHORT:
         return f"{value:.0e}"
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
+    return rate_text(value) if value >= 1 else f"{value:.2g}"

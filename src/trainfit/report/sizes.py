@@ -25,6 +25,11 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else ""
 
 
+def rate_text(value: float) -> str:
+    """Something a second: three digits, no decimals from 100 on."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def time_text(seconds: float) -> str:
     """A time with a unit: three digits below 100 s, minutes or hours from there on."""
     if seconds < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import printable, time_text, wrapped
+from trainfit.report.sizes import printable, rate_text, time_text, wrapped
 from trainfit.results.plan import LEAST_FASTER
 from trainfit.results.speed import KNEE, Speed, StepSpeed
 
@@ -32,7 +32,7 @@ def speed_section(speed: Speed) -> str:
 def _now(speed: Speed) -> list[str]:
     now = speed.now
     low, high = now.range_s
-    rate = f", {_rate(now.samples_per_s)} samples/s" if now.samples_per_s else ""
+    rate = f", {rate_text(now.samples_per_s)} samples/s" if now.samples_per_s else ""
     first = (
         f"{time_text(now.seconds)}{rate}; {time_text(low)} to {time_text(high)} in nine of ten jobs"
     )
@@ -77,7 +77,7 @@ def _curve(speed: Speed) -> list[str]:
         mark = ""
         if step.batch_size == speed.knee:
             mark = f"; enough: {KNEE:.0%} of the most samples/s"
-        figures = f"{time_text(step.seconds):>12}{_rate(step.samples_per_s or 0):>12}"
+        figures = f"{time_text(step.seconds):>12}{rate_text(step.samples_per_s or 0):>12}"
         lines.append(f"  {step.batch_size:>10}{figures}   {step.bound}{mark}")
     return lines
 
@@ -92,7 +92,3 @@ def _chosen(speed: Speed) -> list[StepSpeed]:
     wanted = {each.batch_size for each in powers[::-every]}
     wanted |= {speed.knee, curve[-1].batch_size, speed.now.batch_size}
     return [each for each in curve if each.batch_size in wanted]
-
-
-def _rate(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -154,7 +154,7 @@ def _event_class(clock: Clock, memory: DeviceMemory) -> type:
             self._recorded: tuple[int, int] | None = None
 
         def record(self, stream: Any = None) -> None:
-            self._at = clock.now()
+            self._at = clock.now() if self.enable_timing else None
             number = memory.stream if stream is None else stream.stream_id
             self._recorded = (number, memory.recorder.op_count)
 

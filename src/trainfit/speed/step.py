@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from trainfit.hardware import GpuSpec
 from trainfit.results.kernels import KINDS
+from trainfit.results.speed import Bound
 from trainfit.speed.efficiency import Efficiency
-from trainfit.speed.host import HostCosts, issue_seconds
+from trainfit.speed.host import REFERENCE_HZ, HostCosts, issue_seconds
 from trainfit.speed.kernel_times import KernelTimes
 from trainfit.speed.work import Floats, Work
-
-Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host copies"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +29,11 @@ class Machine:
     core_speed: float = 1.0
     pinned_bytes_per_s: float = 20e9
     pageable_bytes_per_s: float = 6e9
+
+    @property
+    def core_hz(self) -> float:
+        """The clock of a core that is so fast, if it does as much a cycle as the reference."""
+        return self.core_speed * REFERENCE_HZ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +69,6 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     )
 
 
-_UPLOADS: Final = ("upload", "upload_pinned")
 _WAITS: Final = ("upload", "download", "wait")
 
 

@@ -13,7 +13,7 @@ from trainfit.results.recording import IntArray, Recording
 
 Floats = NDArray[np.float64]
 
-#: What a kernel's time depends on, in the order of the columns of :attr:`Work.distinct`.
+#: What a kernel's time depends on, in the order of the columns of :attr:`Work.table`.
 COLUMNS: Final = (
     "kind",
     "dtype",
