@@ -1,6 +1,6 @@
 """The split of a batch's time against timers around the same functions, and what looking costs.
 
-    python bench/loader_split.py [--seconds 2] [--rounds 5] [--json]
+    python bench/loader_split.py [--quick] [--seconds 2] [--rounds 5] [--json]
 
 Each workload times its own stages with two calls of the clock around each; the looks know
 nothing of that. Printed are both shares of each stage in percent, and the batch's time while it
@@ -150,6 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="as it is: it takes a minute")
     parser.add_argument("--json", action="store_true")
     words = parser.parse_args()
     torch.set_num_threads(1)

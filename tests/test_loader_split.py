@@ -34,6 +34,7 @@ from trainfit.loader.split import (
     parts_of,
     share,
     split,
+    stack_of,
 )
 from trainfit.loader.workload import Workload
 
@@ -555,3 +556,31 @@ def test_a_batch_that_does_not_end_is_seen_all_the_same() -> None:
     (part,) = split(Workload(DataLoader(_Slow(), 2)), 0.1)
     assert part.name == "unknown"
     assert "_Slow.__getitem__ waits (time.sleep)" in part.what[0]
+
+
+def test_a_stack_is_of_one_moment() -> None:
+    """A thread that goes up and down is never seen with frames of two calls mixed."""
+    stop = threading.Event()
+
+    def up(depth: int) -> None:
+        if depth:
+            up(depth - 1)
+
+    def climb() -> None:
+        while not stop.is_set():
+            up(30)
+
+    thread = threading.Thread(target=climb)
+    thread.start()
+    try:
+        stacks = [stack_of(thread.ident or 0) for _ in range(2_000)]
+    finally:
+        stop.set()
+        thread.join()
+    depths = set()
+    for stack in stacks:
+        ups = [lasti for _, (code, lasti) in stack if code is up.__code__]
+        assert len(set(ups[1:])) <= 1  # each but the innermost is at the call of the next
+        depths.add(len(ups))
+    assert len(depths) > 3
+    assert stack_of(thread.ident or 0) == []

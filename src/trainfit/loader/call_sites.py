@@ -53,10 +53,13 @@ class Callee:
 NOTHING: Final = Callee()
 
 
-def callee(frame: types.FrameType) -> Callee:
-    """What ``frame`` calls now; ``NOTHING`` where it runs Python or that cannot be told."""
+def callee(frame: types.FrameType, lasti: int | None = None) -> Callee:
+    """What ``frame`` calls now; ``NOTHING`` where it runs Python or that cannot be told.
+
+    With ``lasti`` what it called at that instruction: a frame that runs may have gone on.
+    """
     try:
-        node = node_at(frame.f_code, frame.f_lasti)
+        node = node_at(frame.f_code, frame.f_lasti if lasti is None else lasti)
         found = _Names(frame.f_locals, frame.f_globals).called(node) if node else NOTHING
     except Exception:  # an object that does not even bear to be looked at
         return NOTHING

@@ -13,13 +13,16 @@ does, the interval is short while we look: else Python's time would go to the ne
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import operator
 import random
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,9 +38,6 @@ _LOOK_S: Final = 2e-3
 #: ``sys.setswitchinterval`` while we look (the default is 5 ms): ``bench/loader_split.py`` sees
 #: file calls, which give up the lock, get too much with ten times that.
 _SWITCH_S: Final = 5e-6
-#: The same during a look, and how often a look is tried again that was not of one moment.
-_LOOKING_S: Final = 1.0
-_TRIES: Final = 5
 #: Of deeper stacks, those between are left out.
 _DEEPEST: Final = 200
 #: Looks that make shares: fewer say nothing (each is about 2 ms).
@@ -157,6 +157,24 @@ def _make(batches: Iterable[Any], watcher: Watcher, seconds: float) -> None:
 
 # --- Looking ----------------------------------------------------------------------------------
 _Frames = tuple[tuple[int, int], ...]  # of code object (by its id) and instruction
+_Seen = tuple[types.FrameType, tuple[types.CodeType, int]]
+
+
+def stack_of(thread: int) -> list[_Seen]:
+    """Each call that a thread is in, the innermost first: its frame, and its code and place.
+
+    All are of one moment: everything here happens in one call of ``list.extend``, inside of
+    which nothing runs Python code and so nobody can take the interpreter's lock from us. With
+    a loop in Python the thread goes on while its frames are read.
+    """
+    leaf = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, ((),)))
+    calls = itertools.accumulate(itertools.chain(leaf, itertools.repeat("f_back")), getattr)
+    frames, again = itertools.tee(calls)
+    places = map(operator.attrgetter("f_code", "f_lasti"), again)
+    stack: list[_Seen] = []
+    with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost; no such thread
+        stack.extend(zip(frames, places, strict=False))
+    return stack
 
 
 class Watcher:
@@ -214,47 +232,33 @@ class Watcher:
         last = self._clock()
         while not self._pause.wait(_LOOK_S * (0.5 + chance.random())):
             now = self._clock()
-            # Nobody shall take the lock from us: half of a stack would be older than the rest.
-            sys.setswitchinterval(_LOOKING_S)
             frames = self._look()
-            sys.setswitchinterval(_SWITCH_S)
             if frames:
                 self._pending.append((frames, now - last))
             last = self._clock()  # our own look is nobody's time
 
     def _look(self) -> _Frames:
-        """The stack, of one moment; empty where none could be had or it is not of a batch."""
-        for _ in range(_TRIES):
-            leaf = sys._current_frames().get(self._target)
-            if leaf is None:
-                return ()
-            frames = self._frames(leaf)
-            # Who waited for the lock before we lengthened the interval may have had it meanwhile.
-            if not frames or self._frames(sys._current_frames().get(self._target)) == frames:
-                self._remember(leaf, frames)
-                return frames
-        return ()
-
-    def _frames(self, frame: types.FrameType | None) -> _Frames:
         """The stack as far as the fetcher; empty where it is not below one."""
-        found: list[tuple[int, int]] = []
-        while frame is not None:
-            code = frame.f_code
-            fetching = any(code is each for each in self._fetchers)
-            if fetching or len(found) < _DEEPEST:
-                key = id(code)
-                if key not in self._codes:
-                    self._codes[key] = code, str(frame.f_globals.get("__name__", ""))
-                found.append((key, frame.f_lasti))
-            if fetching:
-                return tuple(found)
-            frame = frame.f_back
-        return ()
+        stack = stack_of(self._target)
+        fetching = (at for at, (_, (code, _)) in enumerate(stack) if id(code) in self._fetchers)
+        outermost = next(fetching, None)
+        if outermost is None:
+            return ()
+        kept = [*stack[: min(outermost, _DEEPEST)], stack[outermost]]
+        for frame, (code, _) in kept:
+            if id(code) not in self._codes:
+                self._codes[id(code)] = code, str(frame.f_globals.get("__name__", ""))
+        frames = tuple((id(code), lasti) for _, (code, lasti) in kept)
+        if frames[0] not in self._callees:
+            self._remember(stack[0][0], frames[0])
+        return frames
 
-    def _remember(self, leaf: types.FrameType, frames: _Frames) -> None:
-        """What the innermost frame calls: of each place of the source only once."""
-        if frames and frames[0] not in self._callees:
-            self._callees[frames[0]] = callee(leaf)
+    def _remember(self, innermost: types.FrameType, place: tuple[int, int]) -> None:
+        """What the innermost frame calls at a place of the source; asked until it can be told."""
+        called = callee(innermost, place[1])
+        # A frame that went on meanwhile may have lost the variable that would tell.
+        if called is not NOTHING or innermost.f_lasti == place[1]:
+            self._callees[place] = called
 
     def _weighed(self, frames: _Frames, seconds: float) -> Weighed:
         places: list[Place] = []
@@ -277,8 +281,9 @@ def _called(code: types.CodeType, lasti: int) -> str:
     return written_at(code, lasti)
 
 
-def _fetchers() -> Sequence[types.CodeType]:
+def _fetchers() -> frozenset[int]:
+    """The identities of the fetchers' code objects."""
     from torch.utils.data._utils import fetch
 
     kinds = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
-    return tuple(kind.__dict__["fetch"].__code__ for kind in kinds)
+    return frozenset(id(kind.__dict__["fetch"].__code__) for kind in kinds)
