@@ -11,8 +11,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# 0: in one process. Every worker imports PyTorch anew, which costs more than two of them save.
-PYTEST_WORKERS ?= 0
+# 0: in one process. More than two disturb the tests that run real loaders.
+PYTEST_WORKERS ?= 2
 
 GPU ?= RTX 4090
 # Where published measurements lie that some benchmarks compare with (see their --help).
@@ -27,7 +27,7 @@ plan: .venv/.plan-ready $(DATA)/meta.json
 		--dataset=$(DATA) '--batch_size={batch_size:8}' '--amp={amp:true}'
 
 test: .venv/.dev-ready
-	$(PYTEST) -q -n $(PYTEST_WORKERS)
+	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile
 
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow

@@ -86,6 +86,19 @@ def test_a_killed_worker_with_the_kernels_count_is_the_oom_killers() -> None:
     assert "fewer workers (1 in place of 2)" in fault.cure
 
 
+@pytest.mark.parametrize("kind", ["ConnectionResetError", "EOFError", "FileNotFoundError"])
+def test_a_worker_that_dies_while_its_batch_is_taken_over_is_a_dead_worker(kind: str) -> None:
+    trace = (
+        '  File "/lib/python3.11/multiprocessing/resource_sharer.py", line 86, in get_connection'
+    )
+    for exits, found in (((-9,), "worker_killed"), ((-11,), "worker_crashed"), ((), "exception")):
+        failure = Failure(kind, "gone", f"{trace}\n{kind}: gone", worker_exits=exits)
+        assert diagnose(failure, FORK2).kind == found
+    # The same error of the data set's own code is an exception, whatever ended afterwards.
+    failure = Failure(kind, "gone", f'  File "/home/me/data.py", line 3\n{kind}: gone', None, (-9,))
+    assert diagnose(failure, FORK2).kind != "worker_killed"
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
     [

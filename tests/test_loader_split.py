@@ -577,10 +577,10 @@ def test_a_stack_is_of_one_moment() -> None:
     finally:
         stop.set()
         thread.join()
-    depths = set()
+    depths: set[int] = set()
     for stack in stacks:
         ups = [lasti for _, (code, lasti) in stack if code is up.__code__]
         assert len(set(ups[1:])) <= 1  # each but the innermost is at the call of the next
         depths.add(len(ups))
-    assert len(depths) > 3
+    assert max(depths) > 2
     assert stack_of(thread.ident or 0) == []

@@ -28,6 +28,15 @@ _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
 _SIGNAL_WORDS: Final = {signal.strsignal(each) or each.name: int(each) for each in signal.Signals}
 #: "… exited unexpectedly with exit code 3." (`torch/csrc/DataLoader.cpp`).
 _EXITED: Final = re.compile(r"exited unexpectedly(?: with exit code (\d+))?")
+#: A worker that died while its batch was taken over, before PyTorch saw it dead: what reads the
+#: queue or asks the worker for a descriptor (`multiprocessing/resource_sharer.py`) breaks off.
+_BROKEN: Final = re.compile(
+    r"multiprocessing/(?:connection|queues|reduction|resource_sharer)\.py|rebuild_storage_"
+)
+_BREAKS: Final = (
+    *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"),
+    *("EOFError", "FileNotFoundError"),
+)
 #: A full /dev/shm: the bus error handler (`torch/csrc/DataLoader.cpp`), and
 #: `aten/src/ATen/MapAllocator.cpp`: "unable to write to file </torch_1_2_3>: No space left …",
 #: "unable to allocate shared memory(shm) for file <…>: Resource temporarily unavailable".
@@ -298,10 +307,16 @@ def _signal(failure: Failure) -> int | None:
     words = _KILLED_BY.search(failure.traceback) or _KILLED_BY.search(failure.message)
     if words is not None and words[1] in _SIGNAL_WORDS:
         return _SIGNAL_WORDS[words[1]]
-    if failure.error_type and not _EXITED.search(failure.message):
+    if failure.error_type and not _EXITED.search(failure.message) and not _broke_off(failure):
         return None  # an exception; the workers were ended after it
     numbers = [-code for code in failure.worker_exits if code < 0]
     return next((each for each in numbers if each != signal.SIGTERM), next(iter(numbers), None))
+
+
+def _broke_off(failure: Failure) -> bool:
+    """Whether a worker seems to have gone while its batch was taken over."""
+    broke = failure.error_type in _BREAKS
+    return broke and _BROKEN.search(failure.traceback) is not None
 
 
 def _exit_code(failure: Failure) -> int | None:
@@ -311,7 +326,7 @@ def _exit_code(failure: Failure) -> int | None:
     found = _EXITED.search(failure.traceback)
     if found is not None and found[1]:
         return int(found[1])
-    if not _EXITED.search(failure.message):
+    if not _EXITED.search(failure.message) and not _broke_off(failure):
         return None
     return next((code for code in failure.worker_exits if code > 0), None)
 

@@ -411,11 +411,11 @@ def _switches(workers: list[psutil.Process]) -> list[int]:
 def failure_of(error: Exception, batches: Any) -> Failure:
     """What iterating raised, with the exit codes of ``batches``' workers.
 
-    A worker that dies while its batch is taken over is seen as a connection that broke: it gets
-    a moment to be seen as dead.
+    A worker that dies while its batch is taken over is seen as a connection that broke, or by
+    PyTorch's handler of signals: it gets a moment to be seen as dead.
     """
     workers = getattr(batches, "_workers", ())
-    if isinstance(error, OSError | EOFError):
+    if isinstance(error, OSError | EOFError) or "killed by signal" in str(error):
         multiprocessing.connection.wait([worker.sentinel for worker in workers], _DYING_S)
     exits = [worker.exitcode for worker in workers]
     return Failure(
