@@ -31,7 +31,8 @@ from loader_workloads import SEED, Case
 from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader.model import Consumer
 from trainfit.loader.runs import Run, run_loader
-from trainfit.loader.undisturbed import Slowing, sensitivity, with_speeds, working_share
+from trainfit.loader.sensitivity import sensitivity
+from trainfit.loader.undisturbed import Slowing, with_speeds, working_share
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings, steady
 
@@ -226,7 +227,7 @@ class Bench:
         seen = {
             key: [(reading, next(runs)) for reading, _ in pairs] for key, pairs in taken.items()
         }
-        slowing = _slowing(seen)
+        slowing = _slowing(seen, self._watch)
         found: dict[str, list[Reading]] = {SWEEP: [], FINALS: []}
         for (_, stage, _, _), pairs in seen.items():
             readings = [_full(reading, run, slowing) for reading, run in pairs]
@@ -278,14 +279,14 @@ def _slowed(probed: Probed | None) -> bool:
     return 0 <= _core_speed(probed) < SLOWED
 
 
-def _slowing(seen: Mapping[_Key, Sequence[tuple[Reading, Run]]]) -> Slowing:
-    """How slowed cores slow this workload: runs of one setting at several speeds tell."""
+def _slowing(seen: Mapping[_Key, Sequence[tuple[Reading, Run]]], watch: CoreSpeeds) -> Slowing:
+    """How slowed cores slow this workload: batches at several speeds tell."""
     of_setting: dict[LoaderSettings, list[Run]] = {}
     for (_, _, settings, _), pairs in seen.items():
         of_setting.setdefault(settings, []).extend(run for _, run in pairs)
     few = [run for settings, runs in of_setting.items() if settings.num_workers < 2 for run in runs]
     cores = len(os.sched_getaffinity(0))
-    return Slowing(working_share(few), cores, sensitivity(of_setting.values()))
+    return Slowing(working_share(few), cores, sensitivity(of_setting.values(), watch.pieces()))
 
 
 def _full(reading: Reading, run: Run, slowing: Slowing) -> Reading:

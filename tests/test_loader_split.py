@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import io
+import itertools
 import os
 import random
 import sys
@@ -559,28 +560,36 @@ def test_a_batch_that_does_not_end_is_seen_all_the_same() -> None:
 
 
 def test_a_stack_is_of_one_moment() -> None:
-    """A thread that goes up and down is never seen with frames of two calls mixed."""
+    """Of two calls in turn, each caller's place is that of the very call that is inside of it."""
     stop = threading.Event()
 
-    def up(depth: int) -> None:
+    def climb(depth: int) -> None:
         if depth:
-            up(depth - 1)
+            left(depth - 1)
+            right(depth - 1)
 
-    def climb() -> None:
+    def left(depth: int) -> None:
+        climb(depth)
+
+    def right(depth: int) -> None:
+        climb(depth)
+
+    def run() -> None:
         while not stop.is_set():
-            up(30)
+            climb(8)
 
-    thread = threading.Thread(target=climb)
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         stacks = [stack_of(thread.ident or 0) for _ in range(2_000)]
     finally:
         stop.set()
         thread.join()
-    depths: set[int] = set()
+    calls = set()
     for stack in stacks:
-        ups = [lasti for _, (code, lasti) in stack if code is up.__code__]
-        assert len(set(ups[1:])) <= 1  # each but the innermost is at the call of the next
-        depths.add(len(ups))
-    assert max(depths) > 2
+        for (_, (inner, _)), (_, (outer, lasti)) in itertools.pairwise(stack):
+            if outer is climb.__code__:
+                calls.add((inner, list(outer.co_positions())[lasti // 2][0]))
+    assert {inner for inner, _ in calls} == {left.__code__, right.__code__}
+    assert len(calls) == 2  # each from its own line
     assert stack_of(thread.ident or 0) == []

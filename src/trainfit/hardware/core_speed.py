@@ -205,3 +205,8 @@ class CoreSpeeds:
             self._process.wait()
         if self._file is not None:
             self._file.close()
+
+
+def pieces_of(watch: CoreSpeeds | Pieces) -> Pieces:
+    """All that was seen so far."""
+    return watch if isinstance(watch, Pieces) else watch.pieces()

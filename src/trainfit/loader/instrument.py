@@ -6,6 +6,8 @@ the system's monotonic one, the same in every process.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -21,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Columns of a worker's record of one batch.
-BEGAN, WALL, CPU, PROCESS_CPU = range(4)
-_COLUMNS: Final = 4
+BEGAN, WALL, CPU, PROCESS_CPU, CORE = range(5)
+COLUMNS: Final = 5
 #: Columns of a receipt (:class:`Receipts`).
 TOOK, WORKED, CLOCK, DONE, PLACE = range(5)
 _RECEIPT: Final = 5
@@ -43,7 +45,7 @@ class Notebook:
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._path, self._stacks = str(folder / "records"), str(folder / "stacks")
-        self._shape = (workers, CAPACITY + 1, _COLUMNS)
+        self._shape = (workers, CAPACITY + 1, COLUMNS)
         np.memmap(self._path, np.float64, "w+", shape=self._shape)
 
     def init(self, inner: Callable[[int], None] | None) -> Callable[[int], None]:
@@ -59,7 +61,8 @@ class Notebook:
         return [float(spent) for spent in self._map()[:, 0, CPU]]
 
     def batches(self, worker: int) -> Records:
-        """The worker's batches so far: began, wall, CPU, CPU of the process until it began."""
+        """The worker's batches so far: began, wall, CPU, CPU of the process until it began, and
+        the core that made it (-1: several, or not told)."""
         records = self._map()[worker, 1:]
         return np.array(records[records[:, WALL] > 0])
 
@@ -123,11 +126,13 @@ def time_fetches(records: Any) -> Callable[[], None]:
 
     kinds: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
     former = [kind.fetch for kind in kinds]
+    core_now = _core_now()
     count = 0
 
     def timed(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def fetch(self: Any, indices: Any) -> Any:
             nonlocal count
+            core = core_now()
             began, cpu = time.monotonic(), time.process_time()
             batch = original(self, indices)
             if count < len(records):
@@ -135,6 +140,7 @@ def time_fetches(records: Any) -> Callable[[], None]:
                 # The wall time last: a record with one is whole.
                 records[count, BEGAN], records[count, CPU] = began, spent - cpu
                 records[count, PROCESS_CPU] = cpu
+                records[count, CORE] = core if core_now() == core else -1
                 records[count, WALL] = max(now - began, 1e-9)
                 count += 1
             return batch
@@ -148,6 +154,14 @@ def time_fetches(records: Any) -> Callable[[], None]:
     for kind, original in zip(kinds, former, strict=True):
         kind.fetch = timed(original)
     return restore
+
+
+def _core_now() -> Callable[[], int]:
+    """What tells the core that the calling thread is on; -1 where the C library cannot."""
+    with contextlib.suppress(OSError, AttributeError):
+        found: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
+        return found
+    return lambda: -1
 
 
 class Receipts:

@@ -26,7 +26,7 @@ from trainfit.loader.constants import fit
 from trainfit.loader.fault_checks import check, check_workers
 from trainfit.loader.faults import diagnose_run
 from trainfit.loader.fitting import Fitted
-from trainfit.loader.instrument import CPU, TOOK, WALL
+from trainfit.loader.instrument import COLUMNS, CPU, TOOK, WALL
 from trainfit.loader.machine import model_cores
 from trainfit.loader.model import Consumer, Outcome
 from trainfit.loader.oom import between, oom_kills
@@ -145,7 +145,8 @@ def probe_workload(
         progress(_words(readings.settings(name)), min(_SERIES, share))
         _measure(workload, name, readings, seconds, machine)
     readings = readings.with_speeds(watch)
-    slowing, readings = readings.slowing(), readings.at_full_speed()
+    slowing = readings.slowing(watch)
+    readings = readings.at_full_speed(slowing)
     fitted = fit(readings, model_cores(machine, 0.0))
     probe = _probe(workload, readings, fitted)
     if fitted is not None:
@@ -311,7 +312,7 @@ def same_order(workload: Workload) -> Iterator[None]:
 def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Probe:
     runs = readings.of(*KINDS)
     ones = readings.of("one")
-    fetched = np.concatenate([run.fetched for run in ones]) if ones else np.zeros((0, 4))
+    fetched = np.concatenate([run.fetched for run in ones]) if ones else np.zeros((0, COLUMNS))
     wall, cpu = fetched[:, WALL], fetched[:, CPU]
     alone = [run.fetched[:, WALL] for run in readings.of("alone")]
     one, two = readings.rate("one"), readings.rate("two")

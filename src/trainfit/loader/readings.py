@@ -24,17 +24,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.hardware.core_speed import CoreSpeeds, Pieces
+from trainfit.hardware.core_speed import CoreSpeeds, Pieces, pieces_of
 from trainfit.loader.bounds import Bounds, bounds
 from trainfit.loader.instrument import WALL
 from trainfit.loader.runs import Run
-from trainfit.loader.undisturbed import (
-    Slowing,
-    quietest,
-    sensitivity,
-    with_speeds,
-    working_share,
-)
+from trainfit.loader.sensitivity import sensitivity
+from trainfit.loader.undisturbed import Slowing, quietest, with_speeds, working_share
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
 
 TWO: Final = LoaderSettings(2, 4)
@@ -103,19 +98,19 @@ class Readings:
             found.setdefault(name, []).append(run)
         return Readings(self.machine, found, self.faults)
 
-    def at_full_speed(self) -> Readings:
+    def at_full_speed(self, slowing: Slowing) -> Readings:
         """The quietest runs of each kind, had nothing from outside slowed the cores."""
-        slowing = self.slowing()
         found = {
             name: [slowing.undisturbed(run) for run in quietest(runs)]
             for name, runs in self.runs.items()
         }
         return Readings(self.machine, found, self.faults)
 
-    def slowing(self) -> Slowing:
-        """How slowed cores slow this loader: runs of one kind at several speeds tell."""
+    def slowing(self, watch: CoreSpeeds | Pieces) -> Slowing:
+        """How slowed cores slow this loader: batches at several speeds tell."""
         working = working_share(self.of("one", "turn") or self.of("alone"))
-        return Slowing(working, self.machine.usable_cores, sensitivity(self.runs.values()))
+        power = sensitivity(self.runs.values(), pieces_of(watch))
+        return Slowing(working, self.machine.usable_cores, power)
 
     @property
     def bounds(self) -> Bounds:

@@ -229,6 +229,7 @@ def made_by(notebook: Notebook, settings: LoaderSettings, since: float) -> Recor
     rows = [np.empty((0, WORKER + 1))]
     for worker in range(settings.num_workers):
         records = notebook.batches(worker)
-        rows.append(np.column_stack((records, np.full(len(records), float(worker)))))
+        numbers = np.full(len(records), float(worker))
+        rows.append(np.column_stack((records[:, :WORKER], numbers)))
     made = np.concatenate(rows)
     return made[made[:, BEGAN] >= since]

@@ -24,6 +24,7 @@ import torch
 from trainfit.hardware.core_speed import CoreSpeed
 from trainfit.loader import isolated
 from trainfit.loader.instrument import (
+    COLUMNS,
     STACKS_SIGNAL,
     WALL,
     Notebook,
@@ -231,7 +232,7 @@ def _run(
 ) -> Run:
     if settings.num_workers:
         notebook.watch_stacks()
-    records = np.zeros((1 << 14, 4))
+    records = np.zeros((1 << 14, COLUMNS))
     restore = None if settings.num_workers else time_fetches(records)
     try:
         with _pinning(settings), Receipts() as receipts:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import operator
 import random
@@ -45,6 +46,8 @@ LEAST_LOOKS: Final = 20
 #: Functions that a part names, and the least share of the part that one is named for.
 _NAMED: Final = 3
 _LEAST_NAMED: Final = 0.05
+#: By how much longer batches are made on a machine so busy that there were fewer looks.
+_LONGER: Final = 1.8
 #: Seconds beyond its own time until a run that hangs is ended.
 _PATIENCE_S: Final = 3.0
 
@@ -148,7 +151,7 @@ def _make(batches: Iterable[Any], watcher: Watcher, seconds: float) -> None:
     for count, batch in enumerate(batches):  # noqa: B007  # the former is freed as in a loop
         watcher.batch_made()
         took = time.monotonic() - began
-        if took >= seconds:
+        if took >= (seconds if watcher.count >= LEAST_LOOKS else _LONGER * seconds):
             break
         if count == 0 and 2 * took < seconds:
             watcher.forget()  # files are opened and modules imported in the first
@@ -165,15 +168,21 @@ def stack_of(thread: int) -> list[_Seen]:
 
     All are of one moment: everything here happens in one call of ``list.extend``, inside of
     which nothing runs Python code and so nobody can take the interpreter's lock from us. With
-    a loop in Python the thread goes on while its frames are read.
+    a loop in Python the thread goes on while its frames are read. (Somebody's callback of the
+    garbage collector would run, so there is no collection meanwhile.)
     """
     leaf = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, ((),)))
     calls = itertools.accumulate(itertools.chain(leaf, itertools.repeat("f_back")), getattr)
     frames, again = itertools.tee(calls)
     places = map(operator.attrgetter("f_code", "f_lasti"), again)
     stack: list[_Seen] = []
+    collects = bool(gc.callbacks) and gc.isenabled()
+    if collects:
+        gc.disable()
     with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost; no such thread
         stack.extend(zip(frames, places, strict=False))
+    if collects:
+        gc.enable()
     return stack
 
 
@@ -207,6 +216,11 @@ class Watcher:
         self._pause.set()
         self._thread.join()
         sys.setswitchinterval(self._interval)
+
+    @property
+    def count(self) -> int:
+        """Looks at whole batches so far."""
+        return len(self._made)
 
     def batch_made(self) -> None:
         """The looks so far are of a whole batch."""

@@ -12,22 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from trainfit.hardware.core_speed import CoreSpeed, CoreSpeeds, Pieces, Span
-from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records
+from trainfit.loader.instrument import BEGAN, CORE, CPU, PROCESS_CPU, WALL, Records
 from trainfit.loader.runs import Run
+from trainfit.loader.sensitivity import SENSITIVITY
 from trainfit.results.loader import Probe
 
-#: By which power of the cores' speed a loader's rate changes, where its own runs do not tell:
-#: code that waits for memory is slowed less than the watch's piece of work, code with more
-#: instructions at a time is slowed more. 1.15 of a loader in pure Python, 0.73 of JPEG decoding,
-#: 0.78 of memory-mapped arrays, each from 80 runs (docs/figures.md): a spread of 0.2. A run's own
-#: speed and costs are known to some 4%.
-SENSITIVITY: Final = 0.85
-_SPREAD: Final = 0.2
-_NOISE: Final = 0.04
-_LEAST_SENSITIVITY, _MOST_SENSITIVITY = 0.3, 1.6
+#: Of the cores, the share that is busy before they begin to bound the rate, and when they do.
+_BINDING, _BOUND = 0.75, 0.95
 
 #: Of runs of one kind, those count whose cores were as fast as the fastest's, but for this.
 _AS_FAST: Final = 0.07
@@ -61,43 +53,6 @@ def working_share(runs: Iterable[Run]) -> float:
     return min(1.0, cpu / wall) if wall > 0 else 1.0
 
 
-def sensitivity(groups: Iterable[Sequence[Run]]) -> float:
-    """By which power of the cores' speed these runs' work changes.
-
-    Those of a group are of the same settings and batches: the slope of the logarithms of what
-    their batches took (CPU time) over those of the speeds, drawn to :data:`SENSITIVITY` as far
-    as they say little.
-    """
-    prior = (_NOISE / _SPREAD) ** 2
-    product, square = prior * SENSITIVITY, prior
-    for group in groups:
-        seen = [run for run in group if run.core_speed is not None and _counts(run)]
-        if len(seen) < 2:
-            continue
-        speeds = np.log([run.core_speed.speed for run in seen if run.core_speed is not None])
-        rates = -np.log(_work_s(seen))
-        speeds, rates = speeds - speeds.mean(), rates - rates.mean()
-        product, square = product + float(speeds @ rates), square + float(speeds @ speeds)
-    return min(_MOST_SENSITIVITY, max(_LEAST_SENSITIVITY, product / square))
-
-
-def _counts(run: Run) -> bool:
-    return any(len(records) > 1 and records[1:, CPU].sum() > 0 for records in run.fetches)
-
-
-def _work_s(runs: Sequence[Run]) -> list[float]:
-    """CPU time of a batch in each, of the batches that all of them saw; each worker's first is
-    left out (imports, caches, files that are opened once)."""
-    workers = min(len(run.fetches) for run in runs)
-    counts = [min(len(run.fetches[each]) for run in runs) for each in range(workers)]
-    means = []
-    for run in runs:
-        seen = [run.fetches[each][1 : counts[each], CPU] for each in range(workers)]
-        times = np.concatenate(seen)
-        means.append(float(times.mean()) if len(times) else float(run.fetched[:, CPU].mean()))
-    return means
-
-
 def quietest(runs: Sequence[Run]) -> list[Run]:
     """Those with the cores about as fast as in the fastest of them: what is to be brought to full
     speed by little is known best.
@@ -116,7 +71,8 @@ class Slowing:
     """How slowed cores slow a loader.
 
     ``working`` is the share of a batch's time in which a worker works rather than waits,
-    ``cores`` what the loader has of them, ``sensitivity`` as :func:`sensitivity` says.
+    ``cores`` what the loader has of them, ``sensitivity`` as
+    :func:`trainfit.loader.sensitivity.sensitivity` says.
     """
 
     working: float
@@ -132,7 +88,8 @@ class Slowing:
         if speed is None:
             return 1.0, 1.0
         factor = speed.speed**self.sensitivity
-        bound = max(self.working, min(1.0, speed.busy_cores / self.cores))
+        busy = speed.busy_cores / self.cores
+        bound = max(self.working, min(1.0, max(0.0, (busy - _BINDING) / (_BOUND - _BINDING))))
         return factor, 1 - (1 - factor) * bound
 
     def undisturbed(self, run: Run) -> Run:
@@ -143,7 +100,7 @@ class Slowing:
         cpu, wall = self.slower(run.core_speed)
         if wall == cpu == 1.0:
             return run
-        of_fetches = {BEGAN: wall, WALL: wall, CPU: cpu, PROCESS_CPU: cpu}
+        of_fetches = {BEGAN: wall, WALL: wall, CPU: cpu, PROCESS_CPU: cpu, CORE: 1.0}
         factors = [of_fetches[column] for column in sorted(of_fetches)]
         return dataclasses.replace(
             run,

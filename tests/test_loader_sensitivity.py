@@ -1,0 +1,94 @@
+"""What slowed cores do to a data set's code, told from batches and pieces of the watch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfit.hardware.core_speed import Pieces
+from trainfit.loader.instrument import CORE
+from trainfit.loader.runs import Run
+from trainfit.loader.sensitivity import SENSITIVITY, sensitivity
+from trainfit.results.loader import LoaderSettings
+
+SECONDS = 12.0
+
+
+def machine(
+    power: float,
+    *,
+    slow: float = 0.6,
+    noise: float = 0.05,
+    spread: float = 0.1,
+    batch_s: float = 0.02,
+    seed: int = 0,
+) -> tuple[Run, Pieces]:
+    """Two workers, each on a core that a neighbour slows now and then for a second or so."""
+    chance = np.random.default_rng(seed)
+    states = np.where(chance.random((2, 30)) < 0.5, slow, 1.0)
+
+    def speed(core: int, at: np.ndarray) -> np.ndarray:
+        return np.asarray(states[core][(at / 0.9).astype(int)])
+
+    at = np.arange(0, SECONDS, 0.02)
+    rows = []
+    for core in (0, 1):
+        took = 5e4 / speed(core, at) * np.exp(noise * chance.standard_normal(len(at)))
+        rows.append(np.stack([at, np.full(len(at), core), took, np.zeros(len(at))], 1))
+    pieces = np.concatenate(rows)
+    pieces = pieces[np.argsort(pieces[:, 0], kind="stable")]
+    fetches = []
+    for core in (0, 1):
+        began = np.arange(0.2, SECONDS - 0.5, batch_s)
+        work = batch_s * np.exp(spread * chance.standard_normal(len(began)))
+        cpu = work / 2 / speed(core, began) ** power
+        fetches.append(np.stack([began, cpu, cpu, 0 * began, np.full(len(began), core)], 1))
+    run = Run(LoaderSettings(2, 2), 0.0, began=0.0, fetches=tuple(fetches))
+    return run, Pieces(*pieces.T)
+
+
+@settings(max_examples=25)
+@given(power=st.floats(0.4, 1.5), seed=st.integers(0, 99), noise=st.floats(0.0, 0.15))
+def test_the_power_is_found_also_by_noisy_pieces(power: float, seed: int, noise: float) -> None:
+    run, pieces = machine(power, seed=seed, noise=noise)
+    assert sensitivity([[run]], pieces) == pytest.approx(power, abs=0.12)
+
+
+def test_cores_at_one_speed_tell_nothing() -> None:
+    run, pieces = machine(1.4, slow=1.0)
+    assert sensitivity([[run]], pieces) == pytest.approx(SENSITIVITY, abs=0.1)
+
+
+def test_wild_batches_tell_little() -> None:
+    run, pieces = machine(1.5, spread=3.0)
+    assert abs(sensitivity([[run]], pieces) - SENSITIVITY) < 0.35
+
+
+@pytest.mark.parametrize("batch_s", [0.001, 0.3])
+def test_short_and_long_batches_tell_as_well(batch_s: float) -> None:
+    run, pieces = machine(0.5, batch_s=batch_s)
+    assert sensitivity([[run]], pieces) == pytest.approx(0.5, abs=0.15)
+
+
+def test_runs_of_several_settings_differ_in_more_than_speed() -> None:
+    """Those of the second kind take thrice as long, and met the slower cores."""
+    first, pieces = machine(1.0)
+    second = dataclasses.replace(
+        first, fetches=tuple(each * [1, 3, 3, 1, 1] for each in first.fetches)
+    )
+    assert sensitivity([[first], [second]], pieces) == pytest.approx(1.0, abs=0.12)
+
+
+def test_what_nobody_saw_has_the_usual_power() -> None:
+    run, pieces = machine(1.4)
+    nowhere = tuple(np.where(np.arange(5) == CORE, -1, each) for each in run.fetches)
+    assert sensitivity([[dataclasses.replace(run, fetches=nowhere)]], pieces) == SENSITIVITY
+    unplaced = dataclasses.replace(run, fetches=tuple(each[:, :CORE] for each in run.fetches))
+    assert sensitivity([[unplaced]], pieces) == SENSITIVITY
+    empty = Pieces(*np.zeros((4, 0)))
+    for found in (sensitivity([[run]], empty), sensitivity([], pieces), sensitivity([[]], pieces)):
+        assert found == SENSITIVITY
