@@ -158,3 +158,17 @@ def test_of_a_kind_the_quietest_runs_count() -> None:
     assert quietest([*runs[1:], runs[0]]) == [runs[2]]  # the very first of several does not
     unseen = dataclasses.replace(run(), core_speed=None)
     assert quietest([unseen]) == [unseen]
+
+
+def test_of_batches_that_differ_wildly_more_runs_count() -> None:
+    """Sixty batches, some of which take fifty times as long: slower cores matter less."""
+    wild = np.where(np.arange(60) % 20 == 0, 0.5, 0.01)
+    runs = []
+    for speed in (0.7, 0.97, 0.75):
+        records = run().fetches[0].copy()
+        records[:, [WALL, CPU]] = wild[:, None]
+        changed = dataclasses.replace(run(), fetches=(records,), core_speed=CoreSpeed(speed, 1.0))
+        runs.append(changed)
+    assert quietest(runs) == runs[1:]
+    alike = [dataclasses.replace(each, fetches=run().fetches) for each in runs]
+    assert quietest(alike) == [alike[1]]

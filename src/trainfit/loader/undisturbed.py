@@ -8,6 +8,7 @@ cores' full speed, which :mod:`trainfit.hardware.core_speed` watches.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,9 @@ _BINDING, _BOUND = 0.75, 0.95
 
 #: Of runs of one kind, those count whose cores were as fast as the fastest's, but for this.
 _AS_FAST: Final = 0.07
+#: What is not known of a slowed loader: by so much of the lost speed its rate may be off, brought
+#: to full speed (the spread of the sensitivity).
+_UNSURE: Final = 0.2
 
 #: Above this the cores' speed is not worth a word; speeds that differ by less are one.
 _NEARLY_FULL: Final = 0.95
@@ -55,15 +59,26 @@ def working_share(runs: Iterable[Run]) -> float:
 
 def quietest(runs: Sequence[Run]) -> list[Run]:
     """Those with the cores about as fast as in the fastest of them: what is to be brought to full
-    speed by little is known best.
+    speed by little is known best. Where batches differ so much that chance says more than the
+    cores' speed does, more runs count.
 
     Without the very first, if others are left: a system that has idled gets faster as well
     (memory that the host of a virtual machine took back, page caches).
     """
     speeds = [run.core_speed.speed if run.core_speed is not None else 1.0 for run in runs]
-    least = max(speeds, default=0.0) - _AS_FAST
+    if not runs:
+        return []
+    fastest = max(range(len(runs)), key=lambda at: speeds[at])
+    least = speeds[fastest] - max(_AS_FAST, _chance(runs[fastest]) / _UNSURE)
     quiet = [run for run, speed in zip(runs, speeds, strict=True) if speed >= least]
     return quiet[1:] if len(quiet) > 1 and quiet[0] is runs[0] else quiet
+
+
+def _chance(run: Run) -> float:
+    """By what share the mean of a run's batches may be off, as they are only so many."""
+    times = run.fetched[:, CPU]
+    mean = float(times.mean()) if len(times) > 1 else 0.0
+    return float(times.std()) / mean / math.sqrt(len(times)) if mean > 0 else 0.0
 
 
 @dataclass(frozen=True)
