@@ -14,8 +14,9 @@ from trainfit.cli.common import UsageError, duration, whole_number
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu_figures import figures
 from trainfit.plan.job import job_of_plan, job_of_recordings
+from trainfit.plan.market import MARKET, market_prices
 from trainfit.plan.offers import Job, offers
-from trainfit.plan.prices import load_prices
+from trainfit.plan.prices import Prices, load_prices
 from trainfit.report.gpus_explained import explained
 from trainfit.report.gpus_text import gpus_text
 from trainfit.report.offers_text import offers_text
@@ -72,7 +73,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "--price",
         type=Path,
         metavar="FILE",
-        help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44',
+        help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44; or '
+        "gpuhunt: what providers ask (needs trainfit[prices] and a network)",
     )
     parser.add_argument(
         "--budget", type=_amount, metavar="X", help="what the run may cost, in the file's currency"
@@ -122,7 +124,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """A job on GPUs; exit code 1 where it fits none of them."""
-    prices = load_prices(options.price) if options.price is not None else None
+    prices = _prices(options.price)
     if options.budget is not None and prices is None:
         raise UsageError("--budget needs the prices: add --price FILE")
     gpus = _named(options.names) if options.names else catalogue()
@@ -151,6 +153,12 @@ def _compare(options: argparse.Namespace) -> int:
     )
     print(result.to_json() if options.json else offers_text(result))
     return 0 if result.fits else 1
+
+
+def _prices(source: Path | None) -> Prices | None:
+    if source is None:
+        return None
+    return market_prices() if str(source) == MARKET else load_prices(source)
 
 
 def _job(files: Sequence[Path]) -> Job:

@@ -143,7 +143,7 @@ def offers(
         fastest=max(timed, key=lambda o: o.samples_per_s or 0.0).gpu if timed else None,
         anchor=anchor,
         constants=constants_of(machine_of(catalogue()[0])),
-        notes=(*notes, *words),
+        notes=(*notes, *words, *(prices.notes if prices is not None else ())),
     )
 
 

@@ -29,10 +29,11 @@ class PriceFileError(TrainfitError):
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """Prices an hour by the GPU's key, in ``currency``."""
+    """Prices an hour by the GPU's key, in ``currency``; ``notes`` say where they are from."""
 
     currency: str
     per_hour: Mapping[str, float]
+    notes: tuple[str, ...] = ()
 
 
 def load_prices(path: Path) -> Prices:
