@@ -18,7 +18,7 @@ from trainfit.plan.job import JobError, job_of_recordings
 from trainfit.plan.laws import memory_law
 from trainfit.plan.offers import Job, offers
 from trainfit.plan.prices import PriceFileError, Prices, load_prices
-from trainfit.plan.speed import speed
+from trainfit.plan.speed import curve_of, machine_of, speed
 from trainfit.report.offers_text import offers_text
 from trainfit.report.sizes import WIDTH
 from trainfit.results.errors import ResultFileError
@@ -78,7 +78,9 @@ def test_the_gpu_it_was_recorded_for_gets_what_plan_says(job: Job) -> None:
     gpu = find_gpu("RTX 3090")
     (offer,) = offers(job, [gpu]).offers
     assert offer.fits and offer.largest_batch is not None
-    planned = speed(job.recording, 64, gpu, job.pair, offer.largest_batch, job.samples)
+    machine = machine_of(gpu)
+    curve = curve_of(job.pair, machine, offer.largest_batch)
+    planned = speed(job.recording, 64, machine, curve, job.samples)
     assert planned is not None
     assert offer.now == planned.now
     assert offer.enough == planned.at(planned.knee)

@@ -402,7 +402,7 @@ def test_plan_tunes_the_loader_of_a_script(real_plan: Plan) -> None:
     assert shlex.split(plan["launch"])[-5:] == ["python", "fit.py", str(batch), "4", "yes"]
     assert loading["step_is_bound"]
     assert loading["result"]["step_s"] > 0
-    assert "no RTX 4090 makes the step in less than" in loading["result"]["step_source"]
+    assert "fast end of what is predicted for RTX 4090" in loading["result"]["step_source"]
     seen = json.loads(loading["result"]["notes"][0])
     # The data set does not fill the recommended batch size.
     assert seen["argv"][1:] == ["4", "0", "no"]

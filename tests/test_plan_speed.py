@@ -13,14 +13,16 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import batch_sizes, enough, speed
+from trainfit.plan.speed import batch_sizes, curve_of, enough, machine_of, speed
 from trainfit.report.sizes import WIDTH
 from trainfit.report.speed_text import speed_section
+from trainfit.results.plan import HostCpu
 from trainfit.results.recording import Recording
 from trainfit.results.speed import KNEE, Speed, StepSpeed
 from trainfit.speed.host import REFERENCE_HZ
 
 GPU = find_gpu("RTX 3090")
+MACHINE = machine_of(GPU)
 
 
 def recorded(batch: int, width: int = 4096) -> Recording:
@@ -43,7 +45,7 @@ def pair() -> tuple[tuple[int, Recording], tuple[int, Recording]]:
 
 
 def test_a_step_at_every_batch_size(pair: tuple[tuple[int, Recording], ...]) -> None:
-    found = speed(pair[0][1], 64, GPU, pair, largest=4096, samples=6400)
+    found = speed(pair[0][1], 64, MACHINE, curve_of(pair, MACHINE, 4096), samples=6400)
     assert found is not None
     assert found.at(64) == found.now and found.now.bound == "bandwidth"
     sizes = [each.batch_size for each in found.curve]
@@ -69,8 +71,8 @@ def test_a_step_at_every_batch_size(pair: tuple[tuple[int, Recording], ...]) -> 
 
 
 def test_the_law_gives_what_was_recorded(pair: tuple[tuple[int, Recording], ...]) -> None:
-    at_two = speed(pair[1][1], 128, GPU)
-    law = speed(pair[0][1], 64, GPU, pair, largest=128)
+    at_two = speed(pair[1][1], 128, MACHINE)
+    law = speed(pair[0][1], 64, MACHINE, curve_of(pair, MACHINE, 128))
     assert at_two is not None and law is not None
     assert law.curve[-1].seconds == pytest.approx(at_two.now.seconds)
     assert at_two.curve == () and at_two.knee is None
@@ -80,7 +82,7 @@ def test_other_kernels_at_another_batch_size_are_said(
     pair: tuple[tuple[int, Recording], ...],
 ) -> None:
     short = recorded(128, width=64).first_steps(1)
-    found = speed(pair[0][1], 64, GPU, (pair[0], (128, short)), largest=128)
+    found = speed(pair[0][1], 64, MACHINE, curve_of((pair[0], (128, short)), MACHINE, 128))
     assert found is not None
     assert found.curve == () or found.notes == ()
     if found.notes:
@@ -91,13 +93,13 @@ def test_nothing_is_said_without_rates_or_kernels(
     pair: tuple[tuple[int, Recording], ...],
 ) -> None:
     recording = pair[0][1]
-    assert speed(recording, 64, find_gpu("custom:24GiB")) is None
+    assert speed(recording, 64, machine_of(find_gpu("custom:24GiB"))) is None
     old = dataclasses.replace(
         recording,
         **{n.name: getattr(recording, n.name)[:0] for n in dataclasses.fields(recording)
            if n.name.startswith("kernel_")},
     )  # fmt: skip
-    assert speed(old, 64, GPU) is None
+    assert speed(old, 64, MACHINE) is None
 
 
 @given(st.integers(1, 5000))
@@ -172,18 +174,22 @@ def test_every_line_fits(largest: int, seconds: float) -> None:
 def test_a_slower_core_launches_later(pair: tuple[tuple[int, Recording], ...]) -> None:
     recording = pair[0][1]
     usual, slow, same = (
-        speed(recording, 64, GPU, core_hz=hz) for hz in (None, 1.0e9, REFERENCE_HZ)
+        speed(recording, 64, machine_of(GPU, HostCpu(None, hz)))
+        for hz in (None, 1.0e9, REFERENCE_HZ)
     )
     assert usual is not None and slow is not None
     assert same == usual
     assert slow.now.host_s == pytest.approx(3 * usual.now.host_s)
     assert slow.now.gpu_s == pytest.approx(usual.now.gpu_s)
     assert "a core of 1 GHz" in slow.constants and "a core of 3 GHz" in usual.constants
+    here = speed(recording, 64, machine_of(GPU, HostCpu(2.0, None, 0.5)))
+    assert here is not None and here.now.host_s == pytest.approx(2 * usual.now.host_s)
+    assert "measured (0.5 times the reference's speed at 3 GHz)" in here.constants
 
 
 def test_graphs_win_what_launches_cost() -> None:
     """A narrow perceptron waits for its launches, a wide one does not."""
-    narrow, wide = speed(recorded(8, width=64), 8, GPU), speed(recorded(4096), 4096, GPU)
+    narrow, wide = speed(recorded(8, width=64), 8, MACHINE), speed(recorded(4096), 4096, MACHINE)
     assert narrow is not None and wide is not None
     assert narrow.now.bound == "launches" and narrow.graphed_s is not None
     assert narrow.graphed_s < 0.5 * narrow.now.seconds
@@ -193,12 +199,12 @@ def test_graphs_win_what_launches_cost() -> None:
 
 
 def test_enough_is_a_multiple_of_eight(pair: tuple[tuple[int, Recording], ...]) -> None:
-    found = speed(pair[0][1], 64, GPU, pair, largest=4096)
-    most = enough(pair, GPU, 4096)
+    found = speed(pair[0][1], 64, MACHINE, curve_of(pair, MACHINE, 4096))
+    most = enough(curve_of(pair, MACHINE, 4096))
     assert found is not None and found.knee is not None and most is not None
     assert most % 8 == 0 and found.knee <= most < found.knee + 8
-    assert enough(pair, GPU, 3) == 3
-    assert enough(pair, find_gpu("custom:24GiB"), 4096) is None
+    assert enough(curve_of(pair, MACHINE, 3)) == 3
+    assert enough(curve_of(pair, machine_of(find_gpu("custom:24GiB")), 4096)) is None
 
 
 def test_the_simulated_clock_is_that_of_the_model() -> None:
@@ -214,7 +220,7 @@ def test_the_simulated_clock_is_that_of_the_model() -> None:
             optimizer.step()
         torch.cuda.synchronize()
     seconds = [one.elapsed_time(other) / 1e3 for one, other in itertools.pairwise(events)]
-    found = speed(simulation.recording, 2048, GPU)
+    found = speed(simulation.recording, 2048, MACHINE)
     assert found is not None
     assert seconds[-1] == pytest.approx(found.now.seconds, rel=0.05)
     # The clock may be asked at any time, also with nothing done in between.

@@ -16,7 +16,7 @@ from trainfit.hardware.local_gpu import local_usage
 from trainfit.report.sizes import printable
 from trainfit.results.constants import DeviceConstants
 from trainfit.results.errors import TrainfitError
-from trainfit.results.profile import Profile
+from trainfit.results.profile import Profile, Rates
 
 _SIZE = re.compile(
     r"(?P<number>\d{1,15}(?:\.\d+)?)\s*(?P<unit>gib|mib|kib|gb|mb|kb|b|)", re.I | re.A
@@ -94,11 +94,13 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The GPU to simulate, the name that finds it again, and its constants."""
+    """The GPU to simulate, the name that finds it again, its constants, and the rates of the
+    user's calibration profile (``None``: there is none that holds for it)."""
 
     gpu: GpuSpec
     name: str
     constants: DeviceConstants
+    rates: Rates | None = None
 
 
 def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> Device:
@@ -142,7 +144,9 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
         other_processes_bytes=others,
         notes=notes,
     )
-    return Device(gpu, name, constants)
+    # A profile that was forced is another GPU's, or a rehearsal's.
+    rates = profile.rates if profile is not None and not notes else None
+    return Device(gpu, name, constants, rates)
 
 
 def _driver_here(gpu: GpuSpec) -> str | None:

@@ -81,13 +81,13 @@ def add_step(parser: argparse.ArgumentParser) -> None:
         type=step_time,
         metavar="S",
         help="time of a training step without the loader: 0.04 or 40ms; default: no time, or "
-        "the least that --gpu allows",
+        "the fast end of what is predicted for --gpu",
     )
     parser.add_argument(
         "--gpu",
         metavar="NAME",
-        help='GPU to simulate the script on ("RTX 4090"); without --step-time, a lower bound of '
-        "the step's time on it is used",
+        help='GPU to simulate the script on ("RTX 4090"); without --step-time, the fast end of '
+        "the step's predicted time on it is used",
     )
 
 

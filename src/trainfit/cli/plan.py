@@ -27,6 +27,8 @@ from trainfit.plan.data_loading import has_loader_tunables, predicted_step, with
 from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.plan.planner import Settings, plan
 from trainfit.plan.remedy_kinds import NAMES
+from trainfit.plan.this_cpu import measured_cpu
+from trainfit.plan.versus_cpu import with_cpu
 from trainfit.report.plan_text import plan_text
 from trainfit.results.loader import LoaderResult
 from trainfit.results.plan import HostCpu, PlanResult
@@ -47,6 +49,8 @@ _WITH_VALUE = (
 
 #: What ``--cpu`` may say, and the most that there can be of it.
 _CPU_LIMITS = {"cores": 4096.0, "ghz": 20.0}
+_HERE = "here"
+_UNSAID = HostCpu(None, None)
 #: Seconds of probing, and how often that all of the measuring may take at most.
 _PROBE_S = 20.0
 _MEASURING = 10
@@ -68,9 +72,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpu",
         type=_cpu,
+        default=_UNSAID,
         metavar="cores=N,ghz=X",
-        help="the processor beside the GPU: what it launches, and the input it gives (default: a "
-        "core of 3 GHz launches)",
+        help="the processor beside the GPU: what it launches, and the input it gives; 'here': this "
+        "machine's, measured (default: a core of 3 GHz launches)",
+    )
+    parser.add_argument(
+        "--versus-cpu",
+        action="store_true",
+        help="also run the command for a few steps on this machine's CPU and say whether a GPU is "
+        "worth it (the script runs for real there: it writes what it always writes)",
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
@@ -123,21 +134,34 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     tunes = _tunes_loader(options, parsed)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output) if options.output is not None else None
-    settings = Settings(options.headroom, options.steps, options.time_limit, remedies, options.cpu)
+    cpu = _processor(options.cpu, parsed)
+    settings = Settings(
+        options.headroom, options.steps, options.time_limit, remedies, cpu, device.rates
+    )
     result = plan(parsed, device.gpu, device.name, settings, progress, device.constants)
     if output is not None:
         result.save(output)  # kept, whatever becomes of the loader
-    if tunes:
-        progress("tuning the DataLoader")
-        try:
+    try:
+        if options.versus_cpu:
+            result = with_cpu(result, parsed, options.time_limit, progress)
+        if tunes:
+            progress("tuning the DataLoader")
             result = _with_loading(result, parsed, device.name, options)
-        except KeyboardInterrupt:
-            print(result.printed() if options.json else plan_text(result), flush=True)
-            raise
-    if output is not None and tunes:
+    except KeyboardInterrupt:
+        print(result.printed() if options.json else plan_text(result), flush=True)
+        raise
+    if output is not None and (tunes or options.versus_cpu):
         result.save(output)
     print(result.printed() if options.json else plan_text(result))
     return 0 if result.fits else 1
+
+
+def _processor(said: HostCpu | None, command: Command) -> HostCpu | None:
+    """What was said, or measured; ``None`` where nothing was said."""
+    if said is None:
+        progress("measuring how fast a core of this machine dispatches operators")
+        return measured_cpu(command)
+    return None if said is _UNSAID else said
 
 
 def _tunes_loader(options: argparse.Namespace, command: Command) -> bool:
@@ -189,8 +213,10 @@ def _core_hz() -> float | None:
     return max(seen, default=None) if seen is not None else None
 
 
-def _cpu(text: str) -> HostCpu:
-    """An argparse type: ``cores=2,ghz=2.2``, or one of both."""
+def _cpu(text: str) -> HostCpu | None:
+    """An argparse type: ``cores=2,ghz=2.2``, or one of both; ``None`` for ``here``."""
+    if text.strip() == _HERE:
+        return None
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.partition("=")
@@ -200,7 +226,7 @@ def _cpu(text: str) -> HostCpu:
             value = -1.0
         if name.strip() not in _CPU_LIMITS or not 0 < value <= _CPU_LIMITS[name.strip()]:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no processor: write cores=2,ghz=2.2 (or one of both)"
+                f"{text!r} is no processor: write cores=2,ghz=2.2 (or one of both), or here"
             )
         found[name.strip()] = value
     ghz = found.get("ghz")

@@ -38,6 +38,7 @@ from trainfit.results.loading import (
     StepTime,
     write_whole,
 )
+from trainfit.results.recording import Recording
 from trainfit.results.trace import TraceOutcome
 
 _TICK_S = 0.02
@@ -56,6 +57,7 @@ class Child:
         self._progress = Reporter(self._folder, self._alive)
         tell_to(self._progress)
         self._trace: TraceOutcome | None = None
+        self._recording: Recording | None = None
         self._loader = ""
 
     def run(self) -> None:
@@ -93,6 +95,7 @@ class Child:
     def _scripts(self, found: Found) -> Workload | None:
         """The script's; ``None`` where the script itself is what to tell of."""
         trace = self._trace = found.trace
+        self._recording = found.recording
         usable = trace.status in ("finished", "ended")
         usable |= trace.status in ("unsupported", "timeout") and found.loader is not None
         if not usable:
@@ -132,6 +135,8 @@ class Child:
         if self._request.step is not None:
             return self._request.step
         trace = self._trace or TraceOutcome(status="ended", steps=0, seconds=0.0)
+        if self._recording is not None:
+            self._recording.save(self._folder / "recording.trainfit")
         trace.save(self._folder / "simulated.json")
         answer = self._folder / "step.json"
         while not answer.is_file():

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.hardware import find_gpu
 from trainfit.loader.workload import LoaderError, Workload
+from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, Target, TraceOutcome
 from trainfit.simgpu.inference import InferenceWatch
 from trainfit.simgpu.interventions import Interventions
@@ -47,6 +48,7 @@ class Found:
     trace: TraceOutcome
     loader: DataLoader[Any] | None
     on_gpu: bool
+    recording: Recording | None = None
 
 
 class Script:
@@ -167,7 +169,12 @@ class Script:
         assert self._outcome is not None
         self._loaders.shut_down()
         gc.collect()
-        return Found(self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors())
+        return Found(
+            self._outcome,
+            self._loaders.loader(),
+            self._loaders.gives_gpu_tensors(),
+            self._simulation.recording,
+        )
 
 
 def workload_of(found: Found) -> Workload:

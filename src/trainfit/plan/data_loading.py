@@ -8,6 +8,7 @@ from typing import Final
 
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.launch import launch
+from trainfit.plan.speed import fast_end
 from trainfit.plan.tunables import (
     LOADER_TUNABLES,
     literal,
@@ -82,12 +83,7 @@ def predicted_step(plan: PlanResult) -> tuple[float | None, str]:
     """
     if plan.speed is None:
         return None, ""
-    step = plan.speed.at(_batch(plan)) or plan.speed.now
-    low, high = step.range_s
-    return low, (
-        f"the fast end of what is predicted for {plan.gpu}: {1e3 * low:.3g} to {1e3 * high:.3g} ms "
-        "in nine of ten jobs"
-    )
+    return fast_end(plan.speed.at(_batch(plan)) or plan.speed.now, plan.gpu)
 
 
 def _values(command: Command, found: LoaderResult) -> dict[str, str]:

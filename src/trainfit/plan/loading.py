@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import signal
@@ -20,10 +19,13 @@ from trainfit.plan.command import Command, quote
 from trainfit.plan.failures import ScriptError, last_lines, one_line, what_happened
 from trainfit.plan.launch import launch
 from trainfit.plan.processes import OwnProcess
+from trainfit.plan.speed import fast_end, machine_of, speed
+from trainfit.plan.step_bound import step_bound
 from trainfit.plan.tracing import ending, tail_of_file
-from trainfit.results.errors import TrainfitError
+from trainfit.results.errors import ResultFileError, TrainfitError
 from trainfit.results.loader import LoaderResult
 from trainfit.results.loading import AS_FAST, LoadingOutcome, LoadingRequest, StepTime, write_whole
+from trainfit.results.recording import Recording
 from trainfit.results.trace import TraceOutcome
 from trainfit.results.words import count
 
@@ -44,11 +46,11 @@ class LoadingOptions:
     """How a loader is to be measured.
 
     ``step_s`` is the time of a training step (``step_source`` says in words where it is from,
-    ``step_is_bound`` that no step is likely to be shorter); without it, ``gpu`` gives a lower bound
-    of it from the simulated step; without both the step takes no time. ``ranks`` processes share
-    the machine. ``loader`` ("module:callable") stands for a command, and ``batch_size`` is for a
-    data set that it gives. ``time_limit_s`` is for everything, ``script_limit_s`` for the
-    script's way to its first step (by default as long).
+    ``step_is_bound`` that no step is likely to be shorter); without it, ``gpu`` gives the fast end
+    of what is predicted for the simulated step; without both the step takes no time. ``ranks``
+    processes share the machine. ``loader`` ("module:callable") stands for a command, and
+    ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
+    ``script_limit_s`` for the script's way to its first step (by default as long).
     """
 
     step_s: float | None = None
@@ -227,15 +229,17 @@ def _known_step(command: Command | None, options: LoadingOptions) -> StepTime | 
     return None
 
 
-def step_from(trace: TraceOutcome, gpu: GpuSpec) -> StepTime:
-    """The least time of the simulated step on the GPU; none where that cannot be told."""
+def step_from(trace: TraceOutcome, gpu: GpuSpec, recording: Recording | None = None) -> StepTime:
+    """The fast end of what is predicted for the simulated step on the GPU; else the least time
+    that its work takes; none where that cannot be told either."""
     if trace.compute is None:
         return StepTime(0.0, source=f"{AS_FAST} (no step was simulated to bound it)")
-    try:
-        bounds: Any = importlib.import_module("trainfit.plan.step_bound")
-    except ModuleNotFoundError:
-        return StepTime(0.0, source=AS_FAST)
-    bound = bounds.step_bound(trace.compute, gpu, trace.autocast)
+    if recording is not None and not trace.compute.compiled:  # what is fused is not known
+        predicted = speed(recording, None, machine_of(gpu))
+        if predicted is not None:
+            seconds, source = fast_end(predicted.now, gpu.key)
+            return StepTime(seconds, source=source)
+    bound = step_bound(trace.compute, gpu, trace.autocast)
     return StepTime(bound.seconds, source=bound.why)
 
 
@@ -299,7 +303,10 @@ class _Process:
         """The child waits for the time of the step that it simulated."""
         asked, answer = self._folder / "simulated.json", self._folder / "step.json"
         if asked.is_file() and not answer.is_file():
-            step = step_from(TraceOutcome.load(asked), self._gpu)
+            recording = None
+            with contextlib.suppress(ResultFileError):  # a script that came to no step
+                recording = Recording.load(self._folder / "recording.trainfit")
+            step = step_from(TraceOutcome.load(asked), self._gpu, recording)
             write_whole(answer, json.dumps(dataclasses.asdict(step)))
 
     def _follow(self) -> None:

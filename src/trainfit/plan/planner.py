@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from trainfit.hardware import GpuSpec, catalogue, device_constants
-from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.breakdown import by_kind, by_module
 from trainfit.memory.device import context_parts
 from trainfit.memory.fit import LARGEST
 from trainfit.memory.growth import step_pattern
-from trainfit.memory.replay import Replay, Stream
-from trainfit.plan.command import Command, CommandError
+from trainfit.memory.replay import Stream
+from trainfit.plan.batches import Batches, BatchSizes, most_full, pairs_of, recording_of
+from trainfit.plan.command import Command
 from trainfit.plan.failures import ScriptError, is_inference, shortfall
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
 from trainfit.plan.launch import ACCELERATE, PRECISIONS, launch
-from trainfit.plan.laws import memory_law
 from trainfit.plan.remedies import try_remedies
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
-from trainfit.plan.search import Found, Trial, search
-from trainfit.plan.speed import enough, speed, step_seconds
+from trainfit.plan.speed import machine_of, speed, step_seconds
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.plan import (
-    Basis,
-    BatchLimits,
     Configuration,
     HostCpu,
     PlanResult,
     Recorded,
     Remedies,
 )
+from trainfit.results.profile import Rates
 from trainfit.results.recording import Recording
 from trainfit.results.words import count
 from trainfit.simgpu.settling import LEAST_STEPS
-
-#: A recommended batch from here on is rounded down to a multiple of this: tensor cores
-#: work on tiles of 8, and a batch of round size loses at most 7 samples.
-_ROUND = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Settings:
     ``headroom`` is a share of the GPU (``None``: as much as the figures may be too low);
     ``steps`` of ``None`` are until memory has settled.
     ``remedies`` are names of remedies to try; ``None``: all where the job does not fit. ``cpu`` is
-    the processor beside the GPU.
+    the processor beside the GPU, ``rates`` are what a calibration profile measured.
     """
 
     headroom: float | None = None
@@ -63,34 +55,7 @@ class Settings:
     time_limit_s: float = 600.0
     remedies: tuple[str, ...] | None = None
     cpu: HostCpu | None = None
-
-    @property
-    def core_hz(self) -> float | None:
-        """The clock of its cores, where that was said."""
-        return self.cpu.core_hz if self.cpu is not None else None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Batches:
-    """What is known of other batch sizes; ``recommended_peak`` is what the recommended takes.
-
-    ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is,
-    and ``pair`` the recordings that it is from.
-    """
-
-    basis: Basis
-    basis_detail: str = ""
-    largest: int | None = None
-    recommended: int | None = None
-    recommended_peak: Replay | None = None
-    law: AffineStream | None = None
-    pair: tuple[tuple[int, Recording], ...] = ()
-    limits: BatchLimits | None = None
-
-    @property
-    def useful(self) -> int | None:
-        """The largest that leaves the headroom, else the largest that fits."""
-        return (self.limits.memory if self.limits is not None else None) or self.largest
+    rates: Rates | None = None
 
 
 def plan(
@@ -138,6 +103,7 @@ class _Planner:
     ) -> None:
         self._command = command
         self._gpu = gpu
+        self._machine = machine_of(gpu, settings.cpu, settings.rates, constants.profile)
         self._settings = settings
         self._runs = runs
         self._constants = constants
@@ -156,15 +122,15 @@ class _Planner:
         infers = is_inference(first)
         if infers:
             first, batch = self._counting_calls(first)
-        recording = _recording(first)
+        recording = recording_of(first)
         self._judge = dataclasses.replace(self._judge, context=context_parts(recording))
         if self._settings.headroom is None:
             self._judge = dataclasses.replace(self._judge, headroom=self._judge.margin(recording))
         self._notes += recording.header.get("notes", ())
-        pairs = list(_pairs(batch, _most_full(first, batch))) if batch is not None else []
+        pairs = list(pairs_of(batch, most_full(first, batch))) if batch is not None else []
         flipped = self._flipped(first)
         self._start(batch, pairs, flipped)
-        here = self._batches(first, batch, pairs, AS_WRITTEN, by_trial=True)
+        here = self._batch_sizes().find(first, batch, pairs, AS_WRITTEN, by_trial=True)
         now = self._configure(first, batch, here)
         other = self._other_amp(batch, pairs, flipped)
         self._note_first(first)
@@ -187,7 +153,7 @@ class _Planner:
             basis=here.basis,
             basis_detail=here.basis_detail,
             launch=launch(self._command, self._values(here.recommended), variables).line,
-            assumptions=dict(_recording(first).header["assumptions"]),
+            assumptions=dict(recording_of(first).header["assumptions"]),
             notes=tuple(self._notes),
             other_gpus=() if now.fits else self._other_gpus(first),
             gpu_sources=dict(self._gpu.sources),
@@ -195,7 +161,7 @@ class _Planner:
             seconds=0.0,
             remedies=remedies,
             inference=inference,
-            pattern=step_pattern(_recording(first), reserved_bytes=now.memory.reserved_bytes),
+            pattern=step_pattern(recording_of(first), reserved_bytes=now.memory.reserved_bytes),
             other_processes_bytes=self._constants.other_processes_bytes,
             profile=self._constants.profile,
             variables=variables,
@@ -204,11 +170,9 @@ class _Planner:
             speed=speed(
                 recording,
                 batch,
-                self._gpu,
-                here.pair,
-                largest=here.useful,
+                self._machine,
+                here.curve,
                 samples=samples,
-                core_hz=self._settings.core_hz,
             ),
             recordings=_recorded(batch, recording, here.pair),
             cpu=self._settings.cpu,
@@ -223,7 +187,7 @@ class _Planner:
             batch = int(text)
             self._runs.start(batch, AS_WRITTEN)
             # Most plans need it: it runs meanwhile on the second core.
-            self._runs.start(next(_pairs(batch, None))[1], AS_WRITTEN)
+            self._runs.start(next(pairs_of(batch, None))[1], AS_WRITTEN)
             return self._runs.trace(batch, AS_WRITTEN), batch
         first = self._runs.trace(None, AS_WRITTEN)
         loader = first.outcome.loader
@@ -240,7 +204,7 @@ class _Planner:
         first, batch = self._first()
         calls = count(first.outcome.steps, "call")
         self._notes.append(f"the script does not train: figures are of {calls} of the model")
-        peaks = [self._judge.shown(Stream.of(_recording(t)))[0] for t in (first, whole)]
+        peaks = [self._judge.shown(Stream.of(recording_of(t)))[0] for t in (first, whole)]
         if peaks[1].peak_allocated > peaks[0].peak_allocated:
             all_calls = count(whole.outcome.forward.calls, "call")
             self._notes.append(
@@ -262,142 +226,13 @@ class _Planner:
             for each in pairs[0] if pairs else ():
                 self._runs.start(each, variant)
 
-    # -- batch sizes -----------------------------------------------------------------------
-
-    def _batches(
-        self,
-        present: Trace,
-        batch: int | None,
-        pairs: Sequence[tuple[int, int]],
-        variant: Variant,
-        *,
-        by_trial: bool,
-    ) -> _Batches:
-        """What is known of other batch sizes, from two of them if that is possible."""
-        if batch is None:
-            return _Batches(
-                "one trace",
-                "the batch size is not known: no DataLoader with a batch size fed the first "
-                "step; write {batch_size:N} into the command",
-            )
-        why = "the data set is too small for two batch sizes with full batches only"
-        for one, other in pairs:
-            try:
-                traces = self._runs.trace(one, variant), self._runs.trace(other, variant)
-            except ScriptError as error:
-                why = f"no other batch size could be simulated: {error}"
-                continue
-            try:
-                pair = tuple(zip((one, other), map(_recording, traces), strict=True))
-                law = memory_law(pair)
-                self._check_law(law, variant)
-            except NotAffineError as error:
-                why = f"batch sizes {one} and {other} give no rule for others: {error}"
-                if by_trial:
-                    known = {batch: present, one: traces[0], other: traces[1]}
-                    return self._by_trial(known, variant, why)
-                break
-            if not law.depends_on_batch:
-                return self._without_effect(one, other)
-            return self._by_law(law, pair)
-        return _Batches("one trace", why)
-
-    def _check_law(self, law: AffineStream, variant: Variant) -> None:
-        """Compare a law that looks odd with a third batch size; raises ``NotAffineError``.
-
-        What grows with the square of the batch size (a contrastive loss) gives a line too,
-        but one that is below zero at batch size 0.
-        """
-        one, two = sorted(law.batches)
-        below_zero = law.base < 0 if law.batches == (one, two) else law.base > 0
-        below_zero[law.template.workspace_alloc] = False  # they have models of their own
-        if not below_zero.any():
-            return
-        third = (one + two) // 2 if two - one > 1 else one - 1
-        if third < 2:
-            third = two + 1
-        try:
-            seen = _recording(self._runs.trace(third, variant)).alloc_bytes
-        except ScriptError as error:
-            raise NotAffineError(f"a third could not be simulated ({error})") from None
-        expected = law.at(third).alloc_bytes
-        differs = seen[: len(expected)] != expected[: len(seen)]
-        if not differs.any():
-            return
-        name = law.template.strings[int(law.template.alloc_module[int(differs.argmax())])]
-        where = f", first in {name}" if name else ""
-        raise NotAffineError(f"sizes do not grow in proportion to the batch size{where}")
-
-    def _by_law(self, law: AffineStream, pair: tuple[tuple[int, Recording], ...]) -> _Batches:
-        """Exact for every batch size: the largest that runs, and that leaves the headroom; and
-        the smallest of those that is about as fast as any."""
-        judge = self._judge
-        largest = judge.largest(law)
-        most = _rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
-        fast = enough(pair, self._gpu, most, self._settings.core_hz) if most else None
-        limits = BatchLimits(most, fast)
-        best = min(most, limits.knee or most)
-        peak = judge.limited(law.at(best)) if best else None
-        return _Batches("two traces", "", largest, best, peak, law, pair, limits)
-
-    def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> _Batches:
-        """By simulating one batch size after the other."""
-        context = self._judge.context_bytes
-        loader = next(iter(known.values())).outcome.loader
-        found = search(
-            [self._trial(batch, trace) for batch, trace in known.items()],
-            lambda batches: self._trials(batches, variant),
-            free_bytes=self._judge.capacity_bytes - context,
-            free_with_headroom_bytes=self._judge.usable_bytes - context,
-            most=loader.samples if loader is not None and loader.samples else LARGEST,
-        )
-        best = found.recommended
-        peak = None
-        if best:
-            peak = self._judge.limited(Stream.of(_recording(self._runs.trace(best, variant))))
-        return _Batches(
-            "one trace a batch size", f"{why}; {_tried(found)}", found.largest, best, peak
-        )
-
-    def _trials(self, batches: Sequence[int], variant: Variant) -> Iterator[Trial]:
-        for batch in batches:
-            self._runs.start(batch, variant)
-        for batch in batches:
-            try:
-                trace = self._runs.trace(batch, variant)
-            except ScriptError as error:
-                self._notes.append(f"batch size {batch} could not be simulated: {error}")
-            else:
-                yield self._trial(batch, trace)
-
-    def _trial(self, batch: int, trace: Trace) -> Trial:
-        stream = Stream.of(_recording(trace))
-        limited = self._judge.limited(stream)
-        taken = limited.peak_reserved + self._judge.context_bytes
-        return Trial(
-            batch=batch,
-            reserved_bytes=self._judge.unlimited(stream).peak_reserved,
-            fits=limited.fits,
-            fits_with_headroom=limited.fits and taken <= self._judge.usable_bytes,
-        )
-
-    def _without_effect(self, one: int, other: int) -> _Batches:
-        what = f"the batch size has no effect: {one} and {other} allocate the same"
-        if "batch_size" in self._command.present:
-            raise CommandError(
-                f"placeholder {{batch_size}}: {what}; put it into the option from which "
-                f"{self._command.name} takes its batch size"
-            )
-        return _Batches(
-            "one trace",
-            f"{what} (the DataLoader takes its batches from elsewhere); "
-            "write {batch_size:N} into the command",
-        )
+    def _batch_sizes(self) -> BatchSizes:
+        return BatchSizes(self._command, self._runs, self._judge, self._machine, self._notes)
 
     # -- figures ---------------------------------------------------------------------------
 
-    def _configure(self, trace: Trace, batch: int | None, batches: _Batches) -> Configuration:
-        recording = _recording(trace)
+    def _configure(self, trace: Trace, batch: int | None, batches: Batches) -> Configuration:
+        recording = recording_of(trace)
         stream = Stream.of(recording)
         shown, fits = self._judge.shown(stream)
         return Configuration(
@@ -411,7 +246,7 @@ class _Planner:
             largest_batch=batches.largest,
             recommended_batch=batches.recommended,
             limits=batches.limits,
-            step_s=step_seconds(recording, self._gpu, self._settings.core_hz),
+            step_s=step_seconds(recording, self._machine),
         )
 
     def _other_amp(
@@ -428,11 +263,11 @@ class _Planner:
                 "command has no {amp}"
             )
             self._note_accelerate(batch, trace.outcome.autocast)
-        batches = self._batches(trace, batch, pairs, flipped, by_trial=False)
+        batches = self._batch_sizes().find(trace, batch, pairs, flipped, by_trial=False)
         return self._configure(trace, batch, batches)
 
     def _remedies(
-        self, batch: int | None, now: Configuration, here: _Batches, flipped: Variant
+        self, batch: int | None, now: Configuration, here: Batches, flipped: Variant
     ) -> Remedies | None:
         """What was asked for; of itself where the job does not fit."""
         names = self._settings.remedies
@@ -448,6 +283,7 @@ class _Planner:
             law=here.law,
             largest=here.largest,
             flipped=flipped,
+            machine=self._machine,
         )
         return try_remedies(job, names)
 
@@ -489,7 +325,7 @@ class _Planner:
                 "asks the environment"
             )
 
-    def _note_batches(self, first: Trace, batch: int | None, here: _Batches) -> None:
+    def _note_batches(self, first: Trace, batch: int | None, here: Batches) -> None:
         best, loader = here.recommended, first.outcome.loader
         if "batch_size" not in self._command.present and best and best != batch:
             where = f" at {loader.where}" if loader is not None and loader.where else ""
@@ -508,7 +344,7 @@ class _Planner:
 
     def _other_gpus(self, first: Trace) -> tuple[str, ...]:
         """GPUs of the catalogue on which the present batch size runs, smallest first."""
-        need = self._judge.unlimited(Stream.of(_recording(first))).peak_reserved
+        need = self._judge.unlimited(Stream.of(recording_of(first))).peak_reserved
         libraries = {part.name for part in self._judge.context}
         able = [
             gpu
@@ -519,43 +355,6 @@ class _Planner:
         return tuple(gpu.key for gpu in able)
 
 
-def _most_full(first: Trace, batch: int | None) -> int | None:
-    """The largest batch size at which every batch of the run is full; ``None``: any.
-
-    A data set that is used up before the run ends gives a short last batch, after which
-    nothing scales with the batch size.
-    """
-    loader = first.outcome.loader
-    if loader is None or loader.samples is None or loader.batch_size != batch:
-        return None
-    # Other batch sizes are compared over the least number of steps.
-    share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
-    return loader.samples // max(math.ceil(loader.batches * share), 1)
-
-
-def _pairs(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
-    """Pairs of batch sizes to derive the law from, in the order of preference.
-
-    The present one is among them if it can. Not 1: with one sample, strides are trivially
-    contiguous and copies disappear.
-    """
-    if batch > 1 and (most is None or batch <= most):
-        found = [(batch, other) for other in (2 * batch, batch + 1, batch - 1, batch // 2)]
-    elif batch == 1:
-        found = [(2, 4), (2, 3)]
-    else:
-        assert most is not None
-        found = [(most // 2, most), (most - 1, most)]
-    for one, other in dict.fromkeys(found):
-        if min(one, other) > 1 and one != other and (most is None or max(one, other) <= most):
-            yield one, other
-
-
-def _recording(trace: Trace) -> Recording:
-    assert trace.recording is not None  # as ``require_step`` made sure
-    return trace.recording
-
-
 def _recorded(
     batch: int | None, recording: Recording, others: Sequence[tuple[int, Recording]]
 ) -> tuple[Recorded, ...]:
@@ -564,22 +363,9 @@ def _recorded(
     return (*kept, *(Recorded.of(at, other) for at, other in others if at != batch))
 
 
-def _rounded(batch: int) -> int:
-    return batch - batch % _ROUND if batch > _ROUND else batch
-
-
-def _tried(found: Found) -> str:
-    """In words, how far a search by trial came."""
-    batches = ", ".join(map(str, found.tried))
-    text = f"simulated one by one: {batches}"
-    if found.largest and found.too_large:
-        return f"{text}; the largest lies between {found.largest} and {found.too_large - 1}"
-    return text
-
-
 def _environment(trace: Trace) -> dict[str, str]:
     return {
-        "torch": str(_recording(trace).header["torch"]),
+        "torch": str(recording_of(trace).header["torch"]),
         "python": platform.python_version(),
         "machine": platform.machine(),
     }

@@ -162,9 +162,9 @@ class _Remedies:
 
     def _step_change(self, trace: Trace) -> float | None:
         """How much longer an optimizer's step takes than in the job as it is."""
-        gpu = self._judge.gpu
-        before = step_seconds(_recording(self._survey), gpu)
-        after = step_seconds(_recording(trace), gpu)
+        machine = self._job.machine
+        before = step_seconds(_recording(self._survey), machine)
+        after = step_seconds(_recording(trace), machine)
         return after / before - 1 if before and after is not None else None
 
     # -- the largest batch -----------------------------------------------------------------

@@ -17,6 +17,7 @@ from trainfit.plan.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.tracing import Trace
 from trainfit.results.trace import Finding, InterventionRequest
 from trainfit.simgpu.allocator_settings import ENVIRONMENT_VARIABLES, AllocatorSettings
+from trainfit.speed.step import Machine
 
 #: Settings that are replayed besides expandable segments; the best of them is shown.
 _ALLOCATORS = (
@@ -33,7 +34,8 @@ class Job:
 
     ``batch`` is ``None`` where it could not be told. ``law`` gives every batch size and
     ``largest`` is the largest that fits; ``None`` where there is no law. ``flipped`` is the
-    run with autocast the other way round.
+    run with autocast the other way round. ``machine`` is what steps are
+    costed on.
     """
 
     command: Command
@@ -43,6 +45,7 @@ class Job:
     law: AffineStream | None
     largest: int | None
     flipped: Variant
+    machine: Machine
 
 
 @dataclasses.dataclass(frozen=True)

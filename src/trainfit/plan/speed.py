@@ -11,11 +11,14 @@ import numpy as np
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu_custom import is_made_up
 from trainfit.plan.laws import Pair, last_step, work_law
+from trainfit.results.plan import HostCpu
+from trainfit.results.profile import Rates
 from trainfit.results.recording import Recording
 from trainfit.results.speed import KNEE, Speed, StepSpeed
 from trainfit.speed.efficiency import FITTED, RANGE
 from trainfit.speed.host import REFERENCE_HZ, HostCosts
 from trainfit.speed.kernel_times import peak_flops
+from trainfit.speed.measured_rates import with_rates
 from trainfit.speed.scaling import NotAffineError
 from trainfit.speed.step import Machine, StepTime, step_time
 from trainfit.speed.work import Work
@@ -26,72 +29,97 @@ _TILE: Final = 8
 _NO_LAUNCHES: Final = HostCosts(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def machine_of(gpu: GpuSpec, core_hz: float | None = None) -> Machine:
-    """The GPU in a computer of which nothing is known but (perhaps) the clock of its cores: what
-    a core does a cycle is taken to be alike."""
-    return Machine(gpu, FITTED, core_speed=(core_hz or REFERENCE_HZ) / REFERENCE_HZ)
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Steps at other batch sizes, the smallest first, and what is to be said of them."""
+
+    steps: tuple[StepSpeed, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def machine_of(
+    gpu: GpuSpec, cpu: HostCpu | None = None, rates: Rates | None = None, profile: str = ""
+) -> Machine:
+    """The GPU in a computer of which nothing is known but (perhaps) what a calibration profile
+    measured (``rates``; ``profile`` is its name), and how fast the cores dispatch, or their clock:
+    what a core does a cycle is taken to be alike then. What ``cpu`` says goes before the profile.
+    """
+    machine = Machine(gpu, FITTED)
+    if rates is not None and has_rates(gpu):
+        machine = with_rates(machine, rates, profile)
+    if cpu is not None and cpu.core_speed is not None:
+        return dataclasses.replace(machine, core_speed=cpu.core_speed, core_measured=True)
+    if cpu is not None and cpu.core_hz is not None:
+        core_speed = cpu.core_hz / REFERENCE_HZ
+        return dataclasses.replace(machine, core_speed=core_speed, core_measured=False)
+    return machine
 
 
 def speed(
     recording: Recording,
     batch: int | None,
-    gpu: GpuSpec,
-    others: Sequence[tuple[int, Recording]] = (),
-    largest: int | None = None,
+    machine: Machine,
+    curve: Curve | None = None,
     samples: int | None = None,
-    core_hz: float | None = None,
 ) -> Speed | None:
     """Of the last whole step of ``recording``; ``None`` where nothing can be said.
 
-    ``others`` are two recordings at different batch sizes, from which all up to ``largest``
-    follow; ``samples`` is how many an epoch has, ``core_hz`` the clock of the CPU's cores.
+    ``curve`` has its steps at other batch sizes; ``samples`` is how many an epoch has.
     """
-    if not has_rates(gpu) or not recording.steps:
+    if not has_rates(machine.gpu) or not recording.steps:
         return None
     work = last_step(recording)
     if not len(work.table):
         return None
-    machine = machine_of(gpu, core_hz)
     took = step_time(work, machine)
     now = speed_of(took, batch)
-    curve, notes = _curve(others, machine, largest)
+    curve = curve or Curve()
     return Speed(
         now=now,
-        curve=curve,
-        knee=knee(curve),
-        mfu=_utilization(work, gpu, took.seconds),
+        curve=curve.steps,
+        knee=knee(curve.steps),
+        mfu=_utilization(work, machine.rated, took.seconds),
         by_kind_s=took.by_kind_s,
         constants=constants_of(machine),
         epoch_s=samples / now.samples_per_s if samples and now.samples_per_s else None,
         graphed_s=step_time(work, dataclasses.replace(machine, host=_NO_LAUNCHES)).seconds,
-        notes=notes,
+        notes=curve.notes,
     )
 
 
-def step_seconds(recording: Recording, gpu: GpuSpec, core_hz: float | None = None) -> float | None:
+def step_seconds(recording: Recording, machine: Machine) -> float | None:
     """The last whole step of a recording; ``None`` where nothing can be said."""
-    if not has_rates(gpu) or not recording.steps:
+    if not has_rates(machine.gpu) or not recording.steps:
         return None
     work = last_step(recording)
-    return step_time(work, machine_of(gpu, core_hz)).seconds if len(work.table) else None
+    return step_time(work, machine).seconds if len(work.table) else None
 
 
-def enough(pair: Pair, gpu: GpuSpec, most: int, core_hz: float | None = None) -> int | None:
-    """The smallest batch size with nearly the most samples a second of those up to ``most``, as a
-    multiple of 8 where one is left (tiles of Tensor cores); ``None`` where that is not known."""
-    if not has_rates(gpu):
-        return None
-    curve, _ = _curve(pair, machine_of(gpu, core_hz), most)
-    found = knee(curve)
+def enough(curve: Curve) -> int | None:
+    """The smallest batch size with nearly the most samples a second, as a multiple of 8 where one
+    is left (tiles of Tensor cores); ``None`` where that is not known."""
+    found = knee(curve.steps)
     if found is None or found <= _TILE // 2:
         return found
-    return min(-(-found // _TILE) * _TILE, most)
+    return min(-(-found // _TILE) * _TILE, curve.steps[-1].batch_size or 0)
 
 
 def constants_of(machine: Machine) -> str:
     """Where the model's constants are from."""
+    source = f"{machine.efficiency.source}; "
+    if machine.profile:
+        source = (
+            f"rates as measured (profile {machine.profile}), shares that kinds of kernels reach "
+            f"{source}"
+        )
     clock = f"launches as by a core of {machine.core_hz / 1e9:.3g} GHz"
-    return f"{machine.efficiency.source}; {clock}, copies over PCIe 4.0 x16 (assumed)"
+    if machine.core_measured:
+        clock = (
+            f"launches as by a core that was measured ({machine.core_speed:.2g} times the "
+            f"reference's speed at {REFERENCE_HZ / 1e9:g} GHz)"
+        )
+    copies = f"copies over PCIe at {machine.pinned_bytes_per_s / 1e9:.3g} GB/s"
+    return f"{source}{clock}, {copies}" + ("" if machine.profile else " (assumed)")
 
 
 def has_rates(gpu: GpuSpec) -> bool:
@@ -114,17 +142,26 @@ def speed_of(took: StepTime, batch: int | None) -> StepSpeed:
     )
 
 
-def _curve(
-    others: Sequence[tuple[int, Recording]], machine: Machine, largest: int | None
-) -> tuple[tuple[StepSpeed, ...], tuple[str, ...]]:
-    if len(others) != 2 or not largest:
-        return (), ()
+def fast_end(step: StepSpeed, gpu: str) -> tuple[float, str]:
+    """The shortest time that a step is likely to take, and in words where it is from: who keeps up
+    with that keeps up."""
+    low, high = step.range_s
+    return low, (
+        f"the fast end of what is predicted for {gpu}: {1e3 * low:.3g} to {1e3 * high:.3g} ms "
+        "in nine of ten jobs"
+    )
+
+
+def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:
+    """Steps at batch sizes up to ``largest``, from two recordings at different ones."""
+    if not has_rates(machine.gpu) or len(pair) != 2 or not largest:
+        return Curve()
     try:
-        law = work_law(others)
+        law = work_law(pair)
     except NotAffineError as error:
-        return (), (f"the step's time is not known at other batch sizes: {error}",)
-    found = [speed_of(step_time(law.at(size), machine), size) for size in batch_sizes(largest)]
-    return tuple(found), ()
+        return Curve((), (f"the step's time is not known at other batch sizes: {error}",))
+    sizes = batch_sizes(largest)
+    return Curve(tuple(speed_of(step_time(law.at(size), machine), size) for size in sizes))
 
 
 def batch_sizes(largest: int) -> list[int]:

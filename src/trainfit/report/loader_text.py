@@ -115,7 +115,7 @@ def _step(result: LoaderResult) -> str:
         return text
     return (
         f"the GPU's step was taken to last no time ({source}), so more workers seem better than "
-        "they may be; give its time with --step-time 40ms, or a lower bound of it by --gpu NAME"
+        "they may be; give its time with --step-time 40ms, or have it predicted by --gpu NAME"
     )
 
 

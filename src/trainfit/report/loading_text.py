@@ -87,7 +87,8 @@ def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
     if cpu is None or cpu.cores is None:
         return
     clock = f" at {cpu.core_hz / 1e9:.3g} GHz" if cpu.core_hz is not None else ""
-    named = f"{cpu.cores:g} cores{clock}"
+    where = " of this machine" if cpu.core_speed is not None else ""
+    named = f"{cpu.cores:g} cores{where}{clock}"
     if loading.input_at_most is None:
         yield _line(f"with {named}: cannot tell, as the clock of this machine's cores is not known")
         return

@@ -14,6 +14,7 @@ from trainfit.report.remedies_text import inference_section, remedies_section
 from trainfit.report.sizes import printable, size, time_text, wrapped
 from trainfit.report.speed_text import speed_section
 from trainfit.report.steps_text import only_seen, pattern_notes
+from trainfit.report.versus_cpu_text import versus_cpu_section
 from trainfit.results.plan import Configuration, PlanResult
 from trainfit.results.speed import KNEE
 from trainfit.results.words import count
@@ -42,6 +43,7 @@ def plan_text(result: PlanResult) -> str:
         _batch_section(result),
         _amp_section(result),
         speed_section(result.speed) if result.speed is not None else "",
+        versus_cpu_section(result.versus_cpu, result.speed) if result.versus_cpu else "",
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
         loading_section(result.loading, result) if result.loading is not None else "",

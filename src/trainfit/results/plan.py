@@ -10,6 +10,7 @@ Format history
     4   speed
     5   recordings; limits of the batch size; step times of configurations and remedies; the
         processor
+    6   the step on this machine's CPU
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.recording import Recording
 from trainfit.results.speed import Speed
 from trainfit.results.steps import StepPattern
+from trainfit.results.versus_cpu import VersusCpu
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 5
+VERSION: Final = 6
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
@@ -87,10 +89,15 @@ class MemoryFigures:
 
 @dataclasses.dataclass(frozen=True)
 class HostCpu:
-    """The processor beside the GPU, as the user says: cores, and their clock in Hz."""
+    """The processor beside the GPU, as the user says: cores, and their clock in Hz.
+
+    ``core_speed`` is how fast a core of this machine dispatches operators, as a multiple of the
+    reference (:mod:`trainfit.speed.host`), where that was measured.
+    """
 
     cores: float | None
     core_hz: float | None
+    core_speed: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +318,7 @@ class PlanResult:
     calibration profile in use ("": none, the context is assumed). ``recordings`` are what the
     figures are from, the job as it is first: with them other GPUs can be judged without another
     run (``trainfit gpus --for``); in files, but not in what is printed. ``cpu`` is what the user
-    said of the processor.
+    said of the processor. ``versus_cpu`` is ``None`` where the CPU was not asked about.
     """
 
     command: str
@@ -344,6 +351,7 @@ class PlanResult:
     speed: Speed | None = None
     recordings: tuple[Recorded, ...] = ()
     cpu: HostCpu | None = None
+    versus_cpu: VersusCpu | None = None
 
     @property
     def fits(self) -> bool:

@@ -21,7 +21,11 @@ from trainfit.speed.work import Floats, Work
 class Machine:
     """A GPU in a computer: copies from pinned and pageable memory in bytes a second (assumed: PCIe
     4.0 x16, and what the loader takes for pageable memory), and how fast a core of its CPU is, as
-    a multiple of the reference (:mod:`trainfit.speed.host`)."""
+    a multiple of the reference (:mod:`trainfit.speed.host`; ``core_measured``: by a measurement).
+
+    ``gpu`` has the rates that the model reckons with: where those of ``profile`` are in it, what
+    was sold is ``datasheet``.
+    """
 
     gpu: GpuSpec
     efficiency: Efficiency
@@ -29,6 +33,14 @@ class Machine:
     core_speed: float = 1.0
     pinned_bytes_per_s: float = 20e9
     pageable_bytes_per_s: float = 6e9
+    core_measured: bool = False
+    datasheet: GpuSpec | None = None
+    profile: str = ""
+
+    @property
+    def rated(self) -> GpuSpec:
+        """The GPU with the rates of its datasheet."""
+        return self.datasheet or self.gpu
 
     @property
     def core_hz(self) -> float:

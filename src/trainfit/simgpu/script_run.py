@@ -1,0 +1,95 @@
+"""Runs a user's script for real, with something noted after each of its optimizer steps.
+
+In a process of its own. The script is not disturbed: errors of ours never reach it, and it is
+stopped from within the step that is the last one wanted (:mod:`trainfit.simgpu.script`).
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import faulthandler
+import os
+import threading
+import time
+from typing import Any
+
+from torch.optim import optimizer as optim
+
+from trainfit.results.trace import Status, Target
+from trainfit.simgpu.script import MainOptimizer, Stopper, run_script, watch
+
+
+class ScriptRun(abc.ABC):
+    """One run; what is noted, when it is enough, and what is kept say the subclasses.
+
+    ``steps`` is how many optimizer steps there were so far.
+    """
+
+    def __init__(self, target: Target, time_limit_s: float) -> None:
+        self._target = target
+        self._time_limit_s = time_limit_s
+        self._optimizer = MainOptimizer()
+        self._stopper = Stopper()
+        self.steps = 0
+        self._started = time.monotonic()
+        self.process = os.getpid()
+        self._done = threading.Event()
+        self._finishing = threading.Lock()
+
+    @abc.abstractmethod
+    def note(self) -> None:
+        """A step is over; what this raises is dropped."""
+
+    @abc.abstractmethod
+    def enough(self) -> bool:
+        """Was this step the last one wanted?"""
+
+    @abc.abstractmethod
+    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
+        """Write what came of the run: ``details`` are those of :func:`run_script`."""
+
+    def run(self) -> None:
+        """Run the script to its stop or its end and keep what came of it."""
+        watch(self._started, self._time_limit_s, self._done, self._late)
+        hooks = [
+            optim.register_optimizer_step_pre_hook(self._before_step),
+            optim.register_optimizer_step_post_hook(self._after_step),
+        ]
+        try:
+            status, details = run_script(self._target)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._finish(status, details)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._optimizer.before_step(optimizer)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if os.getpid() != self.process or not self._optimizer.made(optimizer):
+            return
+        self.steps += 1
+        with contextlib.suppress(Exception):
+            self.note()
+        if self.enough():
+            with contextlib.suppress(Exception):
+                self._finish("finished", {})
+            self._stopper.stop()
+
+    def _late(self, place: str | None) -> bool:
+        return self._finish("timeout", {"location": place})
+
+    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+        """Keep what there is, once; what the script does later does not count.
+
+        Returns whether this call was the one that did.
+        """
+        with self._finishing:
+            if self._done.is_set() or os.getpid() != self.process:
+                return False
+            self._done.set()
+        faulthandler.cancel_dump_traceback_later()
+        self.keep(status, time.monotonic() - self._started, details)
+        return True

@@ -1,0 +1,83 @@
+"""Runs a user's script on the CPU for a few steps and measures how long each takes.
+
+Runs in a process of its own (``main``), whose environment shows PyTorch no GPU. Steps end with
+the optimizer's step; how long the script waits for its DataLoader is measured beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import dataloader
+
+from trainfit.results.trace import Status
+from trainfit.results.versus_cpu import CpuRunOutcome, CpuRunRequest
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.script_run import ScriptRun
+
+
+class CpuRun(ScriptRun):
+    """One run of a script on the CPU."""
+
+    def __init__(self, request: CpuRunRequest) -> None:
+        super().__init__(request.target, request.time_limit_s)
+        self._request = request
+        self._ended: list[float] = []
+        self._waited: list[float] = []
+        self._waits_s = 0.0
+
+    def run(self) -> None:
+        """Run the script to its stop or its end and write the outcome."""
+        patches = PatchSet()
+        self._watch_loaders(patches)
+        try:
+            super().run()
+        finally:
+            patches.restore()
+
+    def note(self) -> None:
+        self._ended.append(time.perf_counter())
+        self._waited.append(self._waits_s)
+
+    def enough(self) -> bool:
+        request = self._request
+        if self.steps >= request.most_steps:
+            return True
+        passed = time.perf_counter() - self._ended[0] if self._ended else 0.0
+        return self.steps >= request.least_steps and passed >= request.enough_s
+
+    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
+        CpuRunOutcome(
+            status,
+            self.steps,
+            seconds,
+            step_seconds=tuple(two - one for one, two in itertools.pairwise(self._ended)),
+            waited_s=tuple(two - one for one, two in itertools.pairwise(self._waited)),
+            threads=torch.get_num_threads(),
+            **details,
+        ).save(Path(self._request.outcome))
+
+    def _watch_loaders(self, patches: PatchSet) -> None:
+        kind = dataloader._BaseDataLoaderIter
+        original = kind.__next__
+
+        def __next__(iterator: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return original(iterator)
+            finally:
+                with contextlib.suppress(Exception):
+                    self._waits_s += time.perf_counter() - began
+
+        patches.set(kind, "__next__", __next__)
+
+
+def main() -> None:
+    """The child process's entry point."""
+    CpuRun(CpuRunRequest.from_json(Path(sys.argv[1]).read_text())).run()

@@ -1,0 +1,120 @@
+"""The speed model's constants from a calibration profile."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfit.hardware import find_gpu
+from trainfit.plan.speed import constants_of, machine_of
+from trainfit.results.constants import Basis
+from trainfit.results.kernels import DTYPES
+from trainfit.results.plan import HostCpu
+from trainfit.results.profile import Figure, Rates, Unit
+from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.measured_rates import with_rates
+from trainfit.speed.step import Machine
+from trainfit.speed.work import CODES, COLUMNS
+
+USUAL = machine_of(find_gpu("RTX 4090"))
+
+
+def figure(value: float, unit: Unit, basis: Basis = "measured") -> Figure:
+    return Figure(value, value, value, unit, basis, "five trials")
+
+
+def rates(**values: float) -> Rates:
+    """Matrix products by dtype; copies; launches."""
+    units: dict[str, Unit] = {"memory_bandwidth": "B/s", "launch": "s"}
+    units |= {"host_to_device_pinned": "B/s", "host_to_device_pageable": "B/s"}
+    return Rates(
+        matmul={n: figure(v, "FLOP/s") for n, v in values.items() if n in DTYPES},
+        **{n: figure(v, units[n]) for n, v in values.items() if n in units},  # type: ignore[arg-type]
+    )
+
+
+def seconds(machine: Machine, kind: str, dtype: str = "integer", **columns: int) -> float:
+    """One kernel."""
+    values = {"kind": CODES[kind], "dtype": DTYPES.index(dtype), "batches": 1, "launches": 1}
+    table = np.array([[{**values, **columns}.get(name, 0) for name in COLUMNS]], np.int64)
+    return float(KernelTimes(table, machine.gpu).seconds(machine.efficiency)[0])
+
+
+def product(machine: Machine, dtype: str, side: int = 8192) -> float:
+    """FLOP/s of a square one."""
+    flops = 2 * side**3
+    sides = {"rows": side, "columns": side, "depth": side}
+    return flops / seconds(machine, "product", dtype, flops=flops, **sides)
+
+
+@given(share=st.floats(0.2, 1.5))
+def test_a_product_takes_what_was_measured(share: float) -> None:
+    measured = {name: share * product(USUAL, name) for name in ("float16", "bfloat16")}
+    machine = with_rates(USUAL, rates(**measured), "p.json")
+    for name, rate in measured.items():
+        assert product(machine, name) == pytest.approx(rate, rel=0.01)
+    # What the profile does not have is as before.
+    assert product(machine, "tfloat32") == product(USUAL, "tfloat32")
+    assert machine.rated == USUAL.gpu and USUAL.rated == USUAL.gpu
+
+
+def test_float32_is_what_shader_cores_do() -> None:
+    machine = with_rates(USUAL, rates(float32=0.5 * product(USUAL, "float32", 4096)), "p.json")
+    assert product(machine, "float32", 4096) == pytest.approx(
+        0.5 * product(USUAL, "float32", 4096), rel=0.01
+    )
+
+
+def test_copies_take_what_was_measured() -> None:
+    machine = with_rates(
+        USUAL,
+        rates(memory_bandwidth=4e11, host_to_device_pinned=11e9, host_to_device_pageable=3e9),
+        "p.json",
+    )
+    size = 256 << 20
+    took = seconds(machine, "pointwise", read=size, written=size)
+    assert 2 * size / took == pytest.approx(4e11, rel=0.01)
+    assert (machine.pinned_bytes_per_s, machine.pageable_bytes_per_s) == (11e9, 3e9)
+
+
+def test_the_core_is_as_fast_as_its_launches() -> None:
+    usual = USUAL.host.forward_s + USUAL.host.launch_s
+    slow = with_rates(USUAL, rates(launch=2 * usual), "p.json")
+    assert slow.core_speed == pytest.approx(0.5) and slow.core_measured
+    # Where the GPU may have been the limit, nothing is learnt of the core.
+    fast = with_rates(USUAL, rates(launch=USUAL.efficiency.least_s), "p.json")
+    assert fast.core_speed == 1.0 and not fast.core_measured
+
+
+def test_only_what_was_measured_on_the_gpu_counts() -> None:
+    rehearsed = Rates(
+        matmul={"float16": figure(1e9, "FLOP/s", "simulated")},
+        memory_bandwidth=figure(1e6, "B/s", "simulated"),
+    )
+    machine = with_rates(USUAL, rehearsed, "p.json")
+    assert dataclasses.replace(machine, datasheet=None, profile="") == USUAL
+
+
+def test_the_result_says_where_the_constants_are_from() -> None:
+    gpu = USUAL.gpu
+    found = machine_of(gpu, None, rates(host_to_device_pinned=25e9), "mine.json")
+    assert "rates as measured (profile mine.json)" in constants_of(found)
+    assert constants_of(found).endswith("copies over PCIe at 25 GB/s")
+    assert constants_of(USUAL).endswith("copies over PCIe at 20 GB/s (assumed)")
+    assert "profile" not in constants_of(USUAL)
+
+
+def test_what_the_user_says_of_the_processor_goes_before_the_profile() -> None:
+    measured = rates(launch=4 * (USUAL.host.forward_s + USUAL.host.launch_s))
+    assert machine_of(USUAL.gpu, None, measured, "p").core_speed == pytest.approx(0.25)
+    told = machine_of(USUAL.gpu, HostCpu(None, 6e9), measured, "p")
+    assert told.core_speed == 2.0 and not told.core_measured
+    assert machine_of(USUAL.gpu, HostCpu(None, None, 0.7), measured, "p").core_speed == 0.7
+    cores_only = machine_of(USUAL.gpu, HostCpu(8.0, None), measured, "p")
+    assert cores_only.core_speed == pytest.approx(0.25)
+    custom = find_gpu("custom:24GiB")
+    assert machine_of(custom, None, measured, "p") == machine_of(custom)

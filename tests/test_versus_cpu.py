@@ -1,0 +1,173 @@
+"""Is a GPU worth it? The same script on this machine's CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers_cli import SCRIPTS, json_of, trainfit
+from trainfit.plan.command import parse_command
+from trainfit.plan.versus_cpu import on_cpu, run_on_cpu, with_cpu
+from trainfit.report.sizes import WIDTH
+from trainfit.report.versus_cpu_text import versus_cpu_section
+from trainfit.results.plan import Inference, PlanResult
+from trainfit.results.speed import Speed, StepSpeed
+from trainfit.results.trace import Status
+from trainfit.results.versus_cpu import CpuRunOutcome, VersusCpu
+
+TRAIN = ("python", str(SCRIPTS / "train.py"))
+STEP = StepSpeed(8, 0.01, (0.008, 0.014), 0.004, 0.01, 0.0, "launches", 800.0)
+SPEED = Speed(STEP, (), None, None, {}, "", epoch_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> PlanResult:
+    """A plan whose script ran on the CPU as well."""
+    folder = tmp_path_factory.mktemp("versus")
+    words = (*TRAIN, "--batch_size={batch_size:4}", "--width=64", "--samples=400")
+    done = trainfit(
+        "plan", "--gpu=T4", "--versus-cpu", "--output=plan.json", "--", *words, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "plan.txt").write_text(done.stdout)
+    result = PlanResult.load(folder / "plan.json")
+    return dataclasses.replace(result, notes=(done.stdout,))  # what was printed, for the tests
+
+
+def test_a_script_that_chooses_its_device_is_measured(planned: PlanResult) -> None:
+    found = planned.versus_cpu
+    assert found is not None and not found.why
+    assert len(found.step_seconds) >= 2 and all(step > 0 for step in found.step_seconds)
+    assert len(found.waited_s) == len(found.step_seconds)
+    assert 0 < (found.waiting_share or 0) < 1  # the loader works in the same process
+    assert found.batch_size == 4 and found.threads and found.cores
+    assert planned.speed is not None and found.gpu_range_s == planned.speed.now.range_s
+    assert "--batch_size=4" in found.command
+    (printed,) = planned.notes
+    assert "Is a GPU worth it?" in printed and f"of {len(found.step_seconds)} steps" in printed
+
+
+def test_a_script_that_needs_a_gpu_is_told_how_to_do_without(tmp_path: Path) -> None:
+    words = ("plan", "--gpu=T4", "--versus-cpu", "--no-remedies", "--json", "--", "python")
+    done = trainfit(*words, str(SCRIPTS / "plain.py"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json_of(done)["versus_cpu"]
+    assert found["step_seconds"] == []
+    assert "the script fails there at" in found["why"] and "plain.py:9" in found["why"]
+    assert found["why"].endswith("let it choose its device by torch.cuda.is_available()")
+
+
+def test_a_real_run_ends_when_it_has_seen_enough() -> None:
+    command = parse_command([*TRAIN, "--batch_size=2", "--width=32", "--layers=1"])
+    outcome = run_on_cpu(command, 120.0)
+    assert (outcome.status, outcome.steps) == ("finished", 30)
+    assert len(outcome.step_seconds) == 29
+    short = parse_command([*TRAIN, "--batch_size=2", "--width=32", "--samples=2"])
+    assert run_on_cpu(short, 120.0).steps == 30  # it makes 100 epochs
+
+
+@pytest.mark.parametrize(
+    ("word", "there"),
+    [
+        ("cuda", "cpu"),
+        ("cuda:1", "cpu"),
+        ("--device=cuda", "--device=cpu"),
+        ("--policy.device=cuda:0", "--policy.device=cpu"),
+        ("trainer.accelerator=gpu", "trainer.accelerator=cpu"),
+        ("--name=cuda-runs", "--name=cuda-runs"),
+        ("--out=/data/cuda", "--out=/data/cuda"),
+        ("gpu_runs", "gpu_runs"),
+    ],
+)
+def test_arguments_that_name_the_gpu_name_the_cpu(word: str, there: str) -> None:
+    command = parse_command([*TRAIN, "--device", word, "{batch_size:4}"])
+    assert on_cpu(command).fill()[2:] == ["--device", there, "4"]
+    assert on_cpu(command).python == command.python
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "words"),
+    [
+        ("failed", "RuntimeError: no GPU", "fails there at a.py:3: RuntimeError: no GPU; let it"),
+        ("exited", "exit code 4", "ends itself with exit code 4; let it"),
+        ("ended", "", "ended after 7 s and 1 of 3 steps; let it make more"),
+        ("timeout", "", "time limit was reached at a.py:3 after 7 s and 1 of 3 steps"),
+        ("died", "its process was ended by SIGKILL", "ended by SIGKILL; let it"),
+    ],
+)
+def test_why_nothing_was_measured(
+    planned: PlanResult, status: Status, message: str, words: str
+) -> None:
+    outcome = CpuRunOutcome(status, 1, 7.0, message=message, location="a.py:3")
+    result = with_cpu(planned, parse_command(list(TRAIN)), 10.0, run=lambda *_: outcome)
+    assert result.versus_cpu is not None and words in result.versus_cpu.why
+    text = versus_cpu_section(result.versus_cpu, SPEED)
+    assert "not measured" in text and "cannot tell: a step on the CPU is not known" in text
+
+
+def test_calls_of_a_model_are_not_measured(planned: PlanResult) -> None:
+    infers = dataclasses.replace(planned, inference=Inference(True, None, None))
+
+    def never(*_: object) -> CpuRunOutcome:
+        raise AssertionError("nothing is to be run")
+
+    result = with_cpu(infers, parse_command(list(TRAIN)), 10.0, run=never)
+    assert result.versus_cpu is not None and "does not train" in result.versus_cpu.why
+
+
+def measured(*steps: float, gpu: tuple[float, float] | None = (0.008, 0.014)) -> VersusCpu:
+    return VersusCpu("python train.py", 8, steps, (0.0,) * len(steps), 2, 2.0, gpu)
+
+
+@given(
+    steps=st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=9),
+    low=st.floats(1e-4, 1e2),
+    wide=st.floats(1.0, 3.0),
+)
+def test_who_is_faster_follows_from_both_ranges(
+    steps: list[float], low: float, wide: float
+) -> None:
+    found = measured(*steps, gpu=(low, low * wide))
+    ratio = found.ratio_range
+    assert ratio is not None and ratio[0] <= ratio[1]
+    sure = {"gpu": min(steps) > low * wide, "cpu": max(steps) < low}
+    assert found.faster == next((name for name, holds in sure.items() if holds), "cannot tell")
+    text = versus_cpu_section(found, SPEED)
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+
+
+def section(found: VersusCpu, speed: Speed | None = SPEED) -> str:
+    return " ".join(versus_cpu_section(found, speed).split())
+
+
+def test_the_verdict_in_words() -> None:
+    text = section(measured(0.2, 0.21, 0.22))
+    assert "210 ms a step, 38.1 samples/s (median of 3 steps, 200 ms to 220 ms, 2 threads" in text
+    assert "the GPU is 14 to 28 times as fast; an epoch takes 10 s on it, 3 min 30 s on the" in text
+    slower = section(measured(0.001))
+    assert "no: the CPU is faster, the GPU reaches 0.071 to 0.12 of its rate" in slower
+    assert "cannot tell: the GPU is 0.71 to 1.2 times as fast" in section(measured(0.01))
+    unknown = section(measured(0.01, gpu=None), None)
+    assert "cannot tell: the step on the GPU is not known" in unknown
+
+
+def test_a_larger_batch_that_the_gpu_wants_is_named() -> None:
+    large = StepSpeed(128, 0.016, (0.013, 0.022), 0.015, 0.01, 0.0, "bandwidth", 8000.0)
+    known = dataclasses.replace(SPEED, curve=(STEP, large), knee=128)
+    text = " ".join(versus_cpu_section(measured(0.01), known).split())
+    assert "It works at 10% of its rate at this batch size: with 128 it makes 10 times" in text
+    waits = dataclasses.replace(measured(0.01), waited_s=(0.004,))
+    assert "40% of it waits for the DataLoader" in versus_cpu_section(waits, SPEED)
+
+
+def test_older_files_have_no_cpu(planned: PlanResult, tmp_path: Path) -> None:
+    document = json.loads(planned.to_json())
+    del document["versus_cpu"]
+    document["version"] = 5
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert PlanResult.load(tmp_path / "old.json").versus_cpu is None
