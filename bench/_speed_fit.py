@@ -63,15 +63,23 @@ class Steps:
         return set(np.unique(self.kernels.table[:, COLUMNS.index("kind")]).tolist())
 
 
-def fit(sets: Sequence[Steps], chosen: Sequence[NDArray[np.bool_]]) -> Efficiency:
-    """The constants for the chosen steps of these sets."""
+def fit(
+    sets: Sequence[Steps],
+    chosen: Sequence[NDArray[np.bool_]],
+    known: Efficiency = DEFAULT,
+    near: float = 1.0,
+) -> Efficiency:
+    """The constants for the chosen steps of these sets, drawn to ``known``.
+
+    ``near``: how far from ``known`` they may be, as a multiple of what is usual.
+    """
     names = [
         (group, name) for group in ("arithmetic", "traffic") for name in getattr(DEFAULT, group)
     ]
     names += [("", name) for name in _OTHERS]
     spreads = {"arithmetic": _SPREAD_ARITHMETIC, "traffic": _SPREAD_TRAFFIC, "": _SPREAD_OTHERS}
-    spread = np.array([spreads[group] for group, _ in names])
-    start = np.log([_value(DEFAULT, *name) for name in names])
+    spread = near * np.array([spreads[group] for group, _ in names])
+    start = np.log([_value(known, *name) for name in names])
     weight = np.sqrt(_PRIOR * sum(int(mask.sum()) for mask in chosen) / len(names))
 
     def residuals(values: NDArray[np.float64]) -> Any:
@@ -81,8 +89,9 @@ def fit(sets: Sequence[Steps], chosen: Sequence[NDArray[np.bool_]]) -> Efficienc
 
     most = np.log([_MOST[group] for group, _ in names])
     bounds = (np.full(len(names), -np.inf), most)
+    inside = np.minimum(start, most - 1e-6)
     found = least_squares(
-        residuals, start, bounds=bounds, loss="soft_l1", f_scale=_FAR, diff_step=1e-2, max_nfev=60
+        residuals, inside, bounds=bounds, loss="soft_l1", f_scale=_FAR, diff_step=1e-2, max_nfev=60
     )
     return _efficiency(names, found.x)
 

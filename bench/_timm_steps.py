@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import psutil
 
 Mode = Literal["train", "infer"]
 #: Changes whenever what is recorded of a step does, so that cached steps are made again.
 VERSION = 1
+#: Share of the free memory that a model's weights may take: two are made at a time.
+_ROOM = 0.4
 _INITS = (
     *("uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_"),
     *("xavier_uniform_", "xavier_normal_", "orthogonal_"),
@@ -33,6 +36,7 @@ class Job:
 
     ``options`` are what the script was run with: "nhwc" (channels_last), "unfused" (attention by
     products and a softmax, as before PyTorch 2), "fast_norm" and "reparam" (its own options).
+    ``parameters`` are its weights (0: not told).
     """
 
     model: str
@@ -42,6 +46,7 @@ class Job:
     gpu: str
     measured_s: float
     options: tuple[str, ...] = ()
+    parameters: float = 0.0
 
     def file(self, folder: Path, timm_version: str) -> Path:
         """Where its kernels are kept."""
@@ -60,6 +65,9 @@ def steps(job: Job, folder: Path, timm_path: str) -> dict[str, Any]:
     if file.exists():
         with np.load(file) as kept:
             return {name: kept[name] for name in kept.files}
+    room = psutil.virtual_memory().available * _ROOM
+    if job.parameters * 4 > room:  # timm makes them on the CPU
+        return {"error": f"its weights take {job.parameters * 4 / 1e9:.0f} GB of this machine's"}
     try:
         found = _simulated(job, timm)
     except Exception as error:

@@ -5,7 +5,8 @@ https://github.com/huggingface/pytorch-image-models); --data is the folder that 
 the names below. Every model's step is simulated as timm's script makes it, at the row's batch and
 image size. Figures:
 
-    GPU      constants fitted to half of the models (of whatever table), errors of the other half
+    GPU      constants fitted to half of the models, errors of the other half: first to all tables'
+             steps of that half, then to this GPU's, drawn to the first
     A to B   constants fitted to all rows of A; B's own are not used
 
 Beside it, in the same halves: a roofline of the whole model (its constant fitted), a roofline of
@@ -47,6 +48,8 @@ from trainfit.speed.efficiency import Efficiency  # noqa: E402
 CACHE = ROOT / "data" / "speed-bench"
 QUICK_ROWS = 40
 SEED = 6
+#: A GPU's own constants lie nearer to those of all than anything is known beforehand.
+NEAR = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +150,7 @@ def rows(options: argparse.Namespace, table: Table) -> list[Job]:
             table.gpu,
             float(row[f"{mode}_step_time"]) / 1e3,
             table.options,
+            float(row["param_count"]) * 1e6,
         )
         for row in read
     ]
@@ -158,19 +162,29 @@ def rows(options: argparse.Namespace, table: Table) -> list[Job]:
 # --- Errors ---------------------------------------------------------------------------------------
 
 Predictor = Callable[[Steps], np.ndarray]
-Fitter = Callable[[Sequence[Steps], Sequence[np.ndarray]], Predictor]
+Chosen = tuple[Sequence[Steps], Sequence[np.ndarray]]
+Fitter = Callable[[Chosen, Chosen | None], Predictor]
 
 
-def ours(sets: Sequence[Steps], chosen: Sequence[np.ndarray]) -> Predictor:
-    efficiency: Efficiency = fitting.fit(sets, chosen)
+def ours(own: Chosen, others: Chosen | None) -> Predictor:
+    """By the GPU's own steps, and those of others where they may be used."""
+    if others is None:
+        efficiency: Efficiency = fitting.fit(*own)
+    else:
+        efficiency = fitting.fit(*own, fitting.fit(*others), NEAR)
     return lambda each: each.predicted_s(efficiency)
+
+
+def by_own(fitter: Callable[..., Predictor]) -> Fitter:
+    """One that uses the GPU's own steps alone."""
+    return lambda own, _: fitter(*own)
 
 
 FITTERS: dict[str, Fitter] = {
     "trainfit": ours,
-    "each operator's roofline": rivals.per_operator,
-    "the whole model's roofline": rivals.whole_model,
-    "PyTorch's estimator": rivals.pytorchs,
+    "each operator's roofline": by_own(rivals.per_operator),
+    "the whole model's roofline": by_own(rivals.whole_model),
+    "PyTorch's estimator": by_own(rivals.pytorchs),
 }
 
 
@@ -183,12 +197,24 @@ def own(sets: dict[str, Steps], gpu: str) -> dict[str, np.ndarray]:
     for who, fitter in FITTERS.items():
         parts = []
         for side in (masks, [~mask for mask in masks]):
-            predictor = fitter(mine, side)
+            predictor = fitter((mine, side), without(sets, mine, side))
             parts += [
                 errors(predictor(each), each)[~mask] for each, mask in zip(mine, side, strict=True)
             ]
         found[who] = np.concatenate(parts)
     return found
+
+
+def without(sets: dict[str, Steps], mine: Sequence[Steps], side: Sequence[np.ndarray]) -> Chosen:
+    """Steps of all tables but of the models that are to be scored."""
+    scored = {
+        name
+        for each, mask in zip(mine, side, strict=True)
+        for name, is_fitted in zip(each.names, mask, strict=True)
+        if not is_fitted
+    }
+    every = list(sets.values())
+    return every, [np.array([name not in scored for name in each.names]) for each in every]
 
 
 def half(names: Sequence[str]) -> set[str]:
@@ -205,7 +231,7 @@ def zero_shot(sets: dict[str, Steps], source: str, target: str) -> dict[str, np.
     scored = [sets[table.file] for table in TABLES if table.gpu == target]
     found = {}
     for who, fitter in FITTERS.items():
-        predictor = fitter(fitted_to, masks)
+        predictor = fitter((fitted_to, masks), None)
         found[who] = np.concatenate([errors(predictor(each), each) for each in scored])
     return found
 

@@ -140,6 +140,28 @@ def test_a_capped_board_cannot_hold_its_clock() -> None:
     assert clock_share(capped) < 0.8 < clock_share(whole)
 
 
+def test_shader_cores_take_less_power_than_tensor_cores() -> None:
+    """In float32 a T4 holds more of its clock than in float16."""
+    t4, uncapped = find_gpu("T4"), dataclasses.replace(find_gpu("T4"), power_watts=1000.0)
+    lost = {}
+    for dtype in ("float32", "float16"):
+        kernel = product(4096, 4096, 4096)
+        kernel[COLUMNS.index("dtype")] = DTYPES.index(dtype)
+        slow, fast = (times(kernel, gpu=gpu)[0] for gpu in (t4, uncapped))
+        lost[dtype] = slow / fast
+    assert 1.1 < lost["float32"] < lost["float16"]
+
+
+def test_codes_of_inline_ecc_pass_the_same_bus() -> None:
+    t4 = find_gpu("T4")
+    without = dataclasses.replace(t4, inline_ecc=False)
+    kernel = row("pointwise", read=1 << 30, written=1 << 30)
+    with_ecc, plain = (times(kernel, gpu=gpu)[0] for gpu in (t4, without))
+    assert with_ecc == pytest.approx(plain / 0.83, rel=1e-3)
+    assert find_gpu("A10").inline_ecc and not find_gpu("A100 80GB SXM").inline_ecc
+    assert not find_gpu("RTX 4090").inline_ecc
+
+
 @pytest.mark.parametrize("gpu", catalogue(), ids=lambda gpu: gpu.key)
 def test_every_gpu_of_the_catalogue_has_times(gpu: Any) -> None:
     found = times(

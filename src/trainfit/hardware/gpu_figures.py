@@ -71,6 +71,7 @@ def figures(spec: GpuSpec) -> GpuFigures:
         power_w=power,
         for_a_job=_for_a_job(spec, sms, bandwidth, fp32, tensor or {}, power),
         sources=_sources(spec),
+        inline_ecc=spec.inline_ecc,
     )
 
 

@@ -105,6 +105,7 @@ def _spec_from_record(
     sources |= {"memory_bytes": memory.source, "tensor_flops": tensor_fp16.source}
     sources |= dict.fromkeys(("shared_memory_device", "is_laptop"), _database_source())
     sources["nominal_bytes"] = nominal_source
+    sources["inline_ecc"] = "server cards with GDDR, as sold"
     sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), gpu_table.CONTEXT_SOURCE)
     return GpuSpec(
         name=name.value,
@@ -126,6 +127,7 @@ def _spec_from_record(
         nominal_bytes=round(nominal_gib * GIB),
         bus_bits=int(figures["bus_bits"].value) or None,
         is_laptop=_is_laptop(record),
+        inline_ecc=inline_ecc,
     )
 
 

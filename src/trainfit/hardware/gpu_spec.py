@@ -49,6 +49,8 @@ class GpuSpec:
     """Width of the memory's bus."""
     is_laptop: bool = False
     """True of a laptop's or an embedded module's card, whose power the maker of the device sets."""
+    inline_ecc: bool = False
+    """True of cards whose GDDR memory keeps the codes of its ECC, on as sold, among the data."""
 
     @property
     def cuda_cores(self) -> int:

@@ -198,6 +198,8 @@ def _bandwidth(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if job.product_balance_size is not None:
         says += f", and 16-bit n x n products up to n = {job.product_balance_size}"
     value = f"{significant(gpu.bandwidth_bytes_per_s / 1e9)} GB/s"
+    if gpu.inline_ecc:
+        says += "; as sold, ECC's codes pass the same bus, and some 83% of it is left"
     yield _line(gpu, "memory bandwidth", value, f"{says}.", "bandwidth_bytes_per_s")
 
 

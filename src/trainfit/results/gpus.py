@@ -2,6 +2,7 @@
 
 Format history
     1   first version
+    2   inline ECC
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from trainfit.results import documents
 
 FORMAT: Final = "trainfit-gpus"
-VERSION: Final = 1
+VERSION: Final = 2
 
 _AGAIN: Final = "make it again with `trainfit gpus --json`"
 _WANTED: Final = "give a file that `trainfit gpus --json` wrote"
@@ -102,6 +103,8 @@ class GpuFigures:
     power_w: float | None
     for_a_job: JobFigures
     sources: Mapping[str, str]
+    inline_ecc: bool = False
+    """Do the codes of ECC, on as sold, pass the same bus as the data?"""
     meaning: tuple[MeaningLine, ...] = ()
     """In words; empty unless asked for."""
 

@@ -43,12 +43,17 @@ _MANY_WAVES: Final = 6
 #: Exponent of the smooth maximum of arithmetic and traffic.
 _SHARPNESS: Final = 4.0
 _HALVES: Final = ("float16", "bfloat16")
-#: Watts that a multiprocessor takes at its boost clock with busy Tensor cores: what is left for
-#: each on the cards that hold their boost clock (RTX 3090 and 4090, RTX PRO 6000 at 600 W, A100 and
-#: H100 SXM: 2.6 to 4.0 W). What goes elsewhere: a share of the board's, and memory at its full
+#: Watts that a multiprocessor's work takes at its boost clock with busy Tensor cores: what is left
+#: for each on the cards that hold their boost clock (RTX 3090, 4090 and 5090, RTX PRO 6000 at
+#: 600 W, A100 and H100 SXM: 2.4 to 3.7 W); and with busy shader cores, which a T4 (12 nm) still
+#: feeds at three quarters of its boost clock (NVIDIA's ResNet-50 in float32).
+_TENSOR_WATTS: Final = 2.4
+_SHADER_WATTS: Final = 1.7
+#: What goes elsewhere: a share of the board's, what a multiprocessor leaks (assumed; constant and
+#: static power are a large part of a GPU's: AccelWattch, MICRO 2021), and memory at its full
 #: bandwidth, 5 pJ a bit (HBM2 3.9, GDDR6 some 7: O'Connor et al., MICRO 2017, and vendors').
-_SM_WATTS: Final = 2.7
 _BOARD: Final = 0.05
+_STATIC_WATTS: Final = 0.3
 _MEMORY_JOULES_A_BYTE: Final = 8 * 5e-12
 #: Dynamic power goes with f V^2. Near the boost clock voltage falls with the clock (the third
 #: power of it), at the least voltage no more (the first): a card that has less than half of what
@@ -56,6 +61,9 @@ _MEMORY_JOULES_A_BYTE: Final = 8 * 5e-12
 _CLOCK_EXPONENT: Final = 0.55
 #: Of that power, what is taken to be there at least (a figure that is wrong must not stop it).
 _LEAST_CLOCK: Final = 0.1
+#: Of the bandwidth, what is left where ECC's codes pass the same bus: a T4 copies at 220 of 320
+#: GB/s, a V100 (HBM2) at 750 of 900 (Jia et al., "Dissecting the NVidia Turing T4 GPU", 2019).
+_INLINE_ECC: Final = 0.83
 
 _HOST: Final = ("upload", "upload_pinned", "download", "wait")
 _TILED: Final = tuple(
@@ -89,7 +97,8 @@ class KernelTimes:
         """Seconds that each kernel's bytes take at the memory's bandwidth."""
         moved = (self._column("read") + self._column("written")).astype(np.float64)
         cached = np.minimum(moved, efficiency.cache * (self._gpu.l2_bytes or 0))
-        rate = self._gpu.bandwidth_bytes_per_s * self._shares(efficiency.traffic)
+        peak = self._gpu.bandwidth_bytes_per_s * (_INLINE_ECC if self._gpu.inline_ecc else 1.0)
+        rate = peak * self._shares(efficiency.traffic)
         found: Floats = (moved - cached) / rate
         return found
 
@@ -102,9 +111,10 @@ class KernelTimes:
     def _at_peak(self, small_tile: float) -> Floats:
         """At the full rate of its kind, but for the tiles."""
         if self._known is None or self._known[0] != small_tile:
-            clock = clock_share(self._gpu)
-            rate = peak_flops(self._gpu)[self._column("dtype")] * clock
-            rate = np.where(self._is(_ON_SHADERS), self._gpu.fp32_flops * clock, rate)
+            gpu = self._gpu
+            rate = (peak_flops(gpu) * _clocks(gpu))[self._column("dtype")]
+            shaders = gpu.fp32_flops * clock_share(gpu, _SHADER_WATTS)
+            rate = np.where(self._is(_ON_SHADERS), shaders, rate)
             seconds = self._column("flops") / rate
             seconds[self._tiled] = self._tiled_seconds(rate / self._gpu.sm_count, small_tile)
             self._known = small_tile, seconds
@@ -166,8 +176,16 @@ def peak_flops(gpu: GpuSpec) -> Floats:
     return np.array([rates[name] for name in DTYPES])
 
 
-def clock_share(gpu: GpuSpec) -> float:
-    """Share of the boost clock that the board's power lets busy Tensor cores hold."""
+def clock_share(gpu: GpuSpec, watts: float = _TENSOR_WATTS) -> float:
+    """Share of the boost clock that the board's power lets multiprocessors hold whose work takes
+    ``watts`` each at that clock."""
     memory = gpu.bandwidth_bytes_per_s * _MEMORY_JOULES_A_BYTE
-    watts = max(0.0, gpu.power_watts * (1 - _BOARD) - memory) / max(1, gpu.sm_count)
-    return float(min(1.0, max(_LEAST_CLOCK, watts / _SM_WATTS)) ** _CLOCK_EXPONENT)
+    left = gpu.power_watts * (1 - _BOARD) - memory
+    each = max(0.0, left / max(1, gpu.sm_count) - _STATIC_WATTS)
+    return float(min(1.0, max(_LEAST_CLOCK, each / watts)) ** _CLOCK_EXPONENT)
+
+
+def _clocks(gpu: GpuSpec) -> Floats:
+    """The share of the boost clock by dtype: of products on Tensor cores, or on shader cores."""
+    tensor, shaders = clock_share(gpu), clock_share(gpu, _SHADER_WATTS)
+    return np.array([tensor if name in gpu.tensor_flops else shaders for name in DTYPES])
