@@ -129,10 +129,23 @@ def test_rows_are_read_with_their_units(tmp_path: Path) -> None:
     of = script.TABLES[0]
     with (tmp_path / of.file).open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["model", "train_step_time", "train_batch_size", "train_img_size"])
-        writer.writerows([[f"m{i}", 87.5, 512, 224] for i in range(9)])
+        columns = ["model", "train_step_time", "train_batch_size", "train_img_size", "param_count"]
+        writer.writerow(columns)
+        writer.writerows([[f"m{i}", 87.5, 512, 224, 25.6] for i in range(9)])
     options = type("Options", (), {"data": tmp_path, "rows": None})()
     (first, *others) = script.rows(options, of)
     assert (first.measured_s, first.batch, first.size) == (0.0875, 512, 224) and len(others) == 8
+    assert first.parameters == pytest.approx(25.6e6)
     options.rows = 4
     assert len(script.rows(options, of)) == 4
+
+
+def test_a_model_too_large_for_the_machine_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is made: it would take all memory, and end the process."""
+    made = importlib.import_module("_timm_steps")
+    monkeypatch.setattr(made, "_prepared", lambda _: type("timm", (), {"__version__": "1"}))
+    monkeypatch.setattr(made, "_simulated", lambda *_: pytest.fail("it was made"))
+    job = made.Job("vit_7b", "infer", 224, 8, "RTX 3090", 0.1, (), 1e12)
+    assert made.steps(job, tmp_path, "") == {"error": "its weights take 4000 GB of this machine's"}
