@@ -11,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# 0: in one process. More than two disturb the tests that run real loaders.
+# 0: in one process. Tests that run real loaders follow one at a time (tests/conftest.py).
 PYTEST_WORKERS ?= 2
 
 GPU ?= RTX 4090
@@ -27,7 +27,8 @@ plan: .venv/.plan-ready $(DATA)/meta.json
 		--dataset=$(DATA) '--batch_size={batch_size:8}' '--amp={amp:true}'
 
 test: .venv/.dev-ready
-	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile
+	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone"
+	$(PYTEST) -q -m "alone and not slow"
 
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow

@@ -1,0 +1,22 @@
+"""Which tests run real loaders or time this machine: they want it for themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+#: `make test` runs these modules after the others, one test at a time.
+ALONE = {
+    *("test_bench_loader", "test_cli_loader", "test_loader_beyond", "test_loader_child"),
+    *("test_loader_fault_checks", "test_loader_faults", "test_loader_machine", "test_rehearsal"),
+    *("test_loader_split", "test_loader_storage", "test_loader_tuning", "test_this_cpu"),
+    "test_versus_cpu",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark them."""
+    for item in items:
+        if Path(item.path).stem in ALONE:
+            item.add_marker("alone")
