@@ -31,14 +31,13 @@ from trainfit.loader.script import Found, Script, workload_from, workload_of
 from trainfit.loader.workload import LoaderError, Workload
 from trainfit.results.decoding import decode
 from trainfit.results.errors import TrainfitError
+from trainfit.results.exchange import write_whole
 from trainfit.results.loading import (
     LoadingOutcome,
     LoadingRequest,
     LoadingStatus,
     StepTime,
-    write_whole,
 )
-from trainfit.results.recording import Recording
 from trainfit.results.trace import TraceOutcome
 
 _TICK_S = 0.02
@@ -57,7 +56,6 @@ class Child:
         self._progress = Reporter(self._folder, self._alive)
         tell_to(self._progress)
         self._trace: TraceOutcome | None = None
-        self._recording: Recording | None = None
         self._loader = ""
 
     def run(self) -> None:
@@ -72,6 +70,7 @@ class Child:
             request.gpu,
             request.command,
             request.script_limit_s,
+            recording=self._folder / "recording.trainfit" if request.step is None else None,
             late=self._late,
             use=lambda found: self._measure(lambda: self._scripts(found)),
         ).run()
@@ -95,7 +94,6 @@ class Child:
     def _scripts(self, found: Found) -> Workload | None:
         """The script's; ``None`` where the script itself is what to tell of."""
         trace = self._trace = found.trace
-        self._recording = found.recording
         usable = trace.status in ("finished", "ended")
         usable |= trace.status in ("unsupported", "timeout") and found.loader is not None
         if not usable:
@@ -135,8 +133,6 @@ class Child:
         if self._request.step is not None:
             return self._request.step
         trace = self._trace or TraceOutcome(status="ended", steps=0, seconds=0.0)
-        if self._recording is not None:
-            self._recording.save(self._folder / "recording.trainfit")
         trace.save(self._folder / "simulated.json")
         answer = self._folder / "step.json"
         while not answer.is_file():

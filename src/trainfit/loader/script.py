@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.hardware import find_gpu
 from trainfit.loader.workload import LoaderError, Workload
-from trainfit.results.recording import Recording
 from trainfit.results.trace import Status, Target, TraceOutcome
 from trainfit.simgpu.inference import InferenceWatch
 from trainfit.simgpu.interventions import Interventions
@@ -48,13 +47,13 @@ class Found:
     trace: TraceOutcome
     loader: DataLoader[Any] | None
     on_gpu: bool
-    recording: Recording | None = None
 
 
 class Script:
     """A user's script on the simulated GPU, until its first optimizer step is made.
 
     Args:
+        recording: the file to write the simulated step to (``None``: nobody needs it).
         late: called with the outcome when the time is over; the process ends then.
         use: called with what was found (with the status "timeout" where batches came, but no
             step within half of the limit). That happens after the script was unwound, or within
@@ -67,10 +66,12 @@ class Script:
         gpu: str,
         command: str,
         limit_s: float,
+        recording: Path | None,
         late: Callable[[TraceOutcome], None],
         use: Callable[[Found], None],
     ) -> None:
         spec = find_gpu(gpu)
+        self._recording = recording
         self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
         self._simulation = Simulation(spec, limited=False, command=command)
         self._loaders = LoaderTracker(keep=True)
@@ -169,12 +170,9 @@ class Script:
         assert self._outcome is not None
         self._loaders.shut_down()
         gc.collect()
-        return Found(
-            self._outcome,
-            self._loaders.loader(),
-            self._loaders.gives_gpu_tensors(),
-            self._simulation.recording,
-        )
+        if self._recording is not None:
+            self._simulation.recording.save(self._recording)
+        return Found(self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors())
 
 
 def workload_of(found: Found) -> Workload:

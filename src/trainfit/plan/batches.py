@@ -16,7 +16,7 @@ from trainfit.plan.laws import memory_law
 from trainfit.plan.runs import Runs, Variant
 from trainfit.plan.search import Found, Trial, search
 from trainfit.plan.speed import Curve, curve_of, enough
-from trainfit.plan.tracing import Trace
+from trainfit.plan.tracing import Trace, recording_of
 from trainfit.results.plan import Basis, BatchLimits
 from trainfit.results.recording import Recording
 from trainfit.simgpu.settling import LEAST_STEPS
@@ -227,12 +227,6 @@ def pairs_of(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
     for one, other in dict.fromkeys(found):
         if min(one, other) > 1 and one != other and (most is None or max(one, other) <= most):
             yield one, other
-
-
-def recording_of(trace: Trace) -> Recording:
-    """Of a run that made a step."""
-    assert trace.recording is not None  # as ``require_step`` made sure
-    return trace.recording
 
 
 def _rounded(batch: int) -> int:

@@ -23,8 +23,9 @@ from trainfit.plan.speed import fast_end, machine_of, speed
 from trainfit.plan.step_bound import step_bound
 from trainfit.plan.tracing import ending, tail_of_file
 from trainfit.results.errors import ResultFileError, TrainfitError
+from trainfit.results.exchange import as_json, write_whole
 from trainfit.results.loader import LoaderResult
-from trainfit.results.loading import AS_FAST, LoadingOutcome, LoadingRequest, StepTime, write_whole
+from trainfit.results.loading import AS_FAST, LoadingOutcome, LoadingRequest, StepTime
 from trainfit.results.recording import Recording
 from trainfit.results.trace import TraceOutcome
 from trainfit.results.words import count
@@ -307,7 +308,7 @@ class _Process:
             with contextlib.suppress(ResultFileError):  # a script that came to no step
                 recording = Recording.load(self._folder / "recording.trainfit")
             step = step_from(TraceOutcome.load(asked), self._gpu, recording)
-            write_whole(answer, json.dumps(dataclasses.asdict(step)))
+            write_whole(answer, as_json(step))
 
     def _follow(self) -> None:
         """Read on in what the child tells of its progress."""

@@ -14,7 +14,7 @@ from trainfit.memory.device import context_parts
 from trainfit.memory.fit import LARGEST
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Stream
-from trainfit.plan.batches import Batches, BatchSizes, most_full, pairs_of, recording_of
+from trainfit.plan.batches import Batches, BatchSizes, most_full, pairs_of
 from trainfit.plan.command import Command
 from trainfit.plan.failures import ScriptError, is_inference, shortfall
 from trainfit.plan.inference import gradients_both_ways
@@ -25,7 +25,7 @@ from trainfit.plan.remedy_kinds import NAMES
 from trainfit.plan.remedy_trials import Job
 from trainfit.plan.runs import AS_WRITTEN, Progress, Runs, Variant
 from trainfit.plan.speed import machine_of, speed, step_seconds
-from trainfit.plan.tracing import Trace, Tracer, allocator_settings
+from trainfit.plan.tracing import Trace, Tracer, allocator_settings, recording_of
 from trainfit.results.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.plan import (
     Configuration,

@@ -16,9 +16,9 @@ from trainfit.plan.remedy_kinds import BY_NAME, NAMES, RemedyKind
 from trainfit.plan.remedy_trials import Job, NotApplicable, Trial, Trials
 from trainfit.plan.runs import Variant
 from trainfit.plan.speed import step_seconds
-from trainfit.plan.tracing import Trace
+from trainfit.plan.tracing import Trace, recording_of
 from trainfit.results.plan import LEAST_GAIN, Combination, Remedies, Remedy
-from trainfit.results.recording import FREE, MALLOC, Recording
+from trainfit.results.recording import FREE, MALLOC
 from trainfit.results.words import count
 
 #: Share of the device memory that a remedy must win to have its largest batch looked for.
@@ -163,8 +163,8 @@ class _Remedies:
     def _step_change(self, trace: Trace) -> float | None:
         """How much longer an optimizer's step takes than in the job as it is."""
         machine = self._job.machine
-        before = step_seconds(_recording(self._survey), machine)
-        after = step_seconds(_recording(trace), machine)
+        before = step_seconds(recording_of(self._survey), machine)
+        after = step_seconds(recording_of(trace), machine)
         return after / before - 1 if before and after is not None else None
 
     # -- the largest batch -----------------------------------------------------------------
@@ -200,7 +200,7 @@ class _Remedies:
         try:
             traces = [self._job.runs.trace(batch, trial.variant) for batch in law.batches]
             steps = min(trace.outcome.steps for trace in traces)
-            streams = [_recording(trace).first_steps(steps) for trace in traces]
+            streams = [recording_of(trace).first_steps(steps) for trace in traces]
             own = AffineStream.between(streams[0], law.batches[0], streams[1], law.batches[1])
         except (ScriptError, NotAffineError):
             return None
@@ -278,14 +278,9 @@ def _without_figures(kind: RemedyKind, status: str, reason: str) -> Remedy:
     )
 
 
-def _recording(trace: Trace) -> Recording:
-    assert trace.recording is not None  # as it made a step
-    return trace.recording
-
-
 def _stream(trace: Trace, steps: int | None = None) -> Stream:
     """The first ``steps`` steps of a run, or all of it."""
-    recording = _recording(trace)
+    recording = recording_of(trace)
     if steps is not None and 0 < steps < recording.steps:
         recording = recording.first_steps(steps)
     return Stream.of(recording)

@@ -53,6 +53,12 @@ class Trace:
     output: str
 
 
+def recording_of(trace: Trace) -> Recording:
+    """Of a run that made a step, as :func:`trainfit.plan.failures.require_step` made sure."""
+    assert trace.recording is not None
+    return trace.recording
+
+
 class Tracer:
     """Runs traces of one command, from any thread; a context manager.
 

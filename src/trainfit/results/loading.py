@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainfit.results.decoding import decode
+from trainfit.results.exchange import as_json, write_whole
 from trainfit.results.trace import Target, TraceOutcome
 
 #: Where the time of a step is from that takes none.
@@ -61,7 +62,7 @@ class LoadingRequest:
     command: str = ""
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+        return as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> LoadingRequest:
@@ -93,15 +94,8 @@ class LoadingOutcome:
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""
-        write_whole(path, json.dumps(dataclasses.asdict(self), allow_nan=False))
+        write_whole(path, as_json(self))
 
     @classmethod
     def load(cls, path: Path) -> LoadingOutcome:
         return decode(cls, json.loads(path.read_text()))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file appears whole or not at all: another process waits for it."""
-    scratch = path.with_suffix(".part")
-    scratch.write_text(text)
-    scratch.replace(path)

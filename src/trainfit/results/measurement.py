@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainfit.results.constants import DeviceConstants
 from trainfit.results.decoding import decode
+from trainfit.results.exchange import as_json, write_whole
 from trainfit.results.profile import ConvolutionWorkspace
 
 Subject = Literal["memory", "workspaces", "rates"]
@@ -38,7 +39,7 @@ class MeasuringRequest:
     hold: bool = False
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+        return as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> MeasuringRequest:
@@ -107,9 +108,7 @@ class MeasuringOutcome:
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(dataclasses.asdict(self), allow_nan=False))
-        scratch.replace(path)
+        write_whole(path, as_json(self))
 
     @classmethod
     def load(cls, path: Path) -> MeasuringOutcome:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from trainfit.results.constants import DeviceConstants
 from trainfit.results.decoding import decode
+from trainfit.results.exchange import as_json, write_whole
 
 Status = Literal[
     "finished",  # the wanted number of optimizer steps was reached
@@ -87,7 +88,7 @@ class TraceRequest:
     command: str = ""
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+        return as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> TraceRequest:
@@ -195,9 +196,7 @@ class TraceOutcome:
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(dataclasses.asdict(self), allow_nan=False))
-        scratch.replace(path)
+        write_whole(path, as_json(self))
 
     @classmethod
     def load(cls, path: Path) -> TraceOutcome:

@@ -16,6 +16,7 @@ from typing import Final
 
 from trainfit.results import documents
 from trainfit.results.decoding import decode
+from trainfit.results.exchange import as_json, write_whole
 from trainfit.results.measurement import Device, StandIn
 from trainfit.results.trace import Status, Target
 
@@ -37,7 +38,7 @@ class RealRunRequest:
     stand_in: StandIn | None = None
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+        return as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> RealRunRequest:
@@ -70,9 +71,7 @@ class RealRunOutcome:
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(dataclasses.asdict(self), allow_nan=False))
-        scratch.replace(path)
+        write_whole(path, as_json(self))
 
     @classmethod
     def load(cls, path: Path) -> RealRunOutcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainfit.results.decoding import decode
+from trainfit.results.exchange import as_json, write_whole
 from trainfit.results.trace import Status, Target
 
 #: The first step allocates, and fills what PyTorch and libraries keep: it does not count.
@@ -31,7 +32,7 @@ class CpuRunRequest:
     time_limit_s: float = 600.0
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+        return as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> CpuRunRequest:
@@ -55,9 +56,7 @@ class CpuRunOutcome:
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(dataclasses.asdict(self), allow_nan=False))
-        scratch.replace(path)
+        write_whole(path, as_json(self))
 
     @classmethod
     def load(cls, path: Path) -> CpuRunOutcome:

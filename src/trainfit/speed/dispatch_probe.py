@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from trainfit.results.exchange import write_whole
+
 #: Operators forward in one chain (as many go backward), seconds of all chains, and the share of
 #: them that were at least as fast as what is told: others were disturbed.
 _OPERATORS, _SECONDS, _FAST = 64, 0.8, 0.1
@@ -40,6 +42,4 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     found = {"operator_s": operator_seconds(), "torch": torch.__version__}
-    scratch = Path(request["outcome"]).with_suffix(".part")
-    scratch.write_text(json.dumps(found))
-    scratch.replace(request["outcome"])
+    write_whole(Path(request["outcome"]), json.dumps(found))
