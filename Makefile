@@ -2,7 +2,7 @@
 #
 #   make plan       the example: does ACT training fit on an RTX 4090?
 #   make test       the tests that take less than a few seconds each
-#   make test-slow  the others
+#   make test-slow  the others, and the property tests with examples by chance
 #   make lint       style, types and the layering of the packages
 #   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
 #   make clean      removes the environment, the example's data and all caches
@@ -32,6 +32,7 @@ test: .venv/.dev-ready
 
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow
+	$(PYTEST) -q -m "hypothesis and not slow" --hypothesis-profile chance
 
 lint: .venv/.dev-ready
 	$(BIN)/ruff check .

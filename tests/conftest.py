@@ -1,10 +1,17 @@
-"""Which tests run real loaders or time this machine: they want it for themselves."""
+"""Which tests run real loaders or time this machine, and where hypothesis' examples come from."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The examples of `make test` are the same every time: what it says depends on the change alone.
+# `make test-slow` tries others (profile "chance").
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("chance", derandomize=False)
+settings.load_profile("fixed")
 
 #: `make test` runs these modules after the others, one test at a time.
 ALONE = {

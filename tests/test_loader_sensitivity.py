@@ -16,6 +16,8 @@ from trainfit.loader.sensitivity import SENSITIVITY, sensitivity
 from trainfit.results.loader import LoaderSettings
 
 SECONDS = 12.0
+#: How often each core may change its speed.
+STATES = 14
 
 
 def machine(
@@ -27,12 +29,15 @@ def machine(
     batch_s: float = 0.02,
     seed: int = 0,
 ) -> tuple[Run, Pieces]:
-    """Two workers, each on a core that a neighbour slows now and then for a second or so."""
+    """Two workers, each on a core that a neighbour slows for half the time, a second or so each.
+
+    Half the time, whatever the seed: a machine that was hardly ever slowed tells little.
+    """
     chance = np.random.default_rng(seed)
-    states = np.where(chance.random((2, 30)) < 0.5, slow, 1.0)
+    states = chance.permuted(np.tile([slow, 1.0], (2, STATES // 2)), axis=1)
 
     def speed(core: int, at: np.ndarray) -> np.ndarray:
-        return np.asarray(states[core][(at / 0.9).astype(int)])
+        return np.asarray(states[core][(at / SECONDS * STATES).astype(int)])
 
     at = np.arange(0, SECONDS, 0.02)
     rows = []
