@@ -12,6 +12,7 @@ from trainfit.loader.beyond import beyond
 from trainfit.loader.events import Cores
 from trainfit.loader.limits import limit
 from trainfit.loader.model import BatchCost, Consumer, HandOff, Load, lognormal_costs
+from trainfit.loader.pauses import Pauses
 from trainfit.results.loader import CostPart, Fault, LoaderAdvice, LoaderSettings, StorageCost
 
 SIXTEEN = Cores((1.0,) * 16)
@@ -237,8 +238,13 @@ def test_no_promise_beyond_the_gpu(step_s: float, workers: int) -> None:
 
 
 def test_garbage_collection_that_takes_its_share() -> None:
-    found = advised(load(), collecting=0.4)["gc_freeze"]
+    littering = load(0.06, pauses=Pauses((0.0, 0.08), 2))
+    found = advised(littering, collecting=0.4)["gc_freeze"]
     assert found.gain == pytest.approx(1 / 0.6, rel=0.05)
+    alone = advised(load(alone=(BatchCost(0.0, 0.1),)), LoaderSettings(0), collecting=0.4)[
+        "gc_freeze"
+    ]
+    assert alone.gain == pytest.approx(1 / 0.6, rel=0.05)
     assert "40% of a worker's time" in found.evidence and "gc.freeze()" in found.how
-    assert "gc_freeze" not in advised(load(), collecting=0.04)
-    assert "gc_freeze" not in advised(load(), collecting=None)
+    assert "gc_freeze" not in advised(littering, collecting=0.04)
+    assert "gc_freeze" not in advised(littering, collecting=None)

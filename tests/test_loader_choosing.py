@@ -42,7 +42,7 @@ def goal(step_s: float = 0.0, present: LoaderSettings = PRESENT, most: int = 8) 
 
 def real(settings: LoaderSettings, rate: float, failure: Failure | None = None) -> Run:
     """A run that handed batches over at this rate."""
-    handed = np.arange(warm_up(settings) + 40) / rate
+    handed = np.arange(warm_up(settings) + 400) / rate
     waited = np.full(len(handed), 0.1 / rate)
     return Run(settings, 0.0, handed=handed, waited=waited, failure=failure)
 
@@ -268,18 +268,21 @@ def test_present_settings_that_measure_as_well_with_no_more_workers_stay() -> No
 # --- Around -----------------------------------------------------------------------------------
 
 
+def two_workers(model: Fitted) -> float:
+    return model.predict(LoaderSettings(2, 4), Consumer(0.0)).batches_per_s
+
+
 def test_contention_is_found_again() -> None:
     truth = fitted(2).with_contention(0.3)
-    rate = truth.predict(LoaderSettings(2, 4), Consumer(0.0)).batches_per_s
-    found = fit_contention(fitted(2), LoaderSettings(2, 4), rate, 1.0)
+    found = fit_contention(fitted(2), two_workers, two_workers(truth), 1.0)
     assert found == pytest.approx(0.3, abs=0.01)
 
 
 def test_where_cores_do_not_bound_the_cpu_time_tells_of_contention() -> None:
     model = fitted(2, waits=True)
-    rate = model.predict(LoaderSettings(2, 4), Consumer(0.0)).batches_per_s
-    assert fit_contention(model, LoaderSettings(2, 4), 0.9 * rate, 1.07) == pytest.approx(0.07)
-    assert fit_contention(model, LoaderSettings(2, 4), 0.9 * rate, 0.9) == 0.0
+    rate = two_workers(model)
+    assert fit_contention(model, two_workers, 0.9 * rate, 1.07) == pytest.approx(0.07)
+    assert fit_contention(model, two_workers, 0.9 * rate, 0.9) == 0.0
 
 
 def test_workers_are_kept_where_starting_them_costs_a_percent() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainfit.loader.fitting import Fitted, fit_contention
+from trainfit.loader.fitting import Fitted, fit_contention, same_rate
 from trainfit.loader.model import Consumer
 from trainfit.loader.runs import Run
 from trainfit.results.loader import Candidate, LoaderSettings
@@ -307,9 +307,12 @@ class Confirmation:
         if self.refitted or trial.measured > trial.predicted:
             return
         fitted = self.choice.fitted
-        contention = fit_contention(
-            fitted, trial.settings, trial.measured, 1.0, self.choice.goal.consumer
-        )
+        consumer = self.choice.goal.consumer
+
+        def predicted(model: Fitted) -> float:
+            return same_rate(model, trial.run, consumer)
+
+        contention = fit_contention(fitted, predicted, trial.measured, 1.0)
         if contention > fitted.cores.contention:
             self.refitted = True
             goal = self.choice.goal

@@ -28,10 +28,23 @@ from trainfit.loader.fitting import (
     fit_contention,
     merged,
     ratio,
+    same_rate,
 )
-from trainfit.loader.instrument import BEGAN, CLOCK, CPU, DONE, PLACE, TOOK, WALL, WORKED
+from trainfit.loader.instrument import (
+    BEGAN,
+    CLOCK,
+    CPU,
+    DONE,
+    PLACE,
+    TOOK,
+    WALL,
+    WORKED,
+    Records,
+    collected,
+)
 from trainfit.loader.model import BatchCost, Consumer, HandOff
-from trainfit.loader.readings import PINNED, TWO, Readings, mean, start_s
+from trainfit.loader.pauses import Pauses, pauses_of
+from trainfit.loader.readings import Readings, mean, start_s
 from trainfit.loader.runs import Run
 
 #: Two workers that wait this share of a batch's time more than one does, and give so much less
@@ -44,13 +57,17 @@ _UNSEEN: Final = 0.03
 #: Waits on crowded cores are at most so many times those of the tight run on average.
 _CROWDED: Final = 4.0
 _LOCK_SLOWER: Final = 0.85
+#: A collection that took at least so many seconds, and this part of what a batch was waited for
+#: meanwhile, held it up.
+_LEAST_PAUSE_S: Final = 5e-3
+_HELD_UP: Final = 0.5
 #: Cores that a process without workers keeps busy, above which its threads share the work.
 _SEVERAL: Final = 1.1
 
 
 def fit(readings: Readings, cores: Cores) -> Fitted | None:
     """The model's constants from the runs; ``None`` where none came through."""
-    alone = tuple(cost for run in readings.of("alone") for cost in alone_costs(run))
+    alone = alone_costs(readings.of("alone"))
     costs = common_costs(readings)
     if costs is None:
         if not alone:
@@ -68,6 +85,7 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
         start,
         alone_pinned=_alone_pinned(readings),
         parallel_share=_parallel_share(readings, costs),
+        pauses=_pauses(readings),
     )
     fitted = _with_sharing(_with_contention(fitted, readings, costs), readings)
     return _with_pinning(_with_crowding(fitted, readings), readings)
@@ -89,7 +107,7 @@ def _parallel_share(readings: Readings, costs: Costs) -> float:
 
 
 def _alone_pinned(readings: Readings) -> tuple[BatchCost, ...]:
-    return tuple(cost for run in readings.of("alone_pinned") for cost in alone_costs(run))
+    return alone_costs(readings.of("alone_pinned"))
 
 
 def common_costs(readings: Readings) -> Costs | None:
@@ -110,6 +128,12 @@ def common_costs(readings: Readings) -> Costs | None:
         statistics.median(costs.gap_s for costs in busy),
         statistics.median(costs.send_s for costs in busy),
     )
+
+
+def _pauses(readings: Readings) -> Pauses:
+    """Garbage collections of workers that have the machine to themselves."""
+    runs = readings.of("one", "turn") or readings.of("two")
+    return pauses_of([records for run in runs for records in run.fetches])
 
 
 # --- What is read -----------------------------------------------------------------------------
@@ -159,8 +183,23 @@ def _cold(readings: Readings, hot: HandOff) -> HandOff:
 
 
 def _waits(run: Run) -> Any:
-    """What each batch's taking over waited."""
-    return run.received[run.warm :, TOOK] - run.received[run.warm :, WORKED]
+    """What each batch's taking over waited, but for those that a garbage collection of their
+    worker held up: the model has these collections themselves."""
+    counted = run.received[run.warm :]
+    waits = counted[:, TOOK] - counted[:, WORKED]
+    return waits[[not _is_held_up(run, receipt) for receipt in counted]]
+
+
+def _is_held_up(run: Run, receipt: Records) -> bool:
+    """Did a collection of the worker's next batch last about as long as this was waited for?"""
+    count = run.settings.num_workers
+    if not count or len(receipt) <= PLACE or not math.isfinite(receipt[PLACE]):
+        return False
+    round_, worker = divmod(int(receipt[PLACE]), count)
+    if not run.settings.in_order or round_ + 1 >= len(run.fetches[worker]):
+        return False
+    (spent,) = collected(run.fetches[worker][round_ + 1 : round_ + 2])
+    return bool(spent > max(_LEAST_PAUSE_S, _HELD_UP * (receipt[TOOK] - receipt[WORKED])))
 
 
 def _pinning(run: Run) -> Any:
@@ -226,10 +265,20 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     twos = [both for run in readings.of("two") if (both := costs_of(run))]
     by_cpu = statistics.fmean(ratio(both.cpu_s, costs.cpu_s) for both in twos) if twos else 1.0
     of_cores = fitted.with_contention(min(1.0, max(0.0, by_cpu - 1)))
-    free = of_cores.predict(TWO, Consumer(0.0)).batches_per_s
+    free = _rate_of(readings, "two")(of_cores)
     if twos and rate < _LOCK_SLOWER * free and _more_waits(twos, costs) > _LOCK_WAITS:
-        return _with_lock(of_cores, rate)
-    return fitted.with_contention(fit_contention(fitted, TWO, rate, by_cpu))
+        return _with_lock(of_cores, readings, rate)
+    return fitted.with_contention(fit_contention(fitted, _rate_of(readings, "two"), rate, by_cpu))
+
+
+def _rate_of(readings: Readings, name: str, step_s: float = 0.0) -> Callable[[Fitted], float]:
+    """The mean rate that a model has for these runs."""
+    runs = [run for run in readings.of(name) if run.batches_per_s is not None]
+
+    def mean_rate(fitted: Fitted) -> float:
+        return statistics.fmean(same_rate(fitted, run, Consumer(step_s)) for run in runs)
+
+    return mean_rate
 
 
 def _more_waits(twos: list[Costs], costs: Costs) -> float:
@@ -243,13 +292,14 @@ def _more_waits(twos: list[Costs], costs: Costs) -> float:
     return float(np.mean(more))
 
 
-def _with_lock(fitted: Fitted, rate: float) -> Fitted:
+def _with_lock(fitted: Fitted, readings: Readings, rate: float) -> Fitted:
     """The share of a batch that is under a lock, with which two workers are as fast as they
     were."""
 
+    rate_of = _rate_of(readings, "two")
+
     def predicted(share: float) -> float:
-        held = dataclasses.replace(fitted, locked_share=share)
-        return held.predict(TWO, Consumer(0.0)).batches_per_s
+        return rate_of(dataclasses.replace(fitted, locked_share=share))
 
     return dataclasses.replace(fitted, locked_share=bisect(predicted, rate, 1.0))
 
@@ -260,15 +310,15 @@ def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
     runs, rate = readings.of("over"), readings.rate("over")
     if not runs or rate is None or fitted.locked_share:
         return fitted
-    settings, cores = runs[0].settings, fitted.cores
+    settings, cores, rate_of = runs[0].settings, fitted.cores, _rate_of(readings, "over")
     if settings.num_workers <= len(cores.speeds):
-        return fitted.with_contention(fit_contention(fitted, settings, rate, 1 + cores.contention))
+        return fitted.with_contention(fit_contention(fitted, rate_of, rate, 1 + cores.contention))
 
     def shared(loss: float) -> Fitted:
         return dataclasses.replace(fitted, cores=dataclasses.replace(cores, sharing=loss))
 
     def predicted(loss: float) -> float:
-        return shared(loss).predict(settings, Consumer(0.0)).batches_per_s
+        return rate_of(shared(loss))
 
     threads = settings.num_workers / len(cores.speeds)
     # A rate may be short for other reasons: batches in order that wait for a slow one.
@@ -311,16 +361,11 @@ def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:
     # not by any number: the rate may be short for other reasons.
     waits = mean([_waits(run) for run in runs])
     most = _CROWDED * max(0.0, waits - fitted.hand_off.receive_wait_s)
-    return waiting(_fitted_to(readings.rate("tight"), most, step_s, waiting))
-
-
-def _fitted_to(
-    rate: float | None, most: float, step_s: float, changed: Callable[[float], Fitted]
-) -> float:
+    rate = readings.rate("tight")
     if rate is None or most <= 0:
-        return 0.0
-    consumer = Consumer(step_s)
-    return bisect(lambda value: changed(value).predict(TWO, consumer).batches_per_s, rate, most)
+        return waiting(0.0)
+    rate_of = _rate_of(readings, "tight", step_s)
+    return waiting(bisect(lambda wait_s: rate_of(waiting(wait_s)), rate, most))
 
 
 def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:
@@ -329,7 +374,7 @@ def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:
     rate = readings.rate("pinned")
     if rate is None:
         return fitted
-    read = fitted.hand_off.pin_s
+    read, rate_of = fitted.hand_off.pin_s, _rate_of(readings, "pinned")
 
     def taking(more: float) -> Fitted:
         hot = dataclasses.replace(fitted.hand_off, pin_s=read + more)
@@ -337,7 +382,7 @@ def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:
         return dataclasses.replace(fitted, hand_off=hot, cold_hand_off=cold)
 
     def predicted(more: float) -> float:
-        return taking(more).predict(PINNED, Consumer(0.0)).batches_per_s
+        return rate_of(taking(more))
 
     # The hand-off as a whole bounds what its caches can cost.
     return taking(bisect(predicted, rate, 2 * read))

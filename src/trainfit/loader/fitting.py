@@ -7,6 +7,7 @@ batches, not to means of different ones.
 A worker's time for one batch is split so:
 
     fetch (wall)  =  waiting + work on cores         work: CPU time of the worker meanwhile
+    work          =  code of the data set, and collections of Python's garbage (loader.pauses)
     gap           =  until it begins the next one    queues, and the sending thread's start
     send          =  CPU time of the process outside of fetch, beyond the gap: its sending thread
 """
@@ -17,13 +18,13 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.loader.events import Cores
-from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records
+from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records, collected
 from trainfit.loader.model import (
     WARM_UP_ROUNDS,
     BatchCost,
@@ -33,6 +34,7 @@ from trainfit.loader.model import (
     Outcome,
     simulate,
 )
+from trainfit.loader.pauses import Pauses, pauses_of
 from trainfit.loader.runs import Run
 from trainfit.results.loader import LoaderSettings
 
@@ -49,8 +51,9 @@ _BOUND = 0.8
 class Costs:
     """What each batch of the common order took in a worker, and what comes with each.
 
-    ``wall_s`` and ``cpu_s`` are by the batch's place in the order (nan: not seen). ``gap_s`` is
-    a worker's time between two batches, ``send_s`` the CPU time of its sending thread.
+    ``wall_s`` and ``cpu_s`` are by the batch's place in the order (nan: not seen), without
+    garbage collections. ``gap_s`` is a worker's time between two batches, ``send_s`` the CPU time
+    of its sending thread.
     """
 
     wall_s: Records
@@ -82,7 +85,8 @@ def costs_of(run: Run) -> Costs | None:
             continue
         first = run.settled(records)
         places = worker + count * np.arange(first, len(records))
-        wall[places], cpu[places] = records[first:, WALL], records[first:, CPU]
+        spent = collected(records[first:])
+        wall[places], cpu[places] = records[first:, WALL] - spent, records[first:, CPU] - spent
         before, after = records[first - 1 : -1], records[first:]
         gaps.append(after[:, BEGAN] - before[:, BEGAN] - before[:, WALL])
         outside.append(after[:, PROCESS_CPU] - before[:, PROCESS_CPU] - before[:, CPU])
@@ -118,13 +122,15 @@ def ratio(one: Records, other: Records) -> float:
 
 
 def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
-    """As the model takes them; what was not seen is left out.
+    """As the model takes them, by their places: one that was not seen (while workers settle)
+    costs what those that were seen do on average.
 
     A batch whose CPU time is above its wall time is work on several cores.
     """
     made = []
-    for place in costs.seen:
-        wall, cpu = float(costs.wall_s[place]), max(0.0, float(costs.cpu_s[place]))
+    seen = np.isfinite(costs.wall_s)
+    walls, cpus = (np.where(seen, each, each[seen].mean()) for each in (costs.wall_s, costs.cpu_s))
+    for wall, cpu in zip(walls.tolist(), np.maximum(0.0, cpus).tolist(), strict=True):
         if cpu > wall > 0:
             made.append(BatchCost(0.0, wall + costs.gap_s, cpu / wall))
         else:
@@ -132,15 +138,27 @@ def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
     return tuple(made)
 
 
-def alone_costs(run: Run) -> tuple[BatchCost, ...]:
-    """Of a run without workers; what ``next`` works besides is part of them."""
-    if not run.fetches or len(run.fetches[0]) < 2:
-        return ()
+def alone_costs(runs: Sequence[Run]) -> tuple[BatchCost, ...]:
+    """Of runs without workers; what ``next`` works besides is part of them, and what garbage
+    collections take in the long run."""
+    runs = [run for run in runs if run.fetches and len(run.fetches[0]) > 1]
+    # One process: what it has made when a run ends counts in the next.
+    pause_s = pauses_of([np.concatenate([run.fetches[0] for run in runs])]).mean if runs else 0.0
+    return tuple(
+        dataclasses.replace(cost, work_s=cost.work_s + pause_s)
+        for run in runs
+        for cost in _without_pauses(run)
+    )
+
+
+def _without_pauses(run: Run) -> tuple[BatchCost, ...]:
     first = run.settled(run.fetches[0])
     records, taken = run.fetches[0][first:], run.next_cpu[first:]
     count = min(len(records), len(taken))
     besides = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
-    return batch_costs(Costs(records[:, WALL], records[:, CPU], max(0.0, float(besides)), 0.0))
+    spent = collected(records)
+    gap = max(0.0, float(besides))
+    return batch_costs(Costs(records[:, WALL] - spent, records[:, CPU] - spent, gap, 0.0))
 
 
 @dataclass(frozen=True)
@@ -149,8 +167,10 @@ class Fitted:
 
     ``locked_share`` is of a batch's cost what a lock lets one worker do at a time,
     ``parallel_share`` of its work what PyTorch's threads share, where a worker has several.
-    ``hand_off`` is that of a loop that never sleeps, ``cold_hand_off`` that of one whose steps
-    do: caches and clocks are cold when the main thread wakes.
+    ``pauses`` are a worker's garbage collections; those of a process without workers are part of
+    ``alone`` and ``alone_pinned``. ``hand_off`` is that of a loop that never sleeps,
+    ``cold_hand_off`` that of one whose steps do: caches and clocks are cold when the main thread
+    wakes.
     """
 
     costs: tuple[BatchCost, ...]
@@ -162,6 +182,7 @@ class Fitted:
     locked_share: float = 0.0
     alone_pinned: tuple[BatchCost, ...] = ()
     parallel_share: float = 0.0
+    pauses: Pauses = field(default_factory=Pauses)
 
     def load(self, consumer: Consumer, worker_threads: int = 1) -> Load:
         """What is simulated with this consumer."""
@@ -175,6 +196,7 @@ class Fitted:
             alone=self.alone,
             alone_pinned=self.alone_pinned,
             locked_share=self.locked_share,
+            pauses=self.pauses,
         )
 
     def predict(
@@ -225,28 +247,39 @@ def enough(settings: LoaderSettings, costs: int) -> int:
     return warm + 1 + costs * math.ceil(counted / costs)
 
 
+def same_rate(fitted: Fitted, run: Run, consumer: Consumer) -> float:
+    """The rate that the model has for a run's settings, in batches a second, if it went on and on
+    with the batches and the collections that the run counted: that a slow batch was among them,
+    or one collection more, is no constant of the machine's.
+    """
+    costs = fitted.costs[run.warm + 1 : len(run.handed)] or fitted.costs
+    count = max(1, run.settings.num_workers)
+    rounds = slice((run.warm + 1) // count, len(run.handed) // count + 1)
+    spent = [collected(records[rounds]) for records in run.fetches if len(records[rounds])]
+    pauses = fitted.pauses
+    if spent and pauses.mean:
+        pauses = pauses.scaled(float(np.concatenate(spent).mean()) / pauses.mean)
+    same = dataclasses.replace(fitted, costs=costs, pauses=pauses)
+    return same.predict(run.settings, consumer).batches_per_s
+
+
 def fit_contention(
-    fitted: Fitted,
-    settings: LoaderSettings,
-    rate: float,
-    cpu_ratio: float,
-    consumer: Consumer | None = None,
+    fitted: Fitted, predicted: Callable[[Fitted], float], rate: float, cpu_ratio: float
 ) -> float:
     """By how much one more busy core slows all of them.
 
     Where cores bound the run it is the contention with which the model gives the rate that was
-    measured; elsewhere the rate says nothing of it, and ``cpu_ratio`` does: what the same
-    batches took of CPU time in this run, divided by what they took one worker.
+    measured (``predicted`` gives its rate for that run); elsewhere the rate says nothing of it,
+    and ``cpu_ratio`` does: what the same batches took of CPU time in this run, divided by what
+    they took one worker.
     """
 
-    consumer = consumer or Consumer(0.0)
+    def with_contention(contention: float) -> float:
+        return predicted(fitted.with_contention(contention))
 
-    def predicted(contention: float) -> float:
-        return fitted.with_contention(contention).predict(settings, consumer).batches_per_s
-
-    if predicted(_MOST_CONTENTION) > _BOUND * predicted(0.0):
+    if with_contention(_MOST_CONTENTION) > _BOUND * with_contention(0.0):
         return min(_MOST_CONTENTION, max(0.0, cpu_ratio - 1))
-    return bisect(predicted, rate, _MOST_CONTENTION)
+    return bisect(with_contention, rate, _MOST_CONTENTION)
 
 
 def bisect(falling: Callable[[float], float], wanted: float, most: float) -> float:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Columns of a worker's record of one batch.
-BEGAN, WALL, CPU, PROCESS_CPU, CORE = range(5)
-COLUMNS: Final = 5
+BEGAN, WALL, CPU, PROCESS_CPU, CORE, COLLECTED = range(6)
+COLUMNS: Final = 6
 #: Columns of a receipt (:class:`Receipts`).
 TOOK, WORKED, CLOCK, DONE, PLACE = range(5)
 _RECEIPT: Final = 5
@@ -56,13 +56,9 @@ class Notebook:
         """When each worker had started, on the monotonic clock; 0: it has not."""
         return [float(at) for at in self._map()[:, 0, BEGAN]]
 
-    def collected(self) -> list[float]:
-        """CPU seconds of each worker's garbage collections since it was ready."""
-        return [float(spent) for spent in self._map()[:, 0, CPU]]
-
     def batches(self, worker: int) -> Records:
-        """The worker's batches so far: began, wall, CPU, CPU of the process until it began, and
-        the core that made it (-1: several, or not told)."""
+        """The worker's batches so far: began, wall, CPU, CPU of the process until it began, the
+        core that made it (-1: several, or not told), and what of CPU was garbage collection."""
         records = self._map()[worker, 1:]
         return np.array(records[records[:, WALL] > 0])
 
@@ -81,10 +77,9 @@ class Notebook:
 
 
 class _Begin:
-    """A ``worker_init_fn``: times every fetch of its worker from now on, and its collections.
+    """A ``worker_init_fn``: times every fetch of its worker from now on.
 
-    The first row of a worker's records is about itself: when it was ready, and its garbage
-    collections' CPU time.
+    The first row of a worker's records is about itself: when it was ready.
     """
 
     def __init__(
@@ -102,22 +97,30 @@ class _Begin:
         time_fetches(records[1:])
         if self._inner is not None:
             self._inner(worker)
-        _time_collections(records[0])
         records[0, BEGAN] = time.monotonic()
 
 
-def _time_collections(row: Any) -> None:
-    """Add up what Python's garbage collection takes this process."""
-    began = 0.0
+class _Collections:
+    """Adds up what Python's garbage collection takes this process, in seconds of CPU time."""
 
-    def noted(phase: str, _: dict[str, int]) -> None:
-        nonlocal began
+    def __init__(self) -> None:
+        self.seconds = self._began = 0.0
+        gc.callbacks.append(self._note)
+
+    def stop(self) -> None:
+        with contextlib.suppress(ValueError):  # the data set's code emptied the list
+            gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
-            began = time.thread_time()
+            self._began = time.thread_time()
         else:
-            row[CPU] += time.thread_time() - began
+            self.seconds += time.thread_time() - self._began
 
-    gc.callbacks.append(noted)
+
+def collected(records: Records) -> Records:
+    """What of each batch's CPU time was garbage collection; 0 where that was not noted."""
+    return records[:, COLLECTED] if records.shape[1] > COLLECTED else np.zeros(len(records))
 
 
 def time_fetches(records: Any) -> Callable[[], None]:
@@ -126,13 +129,13 @@ def time_fetches(records: Any) -> Callable[[], None]:
 
     kinds: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
     former = [kind.fetch for kind in kinds]
-    core_now = _core_now()
+    core_now, collections = _core_now(), _Collections()
     count = 0
 
     def timed(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def fetch(self: Any, indices: Any) -> Any:
             nonlocal count
-            core = core_now()
+            core, before = core_now(), collections.seconds
             began, cpu = time.monotonic(), time.process_time()
             batch = original(self, indices)
             if count < len(records):
@@ -140,6 +143,7 @@ def time_fetches(records: Any) -> Callable[[], None]:
                 # The wall time last: a record with one is whole.
                 records[count, BEGAN], records[count, CPU] = began, spent - cpu
                 records[count, PROCESS_CPU] = cpu
+                records[count, COLLECTED] = collections.seconds - before
                 records[count, CORE] = core if core_now() == core else -1
                 records[count, WALL] = max(now - began, 1e-9)
                 count += 1
@@ -148,6 +152,7 @@ def time_fetches(records: Any) -> Callable[[], None]:
         return fetch
 
     def restore() -> None:
+        collections.stop()
         for kind, original in zip(kinds, former, strict=True):
             kind.fetch = original
 

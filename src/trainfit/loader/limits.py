@@ -90,6 +90,7 @@ def cheaper(load: Load, wait: float, work: float) -> Load:
         costs=scaled(load.costs),
         alone=scaled(load.alone),
         alone_pinned=scaled(load.alone_pinned),
+        pauses=load.pauses.scaled(work),
     )
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainfit.loader.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
+from trainfit.loader.pauses import Pauses
 from trainfit.results.loader import LoaderSettings
 
 #: Of a simulated run, batches that are not counted: the queues are full at first, and it takes
@@ -121,6 +122,7 @@ class Load:
         convoy: by what share each further worker that waits for the lock prolongs the time that
             the next one holds it (those who wait are woken, look, and wait again): with it, too
             many workers are slower than fewer.
+        pauses: of a worker, for garbage collections, on top of what its batches cost.
     """
 
     costs: Sequence[BatchCost]
@@ -133,6 +135,7 @@ class Load:
     alone_pinned: Sequence[BatchCost] = ()
     locked_share: float = 0.0
     convoy: float = 0.0
+    pauses: Pauses = field(default_factory=Pauses)
 
     def __post_init__(self) -> None:
         if not self.costs:
@@ -322,6 +325,7 @@ class _Pool:
         self.early: dict[int, int] = {}
         self.outstanding = [0] * count
         self._is_making = [False] * count
+        self._is_paused = [False] * count
         self._lock = Queue()
         self._lock.items.append(None)
         self._next: Iterator[int] = iter(())
@@ -358,7 +362,7 @@ class _Pool:
         self._run.simulation.put(self._indices[worker], index)
 
     def _work(self, worker: int, speed: float) -> Process:
-        while True:
+        for number in itertools.count():
             self._is_making[worker] = False
             at_once = bool(self._indices[worker].items)
             index = yield Take(self._indices[worker])
@@ -367,10 +371,22 @@ class _Pool:
                 yield Work(self._run.load.hand_off.disturb_s)
             cost = self._run.cost(index)
             locked = self._run.load.locked_share
-            yield from self._make(cost, (1 - locked) / speed)
+            pause_s = self._run.load.pauses.of(number) / speed
+            free = 1 - locked
+            if pause_s:  # somewhere amid the batch
+                free /= 2
+                yield from self._make(cost, free / speed)
+                yield from self._pause(worker, pause_s)
+            yield from self._make(cost, free / speed)
             if locked:
                 yield from self._locked(cost, locked / speed)
             self._run.simulation.start(self._deliver((index, worker)))
+
+    def _pause(self, worker: int, seconds: float) -> Process:
+        """A collection: the worker's sending thread cannot answer meanwhile."""
+        self._is_paused[worker] = True
+        yield Work(seconds)
+        self._is_paused[worker] = False
 
     def _make(self, cost: BatchCost, times: float) -> Process:
         """So many times the cost, by samples: each waits for storage and then works."""
@@ -405,6 +421,8 @@ class _Pool:
             look_s = min(left_s, _LOOK_S)
             yield Sleep(look_s)
             left_s -= look_s
+        while self._is_paused[worker]:
+            yield Sleep(_LOOK_S)
         yield Work(hand_off.receive_s)
 
     def _pin(self) -> Process:

@@ -26,7 +26,7 @@ from trainfit.loader.constants import fit
 from trainfit.loader.fault_checks import check, check_workers
 from trainfit.loader.faults import diagnose_run
 from trainfit.loader.fitting import Fitted
-from trainfit.loader.instrument import COLUMNS, CPU, TOOK, WALL
+from trainfit.loader.instrument import COLUMNS, CPU, TOOK, WALL, collected
 from trainfit.loader.machine import model_cores
 from trainfit.loader.model import Consumer, Outcome
 from trainfit.loader.oom import between, oom_kills
@@ -352,8 +352,9 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
 
 def _collecting(runs: Sequence[Run]) -> float | None:
     """Of the workers' CPU time for batches, what garbage collections take."""
-    spent = sum(sum(run.collected) for run in runs)
-    worked = sum(float(each[:, CPU].sum()) for run in runs if run.collected for each in run.fetches)
+    records = [each for run in runs if run.settings.num_workers for each in run.fetches]
+    spent = sum(float(collected(each).sum()) for each in records)
+    worked = sum(float(each[:, CPU].sum()) for each in records)
     return min(1.0, spent / worked) if worked > 0 else None
 
 

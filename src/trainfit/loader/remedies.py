@@ -13,6 +13,7 @@ from typing import Final
 
 from trainfit.loader.limits import COLDER, cheaper
 from trainfit.loader.model import Load
+from trainfit.loader.pauses import Pauses
 from trainfit.results.loader import CostPart, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.words import size
 
@@ -363,7 +364,10 @@ def _garbage(case: Case) -> Remedy | None:
         "import gc; gc.freeze() in worker_init_fn (without workers: before the loop)",
         f"{share:.0%} of a worker's time for batches is garbage collection, set off by the many "
         "objects that each sample makes; all of it is taken to go",
-        cheaper(case.load, 1.0, 1 - share),
+        # Without workers what a batch costs contains them.
+        dataclasses.replace(
+            cheaper(case.load, 1.0, 1 - share), costs=case.load.costs, pauses=Pauses()
+        ),
     )
 
 

@@ -100,8 +100,6 @@ class Run:
     received: Records = field(default_factory=_no_records)
     pinned: Records = field(default_factory=_no_records)
     started: tuple[float, ...] = ()
-    collected: tuple[float, ...] = ()
-    """CPU seconds of each worker's garbage collections."""
     batch_bytes: int = 0
     batch_tensors: int = 0
     float_bytes: int = 0
@@ -150,7 +148,7 @@ class Run:
     def fetched(self) -> Records:
         """All workers' records of batches that count (:meth:`settled`)."""
         rows = [records[self.settled(records) :] for records in self.fetches if len(records) > 1]
-        return np.concatenate(rows) if rows else np.empty((0, 4))
+        return np.concatenate(rows) if rows else np.empty((0, COLUMNS))
 
     def settled(self, records: Records) -> int:
         """The first of a worker's records that counts.
@@ -253,7 +251,6 @@ def _run(
             received=receipts.taken,
             pinned=receipts.pinned,
             started=tuple(notebook.started())[:count],
-            collected=tuple(notebook.collected())[:count],
             batch_bytes=loop.batch_bytes,
             batch_tensors=loop.batch_tensors,
             float_bytes=loop.float_bytes,

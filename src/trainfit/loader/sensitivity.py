@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.hardware.core_speed import Pieces
-from trainfit.loader.instrument import BEGAN, CORE, CPU, WALL, Records
+from trainfit.loader.instrument import BEGAN, COLUMNS, CORE, CPU, WALL, Records, collected
 from trainfit.loader.runs import Run
 
 Values = NDArray[np.float64]
@@ -25,6 +25,8 @@ Columns = tuple[Values, Values, Values]
 #: from 0.5 (video decoding) and 0.6 (JPEG, gzip) over 0.8 (memory-mapped arrays) to 1.1 (Python).
 SENSITIVITY: Final = 0.8
 _SPREAD: Final = 0.25
+#: The same of Python's garbage collections, which wait for memory (docs/figures.md: 96 of them).
+OF_COLLECTIONS: Final = 0.6
 _LEAST, _MOST = 0.3, 1.6
 #: The core's speed is taken from at least so long around a batch, in seconds (five pieces), and
 #: from so many pieces.
@@ -79,7 +81,7 @@ class _Seen:
 
 def _seen(group: Sequence[Run], pieces: Pieces) -> Columns:
     records = [each[_FIRST:] for run in group for each in run.fetches if _is_placed(each)]
-    fetched = np.concatenate(records) if records else np.zeros((0, CORE + 1))
+    fetched = np.concatenate(records) if records else np.zeros((0, COLUMNS))
     cores = [float(core) for core in np.unique(pieces.core)]
     rate, speed, again = _joined(
         [_of_core(fetched[fetched[:, CORE] == core], pieces.of(core)) for core in cores]
@@ -107,13 +109,15 @@ def _of_core(fetched: Records, pieces: Pieces) -> Columns:
     wider = np.maximum(0.0, _AROUND_S - fetched[:, WALL]) / 2
     first = np.searchsorted(pieces.at, fetched[:, BEGAN] - wider)
     last = np.searchsorted(pieces.at, fetched[:, BEGAN] + fetched[:, WALL] + wider)
-    told = (last - first >= _LEAST_PIECES) & (fetched[:, CPU] > 0)
+    # Collections come every so many batches, whatever the cores' speed.
+    worked = fetched[:, CPU] - collected(fetched)
+    told = (last - first >= _LEAST_PIECES) & (worked > 0)
     first, last = first[told], last[told]
     even, odd = (
         _means(np.where(np.arange(len(speeds)) % 2 == side, speeds, np.nan), first, last)
         for side in (0, 1)
     )
-    return -np.log(fetched[told, CPU]), even, odd
+    return -np.log(worked[told]), even, odd
 
 
 def _means(values: Values, first: NDArray[np.intp], last: NDArray[np.intp]) -> Values:

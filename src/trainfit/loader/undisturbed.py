@@ -14,9 +14,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainfit.hardware.core_speed import CoreSpeed, CoreSpeeds, Pieces, Span
-from trainfit.loader.instrument import BEGAN, CORE, CPU, PROCESS_CPU, WALL, Records
+from trainfit.loader.instrument import (
+    BEGAN,
+    COLLECTED,
+    COLUMNS,
+    CORE,
+    CPU,
+    PROCESS_CPU,
+    WALL,
+    Records,
+    collected,
+)
 from trainfit.loader.runs import Run
-from trainfit.loader.sensitivity import SENSITIVITY
+from trainfit.loader.sensitivity import OF_COLLECTIONS, SENSITIVITY
 from trainfit.results.loader import Probe
 
 #: Of the cores, the share that is busy before they begin to bound the rate, and when they do.
@@ -76,7 +86,7 @@ def quietest(runs: Sequence[Run]) -> list[Run]:
 
 def _chance(run: Run) -> float:
     """By what share the mean of a run's batches may be off, as they are only so many."""
-    times = run.fetched[:, CPU]
+    times = run.fetched[:, CPU] - collected(run.fetched)
     mean = float(times.mean()) if len(times) > 1 else 0.0
     return float(times.std()) / mean / math.sqrt(len(times)) if mean > 0 else 0.0
 
@@ -94,15 +104,17 @@ class Slowing:
     cores: float
     sensitivity: float = SENSITIVITY
 
-    def slower(self, speed: CoreSpeed | None) -> tuple[float, float]:
+    def slower(self, speed: CoreSpeed | None, collecting: float = 0.0) -> tuple[float, float]:
         """What times are to be multiplied by: CPU times, and those on the clock.
 
         Of the clock's, what a worker waits for (a disk, the network) takes as long at any speed,
-        unless the cores are all busy and bound the rate themselves.
+        unless the cores are all busy and bound the rate themselves. ``collecting`` is the share
+        of garbage collections in the work.
         """
         if speed is None:
             return 1.0, 1.0
-        factor = speed.speed**self.sensitivity
+        factor = (1 - collecting) * speed.speed**self.sensitivity
+        factor += collecting * speed.speed**OF_COLLECTIONS
         busy = speed.busy_cores / self.cores
         bound = max(self.working, min(1.0, max(0.0, (busy - _BINDING) / (_BOUND - _BINDING))))
         return factor, 1 - (1 - factor) * bound
@@ -112,14 +124,12 @@ class Slowing:
 
         Also those of steps that sleep: it is a run with a shorter step then.
         """
-        cpu, wall = self.slower(run.core_speed)
+        cpu, wall = self.slower(run.core_speed, _collecting(run))
         if wall == cpu == 1.0:
             return run
-        of_fetches = {BEGAN: wall, WALL: wall, CPU: cpu, PROCESS_CPU: cpu, CORE: 1.0}
-        factors = [of_fetches[column] for column in sorted(of_fetches)]
         return dataclasses.replace(
             run,
-            fetches=tuple(_scaled(records, factors) for records in run.fetches),
+            fetches=tuple(self._batches(records, run, cpu, wall) for records in run.fetches),
             next_cpu=run.next_cpu * cpu,
             began=run.began * wall,
             handed=run.handed * wall,
@@ -128,8 +138,19 @@ class Slowing:
             received=_scaled(run.received, (wall, cpu, cpu, wall, 1.0)),
             pinned=_scaled(run.pinned, (wall, cpu, cpu, wall, 1.0)),
             started=tuple(at * wall for at in run.started),
-            collected=tuple(spent * cpu for spent in run.collected),
         )
+
+    def _batches(self, records: Records, run: Run, cpu: float, wall: float) -> Records:
+        """Times of batches without their collections, and those, each by its own."""
+        of_run = {BEGAN: wall, PROCESS_CPU: cpu, CORE: 1.0}
+        work, clock = self.slower(run.core_speed)
+        pause, _ = self.slower(run.core_speed, 1.0)
+        found = _scaled(records, [of_run.get(column, 1.0) for column in range(COLUMNS)])
+        spent = collected(records)
+        for column, factor in ((WALL, clock), (CPU, work)):
+            found[:, column] = (records[:, column] - spent) * factor + spent * pause
+        found[:, COLLECTED:] = (spent * pause)[:, None]
+        return found
 
     def with_full_speed_rate(self, run: Run) -> Run:
         """The same with the rate that it would have had at full speed, with the same step.
@@ -140,7 +161,7 @@ class Slowing:
         rate = run.batches_per_s
         if rate is None:
             return run
-        _, wall = self.slower(run.core_speed)
+        _, wall = self.slower(run.core_speed, _collecting(run))
         step_s = float(run.steps[run.warm :].mean()) if len(run.steps) > run.warm else 0.0
         took = 1 / rate
         if run.settings.num_workers:
@@ -165,6 +186,12 @@ def slowed_note(probe: Probe, runs: Iterable[Run]) -> str:
         "system (other virtual machines on the same processor, or heat): rates, measured ones "
         "too, are given for full speed, and are lower by about as much while that lasts"
     )
+
+
+def _collecting(run: Run) -> float:
+    """Of the work for its batches, what garbage collections were."""
+    worked = float(run.fetched[:, CPU].sum())
+    return min(1.0, float(collected(run.fetched).sum()) / worked) if worked > 0 else 0.0
 
 
 def _scaled(records: Records, factors: Sequence[float]) -> Records:
