@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.hardware.core_speed import Pieces
-from trainfit.loader.instrument import CORE
+from trainfit.loader.fitting import costs_of
+from trainfit.loader.instrument import CORE, local
 from trainfit.loader.runs import Run
 from trainfit.loader.sensitivity import SENSITIVITY, sensitivity
+from trainfit.loader.undisturbed import Slowing, with_speeds
 from trainfit.results.loader import LoaderSettings
 
 SECONDS = 12.0
@@ -97,3 +99,23 @@ def test_what_nobody_saw_has_the_usual_power() -> None:
     empty = Pieces(*np.zeros((4, 0)))
     for found in (sensitivity([[run]], empty), sensitivity([], pieces), sensitivity([[]], pieces)):
         assert found == SENSITIVITY
+
+
+def test_each_batch_is_told_its_cores_own_speed() -> None:
+    """A worker's batches are as long as one another once their seconds' slowness is taken away."""
+    run, pieces = machine(1.0, noise=0.02, spread=0.0)
+    count = len(run.fetches[0])
+    seen = dataclasses.replace(run, handed=np.linspace(0.2, SECONDS - 0.5, 2 * count))
+    (seen,) = with_speeds([seen], pieces)
+    slowing = Slowing(1.0, 2.0, 1.0)
+    for known, most in ((None, 0.3), (pieces, 0.12)):
+        costs = costs_of(slowing.undisturbed(seen, known))
+        assert costs is not None
+        cpu = costs.cpu_s[costs.seen]
+        assert cpu.mean() == pytest.approx(0.01, rel=0.06)
+        assert cpu.std() / cpu.mean() < most
+        assert bool(cpu.std() / cpu.mean() > 0.2) is (known is None)
+    unplaced = dataclasses.replace(
+        seen, fetches=tuple(np.where(np.arange(5) == CORE, -1, each) for each in seen.fetches)
+    )
+    assert np.all(local(slowing.undisturbed(unplaced, pieces).fetches[0]) == 1.0)

@@ -72,6 +72,14 @@ class Pieces:
     def _rows(self, rows: Any) -> Pieces:
         return Pieces(self.at[rows], self.core[rows], self.took[rows], self.idle[rows])
 
+    def pace(self, span: Span) -> float | None:
+        """Pieces a nanosecond in a span, the mean over the cores' work as that of
+        :class:`CoreSpeed` is; ``None`` where too little was seen."""
+        looks = [_Look.at(self.of(core).within(span)) for core in np.unique(self.core)]
+        took = _joined([look.took for look in looks])
+        weights = _joined([look.worked for look in looks]) + 1e-6
+        return float((weights / took).sum() / weights.sum()) if len(took) else None
+
     def speeds(self, spans: Sequence[Span]) -> list[CoreSpeed | None]:
         """The cores' speed in each span; ``None`` where too little was seen.
 

@@ -54,6 +54,8 @@ _LOCK_WAITS: Final = 0.2
 _MOST_SHARING: Final = 1.0
 #: Of that, what a comparison of two kinds of runs may overlook.
 _UNSEEN: Final = 0.03
+#: By so much more than CPU times say, two busy cores may slow one another.
+_UNSEEN_CONTENTION: Final = 0.08
 #: Waits on crowded cores are at most so many times those of the tight run on average.
 _CROWDED: Final = 4.0
 _LOCK_SLOWER: Final = 0.85
@@ -268,7 +270,11 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     free = _rate_of(readings, "two")(of_cores)
     if twos and rate < _LOCK_SLOWER * free and _more_waits(twos, costs) > _LOCK_WAITS:
         return _with_lock(of_cores, readings, rate)
-    return fitted.with_contention(fit_contention(fitted, _rate_of(readings, "two"), rate, by_cpu))
+    contention = fit_contention(fitted, _rate_of(readings, "two"), rate, by_cpu)
+    # A rate may be short for other reasons: a slow batch in the making where the count ends.
+    # Cores that slow one another show in CPU time.
+    most = max(0.0, by_cpu - 1) + _UNSEEN_CONTENTION if twos else 1.0
+    return fitted.with_contention(min(contention, most))
 
 
 def _rate_of(readings: Readings, name: str, step_s: float = 0.0) -> Callable[[Fitted], float]:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.loader.events import Cores
-from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records, collected
+from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL, Records, collected, local
 from trainfit.loader.model import (
     WARM_UP_ROUNDS,
     BatchCost,
@@ -86,7 +86,9 @@ def costs_of(run: Run) -> Costs | None:
         first = run.settled(records)
         places = worker + count * np.arange(first, len(records))
         spent = collected(records[first:])
-        wall[places], cpu[places] = records[first:, WALL] - spent, records[first:, CPU] - spent
+        worked = records[first:, CPU] - spent
+        cpu[places] = worked * local(records[first:])
+        wall[places] = records[first:, WALL] - spent - worked + cpu[places]
         before, after = records[first - 1 : -1], records[first:]
         gaps.append(after[:, BEGAN] - before[:, BEGAN] - before[:, WALL])
         outside.append(after[:, PROCESS_CPU] - before[:, PROCESS_CPU] - before[:, CPU])

@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 #: Columns of a worker's record of one batch.
 BEGAN, WALL, CPU, PROCESS_CPU, CORE, COLLECTED = range(6)
 COLUMNS: Final = 6
+#: A column more, of runs that were brought to full speed (:mod:`trainfit.loader.undisturbed`): what
+#: the batch's work is to be multiplied by, besides.
+LOCAL: Final = 6
 #: Columns of a receipt (:class:`Receipts`).
 TOOK, WORKED, CLOCK, DONE, PLACE = range(5)
 _RECEIPT: Final = 5
@@ -121,6 +124,11 @@ class _Collections:
 def collected(records: Records) -> Records:
     """What of each batch's CPU time was garbage collection; 0 where that was not noted."""
     return records[:, COLLECTED] if records.shape[1] > COLLECTED else np.zeros(len(records))
+
+
+def local(records: Records) -> Records:
+    """What each batch's work is to be multiplied by; 1 where that was not told."""
+    return records[:, LOCAL] if records.shape[1] > LOCAL else np.ones(len(records))
 
 
 def time_fetches(records: Any) -> Callable[[], None]:

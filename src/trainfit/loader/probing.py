@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from trainfit.hardware.core_speed import CoreSpeeds
+from trainfit.hardware.core_speed import CoreSpeeds, pieces_of
 from trainfit.loader.bounds import HARMLESS, Bounds
 from trainfit.loader.constants import fit
 from trainfit.loader.fault_checks import check, check_workers
@@ -146,7 +146,7 @@ def probe_workload(
         _measure(workload, name, readings, seconds, machine)
     readings = readings.with_speeds(watch)
     slowing = readings.slowing(watch)
-    readings = readings.at_full_speed(slowing)
+    readings = readings.at_full_speed(slowing, pieces_of(watch))
     fitted = fit(readings, model_cores(machine, 0.0))
     probe = _probe(workload, readings, fitted)
     if fitted is not None:

@@ -98,10 +98,10 @@ class Readings:
             found.setdefault(name, []).append(run)
         return Readings(self.machine, found, self.faults)
 
-    def at_full_speed(self, slowing: Slowing) -> Readings:
+    def at_full_speed(self, slowing: Slowing, pieces: Pieces | None = None) -> Readings:
         """The quietest runs of each kind, had nothing from outside slowed the cores."""
         found = {
-            name: [slowing.undisturbed(run) for run in quietest(runs)]
+            name: [slowing.undisturbed(run, pieces) for run in quietest(runs)]
             for name, runs in self.runs.items()
         }
         return Readings(self.machine, found, self.faults)

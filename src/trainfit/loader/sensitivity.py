@@ -31,7 +31,7 @@ _LEAST, _MOST = 0.3, 1.6
 #: The core's speed is taken from at least so long around a batch, in seconds (five pieces), and
 #: from so many pieces.
 _AROUND_S: Final = 0.1
-_LEAST_PIECES: Final = 4
+LEAST_PIECES: Final = 4
 #: Batches that each worker makes first, while it settles.
 _FIRST: Final = 4
 #: Of the batches' times, the share at either end that is drawn in: collections, interruptions.
@@ -103,15 +103,21 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return rate, speed, again
 
 
-def _of_core(fetched: Records, pieces: Pieces) -> Columns:
-    """Logarithms of rates and speeds of the batches made on one core."""
-    speeds = -np.log(pieces.took)
+def around(fetched: Records, pieces: Pieces) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of one core's batches, the first piece near each, and the one after the last."""
     wider = np.maximum(0.0, _AROUND_S - fetched[:, WALL]) / 2
     first = np.searchsorted(pieces.at, fetched[:, BEGAN] - wider)
     last = np.searchsorted(pieces.at, fetched[:, BEGAN] + fetched[:, WALL] + wider)
+    return first, last
+
+
+def _of_core(fetched: Records, pieces: Pieces) -> Columns:
+    """Logarithms of rates and speeds of the batches made on one core."""
+    speeds = -np.log(pieces.took)
+    first, last = around(fetched, pieces)
     # Collections come every so many batches, whatever the cores' speed.
     worked = fetched[:, CPU] - collected(fetched)
-    told = (last - first >= _LEAST_PIECES) & (worked > 0)
+    told = (last - first >= LEAST_PIECES) & (worked > 0)
     first, last = first[told], last[told]
     even, odd = (
         _means(np.where(np.arange(len(speeds)) % 2 == side, speeds, np.nan), first, last)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from trainfit.hardware.core_speed import CoreSpeed, CoreSpeeds, Pieces, Span
 from trainfit.loader.instrument import (
     BEGAN,
@@ -26,7 +28,7 @@ from trainfit.loader.instrument import (
     collected,
 )
 from trainfit.loader.runs import Run
-from trainfit.loader.sensitivity import OF_COLLECTIONS, SENSITIVITY
+from trainfit.loader.sensitivity import LEAST_PIECES, OF_COLLECTIONS, SENSITIVITY, around
 from trainfit.results.loader import Probe
 
 #: Of the cores, the share that is busy before they begin to bound the rate, and when they do.
@@ -37,6 +39,9 @@ _AS_FAST: Final = 0.07
 #: What is not known of a slowed loader: by so much of the lost speed its rate may be off, brought
 #: to full speed (the spread of the sensitivity).
 _UNSURE: Final = 0.2
+
+#: Cores that several virtual machines share differ by up to so much from one second to another.
+_LEAST_LOCAL: Final = 0.5
 
 #: Above this the cores' speed is not worth a word; speeds that differ by less are one.
 _NEARLY_FULL: Final = 0.95
@@ -119,17 +124,21 @@ class Slowing:
         bound = max(self.working, min(1.0, max(0.0, (busy - _BINDING) / (_BOUND - _BINDING))))
         return factor, 1 - (1 - factor) * bound
 
-    def undisturbed(self, run: Run) -> Run:
+    def undisturbed(self, run: Run, pieces: Pieces | None = None) -> Run:
         """The same run in the time that it would have taken, all of its times changed alike.
 
-        Also those of steps that sleep: it is a run with a shorter step then.
+        Also those of steps that sleep: it is a run with a shorter step then. By ``pieces`` each
+        batch is told, besides, by how much its core was slower or faster than on average.
         """
         cpu, wall = self.slower(run.core_speed, _collecting(run))
         if wall == cpu == 1.0:
             return run
         return dataclasses.replace(
             run,
-            fetches=tuple(self._batches(records, run, cpu, wall) for records in run.fetches),
+            fetches=tuple(
+                self._with_local(self._batches(records, run, cpu, wall), records, run, pieces)
+                for records in run.fetches
+            ),
             next_cpu=run.next_cpu * cpu,
             began=run.began * wall,
             handed=run.handed * wall,
@@ -151,6 +160,26 @@ class Slowing:
             found[:, column] = (records[:, column] - spent) * factor + spent * pause
         found[:, COLLECTED:] = (spent * pause)[:, None]
         return found
+
+    def _with_local(
+        self, found: Records, as_run: Records, run: Run, pieces: Pieces | None
+    ) -> Records:
+        """With what each batch's work is to be multiplied by, as its core's speed was not that of
+        the run's mean: a heavy batch may have met a slow second."""
+        mean = pieces.pace(span(run)) if pieces is not None else None
+        if pieces is None or not mean or as_run.ndim < 2 or as_run.shape[1] <= CORE:
+            return found
+        factors = np.ones(len(as_run))
+        for core in np.unique(pieces.core):
+            mine = np.flatnonzero(as_run[:, CORE] == core)
+            of_core = pieces.of(core)
+            first, last = around(as_run[mine], of_core)
+            paces = np.concatenate([[0.0], np.cumsum(1 / of_core.took)])
+            told = last - first >= LEAST_PIECES
+            near = (paces[last[told]] - paces[first[told]]) / (last[told] - first[told])
+            factors[mine[told]] = np.clip(near / mean, _LEAST_LOCAL, 1 / _LEAST_LOCAL)
+        columns = found[:, :COLLECTED], collected(found), factors**self.sensitivity
+        return np.column_stack(columns)
 
     def with_full_speed_rate(self, run: Run) -> Run:
         """The same with the rate that it would have had at full speed, with the same step.
