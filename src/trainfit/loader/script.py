@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import gc
-import importlib
-import importlib.util
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.hardware import find_gpu
 from trainfit.loader.workload import LoaderError, Workload
+from trainfit.named import UnknownNameError, named
 from trainfit.results.trace import Status, Target, TraceOutcome
 from trainfit.simgpu.inference import InferenceWatch
 from trainfit.simgpu.interventions import Interventions
@@ -207,17 +204,10 @@ def workload_of(found: Found) -> Workload:
 def workload_from(place: str, batch_size: int | None) -> Workload:
     """Of what ``module:callable`` or ``path/to/file.py:callable`` gives, called without
     arguments; raises :class:`LoaderError`."""
-    source, _, name = place.rpartition(":")
-    if not source or not name:
-        raise LoaderError(
-            f"--loader {place!r}: write MODULE:CALLABLE or path/to/file.py:CALLABLE, "
-            "as in --loader data.py:make_loader"
-        )
-    value: Any = _module(place, source)
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise LoaderError(f"--loader {place!r}: {source} has no {part!r}; check the name")
-        value = getattr(value, part)
+    try:
+        value = named(place, "--loader", "data.py:make_loader")
+    except UnknownNameError as error:
+        raise LoaderError(str(error)) from None
     if callable(value) and not isinstance(value, DataLoader | Dataset):
         value = value()
     if isinstance(value, DataLoader):
@@ -249,34 +239,3 @@ def _plain(value: Any) -> bool:
 
 def _named(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-def _module(place: str, source: str) -> ModuleType:
-    """Import it as any other would: workers started by spawn do so again."""
-    sys.path[0] = os.getcwd()
-    name = source
-    if source.endswith(".py"):
-        path = Path(source)
-        if not path.is_file():
-            raise LoaderError(f"--loader {place!r}: there is no file {source!r}; check the path")
-        sys.path[0] = str(path.resolve().parent)
-        name = path.stem
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise LoaderError(
-                f"--loader {place!r}: there is no module {error.name!r}; check the name, or give "
-                f"the file's path (the working directory is {os.getcwd()})"
-            ) from None
-        raise
-    if source.endswith(".py") and not _is_of(module, Path(source)):
-        raise LoaderError(
-            f"--loader {place!r}: Python has another module {name!r}; rename the file"
-        )
-    return module
-
-
-def _is_of(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).resolve() == path.resolve()
