@@ -173,6 +173,7 @@ class _Planner:
                 self._machine,
                 here.curve,
                 samples=samples,
+                calls=infers,
             ),
             recordings=_recorded(batch, recording, here.pair),
             cpu=self._settings.cpu,

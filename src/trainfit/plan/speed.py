@@ -14,7 +14,7 @@ from trainfit.plan.laws import Pair, last_step, work_law
 from trainfit.results.plan import HostCpu
 from trainfit.results.profile import Rates
 from trainfit.results.recording import Recording
-from trainfit.results.speed import KNEE, Speed, StepSpeed
+from trainfit.results.speed import KNEE, PacedCalls, SlowedCall, Speed, StepSpeed
 from trainfit.speed.efficiency import FITTED, RANGE
 from trainfit.speed.host import REFERENCE_HZ, HostCosts
 from trainfit.speed.kernel_times import peak_flops
@@ -26,6 +26,9 @@ from trainfit.speed.work import Work
 #: Batch sizes that are costed lie in steps of a quarter of the power of two below them.
 _PARTS: Final = 4
 _TILE: Final = 8
+#: Of its highest clock, what a core was seen to have at 30 calls a second: 3.5 to 1.7 of 4.0 GHz
+#: (ACT on an RTX 4090 with a 12th-generation Intel, `powersave`).
+CLOCK_SHARES: Final = (3.5 / 4.0, 1.7 / 4.0)
 _NO_LAUNCHES: Final = HostCosts(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -61,10 +64,13 @@ def speed(
     machine: Machine,
     curve: Curve | None = None,
     samples: int | None = None,
+    *,
+    calls: bool = False,
 ) -> Speed | None:
     """Of the last whole step of ``recording``; ``None`` where nothing can be said.
 
-    ``curve`` has its steps at other batch sizes; ``samples`` is how many an epoch has.
+    ``curve`` has its steps at other batch sizes; ``samples`` is how many an epoch has; ``calls``
+    says that a step is a call of the model, which may come at a fixed rate.
     """
     if not has_rates(machine.gpu) or not recording.steps:
         return None
@@ -84,7 +90,18 @@ def speed(
         epoch_s=samples / now.samples_per_s if samples and now.samples_per_s else None,
         graphed_s=step_time(work, dataclasses.replace(machine, host=_NO_LAUNCHES)).seconds,
         notes=curve.notes,
+        paced=paced_calls(work, machine) if calls else None,
     )
+
+
+def paced_calls(work: Work, machine: Machine) -> PacedCalls:
+    """The call by cores whose clock fell between calls; the GPU's is taken to stay up."""
+    slowed = []
+    for share in CLOCK_SHARES:
+        slower = dataclasses.replace(machine, core_speed=share * machine.core_speed)
+        slowed.append(SlowedCall(share, step_time(work, slower).seconds))
+    launches = int(work.column("launches").sum())
+    return PacedCalls(launches, machine.core_hz, tuple(slowed))
 
 
 def step_seconds(recording: Recording, machine: Machine) -> float | None:

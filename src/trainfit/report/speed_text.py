@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfit.report.sizes import printable, rate_text, time_text, wrapped
 from trainfit.results.plan import LEAST_FASTER
 from trainfit.results.speed import KNEE, Speed, StepSpeed
+from trainfit.results.words import count
 
 _BOUNDS = {
     "tensor cores": "the Tensor cores' arithmetic",
@@ -52,6 +53,7 @@ def _now(speed: Speed) -> list[str]:
         wrapped(bound, "            ", " " * 12),
         *([wrapped(kinds, "  kernels   ", " " * 12)] if total else []),
         *_graphs(speed),
+        *_paced(speed),
         wrapped(printable(speed.constants), "  constants ", " " * 12),
     ]
 
@@ -66,6 +68,26 @@ def _graphs(speed: Speed) -> list[str]:
         "as no kernel waits for its launch"
     )
     return [wrapped(text, "  launches  ", " " * 12)]
+
+
+def _paced(speed: Speed) -> list[str]:
+    """What a lower clock of the CPU does to a call, where it does something."""
+    paced, now = speed.paced, speed.now.seconds
+    if paced is None or not paced.slowed:
+        return []
+    lowest = paced.slowed[-1]
+    more = lowest.seconds - now
+    head = f"{count(paced.launches, 'launch', 'launches')} a call"
+    if more < LEAST_FASTER * now:
+        text = f"{head}: the GPU bounds it, a lower clock of the CPU between calls changes nothing"
+    else:
+        clock = paced.core_hz / 1e9
+        at = f"{lowest.core_share * clock:.2g} GHz instead of {clock:.2g}"
+        text = (
+            f"{head}: at {at} (clocks fall between calls at a fixed rate) expect "
+            f"{time_text(lowest.seconds)}, {time_text(more)} more; `trainfit pace` measures it"
+        )
+    return [wrapped(text, "  paced     ", " " * 12)]
 
 
 def _curve(speed: Speed) -> list[str]:

@@ -11,6 +11,7 @@ Format history
     5   recordings; limits of the batch size; step times of configurations and remedies; the
         processor
     6   the step on this machine's CPU
+    7   calls at a fixed rate
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trainfit.results.steps import StepPattern
 from trainfit.results.versus_cpu import VersusCpu
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 6
+VERSION: Final = 7
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"

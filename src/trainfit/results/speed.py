@@ -34,6 +34,27 @@ class StepSpeed:
 
 
 @dataclasses.dataclass(frozen=True)
+class SlowedCall:
+    """A call by a core whose clock has fallen to this share of the one that was reckoned with."""
+
+    core_share: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PacedCalls:
+    """What to expect of calls that come at a fixed rate, between which the CPU's clock falls.
+
+    ``launches`` are the kernels of a call; ``slowed`` what it takes at lower clocks, the lowest
+    last; ``core_hz`` is the full clock.
+    """
+
+    launches: int
+    core_hz: float
+    slowed: tuple[SlowedCall, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Speed:
     """How fast a job is, if its DataLoader keeps up.
 
@@ -43,7 +64,8 @@ class Speed:
     GPU could do in the time in their numbers (model FLOPs utilization). ``by_kind_s`` divides
     ``now.gpu_s`` by kind of kernel. ``constants`` says where the model's constants are from.
     ``epoch_s`` is ``None`` where the data set's size is not known. ``graphed_s`` is what a step
-    would take if no kernel waited for its launch, as under CUDA graphs.
+    would take if no kernel waited for its launch, as under CUDA graphs. ``paced`` is of jobs that
+    call a model and do not train.
     """
 
     now: StepSpeed
@@ -55,6 +77,7 @@ class Speed:
     epoch_s: float | None = None
     notes: tuple[str, ...] = ()
     graphed_s: float | None = None
+    paced: PacedCalls | None = None
 
     def at(self, batch: int | None) -> StepSpeed | None:
         """The step at this batch size, if it is among those that were costed."""
