@@ -1,0 +1,58 @@
+"""Inference at a fixed rate: is it slower than back to back, why, and does a cure help?
+
+``trainfit.pace(function, hz=[15, 30, 60])`` measures; ``trainfit.pace.tick(30)`` looks at a turn of
+the user's own loop; ``trainfit.pace.Pacer(30)`` keeps a loop's pace.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from trainfit.pace.pacer import Pacer
+from trainfit.pace.ticks import seen, tick
+from trainfit.results.pace import Fix, PaceResult
+
+__all__ = ["Pacer", "pace", "seen", "tick"]
+
+
+def pace(
+    function: Callable[[], Any],
+    hz: Sequence[float] = (15.0, 30.0, 60.0),
+    *,
+    seconds: float = 10.0,
+    fix: Fix | None = None,
+) -> PaceResult:
+    """Call ``function`` back to back and at each rate (calls a second), ``seconds`` each, and say
+    why paced calls are slower, if they are.
+
+    What the function raises ends the measurement: the result's ``failure`` has it, and what there
+    was by then is kept. Raises ``ValueError`` for a rate or a time that is not above 0, and
+    :class:`trainfit.results.errors.TrainfitError` for a ``fix`` that is not possible here.
+    """
+    from trainfit.hardware.survey import survey
+    from trainfit.hardware.system import System
+    from trainfit.pace.callee import Function
+    from trainfit.pace.facts import power_facts
+    from trainfit.pace.host import RealHost
+    from trainfit.pace.measuring import Options, measure
+
+    rates = tuple(float(each) for each in hz)
+    if not rates or min(rates) <= 0 or seconds <= 0:
+        raise ValueError("rates and seconds are above 0")
+    options = Options(rates, float(seconds), fix=fix)
+    name = getattr(function, "__qualname__", type(function).__name__)
+    facts = power_facts(survey(System()))
+    return measure(Function(function), RealHost(), options, target=name, machine=facts)
+
+
+class _Pace(ModuleType):
+    """``trainfit.pace`` is both a package and what its main function does."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> PaceResult:
+        return pace(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Pace

@@ -1,0 +1,68 @@
+"""Measurements on simulated machines, and files of a machine whose settings can be changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from trainfit.pace.measuring import Options, measure
+from trainfit.pace.simulated import (
+    SimulatedCallee,
+    SimulatedFixer,
+    SimulatedMachine,
+    Traits,
+    Work,
+)
+from trainfit.results.pace import Fix, PaceResult
+
+#: Machines with one cause each.
+HEALTHY = Traits()
+#: The seed's processor: clocks of 1.7 to 4.0 GHz were seen.
+FREQUENCY = Traits(headroom=1.53, least_clock=1.7 / 4.0)
+C_STATES = Traits(exit_s=680e-6)
+GPU_CLOCKS = Traits(gpu_least=0.35)
+LAUNCHES = Traits(cold_launches=0.6)
+CACHES = Traits(cold_work=0.5)
+
+#: Calls of which each cause makes something: ACT's, one that waits often, one that the GPU
+#: bounds, one without a GPU.
+ACT = Work(prepare_s=4e-3, launches=2100, launch_s=4.95e-6, gpu_s=5e-3, waits=1)
+WAITING = Work(prepare_s=3e-3, launches=300, launch_s=6e-6, gpu_s=8e-3, waits=12)
+HEAVY = Work(prepare_s=1e-3, launches=200, launch_s=6e-6, gpu_s=12e-3, waits=2)
+#: One that CPU and GPU work at for as long, and whose thread waits for the GPU at work.
+BOTH = Work(prepare_s=5e-3, launches=200, launch_s=6e-6, gpu_s=8e-3, spins=True)
+ON_CPU = Work(prepare_s=12e-3, uses_gpu=False, waits=0)
+
+
+def measured(
+    traits: Traits,
+    work: Work,
+    seed: int = 0,
+    *,
+    hz: tuple[float, ...] = (30.0,),
+    seconds: float = 6.0,
+    fix: Fix | None = None,
+) -> PaceResult:
+    """The whole of it on a simulated machine."""
+    machine = SimulatedMachine(traits, work, seed)
+    options = Options(hz, seconds, fix=fix)
+    fixer = SimulatedFixer(machine)
+    return measure(SimulatedCallee(machine), machine, options, target="simulated", fixer=fixer)
+
+
+def without(traits: Traits, **changes: bool) -> Traits:
+    """The same machine without the right to something."""
+    return dataclasses.replace(traits, **changes)
+
+
+def cpufreq_tree(root: Path, cpus: int = 2, governor: str = "powersave") -> Path:
+    """A machine with intel_pstate, active: governors and preferences below ``root``."""
+    for cpu in range(cpus):
+        folder = root / f"sys/devices/system/cpu/cpufreq/policy{cpu}"
+        folder.mkdir(parents=True)
+        (folder / "scaling_governor").write_text(governor + "\n")
+        (folder / "energy_performance_preference").write_text("balance_performance\n")
+    boot = root / "proc/sys/kernel/random"
+    boot.mkdir(parents=True)
+    (boot / "boot_id").write_text("11111111-2222\n")
+    return root

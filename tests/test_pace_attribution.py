@@ -1,0 +1,173 @@
+"""Which cause is found on machines that have it, alone, in pairs, and with arms missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers_pace import (
+    ACT,
+    BOTH,
+    C_STATES,
+    CACHES,
+    FREQUENCY,
+    GPU_CLOCKS,
+    HEALTHY,
+    HEAVY,
+    LAUNCHES,
+    ON_CPU,
+    WAITING,
+    measured,
+    without,
+)
+from trainfit.pace.attribution import Evidence, attribute, causes
+from trainfit.pace.device import Kernels
+from trainfit.pace.simulated import Traits, Work
+from trainfit.pace.statistics import Sample
+from trainfit.results.pace import Arm
+
+SEEDS = range(3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("traits", "work", "cause"),
+    [
+        (FREQUENCY, ACT, "cpu_frequency"),
+        (C_STATES, WAITING, "c_states"),
+        (GPU_CLOCKS, HEAVY, "gpu_clocks"),
+        (LAUNCHES, ACT, "launch_overhead"),
+        (CACHES, ON_CPU, "cache_or_contention"),
+    ],
+)
+def test_each_cause_alone_is_found(traits: Traits, work: Work, cause: str, seed: int) -> None:
+    found = measured(traits, work, seed)
+    assert found.rates[0].is_slower
+    assert causes(found.attribution) == (cause,)
+    assert found.attribution is not None
+    (finding,) = found.attribution.findings
+    assert finding.evidence and finding.share.value > 0.5
+    assert not found.attribution.cannot_tell
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("work", [ACT, WAITING, HEAVY, ON_CPU])
+def test_a_healthy_machine_has_no_cause(work: Work, seed: int) -> None:
+    found = measured(HEALTHY, work, seed, hz=(15.0, 30.0, 60.0))
+    assert not any(rate.is_slower for rate in found.rates)
+    assert found.attribution is None and found.advice == ()
+
+
+@pytest.mark.parametrize(
+    ("traits", "work", "pair"),
+    [
+        (Traits(headroom=1.5, gpu_least=0.35), BOTH, {"cpu_frequency", "gpu_clocks"}),
+        (Traits(exit_s=680e-6, gpu_least=0.5), WAITING, {"c_states", "gpu_clocks"}),
+        (Traits(headroom=1.6, exit_s=900e-6), WAITING, {"cpu_frequency", "c_states"}),
+    ],
+)
+def test_two_causes_are_both_found(traits: Traits, work: Work, pair: set[str]) -> None:
+    found = measured(traits, work)
+    assert set(causes(found.attribution)) == pair
+
+
+@pytest.mark.parametrize(
+    ("traits", "work", "cause"),
+    [(FREQUENCY, ACT, "cpu_frequency"), (C_STATES, WAITING, "c_states")],
+)
+def test_without_the_right_to_hold_idle_states_the_cpus_own_time_tells(
+    traits: Traits, work: Work, cause: str
+) -> None:
+    found = measured(without(traits, can_hold=False), work)
+    assert causes(found.attribution) == (cause,)
+    assert found.attribution is not None
+    (effect,) = [each for each in found.attribution.arms if each.arm == "no_idle_states"]
+    assert effect.wall_s is None and "cpu_dma_latency" in effect.why_not
+
+
+def test_where_the_gpu_cannot_be_kept_awake_it_cannot_be_told() -> None:
+    blind = without(LAUNCHES, can_wake=False)
+    found = measured(blind, ACT).attribution
+    assert found is not None and not found.findings
+    assert "the GPU could not be kept awake" in found.cannot_tell
+    assert any("GPU" in each for each in found.would_tell)
+
+
+def test_a_gpu_that_cannot_be_kept_awake_shows_by_its_clock_and_its_kernels() -> None:
+    assert causes(measured(without(GPU_CLOCKS, can_wake=False), HEAVY).attribution) == (
+        "gpu_clocks",
+    )
+
+
+# --- Rules on evidence made by hand -------------------------------------------------------------
+def evidence(
+    walls: dict[Arm, float],
+    *,
+    cpu: tuple[float, float] = (10.0, 10.0),
+    before: tuple[float, float] = (10.0, 10.0),
+    why_not: dict[Arm, str] | None = None,
+    gpu: tuple[float, float] | None = None,
+) -> Evidence:
+    """Medians in ms; CPU times, probes and kernels' times are (paced, back to back)."""
+    import numpy as np
+
+    def sample(arm: Arm) -> Sample:
+        paced = arm != "back_to_back"
+
+        def times(value: float) -> tuple[np.ndarray, ...]:
+            return tuple(value * 1e-3 * np.linspace(0.98, 1.02, 21) for _ in range(4))
+
+        pick = 0 if paced else 1
+        return Sample(times(walls[arm]), times(cpu[pick]), (), times(before[pick]))
+
+    kernels: dict[Arm, Kernels] = {}
+    if gpu is not None:
+        kernels = {
+            "sleep": Kernels(100, gpu[0] * 1e-3),
+            "back_to_back": Kernels(100, gpu[1] * 1e-3),
+        }
+    return Evidence(
+        30.0,
+        {arm: sample(arm) for arm in walls},
+        why_not or {},
+        has_gpu=gpu is not None,
+        kernels=kernels,
+        fast_s=before[1] * 1e-3,
+    )
+
+
+def test_a_slow_core_without_slow_work_is_neither_clock_nor_idle_state_for_sure() -> None:
+    """Half of the excess is CPU time, but the fixed loop is not slower: both are possible."""
+    found = attribute(
+        evidence({"sleep": 20, "back_to_back": 10, "spin": 10}, cpu=(14.0, 10.0),
+                 why_not={"no_idle_states": "no right"})
+    )  # fmt: skip
+    assert not found.findings
+    assert "cannot be told" in found.cannot_tell
+    assert found.would_tell == ("forbidding deep idle states meanwhile: no right",)
+
+
+def test_what_forbidding_idle_states_does_not_cure_is_the_clock() -> None:
+    found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 10, "no_idle_states": 20}))
+    assert causes(found) == ("cpu_frequency",)
+    assert "it is not waking up" in found.findings[0].evidence[1]
+
+
+def test_a_keep_alive_that_cures_while_kernels_take_as_long_is_not_the_gpus_clock() -> None:
+    """The thread that keeps the GPU at work may keep a core awake, too."""
+    found = attribute(
+        evidence(
+            {"sleep": 20, "back_to_back": 10, "spin": 10, "gpu_awake": 11}, gpu=(5.0, 5.0),
+            cpu=(20.0, 10.0), before=(20.0, 10.0), why_not={"no_idle_states": "no right"},
+        )
+    )  # fmt: skip
+    assert causes(found) == ("cpu_frequency",)
+
+
+def test_what_nothing_explains_cannot_be_told() -> None:
+    found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 20}, cpu=(10.0, 10.0)))
+    assert not found.findings and "stays whatever" in found.cannot_tell
+
+
+def test_without_the_arm_that_works_nothing_is_claimed() -> None:
+    found = attribute(evidence({"sleep": 20, "back_to_back": 10}, cpu=(20.0, 10.0)))
+    assert not found.findings and "is missing" in found.cannot_tell

@@ -1,0 +1,200 @@
+"""The whole of it on simulated machines: rates, kinds of calls, cures, failures, interrupts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from helpers_pace import (
+    ACT,
+    C_STATES,
+    FREQUENCY,
+    GPU_CLOCKS,
+    HEALTHY,
+    HEAVY,
+    WAITING,
+    measured,
+    without,
+)
+from trainfit.pace.measuring import Options, measure
+from trainfit.pace.simulated import SimulatedCallee, SimulatedFixer, SimulatedMachine, Traits
+from trainfit.report.pace_text import pace_text
+from trainfit.results.pace import PaceResult
+
+
+def test_the_seeds_case() -> None:
+    """30 Hz takes 7 to 8 ms more than 60 Hz and than 14.4 ms offline; performance cures it."""
+    found = measured(FREQUENCY, ACT, hz=(30.0, 60.0), fix="governor")
+    assert found.back_to_back is not None
+    slow, fast = found.rates
+    assert found.back_to_back.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
+    assert fast.calls.p50 == pytest.approx(found.back_to_back.calls.p50, rel=0.03)
+    assert 7e-3 <= slow.calls.p50 - fast.calls.p50 <= 8e-3
+    assert slow.is_slower and not fast.is_slower
+    assert found.cure is not None and found.cure.is_cured
+    assert found.cure.after.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
+    text = pace_text(found)
+    assert "CPU FREQUENCY" in text and "--fix governor cures it" in text
+
+
+def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:
+    found = measured(HEALTHY, ACT, hz=(30.0, 120.0))
+    slow = found.rates[1]
+    assert not slow.is_reached and found.rates[0].is_reached
+    assert slow.missed_share == 1.0 and slow.again_share == 1.0
+    assert "120 Hz cannot be reached: a call takes 14" in pace_text(found)
+
+
+class Chunked(SimulatedCallee):
+    """Runs the network in every fifth call, and takes from a queue in the others."""
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        super().__init__(machine)
+        self.machine, self.number = machine, 0
+
+    def __call__(self) -> None:
+        if self.number % 5 == 0:
+            super().__call__()
+        else:
+            self.machine.spin_until(self.machine.now() + 30e-6)
+        self.number += 1
+
+
+def chunked(traits: Traits) -> PaceResult:
+    machine = SimulatedMachine(traits, ACT)
+    return measure(Chunked(machine), machine, Options((30.0,), 20.0), target="chunked")
+
+
+def test_calls_that_only_pop_a_queue_are_told_apart() -> None:
+    found = chunked(HEALTHY)
+    (rate,) = found.rates
+    assert found.period == 5
+    assert rate.calls.p50 == pytest.approx(14.4e-3, rel=0.05)
+    assert rate.pops is not None and rate.pops.p50 < 1e-4
+    assert rate.pops.count == pytest.approx(4 * rate.calls.count, rel=0.1)
+    assert "the work is done in every 5th call" in pace_text(found)
+
+
+def test_slow_calls_by_chance_are_no_kind() -> None:
+    found = measured(Traits(hiccups=0.2), HEAVY)
+    assert found.period == 1
+
+
+@pytest.mark.parametrize(
+    ("traits", "work", "fix"), [(FREQUENCY, ACT, "spin"), (C_STATES, WAITING, "qos")]
+)
+def test_cures_are_proved(traits: Traits, work: object, fix: str) -> None:
+    found = measured(traits, work, fix=fix)  # type: ignore[arg-type]
+    assert found.cure is not None and found.cure.is_cured
+    assert found.cure.change.high < 1 and found.cure.recovered.value > 0.7
+    assert found.cure.before.is_slower and found.cure.cost and found.cure.undo
+
+
+def test_a_cure_of_something_else_does_not_cure_and_is_taken_back() -> None:
+    machine = SimulatedMachine(GPU_CLOCKS, HEAVY)
+    options = Options((30.0,), 6.0, fix="governor")
+    found = measure(SimulatedCallee(machine), machine, options, fixer=SimulatedFixer(machine))
+    assert found.cure is not None and not found.cure.is_cured
+    assert any("did not help" in note for note in found.notes)
+    assert machine.traits == GPU_CLOCKS
+
+
+def test_nothing_to_cure() -> None:
+    found = measured(HEALTHY, ACT, fix="spin")
+    assert found.cure is not None and not found.cure.is_cured
+    assert any("nothing to cure" in note for note in found.notes)
+
+
+def test_a_cure_that_is_not_allowed_says_why_and_loses_nothing() -> None:
+    found = measured(without(C_STATES, can_hold=False), WAITING, fix="qos")
+    assert found.cure is None and found.attribution is not None
+    assert "--fix qos: /dev/cpu_dma_latency cannot be written by this user" in found.notes
+
+
+def test_paced_calls_that_are_as_fast_when_looked_into_have_no_cause() -> None:
+    """Something slowed the base measurement, and was over then."""
+
+    class Passing(SimulatedCallee):
+        def __init__(self, machine: SimulatedMachine) -> None:
+            super().__init__(machine)
+            self.machine, self.last = machine, 0.0
+
+        def __call__(self) -> None:
+            now = self.machine.now()
+            if now - self.last > 5e-3 and now < 9.3:
+                self.machine.spin_until(now + 4e-3)
+            super().__call__()
+            self.last = self.machine.now()
+
+    machine = SimulatedMachine(HEALTHY, ACT)
+    found = measure(Passing(machine), machine, Options((30.0,), 6.0))
+    assert found.rates[0].is_slower and found.attribution is not None
+    assert found.attribution.findings == ()
+    assert found.attribution.cannot_tell
+    assert PaceResult.from_json(found.to_json(), Path("again")) == found
+
+
+class Failing(SimulatedCallee):
+    def __init__(self, machine: SimulatedMachine, at: int, error: BaseException) -> None:
+        super().__init__(machine)
+        self.left, self.error = at, error
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        super().__call__()
+
+
+def failing(at: int, error: BaseException) -> PaceResult:
+    machine = SimulatedMachine(HEALTHY, ACT)
+    return measure(Failing(machine, at, error), machine, Options((30.0,), 6.0), target="failing")
+
+
+def test_a_call_that_raises_keeps_what_was_measured() -> None:
+    found = failing(100, RuntimeError("the arm is gone\x1b[31m"))
+    assert found.ended == "failed" and found.failure is not None
+    assert found.failure.call == 100 and found.failure.error_type == "RuntimeError"
+    assert "the arm is gone" in found.failure.traceback
+    first = found.blocks[0].first_call
+    assert first + sum(len(block.wall_s) for block in found.blocks) == 99
+    assert all(len(block.due_s) == len(block.wall_s) for block in found.blocks)
+    text = pace_text(found)
+    assert "Call 100 raised RuntimeError" in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_call_that_raises_at_once(at: int) -> None:
+    found = failing(at, ValueError("no weights"))
+    assert found.ended == "failed" and found.failure is not None and found.failure.call == at
+    assert found.rates == () and found.back_to_back is None
+    assert "FAILED" in pace_text(found)
+
+
+@pytest.mark.parametrize("at", [1, 30, 100, 300])
+def test_an_interrupt_keeps_what_was_measured(at: int) -> None:
+    found = failing(at, KeyboardInterrupt())
+    assert found.ended == "interrupted" and found.failure is None
+    noted = sum(len(block.wall_s) for block in found.blocks)
+    assert noted == 0 or noted + found.blocks[0].first_call == at - 1
+    assert "Interrupted" in pace_text(found)
+
+
+def test_the_file_holds_all_of_it(tmp_path: Path) -> None:
+    found = measured(C_STATES, WAITING, fix="qos")
+    path = tmp_path / "pace.json"
+    found.save(path)
+    again = PaceResult.load(path)
+    assert again == found
+    assert pace_text(again) == pace_text(found)
+    assert pace_text(again, ascii_only=True).isascii() is False  # "÷" stays; blocks do not
+    assert "█" not in pace_text(again, ascii_only=True)
+
+
+def test_deadlines_do_not_drift() -> None:
+    found = measured(HEALTHY, ACT, hz=(40.0,))
+    block = next(each for each in found.blocks if each.hz == 40.0)
+    steps = [(b - a) * 40 for a, b in zip(block.due_s, block.due_s[1:], strict=False)]
+    assert all(math.isclose(step, round(step), abs_tol=1e-6) and round(step) for step in steps)

@@ -1,0 +1,105 @@
+"""What the machine says around a block of calls: counters below an injected root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainfit.hardware.idle_usage import clock_here, idle_seconds, throttle_count
+from trainfit.hardware.system import System
+from trainfit.pace.device import Clocks, NoDevice
+from trainfit.pace.facts import power_facts
+from trainfit.pace.host import PROBE_S, RealHost
+from trainfit.pace.observing import Observer
+
+CPUS = "sys/devices/system/cpu"
+
+
+def write(root: Path, path: str, text: object) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{text}\n")
+
+
+def tree(root: Path, c10_us: int = 1_000_000, throttled: int = 2) -> Path:
+    """Two CPUs with two idle states; this process ran on CPU 1 last."""
+    for cpu in (0, 1):
+        for number, (name, micro) in enumerate((("POLL", 500), ("C10", c10_us))):
+            folder = f"{CPUS}/cpu{cpu}/cpuidle/state{number}"
+            write(root, f"{folder}/name", name)
+            write(root, f"{folder}/time", micro)
+        write(root, f"{CPUS}/cpu{cpu}/thermal_throttle/core_throttle_count", throttled)
+        write(root, f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq", 1_700_000 + 2_300_000 * cpu)
+    # A name with blanks and a bracket is legal.
+    write(root, "proc/self/stat", "4 (a ) b) R " + " ".join(["0"] * 35) + " 1 0 0")
+    return root
+
+
+def test_counters_are_read_of_the_cpus_that_may_be_used(tmp_path: Path) -> None:
+    system = System(tree(tmp_path))
+    assert idle_seconds(system, (0, 1)) == pytest.approx({"POLL": 1e-3, "C10": 2.0})
+    assert idle_seconds(system, (0,))["C10"] == pytest.approx(1.0)
+    assert throttle_count(system, (0, 1)) == 4
+    assert clock_here(system) == 4.0e9
+
+
+def test_what_is_not_there_is_not_told(tmp_path: Path) -> None:
+    system = System(tmp_path)
+    assert idle_seconds(system, (0, 1)) == {}
+    assert throttle_count(system, (0,)) is None
+    assert clock_here(system) is None
+    write(tmp_path, "proc/self/stat", "4 (short) R 0")
+    assert clock_here(system) is None
+    write(tmp_path, f"{CPUS}/cpu0/cpuidle/state0/name", "C1")
+    write(tmp_path, f"{CPUS}/cpu0/cpuidle/state0/time", "<unknown>")
+    assert idle_seconds(system, (0,)) == {}
+
+
+class TwoCpus(System):
+    def affinity(self):  # type: ignore[no-untyped-def]
+        from trainfit.results.facts import known
+
+        return known((0, 1), "test")
+
+
+def test_readings_are_differences(tmp_path: Path) -> None:
+    observer = Observer(TwoCpus(tree(tmp_path)))
+    before = observer.counters()
+    tree(tmp_path, c10_us=1_000_000, throttled=5)
+    found = observer.readings(before, Clocks(1.2e9, 8, False))
+    assert found.throttled == 6 and found.cpu_hz == 4.0e9
+    assert found.idle_shares == pytest.approx({"POLL": 0.0, "C10": 0.0})
+    assert (found.gpu_hz, found.gpu_pstate, found.gpu_slowed) == (1.2e9, 8, False)
+    assert found.others_cores is not None and found.others_cores >= 0
+    tree(tmp_path, c10_us=51_000_000)
+    assert observer.readings(before, Clocks()).idle_shares["C10"] > 1  # more than time allows
+
+
+def test_the_fixed_loop_takes_about_what_it_should() -> None:
+    """Within a wide margin: cores are slowed by others, and twice as fast as the calibration."""
+    host = RealHost()
+    took = sorted(host.probe() for _ in range(200))
+    assert PROBE_S / 4 < took[10] < PROBE_S * 10
+
+
+def test_no_device() -> None:
+    device = NoDevice()
+    assert not device.is_there and device.why_not_awake() == "calls use no GPU"
+    assert device.clocks() == Clocks()
+    with device.awake(), device.profiled() as kernels:
+        assert kernels.of_one(0).count == 0
+    assert device.seconds(device.mark(), device.mark()) == 0.0
+
+
+def test_what_holds_clocks_is_said(tmp_path: Path) -> None:
+    import helpers_machines as machines
+    from trainfit.hardware.survey import survey
+
+    names = [path.stem for path in machines.MACHINES.glob("*.json")]
+    laptop = "cpu-laptop" if "cpu-laptop" in names else "workstation"
+    facts = power_facts(survey(machines.machine(laptop)))
+    assert "intel_pstate" in facts["cpufreq"] or "amd" in facts["cpufreq"]
+    assert facts["idle states"]
+    blind = power_facts(survey(System(tmp_path, {})))
+    assert blind["cpufreq"].startswith("not visible: ")

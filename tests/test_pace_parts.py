@@ -1,0 +1,202 @@
+"""Kinds of calls, percentiles, intervals, misses, doubts, the pacer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfit.pace.kinds import Rhythm, rhythm
+from trainfit.pace.pacer import Pacer
+from trainfit.pace.statistics import Counted, Sample, estimate, is_slower, ratio, spread, summary
+from trainfit.pace.trust import machine_warnings, warnings_of
+from trainfit.results.pace import Block, Estimate, Readings
+
+
+def block(
+    walls: list[float],
+    *,
+    hz: float | None = 30.0,
+    first: int = 0,
+    late: float = 0.0,
+    readings: Readings | None = None,
+) -> Block:
+    due = np.arange(len(walls)) / (hz or 30.0)
+    return Block(
+        "sleep" if hz else "back_to_back",
+        hz,
+        "baseline",
+        first,
+        tuple(due),
+        tuple(due + late),
+        tuple(walls),
+        tuple(walls),
+        readings=readings or Readings(),
+    )
+
+
+# --- Kinds --------------------------------------------------------------------------------------
+@settings(max_examples=30)
+@given(period=st.integers(2, 40), phase=st.integers(0, 39), first=st.integers(0, 100))
+def test_a_period_is_found_wherever_the_count_begins(period: int, phase: int, first: int) -> None:
+    chance = np.random.default_rng(period)
+    numbers = first + np.arange(6 * period)
+    work = numbers % period == phase % period
+    walls = np.where(work, 0.02, 5e-5) * np.exp(0.2 * chance.standard_normal(len(numbers)))
+    split = len(numbers) // 2
+    blocks = [
+        block(list(walls[:split]), first=first),
+        block(list(walls[split:]), first=first + split),
+    ]
+    assert rhythm(blocks) == Rhythm(period, phase % period)
+    assert list(Rhythm(period, phase % period).of(blocks[1])) == list(work[split:])
+
+
+def test_calls_that_were_not_noted_leave_a_hole() -> None:
+    walls = [0.02 if n % 5 == 0 else 5e-5 for n in range(60)]
+    assert rhythm([block(walls[:20]), block(walls[33:], first=33)]) == Rhythm(5, 0)
+
+
+@pytest.mark.parametrize(
+    "walls",
+    [
+        [],
+        [0.02] * 50,
+        [0.02] * 40 + [0.3, 0.02, 0.3, 0.02, 0.02, 0.02, 0.3],
+        [0.01, 0.02] * 20,
+        [0.02, 5e-5],
+    ],
+)
+def test_calls_of_one_kind(walls: list[float]) -> None:
+    assert rhythm([block(walls)] if walls else []) == Rhythm()
+
+
+# --- Statistics ---------------------------------------------------------------------------------
+def sample(*parts: np.ndarray) -> Sample:
+    return Sample(tuple(parts), tuple(parts), (), ())
+
+
+def test_a_ratio_has_an_interval_that_holds_the_truth() -> None:
+    chance = np.random.default_rng(3)
+    held = 0
+    for _ in range(40):
+        paced = [0.012 * np.exp(0.1 * chance.standard_normal(30)) for _ in range(5)]
+        other = [0.010 * np.exp(0.1 * chance.standard_normal(30)) for _ in range(5)]
+        found = ratio(paced, other)
+        assert found is not None
+        held += found.low <= 1.2 <= found.high
+        assert found.low <= found.value <= found.high
+    assert held >= 34
+
+
+def test_blocks_that_differ_widen_the_interval() -> None:
+    same = [np.full(30, 0.01)] * 5
+    moody = [np.full(30, 0.01 * mood) for mood in (0.8, 1.0, 1.3, 0.9, 1.2)]
+    steady, wide = ratio(same, same), ratio(moody, same)
+    assert steady is not None and wide is not None
+    assert steady.low == steady.high == 1.0
+    assert wide.high - wide.low > 0.2
+
+
+def test_what_is_no_number_has_no_interval() -> None:
+    assert estimate(lambda m: float("nan"), [[np.ones(3)]]) is None
+    assert ratio([np.ones(3)], [np.zeros(3)]) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "other_s", "slower"),
+    [
+        (Estimate(1.2, 1.1, 1.3), 0.01, True),
+        (Estimate(1.2, 0.9, 1.5), 0.01, False),
+        (Estimate(1.03, 1.02, 1.04), 0.01, False),
+        (Estimate(1.5, 1.4, 1.6), 50e-6, False),  # 25 µs more are nothing
+    ],
+)
+def test_slower_is_a_share_a_time_and_no_chance(
+    found: Estimate, other_s: float, slower: bool
+) -> None:
+    assert is_slower(found, other_s) is slower
+
+
+def test_misses_and_what_follows_them() -> None:
+    walls = [0.01, 0.05, 0.05, 0.01, 0.05, 0.01, 0.01, 0.01]
+    found = summary([block(walls, late=1e-4)], Counted(Rhythm(), None))
+    assert found is not None
+    assert found.misses == 3 and found.missed_share == pytest.approx(3 / 8)
+    assert found.again_share == pytest.approx(1 / 3)
+    assert found.late is not None and found.late.p50 == pytest.approx(1e-4)
+    assert found.reached_hz == pytest.approx(30)
+
+
+def test_no_calls_no_summary() -> None:
+    assert summary([block([])], Counted(Rhythm(), None)) is None
+    with pytest.raises(ValueError, match="no values"):
+        spread(np.zeros(0))
+
+
+# --- Doubts -------------------------------------------------------------------------------------
+def test_doubts_are_said() -> None:
+    even = np.full(30, 0.01) + np.linspace(0, 1e-5, 30)
+    assert warnings_of(sample(even), "30 Hz") == []
+    assert "are few" in warnings_of(sample(even[:5]), "30 Hz")[0]
+    odd = even.copy()
+    odd[7] = 0.2
+    assert "far beyond the others (up to 200 ms)" in warnings_of(sample(odd), "30 Hz")[0]
+    wide = np.linspace(0.01, 0.03, 60)
+    said = " ".join(warnings_of(sample(wide), "30 Hz"))
+    assert "calls vary" in said and "slower while this was measured" in said
+    assert warnings_of(sample(), "30 Hz") == []
+
+
+def test_doubts_about_the_machine_are_said() -> None:
+    seen = Readings(throttled=3, others_cores=1.4, gpu_slowed=True)
+    said = " ".join(machine_warnings([block([0.01], readings=seen)], 4.0, 0.01))
+    for words in ("first call took 4 s", "1.4 cores busy", "heat 3 times", "the GPU was slowed"):
+        assert words in said
+    assert machine_warnings([block([0.01])], 0.012, 0.01) == []
+
+
+# --- The pacer ----------------------------------------------------------------------------------
+class Clock:
+    """Time passes in sleep, and a little in each look."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 100.0, 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-5
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + 3e-4  # a timer is late
+        self.slept += seconds
+
+
+def test_a_pacer_keeps_its_ticks_and_works_at_last() -> None:
+    clock = Clock()
+    pacer = Pacer(50, 2e-3, clock=clock, sleep=clock.sleep)
+    ticks = []
+    for _ in range(20):
+        assert pacer.wait() == 0.0
+        ticks.append(clock.now)
+    assert np.diff(ticks) == pytest.approx(0.02, abs=5e-5)
+    assert clock.slept == pytest.approx(20 * (0.02 - 2e-3), rel=0.02)
+
+
+def test_a_tick_that_was_missed_is_met_at_once_and_those_before_are_left_out() -> None:
+    clock = Clock()
+    pacer = Pacer(50, clock=clock, sleep=clock.sleep)
+    pacer.wait()
+    clock.now += 0.075  # three ticks pass
+    late = pacer.wait()
+    assert late == pytest.approx(0.055, abs=1e-3)
+    before = clock.now
+    assert pacer.wait() == 0.0
+    assert clock.now - before == pytest.approx(0.005, abs=1e-3)
+
+
+@pytest.mark.parametrize(("hz", "spin_s"), [(0, 0.0), (-1, 0.0), (float("inf"), 0.0), (30, -1)])
+def test_impossible_rates(hz: float, spin_s: float) -> None:
+    with pytest.raises(ValueError, match="rate above 0"):
+        Pacer(hz, spin_s)
