@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from trainfit import pace
     from trainfit.simgpu import simulate
 
-__all__ = ["__version__", "simulate", "why_no_gpu"]
+__all__ = ["__version__", "pace", "simulate", "why_no_gpu"]
 
 
 def why_no_gpu() -> str:
@@ -34,4 +36,6 @@ def __getattr__(name: str) -> Any:
 
         clock.use(StepClock)
         return simulate
+    if name == "pace":
+        return importlib.import_module("trainfit.pace")
     raise AttributeError(f"module 'trainfit' has no attribute {name!r}")

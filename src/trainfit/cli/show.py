@@ -12,6 +12,7 @@ from trainfit.cli.common import only_ascii
 from trainfit.memory.summary import summarize
 from trainfit.report.doctor_text import doctor_text
 from trainfit.report.loader_text import loader_text
+from trainfit.report.pace_text import pace_text
 from trainfit.report.plan_text import plan_text
 from trainfit.report.profile_text import profile_text
 from trainfit.report.recording_text import recording_json, recording_text
@@ -21,6 +22,8 @@ from trainfit.results.doctor import FORMAT as DOCTOR
 from trainfit.results.doctor import DoctorResult
 from trainfit.results.loader import FORMAT as LOADER
 from trainfit.results.loader import LoaderResult
+from trainfit.results.pace import FORMAT as PACE
+from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.profile import FORMAT as PROFILE
 from trainfit.results.profile import Profile
@@ -31,7 +34,7 @@ from trainfit.results.rehearsal import Rehearsal
 PARSER: dict[str, Any] = {
     "help": "show a result file again",
     "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
-    "`trainfit calibrate`, or of `trainfit loader`, `rehearse` or `doctor` with --output.",
+    "`trainfit calibrate`, or of `trainfit loader`, `rehearse`, `pace` or `doctor` with --output.",
 }
 
 
@@ -67,6 +70,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     elif documents.format_of(text) == LOADER:
         loader = LoaderResult.from_json(text, path)
         print(loader.to_json() if options.json else loader_text(loader))
+    elif documents.format_of(text) == PACE:
+        pace = PaceResult.from_json(text, path)
+        print(pace.to_json() if options.json else pace_text(pace, ascii_only=only_ascii()))
     else:
         result = PlanResult.from_json(text, path)
         print(result.printed() if options.json else plan_text(result))
