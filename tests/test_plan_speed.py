@@ -198,6 +198,26 @@ def test_graphs_win_what_launches_cost() -> None:
     assert "CUDA graphs" not in speed_section(wide)
 
 
+def test_a_lower_clock_between_calls_costs_who_launches() -> None:
+    """Of calls of a model; a training step has no pauses."""
+    narrow = speed(recorded(8, width=64), 8, MACHINE, calls=True)
+    wide = speed(recorded(4096), 4096, MACHINE, calls=True)
+    assert narrow is not None and narrow.paced is not None
+    assert wide is not None and wide.paced is not None
+    high, low = narrow.paced.slowed
+    assert high.core_share == 3.5 / 4.0 and low.core_share == 1.7 / 4.0
+    assert narrow.now.seconds < high.seconds < low.seconds
+    assert low.seconds == pytest.approx(narrow.now.seconds * 4.0 / 1.7, rel=0.05)
+    assert narrow.paced.launches > 20
+    text = speed_section(narrow)
+    assert f"{narrow.paced.launches} launches a call: at 1.3 GHz instead of 3" in text
+    assert "`trainfit pace` measures it" in " ".join(text.split())
+    assert "changes nothing" in " ".join(speed_section(wide).split())
+    training = speed(recorded(8, width=64), 8, MACHINE)
+    assert training is not None and training.paced is None
+    assert "launches a call" not in speed_section(training)
+
+
 def test_enough_is_a_multiple_of_eight(pair: tuple[tuple[int, Recording], ...]) -> None:
     found = speed(pair[0][1], 64, MACHINE, curve_of(pair, MACHINE, 4096))
     most = enough(curve_of(pair, MACHINE, 4096))

@@ -13,11 +13,23 @@ from collections import deque
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from dataset import CAMERAS, STATE_DIM
 from model import ACTConfig, ACTPolicy
+
+
+class Chunk(nn.Module):
+    """A call of it is a call of the whole policy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = ACTPolicy(ACTConfig())
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Actions (K, action_dim) of a batch of one."""
+        return self.policy.predict(batch)[0]
 
 
 class Robot:
@@ -26,7 +38,7 @@ class Robot:
     def __init__(self, scale: float = 1.0) -> None:
         torch.manual_seed(0)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.policy = ACTPolicy(ACTConfig()).to(self.device).eval()
+        self.network = Chunk().to(self.device).eval()
         self.actions: deque[Tensor] = deque()
         self.seen = {
             name: torch.rand(1, 3, round(scale * height), round(scale * width))
@@ -39,7 +51,7 @@ class Robot:
         """Actions (K, action_dim) on the CPU, from what is seen now."""
         batch = {name: image.to(self.device) for name, image in self.seen.items()}
         batch["state"] = self.state.to(self.device)
-        return self.policy.predict(batch)[0].cpu()
+        return self.network(batch).cpu()
 
 
 def load() -> Robot:
@@ -62,3 +74,14 @@ def act(robot: Robot) -> Tensor:
 def every_turn(robot: Robot) -> Tensor:
     """The next action of a new chunk."""
     return robot.chunk()[0]
+
+
+def main() -> None:
+    """Some chunks one after the other: `trainfit plan --gpu "RTX 4090" -- python policy.py`."""
+    robot = load()
+    for _ in range(5):
+        robot.chunk()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.pace.latency import held_awake
-from trainfit.pace.settings import Settings, SettingsError
+from trainfit.pace.settings import Settings
 from trainfit.results.pace import Fix
 
 _POLICIES: Final = "sys/devices/system/cpu/cpufreq"
@@ -72,7 +72,7 @@ class Fixer:
     @contextlib.contextmanager
     def applied(self, fix: Fix) -> Iterator[None]:
         """The cure is in effect within, as far as it is the system's; raises
-        :class:`SettingsError` where that is not allowed."""
+        :class:`trainfit.pace.settings.SettingsError` where that is not allowed."""
         if fix != "governor":
             yield
             return
@@ -102,6 +102,3 @@ class Fixer:
         folder = self._root / _POLICIES
         found = sorted(folder.glob(f"policy*/{_GOVERNOR}"), key=lambda path: (len(str(path)), path))
         return ["/" + str(path.relative_to(self._root)) for path in found]
-
-
-__all__ = ["REMEDIES", "Fixer", "Remedy", "SettingsError"]

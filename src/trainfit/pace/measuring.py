@@ -19,7 +19,7 @@ from trainfit.pace.callee import Callee
 from trainfit.pace.cures import Fixer
 from trainfit.pace.device import Kernels
 from trainfit.pace.host import Host
-from trainfit.pace.kinds import Rhythm, rhythm
+from trainfit.pace.kinds import rhythm
 from trainfit.pace.loop import Caller, CallError, Plan
 from trainfit.pace.proving import Proof, prove
 from trainfit.pace.statistics import Counted, Sample, summary
@@ -274,6 +274,7 @@ class Session:
             blocks=tuple(self._blocks),
             first_call_s=self._first_call_s,
             period=counted.rhythm.period,
+            phase=counted.rhythm.phase,
             probe_fast_s=counted.fast_s,
             back_to_back=back,
             rates=rates,
@@ -312,6 +313,3 @@ def fast_probe(blocks: Sequence[Block]) -> float | None:
 
 def _silent(text: str, share: float) -> None:
     pass
-
-
-__all__ = ["Options", "Rhythm", "Session", "fast_probe", "measure"]

@@ -157,6 +157,7 @@ def summary(blocks: Sequence[Block], counted: Counted) -> RateSummary | None:
         misses=int(misses.sum()),
         missed_share=float(misses.mean()) if len(misses) else 0.0,
         again_share=_again(blocks) if hz is not None else None,
+        overrun=_overrun(blocks),
         reached_hz=reached,
         is_reached=hz is None or calls.p50 <= 1 / hz or counted.rhythm.period > 1,
     )
@@ -189,11 +190,21 @@ def _late(blocks: Sequence[Block]) -> Spread | None:
     return spread(np.maximum(0.0, values)) if len(values) else None
 
 
-def _missed(block: Block) -> NDArray[np.bool_]:
+def _beyond(block: Block) -> Values:
+    """By how much each call that counts ended after the next was due (s); negative: before."""
     if block.hz is None:
-        return np.zeros(0, bool)
+        return np.zeros(0)
     ended = np.asarray(block.started_s) + np.asarray(block.wall_s)
-    return np.asarray(ended > np.asarray(block.due_s) + 1 / block.hz)[block.settled :]
+    return np.asarray(ended - np.asarray(block.due_s) - 1 / block.hz)[block.settled :]
+
+
+def _missed(block: Block) -> NDArray[np.bool_]:
+    return _beyond(block) > 0
+
+
+def _overrun(blocks: Sequence[Block]) -> Spread | None:
+    values = np.concatenate([np.zeros(0), *map(_beyond, blocks)])
+    return spread(values[values > 0]) if (values > 0).any() else None
 
 
 def _misses(blocks: Sequence[Block]) -> NDArray[np.bool_]:

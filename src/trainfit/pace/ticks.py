@@ -90,6 +90,7 @@ class Loop:
             blocks=(block,),
             first_call_s=None,
             period=found.period,
+            phase=found.phase,
             probe_fast_s=None,
             back_to_back=None,
             rates=(made,) if made is not None else (),

@@ -103,10 +103,13 @@ def _table(result: PaceResult) -> str:
                 f"  {row.hz:g} Hz cannot be reached: a call takes {time_text(row.calls.p50)} of "
                 f"{time_text(1 / row.hz)}, which allows {1 / row.calls.p50:.3g} Hz"
             )
-        elif row.misses and row.again_share is not None:
+        elif row.overrun is not None:
+            again = ""
+            if row.again_share is not None:
+                again = f"; {row.again_share:.0%} of the calls after such a one did so, too"
             lines.append(
-                f"  at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due; "
-                f"{row.again_share:.0%} of the calls after such a one did so, too"
+                f"  at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by "
+                f"up to {time_text(row.overrun.most)}{again}"
             )
     return "\n".join(lines)
 
@@ -157,15 +160,11 @@ def _times(result: PaceResult) -> list[tuple[str, list[float]]]:
 
 
 def _working(block: Block, result: PaceResult) -> list[float]:
-    walls = block.wall_s[block.settled :]
-    if result.period == 1 or not walls:
-        return list(walls)
-    # Of calls of two kinds those with work are the slow ones.
-    limit = min(
-        [row.calls.p50 for row in (result.back_to_back, *result.rates) if row is not None],
-        default=0.0,
-    )
-    return [wall for wall in walls if wall > limit / 2]
+    return [
+        wall
+        for number, wall in enumerate(block.wall_s)
+        if number >= block.settled and (block.first_call + number) % result.period == result.phase
+    ]
 
 
 def _histogram(result: PaceResult, ascii_only: bool) -> str:
@@ -336,7 +335,7 @@ def _verdict(result: PaceResult) -> str:
         text += _why(result.attribution)
     if unreached:
         text += f"; {', '.join(f'{row.hz:g}' for row in unreached)} Hz cannot be reached"
-    if result.cure is not None:
+    if result.cure is not None and slower:
         text += f"; --fix {result.cure.fix} {'cures it' if result.cure.is_cured else 'does not'}"
     return wrapped(text, "", "  ")
 

@@ -108,7 +108,8 @@ class RateSummary:
     (an action of a chunk), where there are such. ``speed`` is how fast the core was right before
     the calls, as a share of the fastest that was seen. ``ratio`` is the median over that back to
     back. ``late`` is by how much calls start after they are due. ``misses`` ended after the next
-    one was due; ``again_share`` is how often a miss follows one.
+    one was due; ``again_share`` is how often a miss follows one,
+    ``overrun`` by how much they ended too late.
     """
 
     hz: float | None
@@ -124,6 +125,7 @@ class RateSummary:
     misses: int
     missed_share: float
     again_share: float | None
+    overrun: Spread | None
     reached_hz: float
     """Calls a second that were made, or could be where the rate is too high."""
     is_reached: bool
@@ -211,7 +213,8 @@ class CallFailure:
 class PaceResult:
     """All of a measurement.
 
-    ``period``: the work is done in every so many calls (1: in each).
+    ``period``: the work is done in every so many calls (1: in each), in those whose numbers leave
+    the rest ``phase``.
     ``probe_fast_s`` is what the fixed loop takes at the highest speed that was seen.
     ``ended``: "finished", "failed" (a call raised), "interrupted" (by the user).
     """
@@ -222,6 +225,7 @@ class PaceResult:
     blocks: tuple[Block, ...]
     first_call_s: float | None
     period: int
+    phase: int
     probe_fast_s: float | None
     back_to_back: RateSummary | None
     rates: tuple[RateSummary, ...]
