@@ -48,8 +48,9 @@ _LEAST_BATCHES: Final = 4
 _SETTLING: Final = 4
 #: Seconds beyond a run's own after which it is taken to hang.
 PATIENCE_S: Final = 20.0
-#: Seconds until a process that was killed is seen as dead.
-_DYING_S: Final = 0.5
+#: Seconds until a process that was killed is seen as dead: at most that long where an error may
+#: come of it, and where one broke off while it was asked (it may write its memory down first).
+_DYING_S, _SURELY_DYING_S = 0.5, 5.0
 #: What a sleep takes longer than it should, on an idle machine with default timer slack.
 _OVERSLEEP_S: Final = 6e-5
 
@@ -412,14 +413,16 @@ def failure_of(error: Exception, batches: Any) -> Failure:
     A worker that dies while its batch is taken over is seen as a connection that broke, or by
     PyTorch's handler of signals: it gets a moment to be seen as dead.
     """
-    workers = getattr(batches, "_workers", ())
+    workers, text = getattr(batches, "_workers", ()), traceback.format_exc()
     if isinstance(error, OSError | EOFError) or "killed by signal" in str(error):
-        multiprocessing.connection.wait([worker.sentinel for worker in workers], _DYING_S)
+        broke_off = "multiprocessing/" in text or "killed by signal" in str(error)
+        limit_s = _SURELY_DYING_S if broke_off else _DYING_S
+        multiprocessing.connection.wait([worker.sentinel for worker in workers], limit_s)
     exits = [worker.exitcode for worker in workers]
     return Failure(
         type(error).__name__,
         str(error),
-        traceback.format_exc(),
+        text,
         worker_exits=tuple(code for code in exits if code is not None),
     )
 
