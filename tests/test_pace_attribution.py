@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from helpers_pace import (
@@ -161,6 +163,14 @@ def test_a_keep_alive_that_cures_while_kernels_take_as_long_is_not_the_gpus_cloc
         )
     )  # fmt: skip
     assert causes(found) == ("cpu_frequency",)
+
+
+def test_without_kernels_own_times_the_arm_decides_unless_the_core_may_be_it() -> None:
+    walls: dict[Arm, float] = {"sleep": 20, "back_to_back": 10, "spin": 20, "gpu_awake": 10}
+    seen = dataclasses.replace(evidence(walls), has_gpu=True)
+    assert causes(attribute(seen)) == ("gpu_clocks",)
+    both = evidence({**walls, "spin": 10}, cpu=(20.0, 10.0), before=(20.0, 10.0))
+    assert causes(attribute(dataclasses.replace(both, has_gpu=True))) == ("cpu_frequency",)
 
 
 def test_what_nothing_explains_cannot_be_told() -> None:

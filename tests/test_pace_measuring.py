@@ -21,6 +21,7 @@ from helpers_pace import (
 from trainfit.pace.measuring import Options, measure
 from trainfit.pace.simulated import SimulatedCallee, SimulatedFixer, SimulatedMachine, Traits
 from trainfit.report.pace_text import pace_text
+from trainfit.report.sizes import WIDTH
 from trainfit.results.pace import PaceResult
 
 
@@ -74,7 +75,9 @@ def test_calls_that_only_pop_a_queue_are_told_apart() -> None:
     assert rate.calls.p50 == pytest.approx(14.4e-3, rel=0.05)
     assert rate.pops is not None and rate.pops.p50 < 1e-4
     assert rate.pops.count == pytest.approx(4 * rate.calls.count, rel=0.1)
-    assert "the work is done in every 5th call" in pace_text(found)
+    text = pace_text(found)
+    assert "the work is done in every 5th call" in text
+    assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
 def test_slow_calls_by_chance_are_no_kind() -> None:

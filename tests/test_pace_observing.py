@@ -92,6 +92,29 @@ def test_no_device() -> None:
     assert device.seconds(device.mark(), device.mark()) == 0.0
 
 
+def test_a_device_that_pytorch_uses() -> None:
+    """A simulated one: events, a stream of its own; no NVML and no profiler behind it."""
+    import torch
+
+    import trainfit
+    from trainfit.pace.device import CudaDevice, device_in_use
+
+    assert not device_in_use().is_there
+    with trainfit.simulate("RTX 4090"):
+        model = torch.nn.Linear(64, 64).cuda()
+        device = device_in_use()
+        assert isinstance(device, CudaDevice) and device.why_not_awake() == ""
+        first = device.mark()
+        model(torch.randn(8, 64, device="cuda"))
+        assert 0 < device.seconds(first, device.mark()) < 1
+        assert device.clocks() == Clocks()
+        with device.profiled() as kernels, device.awake():
+            model(torch.randn(8, 64, device="cuda"))
+        assert kernels.count == 0
+        with pytest.raises(KeyError), device.profiled():
+            raise KeyError("the user's")
+
+
 def test_what_holds_clocks_is_said(tmp_path: Path) -> None:
     import helpers_machines as machines
     from trainfit.hardware.survey import survey

@@ -255,15 +255,19 @@ def _idle_words(seen: Evidence) -> list[str]:
 
 
 def _of_the_gpu(seen: Evidence) -> list[Finding]:
-    growth = seen.gpu_growth
-    if not seen.has_gpu or growth is None:
+    growth, awake = seen.gpu_growth, _of_gpu_awake(seen)
+    if not seen.has_gpu:
         return []
+    if growth is None:  # keeping the GPU at work may have kept a core awake, too
+        if awake is None or not _helps(awake) or _helps(seen.recovered("spin")):
+            return []
+        words = _took(awake, "keeping the GPU at work"), "keeping the core at work does not"
+        return [Finding("gpu_clocks", awake, (*words, "kernels' own times could not be told"))]
     said = [f"{max(0.0, growth):.0%} of the excess is the kernels' own time on the GPU"]
     paced, back = seen.clock("sleep", "gpu_hz"), seen.clock("back_to_back", "gpu_hz")
     fell = paced is not None and back is not None and paced < _SLOWED * back
     if paced is not None and back is not None:
         said.append(f"SM clock {paced / 1e6:.0f} MHz paced, {back / 1e6:.0f} MHz back to back")
-    awake = _of_gpu_awake(seen)
     if awake is not None:
         if _helps(awake) and growth >= _NOT_IN_IT * awake.value:
             return [Finding("gpu_clocks", awake, (_took(awake, "keeping the GPU at work"), *said))]

@@ -60,7 +60,8 @@ class Device(Protocol):
 
     def profiled(self) -> contextlib.AbstractContextManager[Kernels]:
         """The kernels that are launched within, by their own times: unlike the time between two
-        marks, these do not grow where the GPU waits for the CPU. Slows the CPU's side."""
+        marks, these do not grow where the GPU waits for the CPU. Slows the CPU's side. None are
+        counted where they cannot be told."""
 
     def clocks(self) -> Clocks: ...
 
@@ -113,12 +114,22 @@ class CudaDevice:
     @contextlib.contextmanager
     def profiled(self) -> Iterator[Kernels]:
         torch, found = self._torch, Kernels()
-        kinds = [torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
+        profile = None
+        with contextlib.suppress(Exception):  # a build without Kineto, or CUPTI in use by another
+            kinds = [torch.profiler.ProfilerActivity.CUDA]
+            profile = torch.profiler.profile(activities=kinds, acc_events=True)
+            profile.start()
+        try:
             yield found
-            torch.cuda.synchronize()
+        finally:
+            with contextlib.suppress(Exception):
+                self._count(profile, found)
+
+    def _count(self, profile: Any, found: Kernels) -> None:
+        self._torch.cuda.synchronize()
+        profile.stop()
         for event in profile.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:
+            if event.device_type == self._torch.autograd.DeviceType.CUDA:
                 found.count += 1
                 found.busy_s += event.time_range.elapsed_us() * 1e-6
 

@@ -71,10 +71,11 @@ def _heading(result: PaceResult) -> str:
     rates = ", ".join(f"{hz:g}" for hz in result.hz)
     lines = [f"{printable(result.target)} at {rates} Hz"]
     if result.period > 1:
-        lines.append(
-            f"  the work is done in every {result.period}th call, the others take something from a "
+        text = (
+            f"the work is done in every {result.period}th call, the others take something from a "
             "queue; times are of calls with work"
         )
+        lines.append(wrapped(text, "  ", "  "))
     for subject, words in result.machine.items():
         lines.append(wrapped(printable(words), f"  {subject:<18}", " " * 20))
     return "\n".join(lines)
@@ -107,10 +108,11 @@ def _table(result: PaceResult) -> str:
             again = ""
             if row.again_share is not None:
                 again = f"; {row.again_share:.0%} of the calls after such a one did so, too"
-            lines.append(
-                f"  at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by "
-                f"up to {time_text(row.overrun.most)}{again}"
+            text = (
+                f"at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by up "
+                f"to {time_text(row.overrun.most)}{again}"
             )
+            lines.append(wrapped(text, "  ", "    "))
     return "\n".join(lines)
 
 
