@@ -35,56 +35,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 
-from helpers_pace import (  # noqa: E402
-    ACT,
-    BOTH,
-    C_STATES,
-    CACHES,
-    FREQUENCY,
-    GPU_CLOCKS,
-    HEALTHY,
-    HEAVY,
-    LAUNCHES,
-    ON_CPU,
-    WAITING,
-    measured,
-)
+from helpers_pace import ACT, FREQUENCY, PAIRS, SINGLE, SOUND, measured  # noqa: E402
 from trainfit.pace.attribution import causes  # noqa: E402
 from trainfit.pace.callee import Function  # noqa: E402
 from trainfit.pace.host import RealHost  # noqa: E402
 from trainfit.pace.loop import Caller, Plan  # noqa: E402
-from trainfit.pace.simulated import Traits, Work  # noqa: E402
 
-#: Name, machine, call, and what is to be found.
-CASES: tuple[tuple[str, Traits, Work, frozenset[str]], ...] = (
-    ("CPU frequency", FREQUENCY, ACT, frozenset({"cpu_frequency"})),
-    ("C-states", C_STATES, WAITING, frozenset({"c_states"})),
-    ("GPU clocks", GPU_CLOCKS, HEAVY, frozenset({"gpu_clocks"})),
-    ("launch overhead", LAUNCHES, ACT, frozenset({"launch_overhead"})),
-    ("caches or contention", CACHES, ON_CPU, frozenset({"cache_or_contention"})),
-    ("healthy, ACT", HEALTHY, ACT, frozenset()),
-    ("healthy, many waits", HEALTHY, WAITING, frozenset()),
-    ("healthy, heavy on the GPU", HEALTHY, HEAVY, frozenset()),
-    ("healthy, without a GPU", HEALTHY, ON_CPU, frozenset()),
-    (
-        "frequency and GPU clocks",
-        Traits(headroom=1.5, gpu_least=0.35),
-        BOTH,
-        frozenset({"cpu_frequency", "gpu_clocks"}),
-    ),
-    (
-        "C-states and GPU clocks",
-        Traits(exit_s=680e-6, gpu_least=0.5),
-        WAITING,
-        frozenset({"c_states", "gpu_clocks"}),
-    ),
-    (
-        "frequency and C-states",
-        Traits(headroom=1.6, exit_s=900e-6),
-        WAITING,
-        frozenset({"cpu_frequency", "c_states"}),
-    ),
-)
+CASES = (*SINGLE, *SOUND, *PAIRS)
 RUNS, QUICK_RUNS = 100, 12
 #: Of the real machine: rounds of blocks, seconds of each.
 ROUNDS, QUICK_ROUNDS, BLOCK_S = 10, 4, 2.0
@@ -113,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{'starts late, p99':<28}asleep {1e6 * pace['sleep_s']:.0f} us, at work at last "
             f"{1e6 * pace['hybrid_s']:.0f} us, at work {1e6 * pace['spin_s']:.0f} us"
         )
-    single = [shares[name][0] for name, _, _, found in CASES if len(found) == 1]
-    healthy = [shares[name][0] for name, _, _, found in CASES if not found]
+    single = [shares[name][0] for name, *_ in SINGLE]
+    healthy = [shares[name][0] for name, *_ in SOUND]
     more = 1e3 * (seed["slow_s"] - seed["fast_s"])
     figures = [
         Figure("pace_attribution", 100 * min(single), 95, False, "%"),

@@ -34,6 +34,43 @@ BOTH = Work(prepare_s=5e-3, launches=200, launch_s=6e-6, gpu_s=8e-3, spins=True)
 ON_CPU = Work(prepare_s=12e-3, uses_gpu=False, waits=0)
 
 
+#: Name, machine, call, and what is to be found, and nothing else.
+Case = tuple[str, Traits, Work, frozenset[str]]
+SINGLE: tuple[Case, ...] = (
+    ("CPU frequency", FREQUENCY, ACT, frozenset({"cpu_frequency"})),
+    ("C-states", C_STATES, WAITING, frozenset({"c_states"})),
+    ("GPU clocks", GPU_CLOCKS, HEAVY, frozenset({"gpu_clocks"})),
+    ("launch overhead", LAUNCHES, ACT, frozenset({"launch_overhead"})),
+    ("caches or contention", CACHES, ON_CPU, frozenset({"cache_or_contention"})),
+)
+SOUND: tuple[Case, ...] = (
+    ("healthy, ACT", HEALTHY, ACT, frozenset()),
+    ("healthy, many waits", HEALTHY, WAITING, frozenset()),
+    ("healthy, heavy on the GPU", HEALTHY, HEAVY, frozenset()),
+    ("healthy, without a GPU", HEALTHY, ON_CPU, frozenset()),
+)
+PAIRS: tuple[Case, ...] = (
+    (
+        "frequency and GPU clocks",
+        Traits(headroom=1.5, gpu_least=0.35),
+        BOTH,
+        frozenset({"cpu_frequency", "gpu_clocks"}),
+    ),
+    (
+        "C-states and GPU clocks",
+        Traits(exit_s=680e-6, gpu_least=0.5),
+        WAITING,
+        frozenset({"c_states", "gpu_clocks"}),
+    ),
+    (
+        "frequency and C-states",
+        Traits(headroom=1.6, exit_s=900e-6),
+        WAITING,
+        frozenset({"cpu_frequency", "c_states"}),
+    ),
+)
+
+
 def measured(
     traits: Traits,
     work: Work,

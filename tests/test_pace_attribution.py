@@ -8,15 +8,15 @@ import pytest
 
 from helpers_pace import (
     ACT,
-    BOTH,
     C_STATES,
-    CACHES,
     FREQUENCY,
     GPU_CLOCKS,
     HEALTHY,
     HEAVY,
     LAUNCHES,
-    ON_CPU,
+    PAIRS,
+    SINGLE,
+    SOUND,
     WAITING,
     measured,
     without,
@@ -31,43 +31,31 @@ SEEDS = range(3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    ("traits", "work", "cause"),
-    [
-        (FREQUENCY, ACT, "cpu_frequency"),
-        (C_STATES, WAITING, "c_states"),
-        (GPU_CLOCKS, HEAVY, "gpu_clocks"),
-        (LAUNCHES, ACT, "launch_overhead"),
-        (CACHES, ON_CPU, "cache_or_contention"),
-    ],
-)
-def test_each_cause_alone_is_found(traits: Traits, work: Work, cause: str, seed: int) -> None:
-    found = measured(traits, work, seed)
-    assert found.rates[0].is_slower
-    assert causes(found.attribution) == (cause,)
-    assert found.attribution is not None
-    (finding,) = found.attribution.findings
+@pytest.mark.parametrize(("name", "traits", "work", "found"), SINGLE)
+def test_each_cause_alone_is_found(
+    name: str, traits: Traits, work: Work, found: frozenset[str], seed: int
+) -> None:
+    result = measured(traits, work, seed)
+    assert result.rates[0].is_slower
+    assert causes(result.attribution) == tuple(found)
+    assert result.attribution is not None
+    (finding,) = result.attribution.findings
     assert finding.evidence and finding.share.value > 0.5
-    assert not found.attribution.cannot_tell
+    assert not result.attribution.cannot_tell
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("work", [ACT, WAITING, HEAVY, ON_CPU])
+@pytest.mark.parametrize("work", [work for _, _, work, _ in SOUND])
 def test_a_healthy_machine_has_no_cause(work: Work, seed: int) -> None:
     found = measured(HEALTHY, work, seed, hz=(15.0, 30.0, 60.0))
     assert not any(rate.is_slower for rate in found.rates)
     assert found.attribution is None and found.advice == ()
 
 
-@pytest.mark.parametrize(
-    ("traits", "work", "pair"),
-    [
-        (Traits(headroom=1.5, gpu_least=0.35), BOTH, {"cpu_frequency", "gpu_clocks"}),
-        (Traits(exit_s=680e-6, gpu_least=0.5), WAITING, {"c_states", "gpu_clocks"}),
-        (Traits(headroom=1.6, exit_s=900e-6), WAITING, {"cpu_frequency", "c_states"}),
-    ],
-)
-def test_two_causes_are_both_found(traits: Traits, work: Work, pair: set[str]) -> None:
+@pytest.mark.parametrize(("name", "traits", "work", "pair"), PAIRS)
+def test_two_causes_are_both_found(
+    name: str, traits: Traits, work: Work, pair: frozenset[str]
+) -> None:
     found = measured(traits, work)
     assert set(causes(found.attribution)) == pair
 

@@ -16,6 +16,7 @@ from trainfit.cli.common import (
     only_ascii,
     output_file,
 )
+from trainfit.cli.progress_bar import loading_progress
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
 from trainfit.pace.callee import Callee, Command, function_of
@@ -24,6 +25,7 @@ from trainfit.pace.facts import power_facts
 from trainfit.pace.host import RealHost
 from trainfit.pace.measuring import Options, measure
 from trainfit.pace.settings import Settings
+from trainfit.plan.loading import Stage
 from trainfit.report.pace_text import pace_text
 from trainfit.report.sizes import printable
 from trainfit.results.errors import TrainfitError
@@ -95,7 +97,14 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     wanted = Options(options.hz, options.duration, not options.no_attribution, options.fix)
     try:
         facts = power_facts(survey(System()))
-        with _Progress() as progress:
+        with loading_progress() as shown:
+            began = time.monotonic()
+
+            def progress(text: str, share: float) -> None:
+                stage = Stage(text, time.monotonic() - began, share)
+                shown.stage(stage)
+                shown.tick(stage)
+
             result = measure(
                 callee, RealHost(), wanted, target=name, progress=progress, machine=facts
             )
@@ -170,32 +179,3 @@ def rates(text: str) -> tuple[float, ...]:
             "write 15,30,60"
         )
     return tuple(dict.fromkeys(found))
-
-
-class _Progress:
-    """A line on standard error, redrawn in place on a terminal; a context manager."""
-
-    def __init__(self) -> None:
-        self._drawn = self._last = ""
-        self._began = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._draw("")
-
-    def __call__(self, text: str, share: float) -> None:
-        seconds = time.monotonic() - self._began
-        if sys.stderr.isatty():
-            self._draw(f"trainfit: {share:4.0%}, {seconds:.0f} s: {text}")
-        elif text != self._last:
-            print(f"trainfit: {text} …", file=sys.stderr, flush=True)
-        self._last = text
-
-    def _draw(self, line: str) -> None:
-        if sys.stderr.isatty():
-            end = "" if line else "\r"
-            sys.stderr.write("\r" + line.ljust(len(self._drawn)) + end)
-            sys.stderr.flush()
-            self._drawn = line

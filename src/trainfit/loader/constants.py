@@ -194,14 +194,24 @@ def _waits(run: Run) -> Any:
 
 def _is_held_up(run: Run, receipt: Records) -> bool:
     """Did a collection of the worker's next batch last about as long as this was waited for?"""
-    count = run.settings.num_workers
-    if not count or len(receipt) <= PLACE or not math.isfinite(receipt[PLACE]):
+    following = _made(run, receipt, ahead=1)
+    if following is None:
         return False
-    round_, worker = divmod(int(receipt[PLACE]), count)
-    if not run.settings.in_order or round_ + 1 >= len(run.fetches[worker]):
-        return False
-    (spent,) = collected(run.fetches[worker][round_ + 1 : round_ + 2])
+    (spent,) = collected(following[None])
     return bool(spent > max(_LEAST_PAUSE_S, _HELD_UP * (receipt[TOOK] - receipt[WORKED])))
+
+
+def _made(run: Run, receipt: Records, ahead: int = 0) -> Records | None:
+    """Its worker's record of the batch that was taken over, or of one so many after it; ``None``
+    where that is not told."""
+    count = run.settings.num_workers
+    if not count or not run.settings.in_order or len(receipt) <= PLACE:
+        return None
+    if not math.isfinite(receipt[PLACE]):
+        return None
+    round_, worker = divmod(int(receipt[PLACE]), count)
+    records = run.fetches[worker]
+    return records[round_ + ahead] if round_ + ahead < len(records) else None
 
 
 def _pinning(run: Run) -> Any:
@@ -238,17 +248,11 @@ def _crowded_latency(readings: Readings) -> float:
 def _under_way(run: Run) -> Any:
     """From a batch's making to its arrival, of those that the main thread waited for already
     when they were made."""
-    count, first = run.settings.num_workers, max(1, run.warm)
-    if not count or not run.settings.in_order or run.received.shape[1] <= PLACE:
-        return np.zeros(0)
-    found = []
+    first, found = max(1, run.warm), []
     for former, receipt in itertools.pairwise(run.received[first - 1 :]):
-        if not math.isfinite(receipt[PLACE]):
+        made = _made(run, receipt)
+        if made is None:
             continue
-        round_, worker = divmod(int(receipt[PLACE]), count)
-        if round_ >= len(run.fetches[worker]):
-            continue
-        made = run.fetches[worker][round_]
         ended = made[BEGAN] + made[WALL]
         # What the main thread does with a batch comes after its arrival.
         if ended > former[DONE] + run.next_cpu[first:].mean():

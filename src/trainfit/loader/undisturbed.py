@@ -133,12 +133,16 @@ class Slowing:
         cpu, wall = self.slower(run.core_speed, _collecting(run))
         if wall == cpu == 1.0:
             return run
+        fetches = tuple(self._batches(records, run, cpu, wall) for records in run.fetches)
+        mean = pieces.pace(span(run)) if pieces is not None else None
+        if pieces is not None and mean:
+            fetches = tuple(
+                self._with_local(found, records, pieces, mean)
+                for found, records in zip(fetches, run.fetches, strict=True)
+            )
         return dataclasses.replace(
             run,
-            fetches=tuple(
-                self._with_local(self._batches(records, run, cpu, wall), records, run, pieces)
-                for records in run.fetches
-            ),
+            fetches=fetches,
             next_cpu=run.next_cpu * cpu,
             began=run.began * wall,
             handed=run.handed * wall,
@@ -161,13 +165,10 @@ class Slowing:
         found[:, COLLECTED:] = (spent * pause)[:, None]
         return found
 
-    def _with_local(
-        self, found: Records, as_run: Records, run: Run, pieces: Pieces | None
-    ) -> Records:
+    def _with_local(self, found: Records, as_run: Records, pieces: Pieces, mean: float) -> Records:
         """With what each batch's work is to be multiplied by, as its core's speed was not that of
-        the run's mean: a heavy batch may have met a slow second."""
-        mean = pieces.pace(span(run)) if pieces is not None else None
-        if pieces is None or not mean or as_run.ndim < 2 or as_run.shape[1] <= CORE:
+        the run's mean (pieces a nanosecond): a heavy batch may have met a slow second."""
+        if as_run.ndim < 2 or as_run.shape[1] <= CORE:
             return found
         factors = np.ones(len(as_run))
         for core in np.unique(pieces.core):

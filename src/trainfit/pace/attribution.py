@@ -10,13 +10,14 @@ or cannot be told.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from trainfit.pace.device import Kernels
-from trainfit.pace.statistics import Sample, estimate, is_slower, median, ratio, speed
+from trainfit.pace.statistics import Sample, estimate, is_slower, median, ratio, speed, taken_away
 from trainfit.results.pace import (
     Arm,
     ArmEffect,
@@ -62,22 +63,17 @@ class Evidence:
     def wall(self, arm: Arm) -> float:
         return median(self.samples[arm].wall) or math.nan
 
-    def recovered(self, arm: Arm) -> Estimate | None:
-        """Which part of the excess an arm takes away."""
-        return self.part((arm,)) if arm in self.samples else None
+    @functools.cached_property
+    def recovered(self) -> Mapping[Arm, Estimate | None]:
+        """Which part of the excess each arm that was tried takes away."""
+        return {arm: self.part((arm,)) for arm in TRIED if arm in self.samples}
 
     def part(self, more: tuple[Arm, ...], less: tuple[Arm, ...] = ()) -> Estimate | None:
         """The sum of what the arms ``more`` take away, less that of ``less``."""
-        names: list[Arm] = ["sleep", "back_to_back", *more, *less]
-
-        def share(medians: list[float]) -> float:
-            paced, back = medians[0], medians[1]
-            if paced <= back:
-                return math.nan
-            parts = [(paced - each) / (paced - back) for each in medians[2:]]
-            return sum(parts[: len(more)]) - sum(parts[len(more) :])
-
-        return estimate(lambda m: share(list(m)), [self.samples[name].wall for name in names])
+        paced, back, *others = (
+            self.samples[name].wall for name in ("sleep", "back_to_back", *more, *less)
+        )
+        return taken_away(paced, back, others[: len(more)], others[len(more) :])
 
     def left(self, arms: tuple[Arm, ...]) -> Estimate | None:
         """Which part of the excess none of these arms takes away."""
@@ -154,7 +150,7 @@ def attribute(seen: Evidence) -> Attribution:
     findings, open_questions = _of_the_cpu(seen)
     findings += _of_the_gpu(seen)
     both: tuple[Arm, ...] = ("awake",)
-    apart: tuple[Arm, ...] = tuple(arm for arm in _APART if _helps(seen.recovered(arm)))
+    apart: tuple[Arm, ...] = tuple(arm for arm in _APART if _helps(seen.recovered.get(arm)))
     explained: tuple[Arm, ...] = both if "awake" in seen.samples else apart
     rest = seen.left(explained)
     cannot_tell = ""
@@ -192,11 +188,11 @@ def _matters(arm: Arm, seen: Evidence) -> bool:
 
 def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
     """Clock or idle states, if a core that is kept at work makes calls fast again."""
-    spin = seen.recovered("spin")
+    spin = seen.recovered.get("spin")
     if spin is None or not _helps(spin):
         return [], ""
     said = [_took(spin, "keeping the core at work between calls")]
-    awake = seen.recovered("no_idle_states")
+    awake = seen.recovered.get("no_idle_states")
     if awake is not None:
         return _divided(seen, spin, awake, said), ""
     cpu = seen.cpu_growth
@@ -255,11 +251,11 @@ def _idle_words(seen: Evidence) -> list[str]:
 
 
 def _of_the_gpu(seen: Evidence) -> list[Finding]:
-    growth, awake = seen.gpu_growth, _of_gpu_awake(seen)
     if not seen.has_gpu:
         return []
+    growth, awake = seen.gpu_growth, _of_gpu_awake(seen)
     if growth is None:  # keeping the GPU at work may have kept a core awake, too
-        if awake is None or not _helps(awake) or _helps(seen.recovered("spin")):
+        if awake is None or not _helps(awake) or _helps(seen.recovered.get("spin")):
             return []
         words = _took(awake, "keeping the GPU at work"), "keeping the core at work does not"
         return [Finding("gpu_clocks", awake, (*words, "kernels' own times could not be told"))]
@@ -282,7 +278,7 @@ def _of_gpu_awake(seen: Evidence) -> Estimate | None:
     """What keeping the GPU at work takes away: with a sleeping core, or with one at work. A
     governor that follows the load answers shorter calls with a lower clock, so that the GPU's part
     may only show where the core is at work."""
-    alone = seen.recovered("gpu_awake")
+    alone = seen.recovered.get("gpu_awake")
     if "awake" not in seen.samples or "spin" not in seen.samples:
         return alone
     beside = seen.part(("awake",), ("spin",))
@@ -332,7 +328,7 @@ def _effects(seen: Evidence) -> tuple[ArmEffect, ...]:
             cpu_s=median(sample.cpu),
             device_s=median(sample.device),
             speed=seen.speed(arm),
-            recovered=seen.recovered(arm) if arm in TRIED else None,
+            recovered=seen.recovered.get(arm),
         )
         for arm, sample in seen.samples.items()
     ]

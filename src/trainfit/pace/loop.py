@@ -41,11 +41,11 @@ class Plan:
 
 
 class CallError(Exception):
-    """A call raised; ``block`` has those before it."""
+    """A call raised."""
 
-    def __init__(self, failure: CallFailure, block: Block | None) -> None:
+    def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure.message)
-        self.failure, self.block = failure, block
+        self.failure = failure
 
 
 class Caller:
@@ -55,7 +55,7 @@ class Caller:
         self._callee, self._host = callee, host
         self.calls = 0
         self.kept: Block | None = None
-        """What there is of a block that was interrupted."""
+        """What there is of a block in which a call raised, or that was interrupted."""
 
     def once(self) -> float:
         """One call that nothing waits for; its seconds."""
@@ -64,7 +64,7 @@ class Caller:
         return self._host.now() - began
 
     def block(self, plan: Plan) -> Block:
-        """Raises :class:`CallError` where a call raises; ``kept`` has what an interrupt left."""
+        """Raises :class:`CallError` where a call raises; ``kept`` has those before it then."""
         self.kept = None
         rows, first = _Rows(), self.calls
         begin = self._host.now()
@@ -72,9 +72,7 @@ class Caller:
             try:
                 with self._surroundings(plan.arm):
                     self._calls(plan, begin, rows)
-            except CallError as error:
-                raise CallError(error.failure, self._made(plan, rows, first)) from error
-            except KeyboardInterrupt:
+            except (CallError, KeyboardInterrupt):
                 self.kept = self._made(plan, rows, first)
                 raise
         made = self._made(plan, rows, first)
@@ -122,22 +120,24 @@ class Caller:
         """One call, with all that is noted of it."""
         host, callee, device = self._host, self._callee, self._host.device
         before = host.probe() if callee.is_here else 0.0
-        cpu = callee.cpu_s()
-        cpu = host.cpu_now() if cpu is None else cpu
+        cpu = self._cpu_s()
         first = device.mark()
         began = host.now()
         self.calls += 1
         try:
             callee()
         except Exception as error:
-            rows.due = rows.due[: len(rows.wall)]
-            raise CallError(_failure(self.calls, error), None) from error
+            raise CallError(_failure(self.calls, error)) from error
         ended = host.now()
         marks = first, device.mark()
-        spent = callee.cpu_s()
-        spent = host.cpu_now() if spent is None else spent
+        spent = self._cpu_s() - cpu
         after = host.probe() if callee.is_here else 0.0
-        rows.add(started, ended - began, spent - cpu, before, after, marks)
+        rows.add(started, ended - began, spent, before, after, marks)
+
+    def _cpu_s(self) -> float:
+        """CPU time so far, of the command or of this thread."""
+        spent = self._callee.cpu_s()
+        return self._host.cpu_now() if spent is None else spent
 
     def _made(self, plan: Plan, rows: _Rows, first: int) -> Block:
         device, count = self._host.device, len(rows.wall)

@@ -32,6 +32,7 @@ from trainfit.results.pace import (
     CallFailure,
     Fix,
     PaceResult,
+    Phase,
     RateSummary,
     Readings,
 )
@@ -86,10 +87,10 @@ def measure(
         session.run()
     except CallError as error:
         failure, ended = error.failure, "failed"
-        session.keep(error.block)
     except KeyboardInterrupt:
         ended = "interrupted"
-        session.keep(session.caller.kept)
+    if ended != "finished":
+        session.keep_unfinished()
     made = session.result(target, machine or {})
     return dataclasses.replace(made, ended=ended, failure=failure)
 
@@ -102,7 +103,7 @@ class Session:
     ) -> None:
         self._host, self._options, self._fixer = host, options, fixer
         self._progress = progress
-        self.caller = Caller(callee, host)
+        self._caller = Caller(callee, host)
         self._blocks: list[Block] = []
         self._kernels: dict[Arm, Kernels] = {}
         self._why_not: dict[Arm, str] = {}
@@ -110,8 +111,9 @@ class Session:
         self._attribution: Attribution | None = None
         self._proof: Proof | None = None
 
-    def keep(self, block: Block | None) -> None:
+    def keep_unfinished(self) -> None:
         """What there is of a block that did not come to its end."""
+        block = self._caller.kept
         if block is not None and block.wall_s:
             self._blocks.append(block)
 
@@ -138,13 +140,13 @@ class Session:
 
     def _warm_up(self) -> None:
         self._progress("first calls", 0.0)
-        self._first_call_s = self.caller.once()
+        self._first_call_s = self._caller.once()
         self._host.look_for_device()
         begin = self._host.now()
         for number in range(_WARM_UP_CALLS * 20):
             if number >= _WARM_UP_CALLS and self._host.now() - begin > _WARM_UP_S:
                 break
-            self.caller.once()
+            self._caller.once()
 
     def _baseline(self) -> None:
         rates = list(self._options.hz)
@@ -152,17 +154,11 @@ class Session:
         for number in range(ROUNDS):
             self._progress(text, 0.05 + 0.4 * number / ROUNDS)
             for hz in rates if number % 2 == 0 else rates[::-1]:
-                self._block(self._back_to_back(self._options.seconds / ROUNDS))
+                self._block(self._back_to_back(self._options.seconds / ROUNDS, "baseline"))
                 self._block(Plan("sleep", hz, self._options.seconds / ROUNDS))
 
-    def _back_to_back(self, seconds: float, phase: str = "baseline") -> Plan:
-        return Plan(
-            "back_to_back",
-            None,
-            _BACK_TO_BACK * seconds,
-            "attribution" if phase == "attribution" else "baseline",
-            _LEAST_BACK_TO_BACK,
-        )
+    def _back_to_back(self, seconds: float, phase: Phase) -> Plan:
+        return Plan("back_to_back", None, _BACK_TO_BACK * seconds, phase, _LEAST_BACK_TO_BACK)
 
     def _block_s(self, hz: float) -> float:
         return max(self._options.seconds / ROUNDS, _LEAST_CALLS / hz)
@@ -201,18 +197,18 @@ class Session:
         plans = (Plan("sleep", hz, 0.0, least=count), Plan("back_to_back", None, 0.0, least=count))
         for plan in plans:
             with self._host.device.profiled() as kernels:
-                first = self.caller.calls
-                self.caller.block(plan)
-            numbers = np.arange(first, self.caller.calls)
+                first = self._caller.calls
+                self._caller.block(plan)
+            numbers = np.arange(first, self._caller.calls)
             self._kernels[plan.arm] = kernels.of_one(int(found.has(numbers).sum()))
 
     def _block(self, plan: Plan) -> Block:
-        made = self.caller.block(plan)
+        made = self._caller.block(plan)
         self._blocks.append(made)
         return made
 
     # --- What it amounts to ---------------------------------------------------------------------
-    def _of(self, arm: Arm, hz: float | None, phase: str) -> list[Block]:
+    def _of(self, arm: Arm, hz: float | None, phase: Phase) -> list[Block]:
         return [b for b in self._blocks if b.arm == arm and b.hz == hz and b.phase == phase]
 
     def _counted(self) -> Counted:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Final
 
 from trainfit.pace.callee import CalleeError
 from trainfit.pace.cures import REMEDIES, Fixer
 from trainfit.pace.loop import HYBRID_S, Plan
-from trainfit.pace.statistics import Counted, Sample, estimate, median, ratio, summary
+from trainfit.pace.statistics import Counted, Sample, median, ratio, summary, taken_away
 from trainfit.results.pace import Arm, Block, Cure, Estimate, Fix
 
 ROUNDS: Final = 4
@@ -47,8 +45,7 @@ def prove(fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted
     before, after = [], []
     for _ in range(ROUNDS):
         before.append(make(Plan("sleep", hz, seconds, "cure")))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(fixer.applied(fix))
+        with fixer.applied(fix):
             after.append(make(Plan(arm, hz, seconds, "cure", spin_s=spin_s, fix=fix)))
     proof = _judged(fix, before, after, counted, spin_s)
     if proof.cure is not None and proof.cure.is_cured:
@@ -78,13 +75,7 @@ def _recovered(before: Sample, after: Sample, counted: Counted) -> Estimate | No
     """Which part of the excess over calls back to back is gone; ``None``: there was none."""
     if counted.reference is None or not before.count or not after.count:
         return None
-
-    def share(medians: list[float]) -> float:
-        excess = medians[0] - medians[2]
-        return (medians[0] - medians[1]) / excess if excess > 0 else math.nan
-
-    groups = (before.wall, after.wall, counted.reference.wall)
-    return estimate(lambda m: share(list(m)), groups)
+    return taken_away(before.wall, counted.reference.wall, (after.wall,))
 
 
 def _judged(

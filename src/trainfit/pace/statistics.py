@@ -104,6 +104,25 @@ def ratio(paced: Sequence[Values], other: Sequence[Values]) -> Estimate | None:
     return estimate(lambda m: m[0] / m[1] if m[1] > 0 else math.nan, (paced, other))
 
 
+def taken_away(
+    paced: Sequence[Values],
+    back: Sequence[Values],
+    more: Sequence[Sequence[Values]],
+    less: Sequence[Sequence[Values]] = (),
+) -> Estimate | None:
+    """Of what paced calls take more than those back to back, the part that each of ``more`` takes
+    away, summed, less that of ``less``; ``None`` where paced calls take no more."""
+
+    def share(medians: Sequence[float]) -> float:
+        excess = medians[0] - medians[1]
+        if excess <= 0:
+            return math.nan
+        parts = [(medians[0] - each) / excess for each in medians[2:]]
+        return sum(parts[: len(more)]) - sum(parts[len(more) :])
+
+    return estimate(share, (paced, back, *more, *less))
+
+
 def is_slower(found: Estimate, other_s: float) -> bool:
     """Is a paced call slower than one back to back, and not by chance?"""
     by_share = found.value > 1 + SLOWER and found.low > 1 + SLOWER / 2
