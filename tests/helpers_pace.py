@@ -32,6 +32,10 @@ HEAVY = Work(prepare_s=1e-3, launches=200, launch_s=6e-6, gpu_s=12e-3, waits=2)
 #: One that CPU and GPU work at for as long, and whose thread waits for the GPU at work.
 BOTH = Work(prepare_s=5e-3, launches=200, launch_s=6e-6, gpu_s=8e-3, spins=True)
 ON_CPU = Work(prepare_s=12e-3, uses_gpu=False, waits=0)
+#: One that works, launches much, waits often; and one whose many launches and the GPU go on at
+#: the same time.
+MIXED = Work(prepare_s=6e-3, launches=700, launch_s=6e-6, gpu_s=3e-3, waits=8)
+ABREAST = Work(prepare_s=4e-3, launches=1200, launch_s=6e-6, gpu_s=8e-3, waits=1)
 
 
 #: Name, machine, call, and what is to be found, and nothing else.
@@ -49,25 +53,81 @@ SOUND: tuple[Case, ...] = (
     ("healthy, heavy on the GPU", HEALTHY, HEAVY, frozenset()),
     ("healthy, without a GPU", HEALTHY, ON_CPU, frozenset()),
 )
-PAIRS: tuple[Case, ...] = (
-    (
-        "frequency and GPU clocks",
-        Traits(headroom=1.5, gpu_least=0.35),
-        BOTH,
-        frozenset({"cpu_frequency", "gpu_clocks"}),
-    ),
-    (
-        "C-states and GPU clocks",
-        Traits(exit_s=680e-6, gpu_least=0.5),
-        WAITING,
-        frozenset({"c_states", "gpu_clocks"}),
-    ),
-    (
-        "frequency and C-states",
-        Traits(headroom=1.6, exit_s=900e-6),
-        WAITING,
-        frozenset({"cpu_frequency", "c_states"}),
-    ),
+#: All ten pairs, each of which makes a good part of the excess.
+PAIRS: tuple[Case, ...] = tuple(
+    (name, traits, work, frozenset(pair))
+    for name, traits, work, *pair in (
+        (
+            "frequency and GPU clocks",
+            Traits(headroom=1.5, gpu_least=0.35),
+            BOTH,
+            "cpu_frequency",
+            "gpu_clocks",
+        ),
+        (
+            "frequency and C-states",
+            Traits(headroom=1.6, exit_s=900e-6),
+            WAITING,
+            "cpu_frequency",
+            "c_states",
+        ),
+        (
+            "frequency and launches",
+            Traits(headroom=1.53, cold_launches=0.3),
+            ACT,
+            "cpu_frequency",
+            "launch_overhead",
+        ),
+        (
+            "frequency and caches",
+            Traits(headroom=1.53, cold_work=0.4),
+            ON_CPU,
+            "cpu_frequency",
+            "cache_or_contention",
+        ),
+        (
+            "C-states and GPU clocks",
+            Traits(exit_s=680e-6, gpu_least=0.5),
+            WAITING,
+            "c_states",
+            "gpu_clocks",
+        ),
+        (
+            "C-states and launches",
+            Traits(exit_s=500e-6, cold_launches=0.6),
+            MIXED,
+            "c_states",
+            "launch_overhead",
+        ),
+        (
+            "C-states and caches",
+            Traits(exit_s=500e-6, cold_work=0.5),
+            MIXED,
+            "c_states",
+            "cache_or_contention",
+        ),
+        (
+            "GPU clocks and launches",
+            Traits(gpu_least=0.35, cold_launches=0.6),
+            ABREAST,
+            "gpu_clocks",
+            "launch_overhead",
+        ),
+        (
+            "GPU clocks and caches",
+            Traits(gpu_least=0.5, cold_work=0.8),
+            BOTH,
+            "gpu_clocks",
+            "cache_or_contention",
+        ),
+        (
+            "launches and caches",
+            Traits(cold_launches=0.5, cold_work=0.5),
+            MIXED,
+            "launch_overhead",
+            "cache_or_contention",
+        ),
+    )
 )
 
 

@@ -14,6 +14,7 @@ from helpers_pace import (
     HEALTHY,
     HEAVY,
     LAUNCHES,
+    ON_CPU,
     PAIRS,
     SINGLE,
     SOUND,
@@ -159,6 +160,41 @@ def test_without_kernels_own_times_the_arm_decides_unless_the_core_may_be_it() -
     assert causes(attribute(seen)) == ("gpu_clocks",)
     both = evidence({**walls, "spin": 10}, cpu=(20.0, 10.0), before=(20.0, 10.0))
     assert causes(attribute(dataclasses.replace(both, has_gpu=True))) == ("cpu_frequency",)
+
+
+def test_launches_are_what_launching_takes_away_beyond_core_and_gpu_at_work() -> None:
+    walls: dict[Arm, float] = {
+        "sleep": 20, "back_to_back": 10, "spin": 20, "gpu_awake": 20, "awake": 20, "launching": 10,
+    }  # fmt: skip
+    found = attribute(evidence(walls, gpu=(5.0, 5.0)))
+    assert causes(found) == ("launch_overhead",)
+    words = found.findings[0].evidence
+    assert "launching small kernels" in words[0] and "launches 100 kernels" in words[1]
+
+
+def test_calls_that_are_bound_by_launches_may_be_slow_for_their_caches() -> None:
+    walls: dict[Arm, float] = {
+        "sleep": 20, "back_to_back": 10, "spin": 20, "gpu_awake": 20, "awake": 20, "launching": 20,
+    }  # fmt: skip
+    assert causes(attribute(evidence(walls, gpu=(2.0, 2.0), cpu=(20.0, 10.0)))) == (
+        "cache_or_contention",
+    )
+    waits = attribute(evidence(walls, gpu=(2.0, 2.0)))  # no CPU time: nobody knows
+    assert not waits.findings and "stays whatever" in waits.cannot_tell
+
+
+def test_a_slower_arm_is_nobodys_part() -> None:
+    """A governor may find another balance while idle states are forbidden: calls twice as long."""
+    found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 10, "no_idle_states": 40}))
+    assert causes(found) == ("cpu_frequency",)
+    assert found.findings[0].share.value == pytest.approx(1.0)
+
+
+def test_calls_without_a_gpu_have_no_arms_of_it() -> None:
+    found = measured(FREQUENCY, ON_CPU).attribution
+    assert found is not None
+    ran = {each.arm for each in found.arms if each.wall_s is not None}
+    assert ran == {"back_to_back", "sleep", "spin", "no_idle_states"}
 
 
 def test_what_nothing_explains_cannot_be_told() -> None:

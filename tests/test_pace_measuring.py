@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from helpers_pace import (
     measured,
     without,
 )
+from trainfit.pace.device import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.pace.simulated import SimulatedCallee, SimulatedFixer, SimulatedMachine, Traits
 from trainfit.report.pace_text import pace_text
@@ -183,6 +186,28 @@ def test_an_interrupt_keeps_what_was_measured(at: int) -> None:
     noted = sum(len(block.wall_s) for block in found.blocks)
     assert noted == 0 or noted + found.blocks[0].first_call == at - 1
     assert "Interrupted" in pace_text(found)
+
+
+def test_an_interrupt_while_calls_are_profiled_leaves_no_baseline() -> None:
+    """The profiler makes calls slower: the block is kept, and counts for nothing."""
+    machine = SimulatedMachine(FREQUENCY, ACT)
+    callee = Failing(machine, 10**9, KeyboardInterrupt())
+
+    @contextlib.contextmanager
+    def profiled() -> Iterator[Kernels]:
+        callee.left = 3
+        yield Kernels()
+
+    machine.device.profiled = profiled  # type: ignore[method-assign]
+    found = measure(callee, machine, Options((30.0,), 6.0), target="profiled")
+    assert found.ended == "interrupted"
+    assert [block.phase for block in found.blocks].count("profile") == 1
+    assert found.blocks[-1].phase == "profile" and len(found.blocks[-1].wall_s) == 2
+    assert found.rates[0].calls.count == sum(
+        len(block.wall_s) - block.settled
+        for block in found.blocks
+        if (block.arm, block.phase) == ("sleep", "baseline")
+    )
 
 
 def test_the_file_holds_all_of_it(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_no_device() -> None:
     device = NoDevice()
     assert not device.is_there and device.why_not_awake() == "calls use no GPU"
     assert device.clocks() == Clocks()
+    device.launch()
     with device.awake(), device.profiled() as kernels:
         assert kernels.of_one(0).count == 0
     assert device.seconds(device.mark(), device.mark()) == 0.0
@@ -108,6 +109,10 @@ def test_a_device_that_pytorch_uses() -> None:
         model(torch.randn(8, 64, device="cuda"))
         assert 0 < device.seconds(first, device.mark()) < 1
         assert device.clocks() == Clocks()
+        before = torch.cuda.memory_allocated()
+        for _ in range(3):
+            device.launch()
+        assert 0 < torch.cuda.memory_allocated() - before <= 512  # one small tensor, of no pool's
         with device.profiled() as kernels, device.awake():
             model(torch.randn(8, 64, device="cuda"))
         assert kernels.count == 0

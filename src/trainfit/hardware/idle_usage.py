@@ -1,4 +1,4 @@
-"""Counters that tell what CPUs did meanwhile: time in each C-state, throttling for heat, clocks.
+"""Counters that tell what CPUs did meanwhile: work, time in each C-state, throttling, clocks.
 
 Sources: Documentation/admin-guide/pm/cpuidle.rst (``time`` is in microseconds), and
 arch/x86/kernel/cpu/mce/therm_throt.c.
@@ -9,9 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import psutil
+
 from trainfit.hardware.parsing import natural_at, word_at
 from trainfit.hardware.system import System
 from trainfit.hardware.topology import CPUS
+
+
+def busy_seconds(cpus: Sequence[int]) -> float:
+    """CPU seconds that these CPUs have worked, for whomever. Guests' time is part of user's."""
+    rows = psutil.cpu_times(percpu=True)
+    return float(
+        sum(
+            row.user + row.system + row.nice
+            for row in (rows[cpu] for cpu in cpus if cpu < len(rows))
+        )
+    )
 
 
 def idle_seconds(system: System, cpus: Sequence[int]) -> dict[str, float]:

@@ -24,8 +24,9 @@ def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Advic
 
 
 def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> Sequence[Advice]:
+    # Launched at once, kernels leave little work that a slow clock or cold caches could prolong.
+    graphs = [_GRAPHS] if uses_gpu else []
     if cause == "cpu_frequency":
-        graphs = [_GRAPHS] if uses_gpu else []
         return [_spin(hz), *graphs, *_cores(machine), _GOVERNOR, *_preference(machine), _TUNED]
     if cause == "c_states":
         return [_FEWER_WAITS, _spin(hz), _fix("qos", 2, _HOLD), _TUNED]
@@ -33,7 +34,7 @@ def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> 
         return [_GPU_AWAKE, _GPU_CLOCKS]
     if cause == "launch_overhead":
         return [_GRAPHS]
-    return [*_cores(machine), _ALONE]
+    return [*graphs, *_cores(machine), _ALONE]
 
 
 def _fix(fix: Fix, tier: int, how: str) -> Advice:

@@ -3,8 +3,8 @@
 The excess is what a paced call (asleep in between) takes more than one back to back. Keeping the
 core at work in between takes away what sleeping costs the CPU; forbidding deep idle states takes
 away the part of that which is waking up, and leaves the clock's; keeping the GPU at work takes
-away what the GPU's falling clock costs. What no arm takes away lies in the launches, in caches,
-or cannot be told.
+away what the GPU's falling clock costs; launching small kernels besides, what a cold driver does.
+What no arm takes away lies in caches, or cannot be told.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ _SURELY: Final = 0.1
 _IN_IT, _NOT_IN_IT = 0.5, 0.25
 #: The fixed loop below this share of its speed back to back shows a lower clock.
 _SLOWED: Final = 0.93
-#: The GPU does nothing for more than this part of a call: launching bounds it.
-_LAUNCH_BOUND: Final = 0.5
 #: Arms that take something away, by what they try.
-TRIED: Final[tuple[Arm, ...]] = ("spin", "gpu_awake", "awake", "no_idle_states")
+TRIED: Final[tuple[Arm, ...]] = ("spin", "gpu_awake", "awake", "launching", "no_idle_states")
+#: Of these, those that keep everything awake that can be, the most thorough first.
+_MOST_AWAKE: Final[tuple[Arm, ...]] = ("launching", "awake", "spin")
+#: Those that keep one thing awake each.
+_APART: Final[tuple[Arm, ...]] = ("spin", "gpu_awake")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,12 @@ class Evidence:
     @property
     def cpu_growth(self) -> float:
         """Of the excess, the part by which a call's CPU time grows when it is paced."""
-        paced = median(self.samples["sleep"].cpu)
+        return self.cpu_growth_in("sleep")
+
+    def cpu_growth_in(self, arm: Arm) -> float:
+        """Of the excess, the part by which a call's CPU time is longer in this arm than back to
+        back."""
+        paced = median(self.samples[arm].cpu)
         back = median(self.samples["back_to_back"].cpu)
         return self._growth(paced, back) or 0.0
 
@@ -122,21 +129,10 @@ class Evidence:
         name = list(rows[0])[-1]
         return name, statistics.fmean(row.get(name, 0.0) for row in rows)
 
-    @property
-    def is_slowed(self) -> bool | None:
-        """Does the fixed loop run slower before paced calls than back to back?"""
-        paced, back = self.speed("sleep"), self.speed("back_to_back")
+    def is_slowed(self, arm: Arm = "sleep") -> bool | None:
+        """Does the fixed loop run slower before calls of this arm than back to back?"""
+        paced, back = self.speed(arm), self.speed("back_to_back")
         return None if paced is None or back is None else paced < _SLOWED * back
-
-    @property
-    def is_launch_bound(self) -> bool:
-        back = self.kernels.get("back_to_back")
-        if back is None or not back.count:
-            return False
-        return back.busy_s < _LAUNCH_BOUND * self.wall("back_to_back")
-
-
-_APART: Final[tuple[Arm, ...]] = ("spin", "gpu_awake")
 
 
 def attribute(seen: Evidence) -> Attribution:
@@ -149,14 +145,9 @@ def attribute(seen: Evidence) -> Attribution:
         return Attribution(seen.hz, excess, _effects(seen), (), _GONE)
     findings, open_questions = _of_the_cpu(seen)
     findings += _of_the_gpu(seen)
-    both: tuple[Arm, ...] = ("awake",)
-    apart: tuple[Arm, ...] = tuple(arm for arm in _APART if _helps(seen.recovered.get(arm)))
-    explained: tuple[Arm, ...] = both if "awake" in seen.samples else apart
-    rest = seen.left(explained)
-    cannot_tell = ""
-    if rest is not None and _helps(rest):
-        found, cannot_tell = _of_the_rest(seen, rest)
-        findings += found
+    findings += _of_launching(seen)
+    found, cannot_tell = _of_the_rest(seen)
+    findings += found
     findings.sort(key=lambda finding: -finding.share.value)
     would = [f"{_NAMES[arm]}: {why}" for arm, why in seen.why_not.items() if _matters(arm, seen)]
     return Attribution(
@@ -197,9 +188,9 @@ def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
         return _divided(seen, spin, awake, said), ""
     cpu = seen.cpu_growth
     said += _cpu_words(seen)
-    if cpu >= _IN_IT * spin.value and seen.is_slowed:
+    if cpu >= _IN_IT * spin.value and seen.is_slowed():
         return [Finding("cpu_frequency", spin, tuple(said))], ""
-    if cpu < _NOT_IN_IT * spin.value and not seen.is_slowed:
+    if cpu < _NOT_IN_IT * spin.value and not seen.is_slowed():
         return [Finding("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(seen)))], ""
     return [], (
         f"{spin.value:.0%} of the excess is the CPU's sleep, but whether its clock or its idle "
@@ -213,7 +204,8 @@ _WAITS_LONGER = "the call works no longer on its core, it waits longer: each wai
 def _divided(seen: Evidence, spin: Estimate, awake: Estimate, said: list[str]) -> list[Finding]:
     """Idle states' part is what goes when they are forbidden; the clock's what does not."""
     found = []
-    clock = seen.part(("spin",), ("no_idle_states",))
+    # Calls that became slower still (a governor that found another balance) are nobody's part.
+    clock = seen.part(("spin",), ("no_idle_states",)) if awake.value > 0 else spin
     if _helps(awake):
         words = _took(awake, "forbidding deep idle states (/dev/cpu_dma_latency)")
         found.append(Finding("c_states", awake, (*said, words, *_idle_words(seen))))
@@ -286,33 +278,50 @@ def _of_gpu_awake(seen: Evidence) -> Estimate | None:
     return max(found, key=lambda each: each.value, default=None)
 
 
-# --- What no arm took away -----------------------------------------------------------------------
+# --- Launches, and what no arm took away --------------------------------------------------------
 
 
-def _of_the_rest(seen: Evidence, rest: Estimate) -> tuple[list[Finding], str]:
+def _of_launching(seen: Evidence) -> list[Finding]:
+    """A cold driver: what launching small kernels takes away where core and GPU are awake."""
+    if "launching" not in seen.samples or "awake" not in seen.samples:
+        return []
+    warm = seen.part(("launching",), ("awake",))
+    if warm is None or not _helps(warm):
+        return []
+    words = _took(warm, "launching small kernels between calls, beside core and GPU at work,")
+    return [Finding("launch_overhead", warm, (words, *_launch_words(seen)))]
+
+
+def _launch_words(seen: Evidence) -> list[str]:
+    kernels = seen.kernels.get("back_to_back")
+    if kernels is None or not kernels.count:
+        return []
+    busy = kernels.busy_s / seen.wall("back_to_back")
+    return [f"a call launches {kernels.count} kernels, and the GPU is busy for {busy:.0%} of it"]
+
+
+def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
+    """What stays with everything awake: caches, if it is the call's own CPU time."""
+    arm = next((arm for arm in _MOST_AWAKE if arm in seen.samples), None)
+    apart = tuple(each for each in _APART if _helps(seen.recovered.get(each)))
+    rest = seen.left(apart if arm is None or arm == "spin" else (arm,))
+    if rest is None or not _helps(rest):
+        return [], ""
     left = f"{rest.value:.0%} of the excess stays whatever keeps the CPU and the GPU awake"
-    if "spin" not in seen.samples:
+    if arm is None:
         return [], f"{rest.value:.0%} of the excess: the arm that keeps the core at work is missing"
     if seen.has_gpu and "gpu_awake" not in seen.samples:
         return [], f"{left} (the GPU could not be kept awake)"
-    if seen.is_launch_bound:
-        kernels = seen.kernels["back_to_back"]
-        busy = kernels.busy_s / seen.wall("back_to_back")
-        launching = (
-            left,
-            f"a call launches {kernels.count} kernels that keep the GPU busy for {busy:.0%} "
-            "of it: launching is what it waits for",
-        )
-        return [Finding("launch_overhead", rest, launching)], ""
-    if seen.cpu_growth >= _IN_IT * rest.value and not seen.is_slowed:
-        said = (
-            left,
-            *_cpu_words(seen),
-            "the same instructions take longer at the same clock: what others leave in caches, or "
-            "do on the core meanwhile",
-        )
-        return [Finding("cache_or_contention", rest, said)], ""
-    return [], left
+    growth = seen.cpu_growth_in(arm)
+    if growth < _IN_IT * rest.value or seen.is_slowed(arm):
+        return [], left
+    said = (
+        left,
+        f"{growth:.0%} of the excess is the call's own CPU time then, at the full clock: the same "
+        "instructions take longer, for what others leave in caches, or do on the core meanwhile",
+        *_launch_words(seen),
+    )
+    return [Finding("cache_or_contention", rest, said)], ""
 
 
 def _took(found: Estimate, what: str) -> str:

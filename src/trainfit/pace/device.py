@@ -58,6 +58,9 @@ class Device(Protocol):
     def awake(self) -> contextlib.AbstractContextManager[None]:
         """The GPU is kept at work within, whether there are calls or not."""
 
+    def launch(self) -> None:
+        """Launch a kernel that does next to nothing, beside the calls' own; never raises."""
+
     def profiled(self) -> contextlib.AbstractContextManager[Kernels]:
         """The kernels that are launched within, by their own times: unlike the time between two
         marks, these do not grow where the GPU waits for the CPU. Slows the CPU's side. None are
@@ -83,6 +86,9 @@ class NoDevice:
     def awake(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def launch(self) -> None:
+        pass
+
     def profiled(self) -> contextlib.AbstractContextManager[Kernels]:
         return contextlib.nullcontext(Kernels())
 
@@ -98,6 +104,7 @@ class CudaDevice:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._nvml = _Nvml(torch)
+        self._beside: tuple[Any, Any] | None = None
 
     def mark(self) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)
@@ -110,6 +117,15 @@ class CudaDevice:
 
     def why_not_awake(self) -> str:
         return ""
+
+    def launch(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._beside is None:
+                one = self._torch.zeros(1, device="cuda")
+                self._beside = self._torch.cuda.Stream(), one
+            stream, one = self._beside
+            with self._torch.cuda.stream(stream):
+                one.zero_()
 
     @contextlib.contextmanager
     def profiled(self) -> Iterator[Kernels]:

@@ -24,6 +24,8 @@ _SETTLING_S: Final = 0.4
 _SETTLING: Final = 0.25
 #: Seconds of the last part of the wait, which is spent at work.
 HYBRID_S: Final = 2e-3
+#: Seconds between two kernels that keep the driver's path warm: nothing else runs on the core.
+_LAUNCHES_EVERY_S: Final = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Caller:
         return dataclasses.replace(made, readings=observed.readings)
 
     def _surroundings(self, arm: Arm) -> contextlib.AbstractContextManager[None]:
-        if arm in ("gpu_awake", "awake"):
+        if arm in ("gpu_awake", "awake", "launching"):
             return self._host.device.awake()
         if arm == "no_idle_states":
             return self._host.no_idle_states()
@@ -107,6 +109,14 @@ class Caller:
             return lambda due: None
         if plan.arm in ("spin", "awake"):
             return host.spin_until
+        if plan.arm == "launching":
+
+            def launching(due: float) -> None:
+                while host.now() < due:
+                    host.device.launch()
+                    host.spin_until(min(due, host.now() + _LAUNCHES_EVERY_S))
+
+            return launching
         if plan.arm == "hybrid":
 
             def hybrid(due: float) -> None:

@@ -51,6 +51,8 @@ _WARM_UP_CALLS, _WARM_UP_S = 3, 1.0
 _PROFILED: Final = 6
 #: Time on the GPU over that of a call, above which the call did not wait for it.
 _ASYNC: Final = 1.1
+#: Arms that need a GPU.
+_OF_THE_GPU: Final[tuple[Arm, ...]] = ("gpu_awake", "awake", "launching")
 #: Of all probes, the share that is at least as fast as the full speed is taken to be.
 _FAST: Final = 0.02
 
@@ -180,11 +182,11 @@ class Session:
     def _can(self, arm: Arm) -> bool:
         """May this arm be run? If not, why is noted."""
         why = ""
-        if arm in ("gpu_awake", "awake"):
+        if arm in _OF_THE_GPU:
             why = self._host.device.why_not_awake()
         elif arm == "no_idle_states":
             why = self._host.why_no_latency_hold()
-        if why and arm != "awake":  # said of the GPU alone
+        if why and arm not in _OF_THE_GPU[1:]:  # said once
             self._why_not[arm] = why
         return not why
 
@@ -194,8 +196,10 @@ class Session:
             return
         found = rhythm(self._blocks)
         count = _PROFILED * found.period
-        plans = (Plan("sleep", hz, 0.0, least=count), Plan("back_to_back", None, 0.0, least=count))
-        for plan in plans:
+        for plan in (
+            Plan("sleep", hz, 0.0, "profile", least=count),
+            Plan("back_to_back", None, 0.0, "profile", least=count),
+        ):
             with self._host.device.profiled() as kernels:
                 first = self._caller.calls
                 self._caller.block(plan)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import psutil
-
-from trainfit.hardware.idle_usage import clock_here, idle_seconds, throttle_count
+from trainfit.hardware.idle_usage import (
+    busy_seconds,
+    clock_here,
+    idle_seconds,
+    throttle_count,
+)
 from trainfit.hardware.system import System
 from trainfit.pace.device import Clocks
 from trainfit.results.pace import Readings
@@ -43,7 +46,7 @@ class Observer:
             time.monotonic(),
             idle_seconds(self._system, self._cpus),
             throttle_count(self._system, self._cpus),
-            _busy_s(self._cpus),
+            busy_seconds(self._cpus),
             own.user + own.system + own.children_user + own.children_system,
         )
 
@@ -70,14 +73,3 @@ class Observer:
             gpu_slowed=clocks.is_slowed,
             others_cores=max(0.0, others / seconds),
         )
-
-
-def _busy_s(cpus: Sequence[int]) -> float:
-    """CPU seconds that were worked on these CPUs, by whomever. Guests' time is part of user's."""
-    rows = psutil.cpu_times(percpu=True)
-    return float(
-        sum(
-            row.user + row.system + row.nice
-            for row in (rows[cpu] for cpu in cpus if cpu < len(rows))
-        )
-    )

@@ -11,8 +11,8 @@ What is modelled, and from where:
   sleeps between calls the short waits within a call go into deep states, too.
 - The GPU's clock falls while it idles and rises while it works, both exponentially.
 - A call prepares (CPU), launches kernels (CPU, while the GPU works on those launched before), and
-  waits for the GPU. Launches can be slower after a pause (a cold driver path), and so can the
-  call's own work (cold caches).
+  waits for the GPU. Launches can be slower where none was made for a while (a cold driver path),
+  and so can the call's own work after a pause (cold caches).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from trainfit.pace.cures import Fixer
-from trainfit.pace.device import Clocks, Kernels
+from trainfit.pace.device import Clocks, Kernels, NoDevice
 from trainfit.pace.host import PROBE_S, Observed
 from trainfit.results.pace import Fix, Readings
 
@@ -94,10 +94,11 @@ class SimulatedMachine:
         self._chance = random.Random(seed)
         self._now = self._cpu = 0.0
         self._load = 1.0
+        self._call_began = 0.0
         self._gpu_clock = 1.0
         self._gpu_idle_since = 0.0
         self._expected_wait_s = 0.0
-        self._last_call = -1.0
+        self._last_call = self._last_launch = -1.0
         self._is_held = self._is_awake = False
         self.kernels = Kernels()
         self.device = SimulatedDevice(self)
@@ -147,20 +148,27 @@ class SimulatedMachine:
     def call(self) -> None:
         """One call of the user's code."""
         work, traits = self.work, self.traits
-        is_cold = self._now - self._last_call > _PAUSE_S
-        cold_work = 1 + traits.cold_work * is_cold
-        cold_launch = 1 + traits.cold_launches * is_cold
+        self._call_began = self._now
+        cold_work = 1 + traits.cold_work * (self._now - self._last_call > _PAUSE_S)
         times = self._varied(traits.noise)
         self._run(work.prepare_s * times * cold_work)
         if work.uses_gpu:
-            self._launch(times, cold_launch)
+            self._launch(times)
         if self._chance.random() < traits.hiccups:
             self._busy(self._chance.uniform(2e-3, 8e-3))
         self._last_call = self._now
 
-    def _launch(self, times: float, cold: float) -> None:
+    def launch_one(self) -> None:
+        """A kernel of nothing, between calls: the driver's path stays warm."""
+        self._run(self.work.launch_s)
+        self._last_launch = self._now
+
+    def _launch(self, times: float) -> None:
         """Launch all kernels, wait for the GPU; it works meanwhile on what there is."""
         began = self._now
+        # The call's own preparing is no pause of the driver's.
+        is_cold = self._call_began - self._last_launch > _PAUSE_S
+        cold = 1 + self.traits.cold_launches * is_cold
         self._gpu_rests(began)
         waits = max(1, self.work.waits)
         self._run(self.work.launches * self.work.launch_s * times * cold)
@@ -173,7 +181,7 @@ class SimulatedMachine:
         else:
             for _ in range(waits):
                 self._wait(left / waits)
-        self._gpu_idle_since = self._now
+        self._gpu_idle_since = self._last_launch = self._now
 
     # --- CPU ------------------------------------------------------------------------------------
     @property
@@ -258,6 +266,8 @@ class SimulatedDevice:
         return self._machine.work.uses_gpu
 
     def why_not_awake(self) -> str:
+        if not self.is_there:
+            return NoDevice().why_not_awake()
         return "" if self._machine.traits.can_wake else "it cannot be kept at work here"
 
     def mark(self) -> Any:
@@ -268,6 +278,9 @@ class SimulatedDevice:
 
     def awake(self) -> contextlib.AbstractContextManager[None]:
         return self._machine.gpu_awake()
+
+    def launch(self) -> None:
+        self._machine.launch_one()
 
     def clocks(self) -> Clocks:
         return Clocks(2.5e9 * self._machine.gpu_clock() if self.is_there else None)

@@ -37,6 +37,7 @@ ARMS: Final[dict[Arm, str]] = {
     "hybrid": "asleep, at work at last",
     "gpu_awake": "GPU at work in between",
     "awake": "core and GPU at work",
+    "launching": "the same, and launching",
     "no_idle_states": "no deep idle states",
 }
 CAUSES: Final[dict[Cause, str]] = {

@@ -22,12 +22,17 @@ VERSION: Final = 1
 _AGAIN: Final = "make it again with `trainfit pace --output`"
 _WANTED: Final = "give a file that `trainfit pace --output` wrote"
 
-Arm = Literal["back_to_back", "sleep", "spin", "hybrid", "gpu_awake", "awake", "no_idle_states"]
+Arm = Literal[
+    *("back_to_back", "sleep", "spin", "hybrid", "gpu_awake", "awake", "launching"),
+    "no_idle_states",
+]
 """How the time until the next call is spent: not at all; asleep; at work on a core; asleep but
-for its last part; asleep with the GPU at work; core and GPU at work; asleep with deep idle states
-forbidden."""
+for its last part; asleep with the GPU at work; core and GPU at work; the same, and small kernels
+launched by the thread that calls; asleep with deep idle states forbidden."""
 
-Phase = Literal["baseline", "attribution", "cure"]
+Phase = Literal["baseline", "attribution", "profile", "cure"]
+"""What a block is for; one that was profiled is slower for it, and counts for nothing."""
+
 Cause = Literal["cpu_frequency", "c_states", "gpu_clocks", "launch_overhead", "cache_or_contention"]
 Fix = Literal["spin", "qos", "governor"]
 
