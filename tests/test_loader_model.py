@@ -53,6 +53,32 @@ def test_work_shares_the_cores_and_sleep_does_not() -> None:
     assert simulation.busy_s == pytest.approx(4.0)
 
 
+_STEPS = st.one_of(
+    st.builds(Sleep, st.floats(0.01, 1.0)),
+    st.builds(Work, st.floats(0.01, 1.0), st.integers(1, 6).map(float)),
+)
+
+
+@given(st.integers(1, 3), st.lists(st.lists(_STEPS, min_size=1, max_size=4), max_size=5))
+def test_all_work_is_done_once(cores: int, programs: list[list[Sleep | Work]]) -> None:
+    """Whatever shares the cores, and however many threads it has (more than cores, too)."""
+    simulation = Simulation(Cores((1.0,) * cores))
+    ended = []
+
+    def process(steps: list[Sleep | Work]):  # type: ignore[no-untyped-def]
+        yield from steps
+        ended.append(steps)
+
+    for steps in programs:
+        simulation.start(process(steps))
+    simulation.run()
+    assert len(ended) == len(programs)
+    asked = sum(
+        step.seconds * step.width for steps in programs for step in steps if isinstance(step, Work)
+    )
+    assert simulation.busy_s == pytest.approx(asked)
+
+
 def test_threads_stay_on_their_core_until_another_is_idle() -> None:
     """Three on two cores: one has a core of its own, and then another's is taken over."""
     simulation, ended = Simulation(Cores((1.0, 1.0))), {}

@@ -141,8 +141,10 @@ class _Queues:
 
     def remove(self, process: Process) -> None:
         """It waits now; its cores take over what others have too much of."""
-        for core in self._homes.pop(process):
+        homes = self._homes.pop(process)
+        for core in homes:
             self._threads[core].remove(process)
+        for core in dict.fromkeys(homes):
             if not self._threads[core]:
                 self._steal(core)
 
