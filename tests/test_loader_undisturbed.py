@@ -17,6 +17,7 @@ from trainfit.loader.runs import Run
 from trainfit.loader.sensitivity import SENSITIVITY
 from trainfit.loader.undisturbed import (
     Slowing,
+    others_note,
     quietest,
     slowed_note,
     span,
@@ -122,6 +123,11 @@ def test_slowed_cores_are_told_of() -> None:
     assert "at 70% to 99% of their full speed" in note(0.99, 0.7)
 
 
+def test_other_processes_are_told_of() -> None:
+    assert others_note(probe()) == others_note(probe(others_cores=0.1)) == ""
+    assert "kept 1.2 cores busy" in others_note(probe(others_cores=1.2))
+
+
 def test_runs_that_failed_have_no_span_and_no_rate() -> None:
     failed = Run(LoaderSettings(1), 0.0, began=3.0)
     assert span(failed) == (3.0, 3.0)
@@ -158,6 +164,15 @@ def test_of_a_kind_the_quietest_runs_count() -> None:
     assert quietest([*runs[1:], runs[0]]) == [runs[2]]  # the very first of several does not
     unseen = dataclasses.replace(run(), core_speed=None)
     assert quietest([unseen]) == [unseen]
+
+
+def test_runs_beside_other_processes_count_where_there_are_no_others() -> None:
+    runs = [
+        dataclasses.replace(run(), core_speed=CoreSpeed(speed, 1.0), others_cores=others)
+        for speed, others in ((0.9, 0.0), (0.92, 0.1), (1.0, 1.0))
+    ]
+    assert quietest(runs) == [runs[1]]
+    assert quietest(runs[2:]) == runs[2:]
 
 
 def test_of_batches_that_differ_wildly_more_runs_count() -> None:

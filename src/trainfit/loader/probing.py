@@ -48,7 +48,7 @@ from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.split import split
 from trainfit.loader.storage import measure_storage
-from trainfit.loader.undisturbed import Slowing
+from trainfit.loader.undisturbed import Slowing, is_beside_others
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.words import count as count_of
@@ -61,8 +61,9 @@ _SERIES: Final = 0.7
 _SLICE: Final = 1 / 15
 #: Of that, what is left for the runs without workers.
 _ALONE: Final = 0.2
-#: Runs below this share of the cores' full speed are made again while there is time, up to so
-#: many of one kind.
+#: Runs on cores below this share of the speed in the probe's fastest run, or beside other
+#: processes, are made again while there is time, up to so many of one kind. Where all cores are
+#: slow alike, once more of every kind says more.
 _QUIET: Final = 0.9
 _MOST_TRIES: Final = 4
 #: By how much longer the series may take for them.
@@ -163,7 +164,8 @@ def probe_workload(
 def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
     """What to run next: each kind once, then again while there is time; no kind that failed.
 
-    What was only run on slowed cores goes first, and is given more time.
+    What was only run on slowed cores, or beside other processes, goes first, and is given more
+    time.
     """
     failed: set[str] = set()
 
@@ -180,29 +182,36 @@ def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds)
             if late > _GIVE_UP * seconds and not readings.runs:
                 return
             fresh = [name for name in left if name not in readings.runs and name not in failed]
-            slowed = None if fresh else _slowed(readings, kinds, failed, watch)
-            limit = share * seconds * (_LONGER if slowed else 1.0)
+            again = None if fresh else _disturbed(readings, kinds, failed, watch)
+            limit = share * seconds * (_LONGER if again else 1.0)
             if late > limit and not fresh:
                 break
-            if slowed:
-                yield from tried(slowed)
+            if again:
+                yield from tried(again)
                 continue
             name = left.pop(0)
             if name not in failed and (late <= share * seconds or name in fresh):
                 yield from tried(name)
 
 
-def _slowed(
+def _disturbed(
     readings: Readings, kinds: Sequence[str], failed: Set[str], watch: CoreSpeeds
 ) -> str | None:
-    """Of these kinds, one of which all runs were on slowed cores: the least often run."""
+    """Of these kinds, one of which all runs were disturbed: the least often run."""
     seen = readings.with_speeds(watch)
+    fastest = max(map(_speed, seen.of(*seen.runs)), default=1.0)
     found = []
     for name in dict.fromkeys(kinds):
-        speeds = [run.core_speed.speed for run in seen.of(name) if run.core_speed is not None]
-        if name not in failed and 0 < len(speeds) < _MOST_TRIES and max(speeds) < _QUIET:
-            found.append((len(speeds), max(speeds), name))
-    return min(found)[2] if found else None
+        runs = [] if name in failed else seen.of(name)
+        quiet = (_speed(run) >= _QUIET * fastest and not is_beside_others(run) for run in runs)
+        if 0 < len(runs) < _MOST_TRIES and not any(quiet):
+            found.append((len(runs), name))
+    return min(found)[1] if found else None
+
+
+def _speed(run: Run) -> float:
+    """Of the cores; full where nobody watched."""
+    return run.core_speed.speed if run.core_speed is not None else 1.0
 
 
 def _measure(
@@ -346,6 +355,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         scaling=two / one if one and two else None,
         contention=fitted.cores.contention if fitted is not None and two else None,
         core_speed=_core_speed(runs),
+        others_cores=_others_cores(runs),
         collecting=_collecting(runs),
     )
 
@@ -360,6 +370,11 @@ def _collecting(runs: Sequence[Run]) -> float | None:
 
 def _core_speed(runs: Sequence[Run]) -> float | None:
     seen = [run.core_speed.speed for run in runs if run.core_speed is not None]
+    return statistics.fmean(seen) if seen else None
+
+
+def _others_cores(runs: Sequence[Run]) -> float | None:
+    seen = [run.others_cores for run in runs if run.others_cores is not None]
     return statistics.fmean(seen) if seen else None
 
 

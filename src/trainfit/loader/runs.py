@@ -33,6 +33,7 @@ from trainfit.loader.instrument import (
     time_fetches,
 )
 from trainfit.loader.model import Consumer
+from trainfit.loader.others import OthersWork
 from trainfit.loader.pinning import emulated_pinning
 from trainfit.loader.saving import save_seconds
 from trainfit.loader.workload import Workload
@@ -113,6 +114,8 @@ class Run:
     exhausted: bool = False
     """Did the loader end by itself, which it never should?"""
     failure: Failure | None = None
+    others_cores: float | None = None
+    """Cores that other processes kept busy meanwhile; ``None``: not told."""
     core_speed: CoreSpeed | None = None
     """Of the cores while batches were counted, where that was watched."""
     full_speed_batches_per_s: float | None = None
@@ -258,6 +261,7 @@ def _run(
             private_bytes=loop.private_bytes,
             context_switches=loop.context_switches,
             save_s=loop.save_s,
+            others_cores=loop.others_cores,
             exhausted=loop.exhausted,
             failure=failure,
         )
@@ -297,6 +301,7 @@ class _Loop:
         self.private_bytes: tuple[int, ...] = ()
         self.context_switches: tuple[int, ...] = ()
         self.save_s: float | None = None
+        self.others_cores: float | None = None
 
     def run(self) -> Failure | None:
         """Iterate until there are enough batches; why that went wrong, if it did."""
@@ -309,7 +314,9 @@ class _Loop:
             with contextlib.suppress(psutil.Error):  # one that died at once: it will be seen
                 workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
                 before = _switches(workers)
+            others = OthersWork()
             self._iterate(batches)
+            self.others_cores = others.cores()
             if self._saves:
                 self.save_s = save_seconds()
             self._look_at(workers, before)

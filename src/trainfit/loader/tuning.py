@@ -32,7 +32,7 @@ from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watch
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.runs import Run
 from trainfit.loader.saving import predicted_save_s, save_seconds
-from trainfit.loader.undisturbed import slowed_note, with_speeds
+from trainfit.loader.undisturbed import others_note, slowed_note, with_speeds
 from trainfit.loader.verdicts import Decision, decide
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
@@ -315,8 +315,13 @@ class _Tuner:
                 "copying a batch that is not pinned to the GPU is taken to keep the main thread "
                 f"for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
             )
-        if slowed := slowed_note(probe, [trial.run for trial in trials]):
-            notes.append(slowed)
+        if self._consumer.work_s:
+            notes.append(
+                f"of the step, {1e3 * self._consumer.work_s:.3g} ms keep a core busy: launching, "
+                "and waits for the GPU, in which CUDA spins"
+            )
+        said = others_note(probe), slowed_note(probe, [trial.run for trial in trials])
+        notes += [note for note in said if note]
         if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
             notes.append(warning)
         epoch = self._workload.epoch_batches

@@ -27,6 +27,7 @@ from trainfit.loader.instrument import (
     Records,
     collected,
 )
+from trainfit.loader.others import BESIDE_OTHERS
 from trainfit.loader.runs import Run
 from trainfit.loader.sensitivity import LEAST_PIECES, OF_COLLECTIONS, SENSITIVITY, around
 from trainfit.results.loader import Probe
@@ -77,16 +78,25 @@ def quietest(runs: Sequence[Run]) -> list[Run]:
     speed by little is known best. Where batches differ so much that chance says more than the
     cores' speed does, more runs count.
 
+    Runs beside other processes do not count if there are runs without.
+
     Without the very first, if others are left: a system that has idled gets faster as well
     (memory that the host of a virtual machine took back, page caches).
     """
-    speeds = [run.core_speed.speed if run.core_speed is not None else 1.0 for run in runs]
     if not runs:
         return []
+    first = runs[0]
+    runs = [run for run in runs if not is_beside_others(run)] or runs
+    speeds = [run.core_speed.speed if run.core_speed is not None else 1.0 for run in runs]
     fastest = max(range(len(runs)), key=lambda at: speeds[at])
     least = speeds[fastest] - max(_AS_FAST, _chance(runs[fastest]) / _UNSURE)
     quiet = [run for run, speed in zip(runs, speeds, strict=True) if speed >= least]
-    return quiet[1:] if len(quiet) > 1 and quiet[0] is runs[0] else quiet
+    return quiet[1:] if len(quiet) > 1 and quiet[0] is first else quiet
+
+
+def is_beside_others(run: Run) -> bool:
+    """Did other processes work on the cores meanwhile?"""
+    return (run.others_cores or 0.0) > BESIDE_OTHERS
 
 
 def _chance(run: Run) -> float:
@@ -199,6 +209,16 @@ class Slowing:
         else:
             period = step_s + wall * max(0.0, took - step_s)
         return dataclasses.replace(run, full_speed_batches_per_s=1 / min(took, period))
+
+
+def others_note(probe: Probe) -> str:
+    """What is to be said of other processes during the probe; empty: nothing."""
+    if (probe.others_cores or 0.0) <= BESIDE_OTHERS:
+        return ""
+    return (
+        f"other processes kept {probe.others_cores:.1f} cores busy while this was measured: the "
+        "settings are those for what they left; measure again without them if they do not stay"
+    )
 
 
 def slowed_note(probe: Probe, runs: Iterable[Run]) -> str:

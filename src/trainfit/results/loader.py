@@ -168,6 +168,8 @@ class Probe:
     core_speed: float | None = None
     """The cores' mean speed in the probe's runs, as a share of their full speed, which all
     other numbers are of; ``None``: not seen."""
+    others_cores: float | None = None
+    """Cores that other processes kept busy in the probe's runs; ``None``: not told."""
     collecting: float | None = None
     """Of a worker's CPU time for batches, what Python's garbage collection takes."""
 

@@ -1,0 +1,95 @@
+"""What others take of the cores, by counters; what a probe makes again for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from helpers_loader import machine
+from trainfit.hardware.core_speed import CoreSpeed, CoreSpeeds
+from trainfit.loader import others, probing
+from trainfit.loader.others import OthersWork
+from trainfit.loader.readings import Readings
+from trainfit.loader.runs import Run
+from trainfit.results.loader import LoaderSettings
+
+
+class Counters:
+    """A machine whose counters a test sets: all cores, this process, and its worker."""
+
+    def __init__(self) -> None:
+        self.now = self.everyone = self.main = self.worker = 0.0
+        self.ended = 0.0
+
+    def process(self) -> SimpleNamespace:
+        worker = SimpleNamespace(cpu_times=lambda: self._times(self.worker, 0.0))
+        return SimpleNamespace(
+            cpu_times=lambda: self._times(self.main, self.ended),
+            children=lambda recursive: [worker],
+        )
+
+    def _times(self, own: float, ended: float) -> SimpleNamespace:
+        return SimpleNamespace(user=own, system=0.0, children_user=ended, children_system=0.0)
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
+    made = Counters()
+    monkeypatch.setattr(others, "busy_seconds", lambda cpus: made.everyone)
+    monkeypatch.setattr(others.psutil, "Process", made.process)
+    monkeypatch.setattr(others.time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_what_is_not_ours_is_others(counters: Counters) -> None:
+    work = OthersWork()
+    counters.now, counters.everyone = 2.0, 3.0
+    counters.main, counters.worker, counters.ended = 0.5, 1.0, 0.5
+    assert work.cores() == pytest.approx(0.5)
+    counters.everyone = 1.9  # ticks: a little less than our own clocks say
+    assert work.cores() == 0.0
+
+
+def test_counters_that_cannot_be_read_say_nothing(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> SimpleNamespace:
+        raise others.psutil.NoSuchProcess(1)
+
+    work = OthersWork()
+    assert work.cores() is None  # no time has passed
+    counters.now = 1.0
+    monkeypatch.setattr(others.psutil, "Process", fails)
+    assert work.cores() is None
+
+
+def run_of(name: str, speed: float, cores: float = 0.0) -> Run:
+    settings = LoaderSettings({"one": 1, "two": 2}[name])
+    return Run(settings, 0.0, core_speed=CoreSpeed(speed, 1.0), others_cores=cores)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "again"),
+    [
+        ((0.95, 0.0), (0.90, 0.0), None),
+        ((0.70, 0.0), (0.66, 0.0), None),  # slow alike: more of the same says nothing new
+        ((0.95, 0.0), (0.70, 0.0), "two"),
+        ((0.95, 1.0), (0.95, 0.0), "one"),
+        ((0.95, 1.0), (0.95, 0.8), "one"),
+    ],
+)
+def test_what_was_disturbed_is_run_again(
+    one: tuple[float, float],
+    two: tuple[float, float],
+    again: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Readings, "with_speeds", lambda self, watch: self)
+    readings = Readings(machine(), {"one": [run_of("one", *one)], "two": [run_of("two", *two)]})
+    watch = CoreSpeeds()
+    assert probing._disturbed(readings, ("one", "two"), set(), watch) == again
+    assert probing._disturbed(readings, ("one", "two"), {"one", "two"}, watch) is None
+    readings.runs["one"] *= 4
+    readings.runs["two"] *= 4
+    assert probing._disturbed(readings, ("one", "two"), set(), watch) is None  # often enough
