@@ -222,6 +222,26 @@ def test_another_order_in_memory_is_another_kind() -> None:
     assert kinds(launched(act)) == ["pointwise", "layout"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "last", "turns"),
+    [("bilinear", False, (64, 24)), ("bilinear", True, (0, 0)), ("bicubic", True, (64, 24))],
+)
+def test_resampling_goes_through_images_and_channels_one_after_the_other(
+    mode: str, last: bool, turns: tuple[int, int]
+) -> None:
+    """A thread for each of 8 x 8 places; 2 images of 12 channels."""
+
+    def act() -> Any:
+        images = tensor(2, 12, 4, 4)
+        if last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return lambda: F.interpolate(images, scale_factor=2, mode=mode)
+
+    row = next(each for each in launched(act) if each["kind"] == "resampling")
+    assert (row["rows"], row["depth"]) == turns
+    assert moved(row) == (HALF * 2 * 12 * 16, HALF * 2 * 12 * 64)
+
+
 def test_statistics_are_a_pass_of_their_own_in_training() -> None:
     def act(train: bool) -> Any:
         def prepared() -> Any:

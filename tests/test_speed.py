@@ -63,6 +63,17 @@ def test_traffic_takes_its_share_of_the_bandwidth() -> None:
     assert times(copy, efficiency=half) == [pytest.approx(2 * seconds)]
 
 
+def test_threads_that_take_turns_wait_for_each() -> None:
+    """196 threads with a million turns each: the bandwidth does not matter."""
+    size = 196 << 21
+    slow = row("resampling", read=size // 4, written=size, rows=196, depth=1 << 20)
+    assert times(slow) == [pytest.approx(300e-9 * (1 << 20))]
+    crowded = row("resampling", read=size, written=size, rows=82 * 1024 + 1, depth=1 << 20)
+    assert times(crowded) == [pytest.approx(2 * 300e-9 * (1 << 20))]
+    (free,) = times(row("resampling", read=size // 4, written=size))
+    assert free < 1e-3
+
+
 def test_a_large_product_runs_at_the_peak_of_its_dtype() -> None:
     sizes = (82 * 128 * 8, 128 * 16, 4096)
     for dtype in ("float16", "tfloat32", "float32"):

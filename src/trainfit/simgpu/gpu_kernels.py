@@ -30,7 +30,8 @@ class Kernel:
 
     ``kind`` and ``dtype`` are of :mod:`trainfit.results.kernels`. ``rows``, ``columns`` and
     ``depth`` are those of a matrix product (m, n, k; also of the implicit one of a convolution),
-    of which there are ``batches`` at once; 0 in other kernels.
+    of which there are ``batches`` at once; 0 in other kernels, but for "resampling", where ``rows``
+    threads take ``depth`` turns each, one after the other.
     """
 
     kind: str
@@ -280,6 +281,29 @@ def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [
         Kernel("recurrent", dtype, flops, reads, written, batch, size, depth, 1, layers * steps)
     ]
+
+
+# --- Resampling ---------------------------------------------------------------------------------
+
+
+def _upsampled(knows_last: bool) -> Rule:
+    """A thread for each place, which goes through images and channels one after the other;
+    ``knows_last``: channels-last tensors have a kernel with a thread for each element
+    (ATen/native/cuda/UpSampleBilinear2d.cu, UpSampleBicubic2d.cu)."""
+
+    def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+        source = call["self"]
+        images, channels, *places = result._spec.size
+        serial = not (knows_last and _innermost(source._spec) == -3)
+        rows, depth = (math.prod(places), images * channels) if serial else (0, 0)
+        read, written = _bytes([source]), _bytes([result])
+        return [Kernel("resampling", _dtype(result), flops, read, written, rows, 0, depth)]
+
+    return rule
+
+
+_rule("upsample_bilinear2d")(_upsampled(knows_last=True))
+_rule("upsample_bicubic2d")(_upsampled(knows_last=False))
 
 
 # --- Between host and device --------------------------------------------------------------------

@@ -8,7 +8,8 @@ multiprocessor: a product that does not fill its tiles, or the last wave of tile
 multiprocessors, takes as long as one that does. Of several tile sizes, and of one or more
 multiprocessors for the same tile ("split k"), the fastest is taken, as cuBLAS and cuDNN do.
 
-Traffic passes the device's memory at its bandwidth, but for what the L2 cache still holds.
+Traffic passes the device's memory at its bandwidth, but for what the L2 cache still holds. Where
+threads take turns one after the other, each waits for the memory's latency.
 """
 
 from __future__ import annotations
@@ -65,6 +66,12 @@ _LEAST_CLOCK: Final = 0.1
 #: GB/s, a V100 (HBM2) at 750 of 900 (Jia et al., "Dissecting the NVidia Turing T4 GPU", 2019).
 _INLINE_ECC: Final = 0.83
 
+#: What a read of the device's memory takes, in seconds (a V100 375 cycles, 270 ns: Jia et al.,
+#: "Dissecting the NVIDIA Volta GPU Architecture", 2018; taken to be alike on all), and threads that
+#: a multiprocessor holds at least: one block of 1024.
+_LATENCY_S: Final = 300e-9
+_RESIDENT: Final = 1024
+
 _HOST: Final = ("upload", "upload_pinned", "download", "wait")
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
@@ -90,8 +97,15 @@ class KernelTimes:
         most, least = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
         share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
+        smooth = np.maximum(smooth, self._in_turns())
         seconds = smooth + self._column("launches") * efficiency.least_s
         return np.where(self._is(_HOST), 0.0, seconds)
+
+    def _in_turns(self) -> Floats:
+        """Of resampling: turns that wait for memory, of as many threads at once as fit."""
+        rounds = np.ceil(self._column("rows") / (_RESIDENT * self._gpu.sm_count))
+        turns = self._column("depth") * rounds * _LATENCY_S
+        return np.where(self._is(("resampling",)), turns, 0.0)
 
     def traffic(self, efficiency: Efficiency) -> Floats:
         """Seconds that each kernel's bytes take at the memory's bandwidth."""
