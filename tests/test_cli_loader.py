@@ -17,6 +17,7 @@ from trainfit.cli.progress_bar import ProgressBar, ProgressLines
 from trainfit.plan.loading import LoadingOptions, Stage, Tuned
 from trainfit.report.loader_text import loader_text
 from trainfit.results.loader import LoaderResult
+from trainfit.results.loading import StepTime
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
 
@@ -74,7 +75,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     command, options = asked.pop()
     assert command.name == script
     assert options == LoadingOptions(
-        step_s=0.05,
+        step=StepTime(0.05, source="given"),
         gpu="a100-80gb-sxm",
         seconds=5.0,
         confirm=0,

@@ -26,6 +26,7 @@ from trainfit.plan.command import parse_command
 from trainfit.plan.failures import ScriptError
 from trainfit.plan.loading import Listener, LoadingOptions, Stage, step_from, tune_command
 from trainfit.results.loader import LoaderResult
+from trainfit.results.loading import StepTime
 from trainfit.results.trace import Compute, TraceOutcome
 from trainfit.simgpu.loaders import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
@@ -116,7 +117,7 @@ def test_a_script_that_cannot_be_stopped_and_a_rebuilt_loader_with_persistent_wo
     tuned: Callable[..., LoaderResult], tmp_path: Path
 ) -> None:
     """The original one is measured, as the user wrote it, and no worker is left."""
-    options = LoadingOptions(step_s=0.25)
+    options = LoadingOptions(step=StepTime(0.25, source="given"))
     result = tuned("python", write(tmp_path, "stubborn.py", PERSISTENT), options=options)
     found = facts(result)
     assert found["loader"] == "Own" and found["present"] == 3
@@ -170,7 +171,7 @@ while True:
         (weight * batch.cuda()).sum().backward()
         weight.data -= weight.grad
 """
-    options = LoadingOptions(step_s=0.1, time_limit_s=20.0)
+    options = LoadingOptions(step=StepTime(0.1, source="given"), time_limit_s=20.0)
     result = tuned("python", write(tmp_path, "own.py", script), options=options)
     assert "made no optimizer step in 10 s; the loader that gave the last" in result.notes[-2]
 

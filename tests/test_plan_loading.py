@@ -79,12 +79,17 @@ def step(batch: int, seconds: float) -> StepSpeed:
 def test_the_loader_keeps_up_with_the_fast_end_of_the_predicted_step() -> None:
     """At the batch size that it is tuned at, where that is known."""
     known = Speed(step(8, 0.05), (step(16, 0.1), step(24, 0.15)), 24, 0.2, {}, "")
-    seconds, source = predicted_step(dataclasses.replace(PLAN, speed=known))
-    assert seconds == pytest.approx(0.8 * 0.15)
-    assert "120 to 202 ms" in source and PLAN.gpu in source
-    other = dataclasses.replace(known, curve=())
-    assert predicted_step(dataclasses.replace(PLAN, speed=other))[0] == pytest.approx(0.04)
-    assert predicted_step(dataclasses.replace(PLAN, speed=None)) == (None, "")
+    found = predicted_step(dataclasses.replace(PLAN, speed=known))
+    assert found is not None and found.step_s == pytest.approx(0.8 * 0.15)
+    assert "120 to 202 ms" in found.source and PLAN.gpu in found.source
+    assert found.work_s == 0.0  # an older plan does not say
+    busy = dataclasses.replace(step(8, 0.05), core_s=0.025)
+    found = predicted_step(
+        dataclasses.replace(PLAN, speed=dataclasses.replace(known, now=busy, curve=()))
+    )
+    assert found is not None and found.step_s == pytest.approx(0.04)
+    assert found.work_s == pytest.approx(0.02)
+    assert predicted_step(dataclasses.replace(PLAN, speed=None)) is None
 
 
 @pytest.mark.parametrize(

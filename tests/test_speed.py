@@ -230,6 +230,10 @@ def test_waiting_for_the_gpu_launches_what_follows_later() -> None:
     found = step_time(asks, machine())
     without = step_time(work(moving(1e-3), moving(1e-6), moving(1e-6)), machine())
     assert found.seconds >= 1e-3 + 2 * 12e-6
+    # A core is busy meanwhile: CUDA spins, but not where GPU and CPU share the memory.
+    assert found.core_s > 1e-3 and without.core_s == without.host_s
+    shared = dataclasses.replace(RTX_3090, shared_memory_device=True)
+    assert step_time(asks, machine(gpu=shared)).core_s == found.host_s
     assert without.seconds < 1.1e-3 < found.seconds + 0.1e-3
 
 

@@ -19,6 +19,7 @@ from trainfit.cli.progress_bar import loading_progress
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.report.loader_text import loader_text
+from trainfit.results.loading import StepTime
 
 PARSER: dict[str, Any] = {
     "help": "the DataLoader settings that keep the GPU from waiting, with the fewest workers",
@@ -169,7 +170,7 @@ def _parse(command: Sequence[str], verb: str) -> Command:
 def loading_options(options: argparse.Namespace) -> LoadingOptions:
     """What the options say of the measurement."""
     return LoadingOptions(
-        step_s=options.step_time,
+        step=given_step(options.step_time),
         gpu=options.gpu,
         seconds=options.probe_time,
         confirm=options.confirm,
@@ -180,6 +181,11 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
         loader=options.loader or "",
         batch_size=options.batch_size,
     )
+
+
+def given_step(step_s: float | None) -> StepTime | None:
+    """What ``--step-time`` says; nothing is known of how busy it keeps a core."""
+    return StepTime(step_s, source="given") if step_s is not None else None
 
 
 def step_time(text: str) -> float:

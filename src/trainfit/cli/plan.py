@@ -18,8 +18,9 @@ from trainfit.cli.common import (
     seconds,
     share,
     split_command,
+    whole_number,
 )
-from trainfit.cli.loader import step_time
+from trainfit.cli.loader import given_step, step_time
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
 from trainfit.plan.command import Command, parse_command
@@ -181,15 +182,14 @@ def _with_loading(
     measuring = _PROBE_S if options.probe_time is None else options.probe_time
     # The script's way to its first step may take as long as any simulated run.
     limit = options.time_limit + _MEASURING * measuring
-    step_s, source = predicted_step(result)
+    given = given_step(options.step_time)
     loading = LoadingOptions(
-        options.step_time or step_s,
+        given or predicted_step(result),
         gpu,
         measuring,
         time_limit_s=limit,
         script_limit_s=options.time_limit,
-        step_source="given" if options.step_time else source,
-        step_is_bound=options.step_time is None,
+        step_is_bound=given is None,
     )
 
     def tune(filled: Command) -> LoaderResult:

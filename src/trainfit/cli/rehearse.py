@@ -18,7 +18,7 @@ from trainfit.cli.common import (
     split_command,
     whole_number,
 )
-from trainfit.cli.loader import add_source, source, step_time
+from trainfit.cli.loader import add_source, given_step, source, step_time
 from trainfit.cli.progress_bar import loading_progress
 from trainfit.hardware import find_gpu, local_gpu
 from trainfit.plan.loading import LoadingOptions
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     compare = LoaderResult.load(options.compare) if options.compare is not None else None
     parsed = source(options, command, "rehearse")
     loading = LoadingOptions(
-        options.step_time,
+        given_step(options.step_time),
         _gpu(options),
         time_limit_s=options.time_limit,
         loader=options.loader or "",

@@ -17,6 +17,7 @@ from trainfit.plan.tunables import (
 )
 from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.loading import StepTime
 from trainfit.results.plan import Bottleneck, DataLoading, HostCpu, PlanResult, rate_of
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
@@ -75,14 +76,13 @@ def with_loading(
     return dataclasses.replace(plan, launch=line.line, loading=loading, notes=notes)
 
 
-def predicted_step(plan: PlanResult) -> tuple[float | None, str]:
-    """The step that the loader has to keep up with, and in words where it is from; ``None`` where
-    none is predicted.
+def predicted_step(plan: PlanResult) -> StepTime | None:
+    """The step that the loader has to keep up with; ``None`` where none is predicted.
 
     The fast end of the range: a loader that keeps up with that keeps up.
     """
     if plan.speed is None:
-        return None, ""
+        return None
     return fast_end(plan.speed.at(_batch(plan)) or plan.speed.now, plan.gpu)
 
 

@@ -46,15 +46,15 @@ _LEAST_S: Final = 1.0
 class LoadingOptions:
     """How a loader is to be measured.
 
-    ``step_s`` is the time of a training step (``step_source`` says in words where it is from,
-    ``step_is_bound`` that no step is likely to be shorter); without it, ``gpu`` gives the fast end
-    of what is predicted for the simulated step; without both the step takes no time. ``ranks``
+    ``step`` is the time of a training step (``step_is_bound``: no step is likely to be shorter);
+    without it, ``gpu`` gives the fast end of what is predicted for the simulated step; without
+    both the step takes no time. ``ranks``
     processes share the machine. ``loader`` ("module:callable") stands for a command, and
     ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
     ``script_limit_s`` for the script's way to its first step (by default as long).
     """
 
-    step_s: float | None = None
+    step: StepTime | None = None
     gpu: str | None = None
     seconds: float = 20.0
     confirm: int = 4
@@ -65,7 +65,6 @@ class LoadingOptions:
     loader: str = ""
     batch_size: int | None = None
     script_limit_s: float | None = None
-    step_source: str = "given"
     step_is_bound: bool = False
 
 
@@ -143,7 +142,7 @@ def tune_command(
         result,
         notes=(*result.notes, *said, *notes_of(loaded, command, options)),
         launch=line,
-        step_is_bound=(options.step_s is None or options.step_is_bound) and result.step_s > 0,
+        step_is_bound=(options.step is None or options.step_is_bound) and result.step_s > 0,
         seconds=result.seconds or loaded.seconds,
     )
     return Tuned(result, loaded.interrupt)
@@ -223,8 +222,8 @@ def _given(options: LoadingOptions) -> str:
 
 def _known_step(command: Command | None, options: LoadingOptions) -> StepTime | None:
     """The step's time, unless the script has to be simulated for it."""
-    if options.step_s is not None:
-        return StepTime(options.step_s, source=options.step_source)
+    if options.step is not None:
+        return options.step
     if options.gpu is None or command is None:
         return StepTime(0.0, source=AS_FAST)
     return None
@@ -238,8 +237,7 @@ def step_from(trace: TraceOutcome, gpu: GpuSpec, recording: Recording | None = N
     if recording is not None and not trace.compute.compiled:  # what is fused is not known
         predicted = speed(recording, None, machine_of(gpu))
         if predicted is not None:
-            seconds, source = fast_end(predicted.now, gpu.key)
-            return StepTime(seconds, source=source)
+            return fast_end(predicted.now, gpu.key)
     bound = step_bound(trace.compute, gpu, trace.autocast)
     return StepTime(bound.seconds, source=bound.why)
 

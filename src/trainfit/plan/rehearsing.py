@@ -58,7 +58,7 @@ def rehearse_command(
         result,
         loader=loader or result.loader,
         notes=notes,
-        step_is_bound=options.step_s is None,
+        step_is_bound=options.step is None,
     )
     if compare is not None:
         result = with_prediction(result, compare)

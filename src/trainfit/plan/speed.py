@@ -11,6 +11,7 @@ import numpy as np
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu_custom import is_made_up
 from trainfit.plan.laws import Pair, last_step, work_law
+from trainfit.results.loading import StepTime as GivenStep
 from trainfit.results.plan import HostCpu
 from trainfit.results.profile import Rates
 from trainfit.results.recording import Recording
@@ -156,17 +157,20 @@ def speed_of(took: StepTime, batch: int | None) -> StepSpeed:
         took.copies_s,
         took.bound,
         batch / took.seconds if batch and took.seconds > 0 else None,
+        took.core_s,
     )
 
 
-def fast_end(step: StepSpeed, gpu: str) -> tuple[float, str]:
-    """The shortest time that a step is likely to take, and in words where it is from: who keeps up
-    with that keeps up."""
+def fast_end(step: StepSpeed, gpu: str) -> GivenStep:
+    """The shortest time that a step is likely to take, with where it is from: who keeps up with
+    that keeps up."""
     low, high = step.range_s
-    return low, (
+    source = (
         f"the fast end of what is predicted for {gpu}: {1e3 * low:.3g} to {1e3 * high:.3g} ms "
         "in nine of ten jobs"
     )
+    busy = (step.core_s or 0.0) / step.seconds if step.seconds > 0 else 0.0
+    return GivenStep(low, low * min(1.0, busy), source=source)
 
 
 def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:

@@ -20,7 +20,8 @@ class StepSpeed:
 
     ``range_s`` holds the truth in nine of ten jobs. ``gpu_s`` is what its kernels take together,
     ``host_s`` what the CPU takes to launch them, ``copies_s`` copies between host and device.
-    ``samples_per_s`` is ``None`` where the batch size is not known.
+    ``samples_per_s`` is ``None`` where the batch size is not known. ``core_s`` is how long it keeps
+    a core busy, launching and in waits for the GPU (``None``: an older result).
     """
 
     batch_size: int | None
@@ -31,6 +32,7 @@ class StepSpeed:
     copies_s: float
     bound: Bound
     samples_per_s: float | None = None
+    core_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

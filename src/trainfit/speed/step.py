@@ -54,6 +54,9 @@ class StepTime:
 
     ``gpu_s`` is what its kernels take together, ``host_s`` what the CPU takes to launch them,
     ``copies_s`` what copies between host and device take. ``by_kind_s`` divides ``gpu_s``.
+    ``core_s`` is how long the step keeps a core busy: launching, and in waits for the GPU, in which
+    CUDA spins (cudaDeviceScheduleAuto, the default, unless there are more contexts than CPUs;
+    integrated GPUs sleep).
     """
 
     seconds: float
@@ -62,6 +65,7 @@ class StepTime:
     copies_s: float
     bound: Bound
     by_kind_s: Mapping[str, float]
+    core_s: float
 
 
 def step_time(work: Work, machine: Machine) -> StepTime:
@@ -78,6 +82,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         copies_s,
         _bound(times, machine, gpu_s, timeline.host_s, copies_s),
         {name: float(total) for name, total in zip(KINDS, by_kind, strict=True) if total},
+        timeline.host_s + (0.0 if machine.gpu.shared_memory_device else timeline.waited_s),
     )
 
 
@@ -95,18 +100,18 @@ class Timeline:
     """A GPU that runs kernels in order, each when it is launched and the one before is done.
 
     Where the CPU waits for the GPU, all that follows is launched later. Copies on a stream of
-    their own run beside the kernels. ``host_s`` is what the CPU took to launch, without waits.
+    their own run beside the kernels. ``host_s`` is what the CPU took to launch, ``waited_s`` its
+    waits.
     """
 
     def __init__(self) -> None:
-        self.host_s = 0.0
-        self._late = 0.0
+        self.host_s = self.waited_s = 0.0
         self._gpu_free = 0.0
 
     @property
     def end_s(self) -> float:
         """When all that was added is done, and the CPU has launched it."""
-        return max(self._gpu_free, self.host_s + self._late)
+        return max(self._gpu_free, self.host_s + self.waited_s)
 
     def add(self, work: Work, machine: Machine) -> tuple[KernelTimes, Floats, Floats]:
         """What is launched next; its kernels' times, and the seconds of kernels and of copies."""
@@ -126,10 +131,10 @@ class Timeline:
             if len(took):
                 passed = np.cumsum(took)
                 # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
-                starts = np.maximum(issued[part] + self._late, self._gpu_free) - (passed - took)
+                starts = np.maximum(issued[part] + self.waited_s, self._gpu_free) - (passed - took)
                 self._gpu_free = float(np.maximum.accumulate(starts)[-1] + passed[-1])
                 if last - 1 in waits:
-                    self._late = max(self._late, self._gpu_free - float(issued[last - 1]))
+                    self.waited_s = max(self.waited_s, self._gpu_free - float(issued[last - 1]))
             first = last
 
 
