@@ -78,6 +78,19 @@ def test_the_recommended_batch_leaves_the_headroom(result: dict[str, Any]) -> No
     assert recommended["device_range_bytes"][1] <= 1.01 * capacity
 
 
+def test_a_noise_scale_lowers_the_recommended_batch(tmp_path: Path) -> None:
+    words = ["--gpu", "RTX 4090", "--json", "--no-loader", "--noise-scale", "16"]
+    command = [*TRAIN, "--batch_size={batch_size:8}"]
+    done = trainfit("plan", *words, "--", *command, cwd=tmp_path)
+    now = json_of(done)["now"]
+    limits = now["limits"]
+    assert limits["noise_scale"] == 16
+    assert now["recommended_batch"] == limits["trains"] < limits["knee"]
+    shown = trainfit("plan", *words[:2], "--no-loader", "--noise-scale", "16", "--", *command,
+                     cwd=tmp_path).stdout  # fmt: skip
+    assert "at this noise scale" in " ".join(shown.split())
+
+
 def test_a_headroom_that_is_set(tmp_path: Path) -> None:
     command = [*TRAIN, "--batch_size={batch_size:8}"]
     done = trainfit(
@@ -324,6 +337,13 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
     assert done.stdout == ""
     assert says in error_line(done)
     assert "simulating" not in done.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-4", "many", "1.5"])
+def test_a_noise_scale_is_a_number_of_samples(value: str, tmp_path: Path) -> None:
+    done = trainfit("plan", *GPU, f"--noise-scale={value}", "--", *TRAIN, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{value!r} is no whole number from 1 on" in error_line(done)
 
 
 @pytest.mark.parametrize("value", ["1", "100%", "-0.1", "nan", "x", "10 %%", ""])

@@ -13,7 +13,7 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import batch_sizes, curve_of, enough, machine_of, speed
+from trainfit.plan.speed import batch_sizes, curve_of, enough, knee, machine_of, speed
 from trainfit.report.sizes import WIDTH
 from trainfit.report.speed_text import speed_section
 from trainfit.results.plan import HostCpu
@@ -225,6 +225,21 @@ def test_enough_is_a_multiple_of_eight(pair: tuple[tuple[int, Recording], ...]) 
     assert most % 8 == 0 and found.knee <= most < found.knee + 8
     assert enough(curve_of(pair, MACHINE, 3)) == 3
     assert enough(curve_of(pair, machine_of(find_gpu("custom:24GiB")), 4096)) is None
+
+
+@given(st.floats(1, 1e6))
+def test_with_a_noise_scale_smaller_batches_train_as_fast(noise_scale: float) -> None:
+    """Samples a second over 1 + batch / noise scale; without end it is the knee."""
+    curve = [
+        StepSpeed(n, 0.0, (0.0, 0.0), 0.0, 0.0, 0.0, "bandwidth", n / (0.05 + 0.001 * n))
+        for n in range(1, 513)
+    ]
+    plain, found = knee(curve), knee(curve, noise_scale)
+    assert plain is not None and found is not None and found <= plain
+    progress = [n / (0.05 + 0.001 * n) / (1 + n / noise_scale) for n in range(1, 513)]
+    assert progress[found - 1] >= KNEE * max(progress)
+    assert all(each < KNEE * max(progress) for each in progress[: found - 1])
+    assert knee(curve, 1e12) == plain
 
 
 def test_the_simulated_clock_is_that_of_the_model() -> None:

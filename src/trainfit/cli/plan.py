@@ -46,6 +46,7 @@ PARSER: dict[str, Any] = {
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes", "--headroom"),
     *("--steps", "--time-limit", "--output", "--step-time", "--probe-time", "--cpu"),
+    "--noise-scale",
 )
 
 #: What ``--cpu`` may say, and the most that there can be of it.
@@ -67,6 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the GPU's memory to leave free, as 0.1 or 10%% (default: as much as the "
         "figures may be too low)",
+    )
+    parser.add_argument(
+        "--noise-scale",
+        type=whole_number,
+        metavar="SAMPLES",
+        help="noise scale of the gradients, if you know it: the larger a batch is beside it, the "
+        "more samples a loss takes, and the smaller is the batch that is recommended",
     )
     add_simulation(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
@@ -137,7 +145,13 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = output_file(options.output) if options.output is not None else None
     cpu = _processor(options.cpu, parsed)
     settings = Settings(
-        options.headroom, options.steps, options.time_limit, remedies, cpu, device.rates
+        options.headroom,
+        options.steps,
+        options.time_limit,
+        remedies,
+        cpu,
+        device.rates,
+        options.noise_scale,
     )
     result = plan(parsed, device.gpu, device.name, settings, progress, device.constants)
     if output is not None:

@@ -49,7 +49,8 @@ class Batches:
 class BatchSizes:
     """What a job's runs at some batch sizes say of the others.
 
-    ``notes`` takes what is to be said of them besides.
+    ``notes`` takes what is to be said of them besides; ``noise_scale`` is the gradients', if it
+    is known.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class BatchSizes:
         judge: Judge,
         machine: Machine,
         notes: list[str],
+        noise_scale: float | None = None,
     ) -> None:
+        self._noise_scale = noise_scale
         self._command = command
         self._runs = runs
         self._judge = judge
@@ -137,8 +140,13 @@ class BatchSizes:
         largest = judge.largest(law)
         most = _rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
         curve = curve_of(pair, self._machine, most or largest)
-        limits = BatchLimits(most, enough(curve) if most else None)
-        best = min(most, limits.knee or most)
+        limits = BatchLimits(
+            most,
+            enough(curve) if most else None,
+            self._noise_scale,
+            enough(curve, self._noise_scale) if most and self._noise_scale else None,
+        )
+        best = min(most, limits.trains or limits.knee or most)
         peak = judge.limited(law.at(best)) if best else None
         return Batches("two traces", "", largest, best, peak, law, pair, limits, curve)
 

@@ -47,7 +47,8 @@ class Settings:
     ``headroom`` is a share of the GPU (``None``: as much as the figures may be too low);
     ``steps`` of ``None`` are until memory has settled.
     ``remedies`` are names of remedies to try; ``None``: all where the job does not fit. ``cpu`` is
-    the processor beside the GPU, ``rates`` are what a calibration profile measured.
+    the processor beside the GPU, ``rates`` are what a calibration profile measured,
+    ``noise_scale`` is the gradients', in samples.
     """
 
     headroom: float | None = None
@@ -56,6 +57,7 @@ class Settings:
     remedies: tuple[str, ...] | None = None
     cpu: HostCpu | None = None
     rates: Rates | None = None
+    noise_scale: float | None = None
 
 
 def plan(
@@ -228,7 +230,8 @@ class _Planner:
                 self._runs.start(each, variant)
 
     def _batch_sizes(self) -> BatchSizes:
-        return BatchSizes(self._command, self._runs, self._judge, self._machine, self._notes)
+        noise = None if self._runs.counts_calls else self._settings.noise_scale
+        return BatchSizes(self._command, self._runs, self._judge, self._machine, self._notes, noise)
 
     # -- figures ---------------------------------------------------------------------------
 
@@ -341,6 +344,12 @@ class _Planner:
             self._notes.append(
                 f"the data set has only {loader.samples} samples: no batch is larger than that, "
                 "and with drop_last there is none"
+            )
+        is_used = here.limits is not None and here.limits.trains is not None
+        if self._settings.noise_scale is not None and not is_used:
+            self._notes.append(
+                "--noise-scale changes nothing here: it takes gradients, a batch size that fits, "
+                "and step times that are predicted for several"
             )
 
     def _other_gpus(self, first: Trace) -> tuple[str, ...]:

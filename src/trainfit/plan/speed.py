@@ -113,10 +113,10 @@ def step_seconds(recording: Recording, machine: Machine) -> float | None:
     return step_time(work, machine).seconds if len(work.table) else None
 
 
-def enough(curve: Curve) -> int | None:
-    """The smallest batch size with nearly the most samples a second, as a multiple of 8 where one
-    is left (tiles of Tensor cores); ``None`` where that is not known."""
-    found = knee(curve.steps)
+def enough(curve: Curve, noise_scale: float | None = None) -> int | None:
+    """The smallest batch size that is nearly as fast as any (:func:`knee`), as a multiple of 8
+    where one is left (tiles of Tensor cores); ``None`` where that is not known."""
+    found = knee(curve.steps, noise_scale)
     if found is None or found <= _TILE // 2:
         return found
     return min(-(-found // _TILE) * _TILE, curve.steps[-1].batch_size or 0)
@@ -195,9 +195,19 @@ def batch_sizes(largest: int) -> list[int]:
     return sorted(size for size in sizes if size <= largest)
 
 
-def knee(curve: Sequence[StepSpeed]) -> int | None:
-    """The smallest batch size that is nearly as fast as any, by samples a second."""
+def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | None:
+    """The smallest batch size that is nearly as fast as any, by samples a second.
+
+    With the gradients' ``noise_scale`` B, in samples, by those that a loss takes: with a batch
+    size b as many as 1 + b / B times the least (McCandlish et al., "An Empirical Model of
+    Large-Batch Training", 2018).
+    """
     rates = [each.samples_per_s or 0.0 for each in curve]
+    if noise_scale is not None:
+        rates = [
+            rate / (1 + (each.batch_size or 0) / noise_scale)
+            for each, rate in zip(curve, rates, strict=True)
+        ]
     most = max(rates, default=0.0)
     fast = (each.batch_size for each, rate in zip(curve, rates, strict=True) if rate >= KNEE * most)
     return next(fast, None)

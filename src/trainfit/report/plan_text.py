@@ -115,7 +115,11 @@ def _recommended(result: PlanResult) -> list[str]:
         room += " (as much as the figures may be too low)"
     why = "the present one; " if best == result.now.batch_size else ""
     if limits is not None and limits.memory is not None and best < limits.memory:
-        why += f"the smallest with {KNEE:.0%} of the most samples/s (predicted)"
+        if limits.trains is not None:
+            why += f"the smallest that trains {KNEE:.0%} as fast as any at this noise scale"
+        else:
+            why += f"the smallest with {KNEE:.0%} of the most samples/s"
+        why += " (predicted)"
         why += ", as a multiple of 8" if best % 8 == 0 else ""
         more = f"the largest that {room}"
         lines = [
@@ -137,7 +141,7 @@ def _recommended(result: PlanResult) -> list[str]:
         text = (
             "not measured: above it larger batches train no better"
             if scale is None
-            else "the gradients' noise scale: above it larger batches train no better"
+            else "as you said: with a batch of so many samples a loss takes twice the samples"
         )
         lines.append(_batch_row("noise scale", "?" if scale is None else round(scale), text))
     return lines

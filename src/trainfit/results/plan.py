@@ -107,12 +107,15 @@ class BatchLimits:
 
     ``memory``: the largest that leaves the headroom. ``knee``: the smallest with nearly the most
     samples a second of those (:data:`trainfit.results.speed.KNEE`, rounded up to a multiple of 8).
-    ``noise_scale``: of the gradients, in samples; beyond it larger batches train no better.
+    ``noise_scale``: of the gradients, in samples, as the user said; the larger a batch is beside
+    it, the more samples a loss takes. ``trains``: the smallest with nearly the fastest progress
+    then.
     """
 
     memory: int | None
     knee: int | None
     noise_scale: float | None = None
+    trains: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
