@@ -21,6 +21,7 @@ class Counters:
     def __init__(self) -> None:
         self.now = self.everyone = self.main = self.worker = 0.0
         self.ended = 0.0
+        self.cpus = {0, 1}
 
     def process(self) -> SimpleNamespace:
         worker = SimpleNamespace(cpu_times=lambda: self._times(self.worker, 0.0))
@@ -37,6 +38,7 @@ class Counters:
 def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
     made = Counters()
     monkeypatch.setattr(others, "busy_seconds", lambda cpus: made.everyone)
+    monkeypatch.setattr(others.os, "sched_getaffinity", lambda pid: made.cpus, raising=False)
     monkeypatch.setattr(others.psutil, "Process", made.process)
     monkeypatch.setattr(others.time, "monotonic", lambda: made.now)
     return made
@@ -44,11 +46,22 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
 
 def test_what_is_not_ours_is_others(counters: Counters) -> None:
     work = OthersWork()
-    counters.now, counters.everyone = 2.0, 3.0
+    counters.now, counters.everyone = 2.0, 4.0
     counters.main, counters.worker, counters.ended = 0.5, 1.0, 0.5
-    assert work.cores() == pytest.approx(0.5)
+    assert work.cores() == pytest.approx(1.0)
+    counters.everyone = 3.0  # half a core of others, and half a core idles
+    assert work.cores() == 0.0
     counters.everyone = 1.9  # ticks: a little less than our own clocks say
     assert work.cores() == 0.0
+
+
+def test_on_many_cores_others_are_in_nobodys_way(counters: Counters) -> None:
+    counters.cpus = set(range(64))
+    work = OthersWork()
+    counters.now, counters.everyone, counters.main = 1.0, 34.0, 4.0
+    assert work.cores() == 0.0
+    counters.everyone = 63.0
+    assert work.cores() == pytest.approx(58.0)
 
 
 def test_counters_that_cannot_be_read_say_nothing(

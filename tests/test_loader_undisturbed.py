@@ -125,7 +125,7 @@ def test_slowed_cores_are_told_of() -> None:
 
 def test_other_processes_are_told_of() -> None:
     assert others_note(probe()) == others_note(probe(others_cores=0.1)) == ""
-    assert "kept 1.2 cores busy" in others_note(probe(others_cores=1.2))
+    assert "took 1.2 cores" in others_note(probe(others_cores=1.2))
 
 
 def test_runs_that_failed_have_no_span_and_no_rate() -> None:

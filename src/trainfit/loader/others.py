@@ -23,13 +23,18 @@ class OthersWork:
         self._began, self._all_s, self._own_s = self._now()
 
     def cores(self) -> float | None:
-        """That others kept busy since, on average; ``None`` where it cannot be told."""
+        """That others kept busy since, on average, beyond those that idled: where as many idle,
+        nobody is in the way. ``None`` where it cannot be told."""
         at, all_s, own_s = self._now()
+        seconds = at - self._began
         if all_s is None or own_s is None or self._all_s is None or self._own_s is None:
             return None
-        seconds = at - self._began
-        others = (all_s - self._all_s) - (own_s - self._own_s)
-        return max(0.0, others / seconds) if seconds > 0 else None
+        if seconds <= 0:
+            return None
+        busy = (all_s - self._all_s) / seconds
+        others = busy - (own_s - self._own_s) / seconds
+        idle = max(0.0, len(self._cpus) - busy)
+        return max(0.0, others - idle)
 
     def _now(self) -> tuple[float, float | None, float | None]:
         """The time, and CPU seconds of the cores that may be used and of our own processes."""

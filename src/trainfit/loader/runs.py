@@ -115,7 +115,8 @@ class Run:
     """Did the loader end by itself, which it never should?"""
     failure: Failure | None = None
     others_cores: float | None = None
-    """Cores that other processes kept busy meanwhile; ``None``: not told."""
+    """Cores that other processes kept busy meanwhile, beyond those that idled; ``None``: not
+    told."""
     core_speed: CoreSpeed | None = None
     """Of the cores while batches were counted, where that was watched."""
     full_speed_batches_per_s: float | None = None

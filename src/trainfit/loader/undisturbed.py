@@ -216,7 +216,7 @@ def others_note(probe: Probe) -> str:
     if (probe.others_cores or 0.0) <= BESIDE_OTHERS:
         return ""
     return (
-        f"other processes kept {probe.others_cores:.1f} cores busy while this was measured: the "
+        f"other processes took {probe.others_cores:.1f} cores while this was measured: the "
         "settings are those for what they left; measure again without them if they do not stay"
     )
 

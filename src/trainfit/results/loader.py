@@ -169,7 +169,8 @@ class Probe:
     """The cores' mean speed in the probe's runs, as a share of their full speed, which all
     other numbers are of; ``None``: not seen."""
     others_cores: float | None = None
-    """Cores that other processes kept busy in the probe's runs; ``None``: not told."""
+    """Cores that other processes kept busy in the probe's runs, beyond those that idled; ``None``:
+    not told."""
     collecting: float | None = None
     """Of a worker's CPU time for batches, what Python's garbage collection takes."""
 
