@@ -32,7 +32,8 @@ class Reading:
 
     ``batches_per_s`` is at the cores' full speed (trainfit.loader.undisturbed), ``as_run`` what
     the clock said, ``core_speed`` the share of their full speed at which the cores ran.
-    ``seconds`` is the wall time of all of it, workers' start and warm-up too.
+    ``seconds`` is the wall time of all of it, workers' start and warm-up too. ``others_cores`` are
+    those that other processes took (trainfit.loader.others).
     """
 
     settings: LoaderSettings
@@ -43,6 +44,7 @@ class Reading:
     failure: str = ""
     as_run: float | None = None
     core_speed: float | None = None
+    others_cores: float | None = None
 
 
 @dataclass(frozen=True)

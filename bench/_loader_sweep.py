@@ -30,6 +30,7 @@ from loader_workloads import SEED, Case
 
 from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader.model import Consumer
+from trainfit.loader.others import BESIDE_OTHERS
 from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.sensitivity import sensitivity
 from trainfit.loader.undisturbed import Slowing, with_speeds, working_share
@@ -45,7 +46,8 @@ PACE = 0.8
 SWEEP, FINALS = "sweep", "finals"
 #: Of the sweep's best, so many are measured again beside the choices.
 FINALISTS = 3
-#: A reading taken while the cores ran below this share of their full speed is taken again.
+#: A reading taken while the cores ran below this share of their full speed, or beside other
+#: processes, is taken again.
 QUIET = 0.9
 #: A probe whose runs met less than this on average is made again.
 SLOWED = 0.85
@@ -189,19 +191,20 @@ class Bench:
         consumer: Consumer,
         number: int,
     ) -> None:
-        """Read each setting; those that were slowed from outside again, after the others."""
+        """Read each setting; those that were disturbed from outside again, after the others."""
         left = list(order)
         for _ in range(1 + self.plan.repeats):
             for settings in left:
                 key = (study.consumer, stage, settings, number)
                 self._taken.setdefault(key, []).append(self._read(settings, consumer, number))
             self._keep_the_quietest(study)
-            slowed = {
+            readings = study.sweep if stage == SWEEP else study.finals
+            disturbed = {
                 each.settings
-                for each in (study.sweep if stage == SWEEP else study.finals)
-                if each.round == number and each.core_speed and each.core_speed < QUIET
+                for each in readings
+                if each.round == number and _quietness(each) < (True, QUIET)
             }
-            left = [settings for settings in order if settings in slowed]
+            left = [settings for settings in order if settings in disturbed]
 
     def _read(
         self, settings: LoaderSettings, consumer: Consumer, number: int
@@ -213,7 +216,8 @@ class Bench:
         rate = run.batches_per_s if run.failure is None else None
         seconds = time.monotonic() - began
         failure = failure_text(run)
-        return Reading(settings, number, rate, run.waiting_share, seconds, failure, rate), run
+        reading = Reading(settings, number, rate, run.waiting_share, seconds, failure, rate)
+        return dataclasses.replace(reading, others_cores=run.others_cores), run
 
     def _keep_the_quietest(self, study: Study) -> None:
         """Of each setting's readings in a round, the one at the highest speed of the cores.
@@ -231,7 +235,7 @@ class Bench:
         found: dict[str, list[Reading]] = {SWEEP: [], FINALS: []}
         for (_, stage, _, _), pairs in seen.items():
             readings = [_full(reading, run, slowing) for reading, run in pairs]
-            found[stage].append(max(readings, key=lambda each: each.core_speed or 0.0))
+            found[stage].append(max(readings, key=_quietness))
         study.sweep, study.finals = found[SWEEP], found[FINALS]
 
     def _workload(self) -> Workload:
@@ -277,6 +281,12 @@ def _core_speed(probed: Probed | None) -> float:
 
 def _slowed(probed: Probed | None) -> bool:
     return 0 <= _core_speed(probed) < SLOWED
+
+
+def _quietness(reading: Reading) -> tuple[bool, float]:
+    """Was the loader alone, and at which share of their full speed were the cores (1: not told)?"""
+    alone = (reading.others_cores or 0.0) <= BESIDE_OTHERS
+    return alone, 1.0 if reading.core_speed is None else reading.core_speed
 
 
 def _slowing(seen: Mapping[_Key, Sequence[tuple[Reading, Run]]], watch: CoreSpeeds) -> Slowing:

@@ -294,6 +294,27 @@ def test_a_probe_on_slowed_cores_is_made_again(
     assert tool.probes == len(speeds) and study.probe == {"core_speed": kept}
 
 
+def test_a_reading_beside_other_processes_is_taken_again(tmp_path: Path) -> None:
+    """Once, where one repeat is allowed; the one without them counts."""
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    runs: list[LoaderSettings] = []
+    plain = fake_run(lambda settings: 10.0 + runs.count(settings), FOUR)
+
+    def run(workload: Any, settings: LoaderSettings, **options: Any) -> Run:
+        runs.append(settings)
+        others = 1.0 if settings == ONE and runs.count(ONE) == 1 else 0.1
+        return dataclasses.replace(plain(workload, settings, **options), others_cores=others)
+
+    tool = StandIn(lambda settings: 10.0, ONE)
+    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 0, 1, repeats=1)
+    case = workloads.CASES[-1]
+    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
+    (study,) = bench.studies()
+    (kept,) = [each for each in study.sweep if each.settings == ONE]
+    assert kept.others_cores == 0.1 and kept.batches_per_s == pytest.approx(12.0)
+    assert runs[:3].count(ONE) == 2 and len(study.sweep) == 2
+
+
 def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
     sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
 
