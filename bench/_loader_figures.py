@@ -74,7 +74,8 @@ class Study:
     best few again. ``full_grid`` is how many settings an exhaustive sweep has, of which
     ``sweep`` may hold a part. ``probe_s`` is what the probe for ``predictions`` took;
     ``probe`` what it said, for who studies errors. ``ours`` is the tool's whole result.
-    Runs of the sweep counted batches for ``run_s`` seconds.
+    Runs of the sweep counted batches for ``run_s`` seconds. ``anchors`` are some settings right
+    before and after the probe.
     """
 
     workload: str
@@ -89,6 +90,7 @@ class Study:
     probe: Any = None
     ours: Any = None
     run_s: float = RUN_S
+    anchors: list[Reading] = field(default_factory=list)
 
     def choice(self, who: str) -> Choice | None:
         return next((each for each in self.choices if each.who == who), None)
@@ -106,14 +108,28 @@ def rates(readings: Iterable[Reading]) -> dict[LoaderSettings, float]:
     return {settings: statistics.median(values) for settings, values in found.items()}
 
 
-def errors_percent(study: Study, as_run: bool = False) -> dict[LoaderSettings, float]:
-    """Predicted over measured less one, of each setting that was both."""
+def drift(study: Study) -> float:
+    """How fast the machine was around the probe, over how fast it was in the sweep, by the
+    settings that were measured in both; 1 where none was."""
+    near, swept = rates(study.anchors), rates(study.sweep)
+    ratios = [math.log(near[each] / swept[each]) for each in near if each in swept]
+    return math.exp(statistics.fmean(ratios)) if ratios else 1.0
+
+
+def errors_percent(
+    study: Study, as_run: bool = False, drifting: bool = False
+) -> dict[LoaderSettings, float]:
+    """Predicted over measured less one, of each setting that was both.
+
+    Measured rates are those of the machine as it was around the probe; ``drifting``: as it was
+    minutes later.
+    """
     sweep = study.sweep
     if as_run:
         sweep = [dataclasses.replace(each, batches_per_s=each.as_run) for each in sweep]
-    measured = rates(sweep)
+    measured, times = rates(sweep), 1.0 if drifting or as_run else drift(study)
     return {
-        each.settings: 100 * (each.batches_per_s / measured[each.settings] - 1)
+        each.settings: 100 * (each.batches_per_s / (times * measured[each.settings]) - 1)
         for each in study.predictions
         if each.settings in measured
     }
@@ -246,9 +262,13 @@ def time_share_percent(studies: Iterable[Study], who: str) -> float:
 def details(studies: Sequence[Study]) -> dict[str, Any]:
     """What is behind the figures, by study and by who chose."""
     spread = spread_percent(studies)
+    fast = [study for study in studies if study.consumer == FAST]
+    drifting = [abs(e) for study in fast for e in errors_percent(study, drifting=True).values()]
     return {
         "studies": [study_row(study) for study in studies],
         "choosers": {who: chooser_row(studies, who) for who in choosers(studies)},
+        "drifting_median_percent": median(drifting),
+        "drifting_p90_percent": percentile_90(drifting),
         "single_run_median_percent": median(spread),
         "single_run_p90_percent": percentile_90(spread),
     }
@@ -292,6 +312,10 @@ def study_row(study: Study) -> dict[str, Any]:
         "sweep_seconds": sweep_seconds(study),
         "probe_seconds": study.probe_s,
         "core_speed_percent": core_speed_percent(study),
+        "drift_percent": 100 * (drift(study) - 1),
+        "median_error_drifting_percent": median(
+            [abs(error) for error in errors_percent(study, drifting=True).values()]
+        ),
         "median_error_as_run_percent": median(
             [abs(error) for error in errors_percent(study, as_run=True).values()]
         ),
@@ -346,9 +370,11 @@ def load(path: Path) -> list[Study]:
 
 def _study(row: dict[str, Any]) -> Study:
     lists = {"predictions": Prediction, "sweep": Reading, "choices": Choice, "finals": Reading}
+    lists |= {"anchors": Reading}
     read = {
         name: [kind(**{**each, "settings": _settings(each["settings"])}) for each in row[name]]
         for name, kind in lists.items()
+        if name in row
     }
     return Study(**{**row, **read})
 

@@ -43,7 +43,13 @@ QUICK_WORKERS, QUICK_PREFETCH = (0, 1, 2, 4), (2,)
 #: a loader that hides its work behind the step is just as fast, one that cannot is slower.
 PACE = 0.8
 #: What a run is for.
-SWEEP, FINALS = "sweep", "finals"
+SWEEP, FINALS, ANCHORS = "sweep", "finals", "anchors"
+#: Settings that are measured right before and after the probe, as far as the grid has them: how
+#: fast the machine is then beside the sweep.
+ANCHORED = (
+    *(LoaderSettings(0), LoaderSettings(1, 4), LoaderSettings(2, 4), LoaderSettings(4, 2)),
+    LoaderSettings(2, 4, pin_memory=True),
+)
 #: Of the sweep's best, so many are measured again beside the choices.
 FINALISTS = 3
 #: A reading taken while the cores ran below this share of their full speed, or beside other
@@ -136,6 +142,12 @@ class Bench:
         self._taken: dict[_Key, list[tuple[Reading, Run]]] = {}
         self._watch = CoreSpeeds()
 
+    def again(self, study: Study) -> Study:
+        """The same sweep with a new probe: predictions for settings that were measured before."""
+        with self._watch:
+            self._predict(study, Consumer(study.step_s), None)
+        return study
+
     def studies(self) -> list[Study]:
         """With the consumer that takes all it gets, and (if planned) with a paced one."""
         with self._watch:
@@ -154,18 +166,28 @@ class Bench:
         # The tool's turn is amid the sweep's rounds: the machine's speed drifts.
         before = (rounds + 1) // 2
         self._sweep(study, consumer, range(before))
-        probed = probed or self._probe(study)
+        probed = self._predict(study, consumer, probed)
+        study.choices = [self._choose(study, consumer)]
+        self._sweep(study, consumer, range(before, rounds))
+        study.choices += self.rivals(step_s)
+        self._finals(study, consumer)
+        return study, probed
+
+    def _predict(self, study: Study, consumer: Consumer, probed: Probed | None) -> Probed | None:
+        """Predict every setting of the grid, by a probe between two rounds of the anchors, or by
+        one that was made before."""
+        if probed is None:
+            anchors = [each for each in self.plan.grid if each in ANCHORED]
+            self._round(study, ANCHORS, anchors, consumer, 0)
+            probed = self._probe(study)
+            self._round(study, ANCHORS, anchors, consumer, 1)
         if probed is not None:
             study.probe_s, study.probe = probed.seconds, probed.about
             study.predictions = [
                 Prediction(settings, probed.batches_per_s(settings, consumer))
                 for settings in self.plan.grid
             ]
-        study.choices = [self._choose(study, consumer)]
-        self._sweep(study, consumer, range(before, rounds))
-        study.choices += self.rivals(step_s)
-        self._finals(study, consumer)
-        return study, probed
+        return probed
 
     def _sweep(self, study: Study, consumer: Consumer, rounds: range) -> None:
         """Each setting once a round, in another order each time."""
@@ -198,7 +220,7 @@ class Bench:
                 key = (study.consumer, stage, settings, number)
                 self._taken.setdefault(key, []).append(self._read(settings, consumer, number))
             self._keep_the_quietest(study)
-            readings = study.sweep if stage == SWEEP else study.finals
+            readings = {SWEEP: study.sweep, FINALS: study.finals, ANCHORS: study.anchors}[stage]
             disturbed = {
                 each.settings
                 for each in readings
@@ -232,11 +254,14 @@ class Bench:
             key: [(reading, next(runs)) for reading, _ in pairs] for key, pairs in taken.items()
         }
         slowing = _slowing(seen, self._watch)
-        found: dict[str, list[Reading]] = {SWEEP: [], FINALS: []}
+        found: dict[str, list[Reading]] = {SWEEP: [], FINALS: [], ANCHORS: []}
         for (_, stage, _, _), pairs in seen.items():
             readings = [_full(reading, run, slowing) for reading, run in pairs]
             found[stage].append(max(readings, key=_quietness))
-        study.sweep, study.finals = found[SWEEP], found[FINALS]
+        # What was read in another process (a sweep that is predicted again) stays.
+        study.sweep = found[SWEEP] or study.sweep
+        study.finals = found[FINALS] or study.finals
+        study.anchors = found[ANCHORS]
 
     def _workload(self) -> Workload:
         return Workload(self.case.loader(self.data))

@@ -13,7 +13,11 @@ the cores by up to 1.7 times for seconds (docs/decisions/0028). What was read on
 read again a few times, and the reading at the highest speed counts. --json has the errors of what
 the clock said, too.
 
-    error    predicted rate over measured rate less 1, of all settings without a step
+    error    predicted rate over measured rate less 1, of all settings without a step. Measured is
+             minutes before or after the probe, and the machine drifts by several percent: some
+             settings are measured right before and after the probe as well, and by what these
+             differ from the sweep's, all of the workload's are corrected (docs/decisions/0036).
+             --json has the errors without that, too
     regret   how much slower the chosen setting is than the best. The choices and the sweep's
              best three are measured once more for it, in turns: the best by every other turn,
              its rate by the turns between, and the other way round. (The best of several noisy
@@ -26,9 +30,10 @@ emulated where there is no GPU (trainfit.loader.pinning).
 
 All of it takes hours: name workloads with --only, take a part of the grid (--workers,
 --prefetch), keep what was read with --save, and lay several files together with --read, which
-measures nothing.
+measures nothing. --again makes new probes for the sweeps of kept files.
 
     python bench/loader_accuracy.py [--quick] [--only NAME ...] [--save FILE] [--json]
+    python bench/loader_accuracy.py --again FILE ... [--save FILE] [--json]
     python bench/loader_accuracy.py --read FILE ... [--json]
 """
 
@@ -132,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report(studies, wanted, options.json)
     # That a grid goes beyond the number of CPUs is its purpose.
     warnings.filterwarnings("ignore", "This DataLoader will create")
+    if options.again:
+        return again(options)
     names = options.only or (QUICK if options.quick else [case.name for case in CASES])
     about = {"cpus": len(os.sched_getaffinity(0)), "torch": torch.__version__, "began": time.time()}
     benches, left_out = [], {}
@@ -152,11 +159,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return report(studied(benches, keep), wanted, options.json, left_out)
 
 
-def bench_of(name: str, options: argparse.Namespace) -> Bench:
-    """The study of one workload, as the options say."""
+def again(options: argparse.Namespace) -> int:
+    """New probes for the sweeps that were kept."""
+    studies: list[Study] = []
+    for study in (each for file in options.again for each in found.load(file)):
+        if study.consumer == found.FAST:
+            settings = tuple(dict.fromkeys(each.settings for each in study.sweep))
+            studies.append(bench_of(study.workload, options, settings).again(study))
+            to_stderr(f"{study.workload}: predicted again")
+            if options.save is not None:
+                found.save(options.save, studies, {"again": list(map(str, options.again))})
+    return report(studies, int(found.GOALS["workloads"]), options.json)
+
+
+def bench_of(
+    name: str, options: argparse.Namespace, settings: tuple[LoaderSettings, ...] = ()
+) -> Bench:
+    """The study of one workload, as the options say; of these settings, if there are any."""
     case = BY_NAME[name]
     plan = Plan(
-        grid(options.workers, options.prefetch),
+        settings or grid(options.workers, options.prefetch),
         options.seconds,
         options.rounds,
         options.paced_rounds,
@@ -181,6 +203,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=DATA, help=f"workloads' files ({DATA})")
     parser.add_argument("--save", type=Path, help="keep all readings here, as JSON")
     parser.add_argument("--read", type=Path, nargs="+", help="figures of kept readings alone")
+    parser.add_argument("--again", type=Path, nargs="+", help="new probes for kept sweeps")
     parser.add_argument("--seconds", type=float, help="counted seconds of a run (2)")
     parser.add_argument("--rounds", type=int, help="of the sweep (3)")
     parser.add_argument("--paced-rounds", type=int, help="of the paced sweep (1); 0: none")
@@ -214,7 +237,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--workers are 0 or more, --prefetch 1 or more")
     if options.seconds <= 0 or options.rounds < 1 or options.final_rounds < 1:
         parser.error("--seconds, --rounds and --final-rounds are above 0")
-    for file in options.read or ():
+    for file in (*(options.read or ()), *(options.again or ())):
         if not file.is_file():
             parser.error(f"{file}: no such file; give what --save wrote")
     return options
@@ -237,13 +260,14 @@ def report(
 
 
 def print_studies(rows: Sequence[dict[str, Any]]) -> None:
-    head = f"{'workload':<16}{'step':>8}{'error':>8}{'p90':>7}{'bias':>7}{'failed':>8}"
+    head = f"{'workload':<16}{'step':>8}{'error':>8}{'p90':>7}{'bias':>7}{'drift':>7}{'failed':>8}"
     print(f"{head}{'sweep':>9}   {'who':<20}{'regret':>8}{'time':>9}   chosen")
     for row in rows:
         step = f"{1e3 * row['step_s']:.1f} ms" if row["step_s"] else "none"
         errors = f"{row['median_error_percent']:>7.1f}%{row['p90_error_percent']:>6.1f}%"
         print(
             f"{row['workload']:<16}{step:>8}{errors}{row['bias_percent']:>+6.1f}%"
+            f"{row['drift_percent']:>+6.1f}%"
             f"{row['settings_failed']:>8}{row['sweep_seconds']:>7.0f} s   "
             f"{'best':<20}{'':>8}{'':>9}   {words(row['best'])}"
         )
@@ -252,12 +276,15 @@ def print_studies(rows: Sequence[dict[str, Any]]) -> None:
             shown = "" if regret is None else f"{regret:.1f}%"
             chosen = words(choice["settings"]) if choice["settings"] else choice["note"]
             cost = f"{choice['seconds']:.1f} s"
-            print(f"{'':<66}{choice['who']:<20}{shown:>8}{cost:>9}   {chosen}")
+            print(f"{'':<73}{choice['who']:<20}{shown:>8}{cost:>9}   {chosen}")
 
 
 def print_choosers(details: dict[str, Any]) -> None:
     print(
-        "\na single run against the median of the same setting's others: "
+        "\nwithout the correction for the machine's drift: "
+        f"median {details['drifting_median_percent']:.1f}%, "
+        f"p90 {details['drifting_p90_percent']:.1f}%\n"
+        "a single run against the median of the same setting's others: "
         f"median {details['single_run_median_percent']:.1f}%, "
         f"p90 {details['single_run_p90_percent']:.1f}%\n"
     )

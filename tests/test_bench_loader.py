@@ -294,6 +294,46 @@ def test_a_probe_on_slowed_cores_is_made_again(
     assert tool.probes == len(speeds) and study.probe == {"core_speed": kept}
 
 
+def test_a_machine_that_drifts_is_no_error(tmp_path: Path) -> None:
+    """A fifth slower around the probe than in the sweep's first round and second."""
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    runs: list[LoaderSettings] = []
+    grid = (LoaderSettings(0), ONE, LoaderSettings(1, 4), LoaderSettings(2, 4))
+
+    def rate(settings: LoaderSettings) -> float:
+        near_the_probe = len(grid) < len(runs) <= len(grid) + 6
+        return (8.0 if near_the_probe else 10.0) * (1 + settings.num_workers)
+
+    plain = fake_run(rate, FOUR)
+
+    def run(workload: Any, settings: LoaderSettings, **options: Any) -> Run:
+        runs.append(settings)
+        return plain(workload, settings, **options)
+
+    tool = StandIn(lambda settings: 8.0 * (1 + settings.num_workers), ONE)
+    plan = sweep.Plan(grid, 0.01, rounds=2, paced_rounds=0, final_rounds=1)
+    case = workloads.CASES[-1]
+    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
+    (study,) = bench.studies()
+    assert len(study.anchors) == 6
+    assert figures().drift(study) == pytest.approx(0.8)
+    assert figures().errors_percent(study) == {each: pytest.approx(0.0) for each in grid}
+    drifting = figures().errors_percent(study, drifting=True)
+    assert drifting == {each: pytest.approx(-20.0) for each in grid}
+    row = figures().study_row(study)
+    assert row["drift_percent"] == pytest.approx(-20.0)
+    assert figures().details([study])["drifting_median_percent"] == pytest.approx(20.0)
+
+    kept = tmp_path / "kept.json"
+    figures().save(kept, [study], {})
+    (read,) = figures().load(kept)
+    runs.clear()
+    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
+    predicted = bench.again(read)
+    assert len(runs) == 6 and predicted.sweep == study.sweep and predicted.finals == study.finals
+    assert figures().drift(predicted) == pytest.approx((1.0 * 0.9 * 0.9) ** (1 / 3))
+
+
 def test_a_reading_beside_other_processes_is_taken_again(tmp_path: Path) -> None:
     """Once, where one repeat is allowed; the one without them counts."""
     sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
