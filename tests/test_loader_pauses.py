@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.loader.constants import _waits
 from trainfit.loader.fitting import alone_costs, costs_of
-from trainfit.loader.instrument import COLLECTED, COLUMNS, CPU, WALL, Records
+from trainfit.loader.instrument import BEGAN, COLLECTED, COLUMNS, CPU, WALL, Records, collected
 from trainfit.loader.model import BatchCost, HandOff, Load, simulate
 from trainfit.loader.pauses import Pauses, pauses_of
 from trainfit.loader.runs import Run
@@ -114,3 +115,22 @@ def test_who_takes_a_batch_waits_for_its_workers_collection() -> None:
     waited = simulate(load, LoaderSettings(1, 4), 40).waited_s
     assert max(waited) == pytest.approx(PAUSE_S + BATCH_S, rel=0.1)
     assert sum(waited[10:]) / 30 == pytest.approx(BATCH_S + PAUSE_S / 2, rel=0.1)
+
+
+def test_a_wait_for_a_collection_is_no_cost_of_the_hand_off() -> None:
+    """The worker is three batches ahead when it collects: whoever takes one over waits."""
+    settings = LoaderSettings(1, 4)
+    worker = records(60)
+    begins = worker[:, BEGAN] = np.concatenate([[0.0], np.cumsum(worker[:, WALL])[:-1]])
+    pause = int(np.flatnonzero(collected(worker) > PAUSE_S / 2)[1])
+    places = np.arange(30.0)
+    done = begins[:30] + 4 * BATCH_S
+    took = np.full(30, 0.0005)
+    took[pause - 3] = PAUSE_S  # it began to wait while the worker was at its collection
+    done[pause - 3] = begins[pause] + 1.05 * PAUSE_S
+    zeros = np.zeros(30)
+    receipts = np.stack([took, zeros, zeros, done, places], 1)
+    run = Run(settings, 0.0, handed=done, fetches=(worker,), received=receipts)
+    waits = _waits(run)
+    assert pause - 3 >= run.warm and len(waits) >= 10
+    assert waits.max() == pytest.approx(0.0005)

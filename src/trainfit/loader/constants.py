@@ -50,10 +50,15 @@ from trainfit.loader.runs import Run
 #: Two workers that wait this share of a batch's time more than one does, and give so much less
 #: than cores would let them: a lock.
 _LOCK_WAITS: Final = 0.2
+#: One that waits for a lock prolongs the time that it is held by no more than this share; that and
+#: the lock's share depend on one another: they are fitted in turns.
+_MOST_CONVOY: Final = 0.2
+_LOCK_ROUNDS: Final = 2
 #: More than all of its work is not lost where threads take turns.
 _MOST_SHARING: Final = 1.0
-#: Of that, what a comparison of two kinds of runs may overlook.
-_UNSEEN: Final = 0.03
+#: Of that, what a comparison of two kinds of runs may overlook: in seconds of a run, the work of a
+#: batch is known to a tenth.
+_UNSEEN: Final = 0.1
 #: By so much more than CPU times say, two busy cores may slow one another.
 _UNSEEN_CONTENTION: Final = 0.08
 #: Waits on crowded cores are at most so many times those of the tight run on average.
@@ -90,7 +95,10 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
         pauses=_pauses(readings),
     )
     fitted = _with_sharing(_with_contention(fitted, readings, costs), readings)
-    return _with_pinning(_with_crowding(fitted, readings), readings)
+    fitted = _with_crowding(fitted, readings)
+    for _ in range(_LOCK_ROUNDS if fitted.locked_share else 0):
+        fitted = _with_convoy(_with_lock(fitted, readings), readings)
+    return _with_pinning(fitted, readings)
 
 
 def _parallel_share(readings: Readings, costs: Costs) -> float:
@@ -193,17 +201,22 @@ def _waits(run: Run) -> Any:
 
 
 def _is_held_up(run: Run, receipt: Records) -> bool:
-    """Did a collection of the worker's next batch last about as long as this was waited for?"""
-    following = _made(run, receipt, ahead=1)
-    if following is None:
+    """Was its worker meanwhile at a batch whose collection lasted about as long as this was
+    waited for? (One of those that it makes ahead: the next, or the last that it may.)"""
+    made_by = _made_by(run, receipt)
+    if made_by is None:
         return False
-    (spent,) = collected(following[None])
-    return bool(spent > max(_LEAST_PAUSE_S, _HELD_UP * (receipt[TOOK] - receipt[WORKED])))
+    records, _ = made_by
+    begun = records[:, BEGAN] < receipt[DONE]
+    ended = records[:, BEGAN] + records[:, WALL] < receipt[DONE] - receipt[TOOK]
+    spent = collected(records[begun & ~ended])
+    least = max(_LEAST_PAUSE_S, _HELD_UP * (receipt[TOOK] - receipt[WORKED]))
+    return bool((spent > least).any())
 
 
-def _made(run: Run, receipt: Records, ahead: int = 0) -> Records | None:
-    """Its worker's record of the batch that was taken over, or of one so many after it; ``None``
-    where that is not told."""
+def _made_by(run: Run, receipt: Records) -> tuple[Records, int] | None:
+    """The records of the worker that made the batch that was taken over, and which of them is its;
+    ``None`` where that is not told."""
     count = run.settings.num_workers
     if not count or not run.settings.in_order or len(receipt) <= PLACE:
         return None
@@ -211,7 +224,7 @@ def _made(run: Run, receipt: Records, ahead: int = 0) -> Records | None:
         return None
     round_, worker = divmod(int(receipt[PLACE]), count)
     records = run.fetches[worker]
-    return records[round_ + ahead] if round_ + ahead < len(records) else None
+    return (records, round_) if round_ < len(records) else None
 
 
 def _pinning(run: Run) -> Any:
@@ -250,10 +263,11 @@ def _under_way(run: Run) -> Any:
     when they were made."""
     first, found = max(1, run.warm), []
     for former, receipt in itertools.pairwise(run.received[first - 1 :]):
-        made = _made(run, receipt)
-        if made is None:
+        made_by = _made_by(run, receipt)
+        if made_by is None:
             continue
-        ended = made[BEGAN] + made[WALL]
+        records, round_ = made_by
+        ended = records[round_, BEGAN] + records[round_, WALL]
         # What the main thread does with a batch comes after its arrival.
         if ended > former[DONE] + run.next_cpu[first:].mean():
             found.append(max(0.0, receipt[DONE] - receipt[TOOK] - ended))
@@ -273,7 +287,7 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     of_cores = fitted.with_contention(min(1.0, max(0.0, by_cpu - 1)))
     free = _rate_of(readings, "two")(of_cores)
     if twos and rate < _LOCK_SLOWER * free and _more_waits(twos, costs) > _LOCK_WAITS:
-        return _with_lock(of_cores, readings, rate)
+        return _with_lock(of_cores, readings)
     contention = fit_contention(fitted, _rate_of(readings, "two"), rate, by_cpu)
     # A rate may be short for other reasons: a slow batch in the making where the count ends.
     # Cores that slow one another show in CPU time.
@@ -302,16 +316,29 @@ def _more_waits(twos: list[Costs], costs: Costs) -> float:
     return float(np.mean(more))
 
 
-def _with_lock(fitted: Fitted, readings: Readings, rate: float) -> Fitted:
+def _with_lock(fitted: Fitted, readings: Readings) -> Fitted:
     """The share of a batch that is under a lock, with which two workers are as fast as they
     were."""
-
-    rate_of = _rate_of(readings, "two")
+    rate, rate_of = readings.rate("two"), _rate_of(readings, "two")
+    if rate is None:
+        return fitted
 
     def predicted(share: float) -> float:
         return rate_of(dataclasses.replace(fitted, locked_share=share))
 
     return dataclasses.replace(fitted, locked_share=bisect(predicted, rate, 1.0))
+
+
+def _with_convoy(fitted: Fitted, readings: Readings) -> Fitted:
+    """What those who wait for the lock cost who has it, by the run with the most of them."""
+    rate, rate_of = readings.rate("over"), _rate_of(readings, "over")
+    if rate is None:
+        return fitted
+
+    def predicted(convoy: float) -> float:
+        return rate_of(dataclasses.replace(fitted, convoy=convoy))
+
+    return dataclasses.replace(fitted, convoy=bisect(predicted, rate, _MOST_CONVOY))
 
 
 def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:

@@ -167,12 +167,12 @@ def _without_pauses(run: Run) -> tuple[BatchCost, ...]:
 class Fitted:
     """A loader as the model sees it: any settings, any consumer.
 
-    ``locked_share`` is of a batch's cost what a lock lets one worker do at a time,
-    ``parallel_share`` of its work what PyTorch's threads share, where a worker has several.
-    ``pauses`` are a worker's garbage collections; those of a process without workers are part of
-    ``alone`` and ``alone_pinned``. ``hand_off`` is that of a loop that never sleeps,
-    ``cold_hand_off`` that of one whose steps do: caches and clocks are cold when the main thread
-    wakes.
+    ``locked_share`` is of a batch's cost what a lock lets one worker do at a time, ``convoy`` what
+    each that waits for it adds to that, ``parallel_share`` of its work what PyTorch's threads
+    share, where a worker has several. ``pauses`` are a worker's garbage collections; those of a
+    process without workers are part of ``alone`` and ``alone_pinned``. ``hand_off`` is that of a
+    loop that never sleeps, ``cold_hand_off`` that of one whose steps do: caches and clocks are cold
+    when the main thread wakes.
     """
 
     costs: tuple[BatchCost, ...]
@@ -182,6 +182,7 @@ class Fitted:
     cores: Cores
     start_s: float
     locked_share: float = 0.0
+    convoy: float = 0.0
     alone_pinned: tuple[BatchCost, ...] = ()
     parallel_share: float = 0.0
     pauses: Pauses = field(default_factory=Pauses)
@@ -198,6 +199,7 @@ class Fitted:
             alone=self.alone,
             alone_pinned=self.alone_pinned,
             locked_share=self.locked_share,
+            convoy=self.convoy,
             pauses=self.pauses,
         )
 

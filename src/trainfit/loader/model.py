@@ -120,8 +120,8 @@ class Load:
         locked_share: of a batch's wait and work in a worker, the part that happens under a lock
             that all workers share (a file's, a library's), its last part.
         convoy: by what share each further worker that waits for the lock prolongs the time that
-            the next one holds it (those who wait are woken, look, and wait again): with it, too
-            many workers are slower than fewer.
+            the next one holds it (those who wait are woken, look, and wait again), as far as there
+            are cores to wake them on: with it, too many workers are slower than fewer.
         pauses: of a worker, for garbage collections, on top of what its batches cost.
     """
 
@@ -400,7 +400,8 @@ class _Pool:
     def _locked(self, cost: BatchCost, times: float) -> Process:
         """The part that one worker does at a time."""
         yield Take(self._lock)
-        slowed = 1 + self._run.load.convoy * len(self._lock.takers)
+        load = self._run.load
+        slowed = 1 + load.convoy * min(len(self._lock.takers), len(load.cores.speeds))
         yield from self._make(cost, times * slowed)
         self._run.simulation.put(self._lock, None)
 

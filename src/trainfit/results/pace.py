@@ -23,7 +23,13 @@ _AGAIN: Final = "make it again with `trainfit pace --output`"
 _WANTED: Final = "give a file that `trainfit pace --output` wrote"
 
 Arm = Literal[
-    *("back_to_back", "sleep", "spin", "hybrid", "gpu_awake", "awake", "launching"),
+    "back_to_back",
+    "sleep",
+    "spin",
+    "hybrid",
+    "gpu_awake",
+    "awake",
+    "launching",
     "no_idle_states",
 ]
 """How the time until the next call is spent: not at all; asleep; at work on a core; asleep but
