@@ -72,6 +72,13 @@ _INLINE_ECC: Final = 0.83
 _LATENCY_S: Final = 300e-9
 _RESIDENT: Final = 1024
 
+#: Of the peak rate of Tensor cores, what libraries reach where kernels are other than those that
+#: the constants are of, by the compute capability's first figure: large float16 products run at 179
+#: of 209.5 TFLOP/s on an RTX 5090 (github.com/zzc0721/torch-performance-test-data, issue 200:
+#: PyTorch 2.7.1, CUDA 12.8), at 159 to 167 of 165.2 on an RTX 4090 (github.com/mli/
+#: transformers-benchmarks, issue 4).
+_LIBRARY_SHARE: Final = {12: 0.87}
+
 _HOST: Final = ("upload", "upload_pinned", "download", "wait")
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
@@ -126,7 +133,7 @@ class KernelTimes:
         """At the full rate of its kind, but for the tiles."""
         if self._known is None or self._known[0] != small_tile:
             gpu = self._gpu
-            rate = (peak_flops(gpu) * _clocks(gpu))[self._column("dtype")]
+            rate = (peak_flops(gpu) * _clocks(gpu) * _library(gpu))[self._column("dtype")]
             shaders = gpu.fp32_flops * clock_share(gpu, _SHADER_WATTS)
             rate = np.where(self._is(_ON_SHADERS), shaders, rate)
             seconds = self._column("flops") / rate
@@ -197,6 +204,12 @@ def clock_share(gpu: GpuSpec, watts: float = _TENSOR_WATTS) -> float:
     left = gpu.power_watts * (1 - _BOARD) - memory
     each = max(0.0, left / max(1, gpu.sm_count) - _STATIC_WATTS)
     return float(min(1.0, max(_LEAST_CLOCK, each / watts)) ** _CLOCK_EXPONENT)
+
+
+def _library(gpu: GpuSpec) -> Floats:
+    """What libraries reach of that by dtype."""
+    share = _LIBRARY_SHARE.get(gpu.capability[0], 1.0)
+    return np.array([share if name in gpu.tensor_flops else 1.0 for name in DTYPES])
 
 
 def _clocks(gpu: GpuSpec) -> Floats:
