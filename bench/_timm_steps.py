@@ -22,6 +22,11 @@ import psutil
 Mode = Literal["train", "infer"]
 #: Changes whenever what is recorded of a step does, so that cached steps are made again.
 VERSION = 1
+#: A model of the same name has as many parameters as the table's but for this share, or is another
+#: by now (ecaresnext50t_32x4d had two blocks a stage).
+_SAME = 0.01
+#: Half of the last digit of the tables' parameters.
+_ROUNDED = 5e3
 #: Share of the free memory that a model's weights may take: two are made at a time.
 _ROOM = 0.4
 _INITS = (
@@ -138,6 +143,12 @@ def _made(job: Job, timm: Any, torch: Any) -> tuple[Any, Any]:
     if "reparam" in job.options:
         model = timm.utils.reparameterize_model(model)
     layout = torch.channels_last if "nhwc" in job.options else torch.contiguous_format
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if job.parameters and abs(count - job.parameters) > _SAME * job.parameters + _ROUNDED:
+        raise ValueError(
+            f"another model: {count / 1e6:.2f} million parameters here, "
+            f"{job.parameters / 1e6:.2f} in the table"
+        )
     model = model.to(device="cuda", memory_format=layout)
     images = torch.randn((job.batch, 3, job.size, job.size), device="cuda")
     return model, images.contiguous(memory_format=layout)

@@ -6,11 +6,14 @@ import csv
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.results.kernels import DTYPES, KINDS
 from trainfit.speed.efficiency import DEFAULT
@@ -149,3 +152,17 @@ def test_a_model_too_large_for_the_machine_is_left_out(
     monkeypatch.setattr(made, "_simulated", lambda *_: pytest.fail("it was made"))
     job = made.Job("vit_7b", "infer", 224, 8, "RTX 3090", 0.1, (), 1e12)
     assert made.steps(job, tmp_path, "") == {"error": "its weights take 4000 GB of this machine's"}
+
+
+def test_another_model_of_the_same_name_is_left_out() -> None:
+    """As ecaresnext50t_32x4d, which had two blocks a stage when it was measured."""
+    made = importlib.import_module("_timm_steps")
+    timm = SimpleNamespace(create_model=lambda name, pretrained: torch.nn.Linear(100, 100))
+    here = 10_100
+    for table in (here, here * 1.009 + 4e3):
+        job = made.Job("net", "infer", 8, 2, "RTX 3090", 0.1, (), table)
+        with trainfit.simulate("RTX 3090", limited=False):
+            assert made._made(job, timm, torch)[0].weight.is_cuda
+    job = made.Job("net", "infer", 8, 2, "RTX 3090", 0.1, (), 25.05e6)
+    with pytest.raises(ValueError, match=r"another model: 0\.01 million"):
+        made._made(job, timm, torch)
