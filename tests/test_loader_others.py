@@ -72,7 +72,10 @@ def test_counters_that_cannot_be_read_say_nothing(
 
     work = OthersWork()
     assert work.cores() is None  # no time has passed
+    counters.cpus = set()
+    elsewhere = OthersWork()
     counters.now = 1.0
+    assert elsewhere.cores() is None
     monkeypatch.setattr(others.psutil, "Process", fails)
     assert work.cores() is None
 

@@ -27,6 +27,8 @@ class OthersWork:
         nobody is in the way. ``None`` where it cannot be told."""
         at, all_s, own_s = self._now()
         seconds = at - self._began
+        if not self._cpus:  # a system that does not tell which cores may be used
+            return None
         if all_s is None or own_s is None or self._all_s is None or self._own_s is None:
             return None
         if seconds <= 0:
