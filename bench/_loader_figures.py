@@ -227,12 +227,7 @@ def median(values: Sequence[float]) -> float:
 
 def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[Figure]:
     """Errors are those without a step: a step of the consumer would hide most of them."""
-    errors = [
-        abs(error)
-        for study in studies
-        if study.consumer == FAST
-        for error in errors_percent(study).values()
-    ]
+    errors = _fast_errors(studies)
     regrets = [r for study in studies if (r := regret_percent(study, OURS)) is not None]
     whole = {
         study.workload
@@ -245,6 +240,16 @@ def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[
         Figure("loader_median_regret", median(regrets), GOALS["regret"], True, "%"),
         Figure("loader_time_share", time_share_percent(studies, OURS), GOALS["share"], True, "%"),
         Figure("loader_workloads", len(whole), wanted, False),
+    ]
+
+
+def _fast_errors(studies: Iterable[Study], drifting: bool = False) -> list[float]:
+    """Of all settings without a step, in percent."""
+    return [
+        abs(error)
+        for study in studies
+        if study.consumer == FAST
+        for error in errors_percent(study, drifting=drifting).values()
     ]
 
 
@@ -262,8 +267,7 @@ def time_share_percent(studies: Iterable[Study], who: str) -> float:
 def details(studies: Sequence[Study]) -> dict[str, Any]:
     """What is behind the figures, by study and by who chose."""
     spread = spread_percent(studies)
-    fast = [study for study in studies if study.consumer == FAST]
-    drifting = [abs(e) for study in fast for e in errors_percent(study, drifting=True).values()]
+    drifting = _fast_errors(studies, drifting=True)
     return {
         "studies": [study_row(study) for study in studies],
         "choosers": {who: chooser_row(studies, who) for who in choosers(studies)},

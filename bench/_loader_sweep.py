@@ -30,7 +30,7 @@ from loader_workloads import SEED, Case
 
 from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader.model import Consumer
-from trainfit.loader.others import BESIDE_OTHERS
+from trainfit.loader.others import is_beside_others
 from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.sensitivity import sensitivity
 from trainfit.loader.undisturbed import Slowing, with_speeds, working_share
@@ -310,7 +310,7 @@ def _slowed(probed: Probed | None) -> bool:
 
 def _quietness(reading: Reading) -> tuple[bool, float]:
     """Was the loader alone, and at which share of their full speed were the cores (1: not told)?"""
-    alone = (reading.others_cores or 0.0) <= BESIDE_OTHERS
+    alone = not is_beside_others(reading.others_cores)
     return alone, 1.0 if reading.core_speed is None else reading.core_speed
 
 

@@ -12,7 +12,12 @@ import psutil
 from trainfit.hardware.idle_usage import busy_seconds
 
 #: Cores that others keep busy on average, above which a run is one beside others.
-BESIDE_OTHERS: Final = 0.25
+_BESIDE_OTHERS: Final = 0.25
+
+
+def is_beside_others(cores: float | None) -> bool:
+    """Did other processes that took so many cores disturb? (``None``, not told, is no.)"""
+    return (cores or 0.0) > _BESIDE_OTHERS
 
 
 class OthersWork:
@@ -20,32 +25,32 @@ class OthersWork:
 
     def __init__(self) -> None:
         self._cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        self._began, self._all_s, self._own_s = self._now()
+        self._before = self._now()
 
     def cores(self) -> float | None:
         """That others kept busy since, on average, beyond those that idled: where as many idle,
         nobody is in the way. ``None`` where it cannot be told."""
-        at, all_s, own_s = self._now()
-        seconds = at - self._began
-        if not self._cpus:  # a system that does not tell which cores may be used
+        now = self._now()
+        if now is None or self._before is None:
             return None
-        if all_s is None or own_s is None or self._all_s is None or self._own_s is None:
-            return None
+        seconds, everyone, mine = (
+            after - then for after, then in zip(now, self._before, strict=True)
+        )
         if seconds <= 0:
             return None
-        busy = (all_s - self._all_s) / seconds
-        others = busy - (own_s - self._own_s) / seconds
-        idle = max(0.0, len(self._cpus) - busy)
-        return max(0.0, others - idle)
+        idle = max(0.0, len(self._cpus) - everyone / seconds)
+        return max(0.0, (everyone - mine) / seconds - idle)
 
-    def _now(self) -> tuple[float, float | None, float | None]:
+    def _now(self) -> tuple[float, float, float] | None:
         """The time, and CPU seconds of the cores that may be used and of our own processes."""
-        everyone = mine = None
+        if not self._cpus:  # a system that does not tell which cores may be used
+            return None
         with contextlib.suppress(Exception):  # no /proc, or a worker dies just now: nobody knows
             everyone = busy_seconds(self._cpus)
             me = psutil.Process()
             mine = sum(map(_worked_s, (me, *me.children(recursive=True))))
-        return time.monotonic(), everyone, mine
+            return time.monotonic(), everyone, mine
+        return None
 
 
 def _worked_s(process: psutil.Process) -> float:

@@ -13,7 +13,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,7 @@ from trainfit.loader.instrument import COLUMNS, CPU, TOOK, WALL, collected
 from trainfit.loader.machine import model_cores
 from trainfit.loader.model import Consumer, Outcome
 from trainfit.loader.oom import between, oom_kills
+from trainfit.loader.others import is_beside_others
 from trainfit.loader.output import captured_stderr
 from trainfit.loader.picklability import LARGE_BYTES, pickled
 from trainfit.loader.pools import thread_pools
@@ -48,7 +49,7 @@ from trainfit.loader.runs import Run, run_loader
 from trainfit.loader.seen import Seen
 from trainfit.loader.split import split
 from trainfit.loader.storage import measure_storage
-from trainfit.loader.undisturbed import Slowing, is_beside_others
+from trainfit.loader.undisturbed import Slowing, cores_speed
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.words import count as count_of
@@ -199,19 +200,17 @@ def _disturbed(
 ) -> str | None:
     """Of these kinds, one of which all runs were disturbed: the least often run."""
     seen = readings.with_speeds(watch)
-    fastest = max(map(_speed, seen.of(*seen.runs)), default=1.0)
+    fastest = max(map(cores_speed, seen.of(*seen.runs)), default=1.0)
     found = []
     for name in dict.fromkeys(kinds):
         runs = [] if name in failed else seen.of(name)
-        quiet = (_speed(run) >= _QUIET * fastest and not is_beside_others(run) for run in runs)
+        quiet = (
+            cores_speed(run) >= _QUIET * fastest and not is_beside_others(run.others_cores)
+            for run in runs
+        )
         if 0 < len(runs) < _MOST_TRIES and not any(quiet):
             found.append((len(runs), name))
     return min(found)[1] if found else None
-
-
-def _speed(run: Run) -> float:
-    """Of the cores; full where nobody watched."""
-    return run.core_speed.speed if run.core_speed is not None else 1.0
 
 
 def _measure(
@@ -354,8 +353,8 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         worker_private_bytes=int(statistics.median(private)) if private else None,
         scaling=two / one if one and two else None,
         contention=fitted.cores.contention if fitted is not None and two else None,
-        core_speed=_core_speed(runs),
-        others_cores=_others_cores(runs),
+        core_speed=_mean_told(run.core_speed.speed if run.core_speed else None for run in runs),
+        others_cores=_mean_told(run.others_cores for run in runs),
         collecting=_collecting(runs),
     )
 
@@ -368,13 +367,9 @@ def _collecting(runs: Sequence[Run]) -> float | None:
     return min(1.0, spent / worked) if worked > 0 else None
 
 
-def _core_speed(runs: Sequence[Run]) -> float | None:
-    seen = [run.core_speed.speed for run in runs if run.core_speed is not None]
-    return statistics.fmean(seen) if seen else None
-
-
-def _others_cores(runs: Sequence[Run]) -> float | None:
-    seen = [run.others_cores for run in runs if run.others_cores is not None]
+def _mean_told(values: Iterable[float | None]) -> float | None:
+    """Of those that were seen."""
+    seen = [value for value in values if value is not None]
     return statistics.fmean(seen) if seen else None
 
 

@@ -27,7 +27,7 @@ from trainfit.loader.instrument import (
     Records,
     collected,
 )
-from trainfit.loader.others import BESIDE_OTHERS
+from trainfit.loader.others import is_beside_others
 from trainfit.loader.runs import Run
 from trainfit.loader.sensitivity import LEAST_PIECES, OF_COLLECTIONS, SENSITIVITY, around
 from trainfit.results.loader import Probe
@@ -86,17 +86,17 @@ def quietest(runs: Sequence[Run]) -> list[Run]:
     if not runs:
         return []
     first = runs[0]
-    runs = [run for run in runs if not is_beside_others(run)] or runs
-    speeds = [run.core_speed.speed if run.core_speed is not None else 1.0 for run in runs]
+    runs = [run for run in runs if not is_beside_others(run.others_cores)] or runs
+    speeds = list(map(cores_speed, runs))
     fastest = max(range(len(runs)), key=lambda at: speeds[at])
     least = speeds[fastest] - max(_AS_FAST, _chance(runs[fastest]) / _UNSURE)
     quiet = [run for run, speed in zip(runs, speeds, strict=True) if speed >= least]
     return quiet[1:] if len(quiet) > 1 and quiet[0] is first else quiet
 
 
-def is_beside_others(run: Run) -> bool:
-    """Did other processes work on the cores meanwhile?"""
-    return (run.others_cores or 0.0) > BESIDE_OTHERS
+def cores_speed(run: Run) -> float:
+    """Of a run's cores, as a share of their full speed; full where nobody watched."""
+    return run.core_speed.speed if run.core_speed is not None else 1.0
 
 
 def _chance(run: Run) -> float:
@@ -213,7 +213,7 @@ class Slowing:
 
 def others_note(probe: Probe) -> str:
     """What is to be said of other processes during the probe; empty: nothing."""
-    if (probe.others_cores or 0.0) <= BESIDE_OTHERS:
+    if not is_beside_others(probe.others_cores):
         return ""
     return (
         f"other processes took {probe.others_cores:.1f} cores while this was measured: the "

@@ -86,12 +86,7 @@ class Evidence:
             return None
         return Estimate(1 - taken.value, 1 - taken.high, 1 - taken.low)
 
-    @property
-    def cpu_growth(self) -> float:
-        """Of the excess, the part by which a call's CPU time grows when it is paced."""
-        return self.cpu_growth_in("sleep")
-
-    def cpu_growth_in(self, arm: Arm) -> float:
+    def cpu_growth(self, arm: Arm = "sleep") -> float:
         """Of the excess, the part by which a call's CPU time is longer in this arm than back to
         back."""
         paced = median(self.samples[arm].cpu)
@@ -186,7 +181,7 @@ def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
     awake = seen.recovered.get("no_idle_states")
     if awake is not None:
         return _divided(seen, spin, awake, said), ""
-    cpu = seen.cpu_growth
+    cpu = seen.cpu_growth()
     said += _cpu_words(seen)
     if cpu >= _IN_IT * spin.value and seen.is_slowed():
         return [Finding("cpu_frequency", spin, tuple(said))], ""
@@ -217,7 +212,7 @@ def _divided(seen: Evidence, spin: Estimate, awake: Estimate, said: list[str]) -
 
 
 def _cpu_words(seen: Evidence) -> list[str]:
-    said = [f"{max(0.0, seen.cpu_growth):.0%} of the excess is CPU time of the call itself"]
+    said = [f"{max(0.0, seen.cpu_growth()):.0%} of the excess is CPU time of the call itself"]
     paced, back = seen.speed("sleep"), seen.speed("back_to_back")
     if paced is not None and back is not None:
         said.append(
@@ -312,7 +307,7 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
         return [], f"{rest.value:.0%} of the excess: the arm that keeps the core at work is missing"
     if seen.has_gpu and "gpu_awake" not in seen.samples:
         return [], f"{left} (the GPU could not be kept awake)"
-    growth = seen.cpu_growth_in(arm)
+    growth = seen.cpu_growth(arm)
     if growth < _IN_IT * rest.value or seen.is_slowed(arm):
         return [], left
     said = (

@@ -24,6 +24,8 @@ _SETTLING_S: Final = 0.4
 _SETTLING: Final = 0.25
 #: Seconds of the last part of the wait, which is spent at work.
 HYBRID_S: Final = 2e-3
+#: Arms in which the GPU is kept at work, the one that is only that first.
+OF_THE_GPU: Final[tuple[Arm, ...]] = ("gpu_awake", "awake", "launching")
 #: Seconds between two kernels that keep the driver's path warm: nothing else runs on the core.
 _LAUNCHES_EVERY_S: Final = 1e-4
 
@@ -81,7 +83,7 @@ class Caller:
         return dataclasses.replace(made, readings=observed.readings)
 
     def _surroundings(self, arm: Arm) -> contextlib.AbstractContextManager[None]:
-        if arm in ("gpu_awake", "awake", "launching"):
+        if arm in OF_THE_GPU:
             return self._host.device.awake()
         if arm == "no_idle_states":
             return self._host.no_idle_states()

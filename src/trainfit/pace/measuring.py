@@ -20,7 +20,7 @@ from trainfit.pace.cures import Fixer
 from trainfit.pace.device import Kernels
 from trainfit.pace.host import Host
 from trainfit.pace.kinds import rhythm
-from trainfit.pace.loop import Caller, CallError, Plan
+from trainfit.pace.loop import OF_THE_GPU, Caller, CallError, Plan
 from trainfit.pace.proving import Proof, prove
 from trainfit.pace.statistics import Counted, Sample, summary
 from trainfit.pace.trust import machine_warnings, warnings_of
@@ -51,8 +51,6 @@ _WARM_UP_CALLS, _WARM_UP_S = 3, 1.0
 _PROFILED: Final = 6
 #: Time on the GPU over that of a call, above which the call did not wait for it.
 _ASYNC: Final = 1.1
-#: Arms that need a GPU.
-_OF_THE_GPU: Final[tuple[Arm, ...]] = ("gpu_awake", "awake", "launching")
 #: Of all probes, the share that is at least as fast as the full speed is taken to be.
 _FAST: Final = 0.02
 
@@ -182,11 +180,11 @@ class Session:
     def _can(self, arm: Arm) -> bool:
         """May this arm be run? If not, why is noted."""
         why = ""
-        if arm in _OF_THE_GPU:
+        if arm in OF_THE_GPU:
             why = self._host.device.why_not_awake()
         elif arm == "no_idle_states":
             why = self._host.why_no_latency_hold()
-        if why and arm not in _OF_THE_GPU[1:]:  # said once
+        if why and arm not in OF_THE_GPU[1:]:  # said once
             self._why_not[arm] = why
         return not why
 
