@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.loader.constants import _waits
-from trainfit.loader.fitting import alone_costs, costs_of
+from trainfit.loader.fitting import Fitted, alone_costs, costs_of
 from trainfit.loader.instrument import BEGAN, COLLECTED, COLUMNS, CPU, WALL, Records, collected
-from trainfit.loader.model import BatchCost, HandOff, Load, simulate
+from trainfit.loader.model import BatchCost, Consumer, Cores, HandOff, Load, simulate
 from trainfit.loader.pauses import Pauses, pauses_of
+from trainfit.loader.probing import Measured
 from trainfit.loader.runs import Run
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader import LoaderSettings, Probe
 
 BATCH_S, PAUSE_S = 0.01, 0.08
 
@@ -66,6 +68,26 @@ def test_one_collection_has_no_period_but_what_was_seen() -> None:
     found = pauses_of([records(20)])
     assert found.mean == pytest.approx(PAUSE_S / 20)
     assert found.of(10) == found.of(30) == PAUSE_S
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_a_prediction_is_of_no_more_collections_than_there_are_in_the_long_run(
+    workers: int,
+) -> None:
+    """Of 20 counted batches a collection of 8 batches' time hits one or two, by where the process
+    stood before: that is not known, and what is predicted does not hang on it."""
+    costs = (BatchCost(0.0, BATCH_S),)
+    settings, each_s = LoaderSettings(workers, 1), BATCH_S + PAUSE_S / 12
+
+    def predicted(first: int) -> float:
+        pauses = pauses_of([records(70, first=first)])
+        cores = Cores((1.0,) * workers)
+        fitted = Fitted(costs, (), HandOff(), HandOff(), cores, 0.0, pauses=pauses)
+        measured = Measured(cast(Probe, None), fitted)
+        return measured.predict(settings, Consumer(0.0), 20 / workers * each_s).batches_per_s
+
+    found = [predicted(first) for first in range(12)]
+    assert found == pytest.approx([workers / each_s] * 12, rel=0.06)
 
 
 def test_pauses_of_nothing_cannot_come_again() -> None:

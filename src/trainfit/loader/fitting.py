@@ -41,6 +41,8 @@ from trainfit.results.loader import LoaderSettings
 #: Batches that a prediction counts at least, and rounds of the workers: what is half made at
 #: the beginning and the end of the count must not matter.
 _LEAST, _ROUNDS = 400, 40
+#: Periods of each worker's pauses, and how many batches are simulated for them at most.
+_PERIODS, _MOST_PAUSED = 2, 1200
 #: With this contention a second core gains nothing.
 _MOST_CONTENTION = 1.0
 #: Of its rate without contention, what a run has at most with the most of it, if cores bound it.
@@ -208,7 +210,7 @@ class Fitted:
     ) -> Outcome:
         """Simulate so many batches; by default as many as :func:`enough` says."""
         if batches is None:
-            batches = enough(settings, len(self.costs))
+            batches = enough(settings, len(self.costs), self.pauses)
         # As many more as can be in the making: a loader that runs dry at the end would hand
         # over what was made before the count began.
         load = self.load(consumer, settings.worker_threads)
@@ -242,12 +244,16 @@ def threaded(
     )
 
 
-def enough(settings: LoaderSettings, costs: int) -> int:
+def enough(settings: LoaderSettings, costs: int, pauses: Pauses | None = None) -> int:
     """Batches to simulate, so that what counts of them are whole rounds of the measured costs:
-    settings are then compared on the same batches."""
+    settings are then compared on the same batches. Of workers that pause, so many that one pause
+    more or less makes no difference."""
     rounds = max(1, settings.tokens)
     warm = WARM_UP_ROUNDS * rounds
     counted = max(_LEAST, _ROUNDS * settings.num_workers)
+    if pauses is not None and pauses.mean:
+        paused = _PERIODS * pauses.period * settings.num_workers
+        counted = max(counted, min(_MOST_PAUSED, paused))
     return warm + 1 + costs * math.ceil(counted / costs)
 
 

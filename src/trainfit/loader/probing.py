@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import random
 import statistics
@@ -107,7 +108,8 @@ class Measured:
         """What the model says of these settings; ``ValueError`` where nothing was measured.
 
         With ``seconds``, of a run that lasts so long: of the batches that it gets to, where
-        they vary, not of all that were seen.
+        they vary, not of all that were seen. Workers' garbage collections are as many as in the
+        long run: a short one meets one more or less, by what the process had counted before.
         """
         if self.fitted is None:
             raise ValueError("no run of the loader came through: nothing to predict from")
@@ -115,7 +117,12 @@ class Measured:
         if seconds is None or not math.isfinite(outcome.batches_per_s):
             return outcome
         counted = max(_BATCHES, round(seconds * outcome.batches_per_s))
-        return self.fitted.predict(settings, consumer, outcome.warm + 1 + counted)
+        first = outcome.warm + 1
+        if settings.num_workers and self.fitted.pauses.mean:
+            met = itertools.islice(itertools.cycle(self.fitted.costs), first, first + counted)
+            same = dataclasses.replace(self.fitted, costs=tuple(met))
+            return same.predict(settings, consumer)
+        return self.fitted.predict(settings, consumer, first + counted)
 
 
 def probe_workload(
