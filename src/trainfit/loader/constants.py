@@ -56,9 +56,11 @@ _MOST_CONVOY: Final = 0.2
 _LOCK_ROUNDS: Final = 2
 #: More than all of its work is not lost where threads take turns.
 _MOST_SHARING: Final = 1.0
-#: Of that, what a comparison of two kinds of runs may overlook: in seconds of a run, the work of a
-#: batch is known to a tenth.
-_UNSEEN: Final = 0.1
+#: How far a run of seconds tells its rate, and the work of a batch beside another run's (standard
+#: deviations of the logarithm: docs/figures.md has runs of one setting).
+_RATE_NOISE, _WORK_NOISE = 0.03, 0.05
+#: Losses that are tried.
+_LOSSES: Final = 17
 #: By so much more than CPU times say, two busy cores may slow one another.
 _UNSEEN_CONTENTION: Final = 0.08
 #: Waits on crowded cores are at most so many times those of the tight run on average.
@@ -354,13 +356,19 @@ def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
     def shared(loss: float) -> Fitted:
         return dataclasses.replace(fitted, cores=dataclasses.replace(cores, sharing=loss))
 
-    def predicted(loss: float) -> float:
-        return rate_of(shared(loss))
+    turns = 1 - len(cores.speeds) / settings.num_workers
+    more = _more_work(readings) - 1
+    most = (max(0.0, more) + 2 * _WORK_NOISE) / turns
 
-    threads = settings.num_workers / len(cores.speeds)
-    # A rate may be short for other reasons: batches in order that wait for a slow one.
-    most = (max(0.0, _more_work(readings) - 1) + _UNSEEN) / (1 - 1 / threads)
-    return shared(bisect(predicted, rate, min(_MOST_SHARING, most)))
+    def misfit(loss: float) -> float:
+        # A rate may be short for other reasons (batches in order that wait for a slow one), and
+        # says little where cores idle: what the cores did for each batch counts, too.
+        by_rate = math.log(rate_of(shared(loss)) / rate) / _RATE_NOISE
+        return by_rate**2 + ((loss * turns - more) / _WORK_NOISE) ** 2
+
+    # By a grid: simulated rates are not smooth.
+    losses = np.linspace(0.0, min(_MOST_SHARING, most), _LOSSES).tolist()
+    return shared(min(losses, key=misfit))
 
 
 def _more_work(readings: Readings) -> float:
