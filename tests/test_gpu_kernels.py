@@ -343,3 +343,35 @@ def test_recordings_keep_their_kernels(tmp_path: Any) -> None:
     first = again.first_steps(1)
     assert len(first.kernel_op) < len(again.kernel_op)
     first.check()
+
+
+# --- Copies that kernels ask for ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_an_operand_that_lies_otherwise_is_copied_first(runs: int) -> None:
+    """Tokens from an image's places: their channels are apart in memory."""
+
+    def act() -> Any:
+        norm = torch.nn.LayerNorm(32).cuda()
+        tokens = tensor(2, 32, 8, 8, dtype=torch.float32).flatten(2).transpose(1, 2)
+        return lambda: [norm(tokens) for _ in range(runs)]
+
+    with torch.no_grad():
+        rows = launched(act)
+    assert kinds(rows) == ["layout", "normalization"] * runs
+    size = 2 * 32 * 64 * FULL
+    assert moved(rows[0]) == (size, size)
+
+
+def test_a_slice_of_channels_is_copied_for_a_channels_last_convolution() -> None:
+    def act(channels: int) -> Any:
+        last = torch.channels_last
+        conv = torch.nn.Conv2d(16, 16, 3, bias=False).cuda().half().to(memory_format=last)
+        images = tensor(2, channels, 8, 8).contiguous(memory_format=last)
+        return lambda: conv(images[:, :16])
+
+    with torch.no_grad():
+        whole, part = launched(lambda: act(16)), launched(lambda: act(32))
+    assert kinds(whole) == ["convolution"] and kinds(part) == ["layout", "convolution"]
+    assert moved(part[0]) == (2 * 16 * 64 * HALF, 2 * 16 * 64 * HALF)

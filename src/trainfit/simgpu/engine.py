@@ -143,6 +143,8 @@ class Engine:
         #: Is a function running that looks for bad values in its arguments?
         self.trusts_data = False
         self.library_memory: set[Any] = set()
+        #: Bytes of the operands that the operator at work made contiguous for its kernels.
+        self.copied: list[int] = []
         #: Libraries whose kernels ran, and who is told of the first time of each.
         self.libraries: set[str] = set()
         self.on_library: Callable[[], None] = lambda: None
@@ -454,6 +456,7 @@ class Engine:
 
     def workspace(self, *requests: tuple[str, tuple[int, ...]]) -> None:
         """Take workspaces ``(model, arguments)`` together for the time of a kernel."""
+        self.copied += [sizes[0] for model, sizes in requests if model == "contiguous_copy"]
         self.memory.transient(
             [
                 (workspace_bytes(model, arguments), self.recorder.string(model), arguments)

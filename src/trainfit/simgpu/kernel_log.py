@@ -37,6 +37,10 @@ class KernelLog:
                 rows = self._known[key] = _rows(kernels_of(info.func, args, kwargs, result))
         else:
             rows = _rows(kernels_of(info.func, args, kwargs, result))
+        copied = self._engine.copied
+        if copied:
+            rows = [*_rows([_copy(nbytes) for nbytes in copied]), *rows]
+            copied.clear()
         if rows:
             write, stream = self._engine.recorder.kernel, self._engine.memory.stream
             for row in rows:
@@ -45,6 +49,11 @@ class KernelLog:
     def wait(self) -> None:
         """The host waits until the GPU has done everything."""
         self._engine.recorder.kernel(_WAIT, self._engine.memory.stream)
+
+
+def _copy(nbytes: int) -> Kernel:
+    """Of an operand into the order that the operator's kernels take; only its bytes matter."""
+    return Kernel("layout", "float32", 0, nbytes, nbytes)
 
 
 def _rows(kernels: list[Kernel]) -> list[KernelRow]:
