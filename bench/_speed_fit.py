@@ -28,7 +28,7 @@ _PRIOR: Final = 0.02
 _MOST: Final = {"arithmetic": 1.25, "traffic": 1.0, "": np.inf}
 #: Errors above this count less than in proportion.
 _FAR: Final = 0.08
-_OTHERS: Final = ("small_tile", "unaligned", "wide_groups", "cache", "least_s")
+_OTHERS: Final = ("small_tile", "unaligned", "wide_groups", "uneven_groups", "cache", "least_s")
 
 
 @dataclasses.dataclass

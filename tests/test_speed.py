@@ -21,8 +21,10 @@ from trainfit.speed.step import Machine, step_time
 from trainfit.speed.work import COLUMNS, Work
 
 RTX_3090 = find_gpu("RTX 3090")
+#: Groups of a convolution are no slower than others.
+ALIKE = {"wide_groups": 1.0, "uneven_groups": 1.0}
 #: Every kernel at its peak, without a least time.
-IDEAL = Efficiency({}, {}, small_tile=0.0, unaligned=1.0, wide_groups=1.0, cache=0.0, least_s=0.0)
+IDEAL = Efficiency({}, {}, small_tile=0.0, unaligned=1.0, cache=0.0, least_s=0.0, **ALIKE)
 
 
 def row(kind: str, dtype: str = "float16", **values: int) -> list[int]:
@@ -126,14 +128,32 @@ def test_every_launch_takes_its_least_time() -> None:
     assert one == pytest.approx(2e-6, rel=1e-3) and many == pytest.approx(1e-5, rel=1e-3)
 
 
-def test_odd_sides_and_wide_groups_are_slower() -> None:
-    slow = dataclasses.replace(IDEAL, unaligned=0.5, wide_groups=0.25)
+def test_odd_sides_are_slower() -> None:
+    slow = dataclasses.replace(IDEAL, unaligned=0.5)
+    for depth, factor in ((4096, 1), (4095, 2)):
+        one = product(4096, 4096, depth)
+        assert times(one, efficiency=slow)[0] == pytest.approx(factor * times(one)[0])
+
+
+def grouped(channels: int, groups: int, depth: int, way: str = "") -> list[int]:
+    """A pass of a convolution of channels-last tensors: so many channels of each group."""
+    rows, columns = (channels, depth) if way == "_weight_gradient" else (1 << 18, channels)
+    last = 1 << 18 if way == "_weight_gradient" else depth
+    sizes = {"rows": rows, "columns": columns, "depth": last, "batches": groups}
+    return row(f"grouped_nhwc{way}", flops=1 << 40, **sizes)
+
+
+def test_wide_and_uneven_groups_are_slower() -> None:
+    slow = dataclasses.replace(IDEAL, wide_groups=0.25, uneven_groups=0.2)
     for one, factor in (
-        (product(4096, 4096, 4096), 1),
-        (product(4096, 4096, 4095), 2),
-        (row("grouped_nhwc", flops=1 << 40, rows=1 << 18, columns=64, depth=64), 4),
-        (row("grouped_nhwc", flops=1 << 40, rows=1 << 18, columns=32, depth=64), 1),
-        (row("grouped_nhwc_weight_gradient", flops=1, rows=64, columns=64, depth=1 << 18), 4),
+        (grouped(64, 4, 9 * 64), 4),
+        (grouped(32, 4, 9 * 32), 1),
+        (grouped(64, 4, 9 * 64, "_weight_gradient"), 4),
+        (grouped(16, 20, 9 * 16), 5),  # 320 channels
+        (grouped(16, 20, 9 * 16, "_weight_gradient"), 5),
+        (grouped(8, 16, 9 * 4), 5),  # 64 channels in, 128 out
+        (grouped(8, 16, 9 * 4, "_weight_gradient"), 5),
+        (grouped(8, 16, 9 * 2, "_input_gradient"), 1),  # a step of 2 meets a quarter of the taps
         (row("grouped", flops=1 << 40, rows=1 << 18, columns=64, depth=64), 1),
     ):
         assert times(one, efficiency=slow)[0] == pytest.approx(factor * times(one)[0])

@@ -32,6 +32,8 @@ _TILES: Final = (
     *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
     *((128, 32), (32, 128), (64, 32), (32, 64), (32, 32)),
 )
+#: Besides, of the kernels for narrow groups of channels: the Tensor cores' instructions are 8 wide.
+_GROUP_TILES: Final = ((256, 16), (128, 16), (256, 8), (128, 8), (16, 128), (8, 128))
 #: Multiprocessors that share a tile's sum, and the least part of it worth one of its own.
 _SPLITS: Final = (1, 2, 4, 8, 16)
 _LEAST_DEPTH: Final = 64
@@ -84,8 +86,13 @@ _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
 )
 _GROUPED_NHWC: Final = tuple(name for name in KINDS if name.startswith("grouped_nhwc"))
-#: Channels of a group up to which cuDNN has kernels of their own.
+_OF_INPUT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("input_gradient"))
+_OF_WEIGHT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("weight_gradient"))
+#: Channels of a group up to which cuDNN has kernels of their own, and of how many channels their
+#: blocks are: ResNeXt's and RegNetZ's (128 and more, of 4 to 32 a group) take them, RegNetX's and
+#: Y's (288, 320, 672) do not, by timm's channels-last steps on an RTX 3090.
 _NARROW: Final = 32
+_BLOCK: Final = 128
 _ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
 
 
@@ -127,7 +134,8 @@ class KernelTimes:
         """Seconds that each kernel's arithmetic takes."""
         seconds: Floats = self._at_peak(efficiency.small_tile) / self._shares(efficiency.arithmetic)
         seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
-        return np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
+        seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
+        return np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
 
     def _at_peak(self, small_tile: float) -> Floats:
         """At the full rate of its kind, but for the tiles."""
@@ -150,7 +158,8 @@ class KernelTimes:
         rate = rate[self._tiled]
         depth = np.ceil(depth / _DEPTH_STEP) * _DEPTH_STEP
         best = np.full(len(table), np.inf)
-        for high, wide in _TILES:
+        narrow = self._narrow_groups()[self._tiled]
+        for high, wide in (*_TILES, *_GROUP_TILES):
             tiles = np.ceil(rows / high) * np.ceil(columns / wide) * batches
             share = min(1.0, math.sqrt(high * wide) / _FULL_TILE) ** small_tile
             for parts in _SPLITS:
@@ -158,7 +167,8 @@ class KernelTimes:
                 waves = tiles * split / self._gpu.sm_count
                 waves = np.where(waves < _MANY_WAVES, np.ceil(waves), waves + 0.5)
                 each = 2 * high * wide * (depth / split + _DEPTH_STEP) / (rate * share)
-                best = np.minimum(best, waves * each)
+                suits = narrow | ((high, wide) in _TILES)
+                best = np.where(suits, np.minimum(best, waves * each), best)
         found: Floats = best * np.maximum(launches, 1)
         return found
 
@@ -170,9 +180,28 @@ class KernelTimes:
 
     def _wide_groups(self) -> NDArray[np.bool_]:
         """Grouped convolutions of channels-last tensors with many channels a group."""
-        of_weight = self._is(("grouped_nhwc_weight_gradient",))
-        channels = np.where(of_weight, self._column("rows"), self._column("columns"))
-        return self._is(_GROUPED_NHWC) & (channels > _NARROW)
+        return self._is(_GROUPED_NHWC) & (self._group_channels() > _NARROW)
+
+    def _narrow_groups(self) -> NDArray[np.bool_]:
+        """Those that the kernels for narrow groups take: whole blocks of channels,
+        as many of the result's as of the input's (as far as the product's sides tell: its depth is
+        a multiple of them)."""
+        channels = self._group_channels()
+        of_weight, of_input = self._is(_OF_WEIGHT), self._is(_OF_INPUT)
+        depth = np.where(of_weight, self._column("columns"), self._column("depth"))
+        alike = (depth % np.maximum(1, channels) == 0) | of_input
+        blocks = channels * self._column("batches") % _BLOCK == 0
+        return self._is(_GROUPED_NHWC) & (channels <= _NARROW) & blocks & alike
+
+    def _uneven_groups(self) -> NDArray[np.bool_]:
+        """Those of channels-last tensors that they do not take, and that are not wide."""
+        known = self._narrow_groups() | self._wide_groups()
+        return self._is(_GROUPED_NHWC) & ~known
+
+    def _group_channels(self) -> IntArray:
+        """Of the result's groups; of the input's in the input's gradient."""
+        of_weight = self._is(_OF_WEIGHT)
+        return np.where(of_weight, self._column("rows"), self._column("columns"))
 
     def _column(self, name: str) -> IntArray:
         return self.table[:, COLUMNS.index(name)]
