@@ -21,7 +21,7 @@ import psutil
 
 Mode = Literal["train", "infer"]
 #: Changes whenever what is recorded of a step does, so that cached steps are made again.
-VERSION = 1
+VERSION = 2
 #: A model of the same name has as many parameters as the table's but for this share, or is another
 #: by now (ecaresnext50t_32x4d had two blocks a stage).
 _SAME = 0.01
@@ -40,7 +40,8 @@ class Job:
     """One row of a table: a model's step, and what it took.
 
     ``options`` are what the script was run with: "nhwc" (channels_last), "unfused" (attention by
-    products and a softmax, as before PyTorch 2), "fast_norm" and "reparam" (its own options).
+    products and a softmax, as before PyTorch 2), "half_math" (attention without a fused kernel in
+    halves, as before PyTorch 2.5), "fast_norm" and "reparam" (its own options).
     ``parameters`` are its weights (0: not told).
     """
 
@@ -118,6 +119,7 @@ def _simulated(job: Job, timm: Any) -> dict[str, Any]:
 
     timm.layers.set_fused_attn("unfused" not in job.options)
     timm.layers.set_fast_norm("fast_norm" in job.options)
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp("half_math" in job.options)
     with trainfit.simulate(job.gpu, limited=False) as simulation:
         torch.backends.cudnn.benchmark = True
         model, images = _made(job, timm, torch)

@@ -143,6 +143,19 @@ def test_rows_are_read_with_their_units(tmp_path: Path) -> None:
     assert len(script.rows(options, of)) == 4
 
 
+def test_models_of_2022_whose_layers_were_others_are_left_out() -> None:
+    script = importlib.import_module("speed_accuracy")
+    then, now = script.TABLES[0], script.TABLES[3]
+
+    def reason(model: str, table: Any) -> str | None:
+        job = script.Job(model, table.mode, 224, 8, table.gpu, 0.1, table.options)
+        found: str | None = script.replaced(job)
+        return found
+
+    assert "inplace_abn" in str(reason("tresnet_m_448", then))
+    assert reason("tresnet_m_448", now) is None and reason("resnet50", then) is None
+
+
 def test_a_model_too_large_for_the_machine_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
