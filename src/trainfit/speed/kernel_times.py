@@ -191,7 +191,8 @@ class KernelTimes:
         depth = np.where(of_weight, self._column("columns"), self._column("depth"))
         alike = (depth % np.maximum(1, channels) == 0) | of_input
         blocks = channels * self._column("batches") % _BLOCK == 0
-        return self._is(_GROUPED_NHWC) & (channels <= _NARROW) & blocks & alike
+        found: NDArray[np.bool_] = (channels <= _NARROW) & blocks & alike
+        return self._is(_GROUPED_NHWC) & found
 
     def _uneven_groups(self) -> NDArray[np.bool_]:
         """Those of channels-last tensors that they do not take, and that are not wide."""
