@@ -183,16 +183,16 @@ class KernelTimes:
         return self._is(_GROUPED_NHWC) & (self._group_channels() > _NARROW)
 
     def _narrow_groups(self) -> NDArray[np.bool_]:
-        """Those that the kernels for narrow groups take: whole blocks of channels,
-        as many of the result's as of the input's (as far as the product's sides tell: its depth is
-        a multiple of them)."""
+        """Those that the kernels for narrow groups take: whole blocks of channels, as many of the
+        result's as of the input's (as far as the product's sides tell: its depth is a multiple of
+        them)."""
         channels = self._group_channels()
         of_weight, of_input = self._is(_OF_WEIGHT), self._is(_OF_INPUT)
         depth = np.where(of_weight, self._column("columns"), self._column("depth"))
         alike = (depth % np.maximum(1, channels) == 0) | of_input
         blocks = channels * self._column("batches") % _BLOCK == 0
-        found: NDArray[np.bool_] = (channels <= _NARROW) & blocks & alike
-        return self._is(_GROUPED_NHWC) & found
+        taken: NDArray[np.bool_] = (channels <= _NARROW) & blocks & alike
+        return self._is(_GROUPED_NHWC) & taken
 
     def _uneven_groups(self) -> NDArray[np.bool_]:
         """Those of channels-last tensors that they do not take, and that are not wide."""
