@@ -375,3 +375,36 @@ def test_a_slice_of_channels_is_copied_for_a_channels_last_convolution() -> None
         whole, part = launched(lambda: act(16)), launched(lambda: act(32))
     assert kinds(whole) == ["convolution"] and kinds(part) == ["layout", "convolution"]
     assert moved(part[0]) == (2 * 16 * 64 * HALF, 2 * 16 * 64 * HALF)
+
+
+def test_both_gradients_of_a_convolution_read_the_same_copy() -> None:
+    def act() -> Any:
+        last = torch.channels_last
+        images = tensor(2, 32, 8, 8).contiguous(memory_format=last)
+        weight = tensor(16, 16, 3, 3).contiguous(memory_format=last)
+        gradient = tensor(2, 16, 6, 6).contiguous(memory_format=last)
+        places = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+        backward = torch.ops.aten.convolution_backward
+        return lambda: backward(gradient, images[:, :16], weight, None, *places)
+
+    with torch.no_grad():
+        rows = launched(act)
+    of_convolution = [f"convolution_{name}_gradient" for name in ("input", "weight")]
+    assert kinds(rows) == ["layout", *of_convolution]
+
+
+def test_a_copy_that_did_not_fit_is_not_the_next_operators() -> None:
+    with trainfit.simulate("custom:1GiB") as simulation:
+        norm = torch.nn.LayerNorm(512).cuda()
+        tokens = torch.zeros(1, 512, 80_000, device="cuda").transpose(1, 2)
+        filler = torch.zeros(1, device="cuda")
+        simulation.end_step()
+        with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+            for _ in range(20):
+                filler = [filler, norm(tokens)]
+        filler = None
+        simulation.end_step()
+        torch.zeros(8, device="cuda").add_(1)
+        simulation.end_step()
+    work = Work.of_step(simulation.recording, simulation.recording.steps - 1)
+    assert not work.is_kind("layout").any()

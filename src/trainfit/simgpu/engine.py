@@ -231,6 +231,7 @@ class Engine:
             else:
                 result = self.generic(info, args, kwargs)
         except OutOfDeviceMemory as error:
+            self.copied = []
             raise out_of_memory(error) from None
         # Its arguments are known to be good now.
         if info.library is not None:
@@ -456,13 +457,15 @@ class Engine:
 
     def workspace(self, *requests: tuple[str, tuple[int, ...]]) -> None:
         """Take workspaces ``(model, arguments)`` together for the time of a kernel."""
-        self.copied += [sizes[0] for model, sizes in requests if model == "contiguous_copy"]
         self.memory.transient(
             [
                 (workspace_bytes(model, arguments), self.recorder.string(model), arguments)
                 for model, arguments in requests
             ]
         )
+        copied = [sizes[0] for model, sizes in requests if model == "contiguous_copy"]
+        # The passes of one operator (a convolution's gradients) hold the same copies.
+        self.copied = max(self.copied, copied, key=len)
 
     def has_library_workspace(self, owner: Any) -> bool:
         """Was :meth:`library_workspace` called for this owner on the present stream?"""

@@ -37,10 +37,9 @@ class KernelLog:
                 rows = self._known[key] = _rows(kernels_of(info.func, args, kwargs, result))
         else:
             rows = _rows(kernels_of(info.func, args, kwargs, result))
-        copied = self._engine.copied
-        if copied:
+        if copied := self._engine.copied:
             rows = [*_rows([_copy(nbytes) for nbytes in copied]), *rows]
-            copied.clear()
+            self._engine.copied = []
         if rows:
             write, stream = self._engine.recorder.kernel, self._engine.memory.stream
             for row in rows:
