@@ -152,14 +152,29 @@ class KernelTimes:
     def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
         """Of products by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
         kernel)."""
-        names = ("rows", "columns", "depth", "batches", "launches")
-        table = self.table[self._tiled][:, [COLUMNS.index(name) for name in names]]
-        rows, columns, depth, batches, launches = table.T.astype(np.float64)
-        rate = rate[self._tiled]
-        depth = np.ceil(depth / _DEPTH_STEP) * _DEPTH_STEP
-        best = np.full(len(table), np.inf)
+        rate, launches = rate[self._tiled], self._column("launches")[self._tiled]
+        sizes = self._sizes(self._tiled)
+        best = self._fastest(sizes, rate, _TILES, small_tile)
         narrow = self._narrow_groups()[self._tiled]
-        for high, wide in (*_TILES, *_GROUP_TILES):
+        if narrow.any():
+            others = self._fastest(sizes[:, narrow], rate[narrow], _GROUP_TILES, small_tile)
+            best[narrow] = np.minimum(best[narrow], others)
+        found: Floats = best * np.maximum(launches, 1)
+        return found
+
+    def _sizes(self, chosen: NDArray[np.bool_]) -> Floats:
+        """Rows, columns, depth and batches of these products, a line each."""
+        names = ("rows", "columns", "depth", "batches")
+        return np.stack([self._column(name)[chosen] for name in names]).astype(np.float64)
+
+    def _fastest(
+        self, sizes: Floats, rate: Floats, shapes: Sequence[tuple[int, int]], small_tile: float
+    ) -> Floats:
+        """Seconds of products by the best of these tiles."""
+        rows, columns, depth, batches = sizes
+        depth = np.ceil(depth / _DEPTH_STEP) * _DEPTH_STEP
+        best = np.full(len(rate), np.inf)
+        for high, wide in shapes:
             tiles = np.ceil(rows / high) * np.ceil(columns / wide) * batches
             share = min(1.0, math.sqrt(high * wide) / _FULL_TILE) ** small_tile
             for parts in _SPLITS:
@@ -167,10 +182,8 @@ class KernelTimes:
                 waves = tiles * split / self._gpu.sm_count
                 waves = np.where(waves < _MANY_WAVES, np.ceil(waves), waves + 0.5)
                 each = 2 * high * wide * (depth / split + _DEPTH_STEP) / (rate * share)
-                suits = narrow | ((high, wide) in _TILES)
-                best = np.where(suits, np.minimum(best, waves * each), best)
-        found: Floats = best * np.maximum(launches, 1)
-        return found
+                best = np.minimum(best, waves * each)
+        return best
 
     def _odd(self) -> NDArray[np.bool_]:
         """Products of halves with a side that is no multiple of 8."""
