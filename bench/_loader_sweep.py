@@ -50,8 +50,6 @@ ANCHORED = (
     *(LoaderSettings(0), LoaderSettings(1, 4), LoaderSettings(2, 4), LoaderSettings(4, 2)),
     LoaderSettings(2, 4, pin_memory=True),
 )
-#: What a process loads before a probe that is made again, in seconds.
-_WARM_UP_S = 2.0
 #: Of the sweep's best, so many are measured again beside the choices.
 FINALISTS = 3
 #: A reading taken while the cores ran below this share of their full speed, or beside other
@@ -150,8 +148,7 @@ class Bench:
         with self._watch:
             # The sweep was read in a process that had loaded batches: workers inherit from it how
             # its allocator keeps memory (glibc's thresholds grow with the blocks that are freed).
-            torch.manual_seed(SEED)
-            self.run(self._workload(), LoaderSettings(0), consumer=consumer, seconds=_WARM_UP_S)
+            self._read(LoaderSettings(0), consumer, 0)
             self._predict(study, consumer, None)
         return study
 

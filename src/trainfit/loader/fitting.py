@@ -244,14 +244,14 @@ def threaded(
     )
 
 
-def enough(settings: LoaderSettings, costs: int, pauses: Pauses | None = None) -> int:
+def enough(settings: LoaderSettings, costs: int, pauses: Pauses) -> int:
     """Batches to simulate, so that what counts of them are whole rounds of the measured costs:
     settings are then compared on the same batches. Of workers that pause, so many that one pause
     more or less makes no difference."""
     rounds = max(1, settings.tokens)
     warm = WARM_UP_ROUNDS * rounds
     counted = max(_LEAST, _ROUNDS * settings.num_workers)
-    if pauses is not None and pauses.mean:
+    if pauses.mean:
         paused = _PERIODS * pauses.period * settings.num_workers
         counted = max(counted, min(_MOST_PAUSED, paused))
     return warm + 1 + costs * math.ceil(counted / costs)
