@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -52,13 +53,36 @@ def test_a_script_that_chooses_its_device_is_measured(planned: PlanResult) -> No
     assert "Is a GPU worth it?" in printed and f"of {len(found.step_seconds)} steps" in printed
 
 
-def test_a_script_that_needs_a_gpu_is_told_how_to_do_without(tmp_path: Path) -> None:
+def planned_for(script: Path, folder: Path) -> dict[str, Any]:
+    """What `plan --versus-cpu` says of a script's CPU."""
     words = ("plan", "--gpu=T4", "--versus-cpu", "--no-remedies", "--json", "--", "python")
-    done = trainfit(*words, str(SCRIPTS / "plain.py"), cwd=tmp_path)
+    done = trainfit(*words, str(script), cwd=folder)
     assert done.returncode == 0, done.stderr
-    found = json_of(done)["versus_cpu"]
-    assert found["step_seconds"] == []
-    assert "the script fails there at" in found["why"] and "plain.py:9" in found["why"]
+    found: dict[str, Any] = json_of(done)["versus_cpu"]
+    return found
+
+
+def test_a_script_with_the_gpu_written_into_it_gets_the_cpu_for_it(tmp_path: Path) -> None:
+    found = planned_for(SCRIPTS / "plain.py", tmp_path)
+    assert found["stand_in"] and found["counts"] == "steps" and not found["why"]
+    assert len(found["step_seconds"]) >= 2
+
+
+def test_calls_of_a_model_that_is_not_trained_are_measured(tmp_path: Path) -> None:
+    found = planned_for(SCRIPTS / "infer.py", tmp_path)
+    assert found["counts"] == "calls" and found["stand_in"] and not found["why"]
+    assert len(found["step_seconds"]) >= 2
+
+
+def test_a_script_that_needs_a_gpu_is_told_how_to_do_without(tmp_path: Path) -> None:
+    script = tmp_path / "strict.py"
+    lines = (SCRIPTS / "plain.py").read_text().splitlines()
+    script.write_text(
+        "\n".join([*lines[:10], "assert next(model.parameters()).is_cuda", *lines[10:]])
+    )
+    found = planned_for(script, tmp_path)
+    assert found["step_seconds"] == [] and not found["stand_in"]
+    assert "the script fails there at" in found["why"] and "strict.py:9" in found["why"]
     assert found["why"].endswith("let it choose its device by torch.cuda.is_available()")
 
 
@@ -110,14 +134,23 @@ def test_why_nothing_was_measured(
     assert "not measured" in text and "cannot tell: a step on the CPU is not known" in text
 
 
-def test_calls_of_a_model_are_not_measured(planned: PlanResult) -> None:
+def test_a_failing_script_is_run_again_with_the_cpu_for_its_gpu(planned: PlanResult) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def run(_: object, __: float, counts: str, stand_in: bool) -> CpuRunOutcome:
+        asked.append((counts, stand_in))
+        if stand_in:
+            return CpuRunOutcome(
+                "finished", 4, 3.0, step_seconds=(0.5, 0.2, 0.3), waited_s=(0, 0, 0)
+            )
+        return CpuRunOutcome("exited", 0, 1.0, message="exit code 1")
+
     infers = dataclasses.replace(planned, inference=Inference(True, None, None))
-
-    def never(*_: object) -> CpuRunOutcome:
-        raise AssertionError("nothing is to be run")
-
-    result = with_cpu(infers, parse_command(list(TRAIN)), 10.0, run=never)
-    assert result.versus_cpu is not None and "does not train" in result.versus_cpu.why
+    found = with_cpu(infers, parse_command(list(TRAIN)), 10.0, run=run).versus_cpu
+    assert asked == [("calls", False), ("calls", True)]
+    assert found is not None and found.stand_in and found.step_seconds == (0.5, 0.2, 0.3)
+    text = " ".join(versus_cpu_section(found, SPEED).split())
+    assert "300 ms a call" in text and "the CPU took its place, without autocast" in text
 
 
 def measured(*steps: float, gpu: tuple[float, float] | None = (0.008, 0.014)) -> VersusCpu:

@@ -30,10 +30,11 @@ def _cpu(found: VersusCpu) -> list[str]:
     if found.step_s is None:
         return [wrapped(f"not measured: {printable(found.why)}", "  on CPU    ", _INDENT)]
     times = found.step_seconds
-    text = f"{time_text(found.step_s)} a step"
+    one = found.counts.removesuffix("s")
+    text = f"{time_text(found.step_s)} a {one}"
     if found.batch_size:
         text += f", {rate_text(found.batch_size / found.step_s)} samples/s"
-    steps = count(len(times), "step")
+    steps = count(len(times), one)
     text += f" (median of {steps}, {time_text(min(times))} to {time_text(max(times))}"
     if found.threads is not None:
         text += f", {count(found.threads, 'thread')}"
@@ -43,13 +44,16 @@ def _cpu(found: VersusCpu) -> list[str]:
     share = found.waiting_share or 0.0
     if share >= _WAITS:
         text += f"; {100 * share:.0f}% of it waits for the DataLoader"
+    if found.stand_in:
+        text += "; the script asks for a GPU by name: the CPU took its place, without autocast"
     return [wrapped(text, "  on CPU    ", _INDENT)]
 
 
 def _verdict(found: VersusCpu, speed: Speed | None) -> str:
     ratio = found.ratio_range
     if ratio is None:
-        missing = "a step on the CPU" if found.step_s is None else "the step on the GPU"
+        one = found.counts.removesuffix("s")
+        missing = f"a {one} on the CPU" if found.step_s is None else f"the {one} on the GPU"
         return f"cannot tell: {missing} is not known"
     between = f"{_times(ratio[0])} to {_times(ratio[1])}"
     epoch = _epoch(found, speed)

@@ -12,6 +12,7 @@ Format history
         processor
     6   the step on this machine's CPU
     7   calls at a fixed rate
+    8   calls of a model on the CPU; the CPU in the place of a GPU that a script asks for
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from trainfit.results.steps import StepPattern
 from trainfit.results.versus_cpu import VersusCpu
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 7
+VERSION: Final = 8
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"

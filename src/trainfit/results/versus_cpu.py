@@ -16,12 +16,18 @@ from trainfit.results.trace import Status, Target
 WARM_UP: Final = 1
 
 
+#: What is timed: optimizer steps, or calls of a model that is not trained.
+Counts = Literal["steps", "calls"]
+
+
 @dataclasses.dataclass(frozen=True)
 class CpuRunRequest:
-    """One run of a user's script on the CPU, for up to ``most_steps`` optimizer steps.
+    """One run of a user's script on the CPU, for up to ``most_steps`` steps: the optimizer's, or
+    calls of a model.
 
     It ends earlier once ``enough_s`` have passed since the first step, with ``least_steps`` at
-    the least. ``outcome`` is the file to write.
+    the least. ``outcome`` is the file to write. With ``stand_in`` the script is told that there
+    is a GPU, and the CPU takes its place.
     """
 
     target: Target
@@ -30,6 +36,8 @@ class CpuRunRequest:
     most_steps: int
     enough_s: float
     time_limit_s: float = 600.0
+    counts: Counts = "steps"
+    stand_in: bool = False
 
     def to_json(self) -> str:
         return as_json(self)
@@ -73,8 +81,9 @@ class VersusCpu:
 
     ``command`` is what was run, ``step_seconds`` are its steps without the first, of which
     ``waited_s`` went to waiting for the DataLoader; ``threads`` are PyTorch's, ``cores`` what this
-    machine gives a job. ``gpu_range_s`` is the predicted step on the GPU. ``why`` says why
-    nothing was measured, with the remedy ("": it was).
+    machine gives a job. ``gpu_range_s`` is the predicted step on the GPU. With ``counts`` "calls"
+    steps are calls of the model. ``stand_in``: the script asks for a GPU by name, and the CPU
+    took its place. ``why`` says why nothing was measured, with the remedy ("": it was).
     """
 
     command: str
@@ -85,6 +94,8 @@ class VersusCpu:
     cores: float | None = None
     gpu_range_s: tuple[float, float] | None = None
     why: str = ""
+    counts: Counts = "steps"
+    stand_in: bool = False
 
     @property
     def step_s(self) -> float | None:

@@ -97,3 +97,8 @@ class ModuleTracker:
         """A module died: its id may come back as another's."""
         self._names.pop(key, None)
         self._alive.pop(key, None)
+
+
+def has_parameters(module: torch.nn.Module) -> bool:
+    """Is it a model, or part of one, and no loss?"""
+    return next(module.parameters(), None) is not None

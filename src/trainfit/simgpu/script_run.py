@@ -1,4 +1,5 @@
-"""Runs a user's script for real, with something noted after each of its optimizer steps.
+"""Runs a user's script for real, with something noted after each of its steps: those of its
+optimizer, or calls of its model.
 
 In a process of its own. The script is not disturbed: errors of ours never reach it, and it is
 stopped from within the step that is the last one wanted (:mod:`trainfit.simgpu.script`).
@@ -12,25 +13,33 @@ import faulthandler
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
 from trainfit.results.trace import Status, Target
+from trainfit.simgpu.modules import has_parameters
 from trainfit.simgpu.script import MainOptimizer, Stopper, run_script, watch
 
 
 class ScriptRun(abc.ABC):
     """One run; what is noted, when it is enough, and what is kept say the subclasses.
 
-    ``steps`` is how many optimizer steps there were so far.
+    ``steps`` is how many there were so far: of the optimizer, or calls of outermost modules with
+    parameters, as ``counts`` says.
     """
 
-    def __init__(self, target: Target, time_limit_s: float) -> None:
+    def __init__(
+        self, target: Target, time_limit_s: float, counts: Literal["steps", "calls"] = "steps"
+    ) -> None:
         self._target = target
         self._time_limit_s = time_limit_s
         self._optimizer = MainOptimizer()
         self._stopper = Stopper()
+        self._counts = counts
+        self._depth = 0
         self.steps = 0
         self._started = time.monotonic()
         self.process = os.getpid()
@@ -52,10 +61,7 @@ class ScriptRun(abc.ABC):
     def run(self) -> None:
         """Run the script to its stop or its end and keep what came of it."""
         watch(self._started, self._time_limit_s, self._done, self._late)
-        hooks = [
-            optim.register_optimizer_step_pre_hook(self._before_step),
-            optim.register_optimizer_step_post_hook(self._after_step),
-        ]
+        hooks = self._hooks()
         try:
             status, details = run_script(self._target)
         finally:
@@ -63,12 +69,35 @@ class ScriptRun(abc.ABC):
                 hook.remove()
         self._finish(status, details)
 
+    def _hooks(self) -> list[Any]:
+        if self._counts == "calls":
+            return [
+                nn_module.register_module_forward_pre_hook(self._enter),
+                nn_module.register_module_forward_hook(self._leave, always_call=True),
+            ]
+        return [
+            optim.register_optimizer_step_pre_hook(self._before_step),
+            optim.register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def _enter(self, *_: Any) -> None:
+        self._depth += 1
+
+    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0 and has_parameters(module):
+            self._step_over()
+
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         with contextlib.suppress(Exception):
             self._optimizer.before_step(optimizer)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if os.getpid() != self.process or not self._optimizer.made(optimizer):
+        if self._optimizer.made(optimizer):
+            self._step_over()
+
+    def _step_over(self) -> None:
+        if os.getpid() != self.process:
             return
         self.steps += 1
         with contextlib.suppress(Exception):

@@ -1,7 +1,8 @@
 """Runs a user's script on the CPU for a few steps and measures how long each takes.
 
 Runs in a process of its own (``main``), whose environment shows PyTorch no GPU. Steps end with
-the optimizer's step; how long the script waits for its DataLoader is measured beside.
+the optimizer's step, or with a call of the model; how long the script waits for its DataLoader is
+measured beside.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from trainfit.results.trace import Status
 from trainfit.results.versus_cpu import CpuRunOutcome, CpuRunRequest
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.script_run import ScriptRun
+from trainfit.speed.stand_in import cpu_for_cuda
 
 
 class CpuRun(ScriptRun):
     """One run of a script on the CPU."""
 
     def __init__(self, request: CpuRunRequest) -> None:
-        super().__init__(request.target, request.time_limit_s)
+        super().__init__(request.target, request.time_limit_s, request.counts)
         self._request = request
         self._ended: list[float] = []
         self._waited: list[float] = []
@@ -37,7 +39,8 @@ class CpuRun(ScriptRun):
         patches = PatchSet()
         self._watch_loaders(patches)
         try:
-            super().run()
+            with cpu_for_cuda() if self._request.stand_in else contextlib.nullcontext():
+                super().run()
         finally:
             patches.restore()
 

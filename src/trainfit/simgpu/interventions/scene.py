@@ -13,6 +13,7 @@ from torch.utils.data import dataloader as loader_module
 
 from trainfit.results.trace import ForwardCalls
 from trainfit.simgpu.location import user_frame
+from trainfit.simgpu.modules import has_parameters
 from trainfit.simgpu.operator_watch import OperatorWatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
@@ -177,11 +178,6 @@ class Scene:
             if not self._stack and has_parameters(module):
                 for callback in self.after_call:
                     callback(module)
-
-
-def has_parameters(module: torch.nn.Module) -> bool:
-    """Is it a model, or part of one, and no loss?"""
-    return next(module.parameters(), None) is not None
 
 
 def _groups(params: Any) -> list[Any]:
