@@ -219,7 +219,56 @@ def test_another_order_in_memory_is_another_kind() -> None:
         images = tensor(2, 8, 10, 10)
         return lambda: (images.clone(), images.contiguous(memory_format=torch.channels_last))
 
-    assert kinds(launched(act)) == ["pointwise", "layout"]
+    assert kinds(launched(act)) == ["pointwise", "pointwise_reordered"]
+
+
+def test_a_slices_gradient_is_zeros_and_a_copy_into_them() -> None:
+    def act() -> Any:
+        gradient = tensor(4, 8, 10, 10).contiguous(memory_format=torch.channels_last)
+        sizes = [[4, 32, 10, 10], 1, 0, 8, 1]
+        return lambda: torch.ops.aten.slice_backward(gradient, *sizes)
+
+    zeros, copy = launched(act)
+    assert kinds([zeros, copy]) == ["fill", "pointwise_reordered"]  # zeros are not channels-last
+    part = HALF * 4 * 8 * 10 * 10
+    assert moved(zeros) == (0, 4 * part) and moved(copy) == (part, part)
+
+
+def test_concatenations_are_a_kind_of_their_own() -> None:
+    def act() -> Any:
+        one = tensor(4, 8)
+        return lambda: torch.cat([one, one])
+
+    assert kinds(launched(act)) == ["concatenation"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cudnn_normalizes_dense_images(dtype: torch.dtype, last: bool) -> None:
+    layout = torch.channels_last if last else torch.contiguous_format
+
+    def act() -> Any:
+        norm = torch.nn.BatchNorm2d(16).cuda()
+        images = tensor(4, 32, 8, 8, dtype=dtype).contiguous(memory_format=layout)
+        norm(images[:, :16])  # counts its calls, too
+        return lambda: norm(images[:, :16])
+
+    with torch.no_grad():
+        found = kinds(launched(act))
+    copied = ["pointwise"] if dtype is torch.float16 else []
+    assert found == ["pointwise", *copied, "batch_norm_nhwc" if last else "batch_norm"]
+
+
+@pytest.mark.parametrize(("train", "copied"), [(True, ["pointwise"]), (False, [])])
+def test_cudnn_takes_the_dense_gradient_of_a_normalization(train: bool, copied: list[str]) -> None:
+    def act() -> Any:
+        images, gradient = tensor(4, 16, 8, 8), tensor(4, 32, 8, 8)[:, 16:]
+        each = [tensor(16, dtype=torch.float32) for _ in range(5)]
+        backward = torch.ops.aten.native_batch_norm_backward
+        return lambda: backward(gradient, images, *each, train, 1e-5, [True, True, True])
+
+    with torch.no_grad():
+        assert kinds(launched(act)) == [*copied, "batch_norm_gradient"]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +301,8 @@ def test_statistics_are_a_pass_of_their_own_in_training() -> None:
 
     size = HALF * 4 * 8 * 10 * 10
     train, evaluate = launched(act(True)), launched(act(False))
-    trained = next(row for row in train if row["kind"] == "normalization")
-    evaluated = next(row for row in evaluate if row["kind"] == "normalization")
+    trained = next(row for row in train if row["kind"] == "batch_norm")
+    evaluated = next(row for row in evaluate if row["kind"] == "batch_norm_eval")
     assert 2 * size <= trained["read"] < 2.5 * size and trained["launches"] == 2
     assert size <= evaluated["read"] < 1.5 * size and evaluated["launches"] == 1
 
@@ -359,7 +408,7 @@ def test_an_operand_that_lies_otherwise_is_copied_first(runs: int) -> None:
 
     with torch.no_grad():
         rows = launched(act)
-    assert kinds(rows) == ["layout", "normalization"] * runs
+    assert kinds(rows) == ["pointwise_reordered", "normalization"] * runs
     size = 2 * 32 * 64 * FULL
     assert moved(rows[0]) == (size, size)
 
@@ -373,7 +422,7 @@ def test_a_slice_of_channels_is_copied_for_a_channels_last_convolution() -> None
 
     with torch.no_grad():
         whole, part = launched(lambda: act(16)), launched(lambda: act(32))
-    assert kinds(whole) == ["convolution"] and kinds(part) == ["layout", "convolution"]
+    assert kinds(whole) == ["convolution"] and kinds(part) == ["pointwise", "convolution"]
     assert moved(part[0]) == (2 * 16 * 64 * HALF, 2 * 16 * 64 * HALF)
 
 
@@ -390,7 +439,7 @@ def test_both_gradients_of_a_convolution_read_the_same_copy() -> None:
     with torch.no_grad():
         rows = launched(act)
     of_convolution = [f"convolution_{name}_gradient" for name in ("input", "weight")]
-    assert kinds(rows) == ["layout", *of_convolution]
+    assert kinds(rows) == ["pointwise", *of_convolution]
 
 
 def test_a_copy_that_did_not_fit_is_not_the_next_operators() -> None:
@@ -407,4 +456,4 @@ def test_a_copy_that_did_not_fit_is_not_the_next_operators() -> None:
         torch.zeros(8, device="cuda").add_(1)
         simulation.end_step()
     work = Work.of_step(simulation.recording, simulation.recording.steps - 1)
-    assert not work.is_kind("layout").any()
+    assert not work.is_kind("pointwise_reordered").any()

@@ -13,10 +13,12 @@ from typing import Final
 #: "grouped…": convolutions in several groups, "grouped_nhwc…" of channels-last tensors;
 #: "depthwise…": one filter a channel, by PyTorch's own kernels; "depthwise_nhwc…" by cuDNN's for
 #: channels-last tensors. "attention…": fused scaled dot product attention.
-#: "pointwise": elementwise, over operands of one layout; "layout": copies that change the order
-#: of elements in memory; "indexing": look-ups and scatters; "optimizer": over lists of
-#: parameters; "upload", "upload_pinned", "download": between host and device; "wait": no kernel,
-#: the host waits here until the GPU has done everything.
+#: "pointwise": elementwise, over operands of one layout; "pointwise_reordered": over some whose
+#: neighbours in memory are others; "layout": cuDNN's copies into the order of its convolutions;
+#: "batch_norm…": in training ("batch_norm_nhwc…" of channels-last tensors) and "batch_norm_eval";
+#: "normalization…": of layers and groups; "indexing": look-ups and scatters; "optimizer": over
+#: lists of parameters; "upload", "upload_pinned", "download": between host and device; "wait": no
+#: kernel, the host waits here until the GPU has done everything.
 KINDS: Final = (
     "product",
     "convolution",
@@ -54,6 +56,13 @@ KINDS: Final = (
     "upload_pinned",
     "download",
     "wait",
+    "pointwise_reordered",
+    "concatenation",
+    "batch_norm",
+    "batch_norm_gradient",
+    "batch_norm_nhwc",
+    "batch_norm_nhwc_gradient",
+    "batch_norm_eval",
 )
 
 #: In which numbers a kernel computes, in the order of the codes of ``Recording.kernel_dtype``.

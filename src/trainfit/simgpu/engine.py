@@ -23,7 +23,7 @@ from trainfit.simgpu.errors import (
     out_of_memory,
 )
 from trainfit.simgpu.failures import CHECKS, kernels_words
-from trainfit.simgpu.layouts import LAYOUTS
+from trainfit.simgpu.layouts import COPIES, LAYOUTS
 from trainfit.simgpu.location import user_frame
 from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.storage import DeviceMemory, OutOfDeviceMemory
@@ -144,7 +144,7 @@ class Engine:
         self.trusts_data = False
         self.library_memory: set[Any] = set()
         #: Bytes of the operands that the operator at work made contiguous for its kernels.
-        self.copied: list[int] = []
+        self.copied: list[tuple[str, int]] = []
         #: Libraries whose kernels ran, and who is told of the first time of each.
         self.libraries: set[str] = set()
         self.on_library: Callable[[], None] = lambda: None
@@ -463,7 +463,7 @@ class Engine:
                 for model, arguments in requests
             ]
         )
-        copied = [sizes[0] for model, sizes in requests if model == "contiguous_copy"]
+        copied = [(model, sizes[0]) for model, sizes in requests if model in COPIES and sizes[0]]
         # The passes of one operator (a convolution's gradients) hold the same copies.
         self.copied = max(self.copied, copied, key=len)
 

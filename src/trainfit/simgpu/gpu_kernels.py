@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.simgpu.kernels_convolution import Geometry
+from trainfit.simgpu.layouts import innermost
 from trainfit.simgpu.least_work import makes_kernel, may_round, tensors_in
 from trainfit.simgpu.operator_flops import by_name, flops_of
 from trainfit.simgpu.tensor import SimulatedTensor, Spec
@@ -294,7 +295,7 @@ def _upsampled(knows_last: bool) -> Rule:
     def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
         source = call["self"]
         images, channels, *places = result._spec.size
-        serial = not (knows_last and _innermost(source._spec) == -3)
+        serial = not (knows_last and innermost(source._spec) == -3)
         rows, depth = (math.prod(places), images * channels) if serial else (0, 0)
         read, written = _bytes([source]), _bytes([result])
         return [Kernel("resampling", _dtype(result), flops, read, written, rows, 0, depth)]
@@ -315,7 +316,7 @@ def _copy(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     target, source = (call["self"], call["src"]) if "src" in call else (result, call["self"])
     here, there = type(source) is SimulatedTensor, type(target) is SimulatedTensor
     if here and there:
-        kind = "pointwise" if _same_order([source, target]) else "layout"
+        kind = _pointwise([source, target])
         return [Kernel(kind, _dtype(target), 0, _bytes([source]), stored_bytes(target._spec))]
     if there:
         pinned = call["non_blocking"] and source.is_pinned()
@@ -330,6 +331,18 @@ def _item(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     source = call["self"]
     size = source._spec.dtype.itemsize
     return [Kernel("download", _dtype(source), 0, size, size)]
+
+
+@_rule("slice_backward", "select_backward")
+def _slice_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """Zeros, and a copy into a part of them (ATen/native/TensorShape.cpp)."""
+    gradient, dtype = call["grad_output"], _dtype(result)
+    same = innermost(gradient._spec) in (None, innermost(result._spec))
+    kind, part = "pointwise" if same else "pointwise_reordered", stored_bytes(gradient._spec)
+    return [
+        Kernel("fill", dtype, 0, 0, stored_bytes(result._spec)),
+        Kernel(kind, dtype, 0, part, part),
+    ]
 
 
 # --- Everything else: by its operands -----------------------------------------------------------
@@ -363,8 +376,8 @@ _KINDS: Final[tuple[tuple[str, str], ...]] = (
     ("masked_select", "indexing"),
     ("nonzero", "indexing"),
     ("take", "indexing"),
-    ("roll", "layout"),
-    ("flip", "layout"),
+    ("roll", "pointwise"),
+    ("flip", "pointwise_reordered"),
     ("sort", "sorting"),
     ("topk", "sorting"),
     ("cumsum", "sorting"),
@@ -372,8 +385,8 @@ _KINDS: Final[tuple[tuple[str, str], ...]] = (
     ("unique", "sorting"),
     ("_unique", "sorting"),
     ("randperm", "sorting"),
-    ("cat", "copy"),
-    ("stack", "copy"),
+    ("cat", "concatenation"),
+    ("stack", "concatenation"),
     ("clone", "copy"),
     ("contiguous", "copy"),
     ("repeat", "copy"),
@@ -448,8 +461,13 @@ def _kind(func: Any, name: str, given: Sequence[Any], made: Sequence[Any]) -> st
     if "backward" in name and found == "pooling":
         return "pooling_gradient"
     if found in ("pointwise", "copy"):
-        return "pointwise" if _same_order([*given, *made]) else "layout"
+        return _pointwise([*given, *made])
     return found
+
+
+def _pointwise(operands: Sequence[Any]) -> str:
+    """An elementwise kernel, by how it goes over its operands."""
+    return "pointwise" if _same_order(operands) else "pointwise_reordered"
 
 
 def _untold(given: Sequence[Any], made: Sequence[Any]) -> str:
@@ -461,18 +479,8 @@ def _untold(given: Sequence[Any], made: Sequence[Any]) -> str:
 def _same_order(tensors: Sequence[Any]) -> bool:
     """Do the large ones have the same innermost dimension, so that all is read in order?"""
     most = max((each._spec.numel for each in tensors), default=0)
-    inner = {_innermost(each._spec) for each in tensors if each._spec.numel == most}
+    inner = {innermost(each._spec) for each in tensors if each._spec.numel == most}
     return len({each for each in inner if each is not None}) < 2
-
-
-def _innermost(spec: Spec) -> int | None:
-    """The dimension of neighbours in memory, counted from the last; ``None``: there is none."""
-    found = [
-        place - len(spec.size)
-        for place, (size, step) in enumerate(zip(spec.size, spec.stride, strict=True))
-        if step == 1 and size > 1
-    ]
-    return found[-1] if found else None
 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
@@ -503,20 +511,29 @@ def _passes(kind: str, reads: int) -> Rule:
     return rule
 
 
-def _batch_norm(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """Training: one pass for the statistics, one that normalizes."""
-    train = call.get("training", call.get("train", True))
-    return _passes("normalization", 2 if train else 1)(call, result, flops)
-
-
-_rule(
-    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-    "cudnn_batch_norm", "_batch_norm_with_update", "_native_batch_norm_legit_no_training",
+@_rule(
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+    *("cudnn_batch_norm", "_batch_norm_with_update", "_native_batch_norm_legit_no_training"),
     "batch_norm_elemt",
-)(_batch_norm)  # fmt: skip
-_rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")(
-    _passes("normalization_gradient", 2)
 )
+def _batch_norm(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """Training: one pass for the statistics, one that normalizes. Otherwise an elementwise one."""
+    train = call.get("training", call.get("train", True))
+    kind = f"batch_norm{_last(call)}" if train else "batch_norm_eval"
+    return _passes(kind, 1 + bool(train))(call, result, flops)
+
+
+@_rule("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
+def _batch_norm_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    return _passes(f"batch_norm{_last(call)}_gradient", 2)(call, result, flops)
+
+
+def _last(call: Arguments) -> str:
+    """Normalized are channels that are next to each other, by kernels of their own?"""
+    spec = call["input"]._spec
+    return "_nhwc" if len(spec.size) > 2 and innermost(spec) == 1 - len(spec.size) else ""
+
+
 _rule("native_layer_norm", "_fused_rms_norm")(_passes("normalization", 1))
 _rule("native_group_norm")(_passes("normalization", 2))
 _rule("native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward")(

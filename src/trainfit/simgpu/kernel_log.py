@@ -7,6 +7,7 @@ from typing import Any, Final
 from trainfit.results.kernels import DTYPES, KINDS
 from trainfit.simgpu.engine import Engine, OperatorInfo
 from trainfit.simgpu.gpu_kernels import Kernel, kernels_of
+from trainfit.simgpu.layouts import COPIES
 from trainfit.simgpu.least_work import may_round
 from trainfit.simgpu.recorder import KernelRow
 
@@ -38,7 +39,7 @@ class KernelLog:
         else:
             rows = _rows(kernels_of(info.func, args, kwargs, result))
         if copied := self._engine.copied:
-            rows = [*_rows([_copy(nbytes) for nbytes in copied]), *rows]
+            rows = [*_rows([_copy(*each) for each in copied]), *rows]
             self._engine.copied = []
         if rows:
             write, stream = self._engine.recorder.kernel, self._engine.memory.stream
@@ -50,9 +51,9 @@ class KernelLog:
         self._engine.recorder.kernel(_WAIT, self._engine.memory.stream)
 
 
-def _copy(nbytes: int) -> Kernel:
+def _copy(model: str, nbytes: int) -> Kernel:
     """Of an operand into the order that the operator's kernels take; only its bytes matter."""
-    return Kernel("layout", "float32", 0, nbytes, nbytes)
+    return Kernel(COPIES[model], "float32", 0, nbytes, nbytes)
 
 
 def _rows(kernels: list[Kernel]) -> list[KernelRow]:

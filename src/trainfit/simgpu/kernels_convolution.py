@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.simgpu.engine import Engine, allocates
-from trainfit.simgpu.layouts import CHANNELS_LAST, convolution_format
+from trainfit.simgpu.layouts import CHANNELS_LAST, convolution_format, dense_copy
 from trainfit.simgpu.tensor import SimulatedTensor
 
 aten = torch.ops.aten
@@ -127,7 +127,7 @@ class Geometry:
     def copies(self, tensors: tuple[Any, ...]) -> list[Request]:
         """Operands that cuDNN's caller makes contiguous in the result's memory format."""
         return [
-            ("contiguous_copy", (tensor._spec.nbytes,))
+            dense_copy(tensor, self._format_of(tensor.dim()))
             for tensor in tensors
             if type(tensor) is SimulatedTensor
             and tensor.dim() in (4, 5)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trainfit.simgpu.engine import Engine, allocates
+from trainfit.simgpu.layouts import dense_copy
 from trainfit.simgpu.tensor import SimulatedTensor
 
 aten = torch.ops.aten
@@ -117,7 +118,7 @@ def fourier_to_real(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 
 def _contiguous(tensors: tuple[Any, ...]) -> list[tuple[str, tuple[int, ...]]]:
     return [
-        ("contiguous_copy", (tensor._spec.nbytes,))
+        dense_copy(tensor)
         for tensor in tensors
         if type(tensor) is SimulatedTensor and not tensor._spec.contiguous
     ]

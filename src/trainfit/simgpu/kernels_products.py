@@ -15,6 +15,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from trainfit.simgpu.engine import Engine, allocates
+from trainfit.simgpu.layouts import dense_copy
 from trainfit.simgpu.tensor import SimulatedTensor
 
 aten = torch.ops.aten
@@ -134,7 +135,7 @@ def _copies(engine: Engine, operands: tuple[Any, ...]) -> None:
     """Operands that are neither row- nor column-major are copied for the call."""
     engine.workspace(
         *(
-            ("contiguous_copy", (tensor._spec.nbytes,))
+            dense_copy(tensor)
             for tensor in operands
             if type(tensor) is SimulatedTensor and not tensor._spec.suits_blas
         )

@@ -8,14 +8,18 @@ ATen/native/ConvUtils.h.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._prims_common import suggest_memory_format
 
+from trainfit.simgpu.tensor import SimulatedTensor, Spec
+
 aten = torch.ops.aten
 
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
+#: Workspaces that are copies of operands, and the kinds of kernels that make them.
+COPIES: Final = {"contiguous_copy": "pointwise", "reordered_copy": "pointwise_reordered"}
 
 
 def convolution_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
@@ -26,6 +30,25 @@ def convolution_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memo
             if found in CHANNELS_LAST:
                 return found
     return torch.contiguous_format
+
+
+def innermost(spec: Spec) -> int | None:
+    """The dimension of neighbours in memory, counted from the last; ``None``: there is none."""
+    found = [
+        place - len(spec.size)
+        for place, (size, step) in enumerate(zip(spec.size, spec.stride, strict=True))
+        if step == 1 and size > 1
+    ]
+    return found[-1] if found else None
+
+
+def dense_copy(
+    tensor: SimulatedTensor, wanted: torch.memory_format = torch.contiguous_format
+) -> tuple[str, tuple[int, ...]]:
+    """The workspace (model, arguments) of a copy in that format, by the order that it had."""
+    neighbours = 1 - tensor.dim() if wanted in CHANNELS_LAST else -1
+    same = innermost(tensor._spec) in (None, neighbours)
+    return "contiguous_copy" if same else "reordered_copy", (tensor._spec.nbytes,)
 
 
 def _of_forward(args: Any, result: Any) -> Any:

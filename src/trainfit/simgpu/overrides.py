@@ -19,6 +19,7 @@ from trainfit.simgpu import rnn
 from trainfit.simgpu.attention import attention
 from trainfit.simgpu.autocast import Autocast
 from trainfit.simgpu.engine import HANDLERS, Engine, Handler
+from trainfit.simgpu.kernels_normalization import by_cudnn, in_its_format
 from trainfit.simgpu.operators import boxes_kept
 from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
@@ -82,6 +83,22 @@ def _ctc_loss(
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lengths, *args, **kwargs)  # type: ignore[no-any-return]
 
 
+def _batch_norm(
+    source: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    *args: Any,
+) -> Any:
+    """cuDNN's input is made dense first, and that is what the backward pass keeps."""
+    if by_cudnn(source, weight, training):
+        source = in_its_format(source)
+    whole = aten._batch_norm_impl_index.default
+    return whole._op_dk(_COMPOSITE, source, weight, bias, mean, var, training, *args)
+
+
 def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
     """CUDA's path of composite operators that ask ``is_cuda()`` in C++."""
 
@@ -109,6 +126,7 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
         (aten.dropout.default, dropout),
         (aten.scaled_dot_product_attention.default, sdpa),
         (aten.ctc_loss.Tensor, _ctc_loss),
+        (aten._batch_norm_impl_index.default, _batch_norm),
         (aten.softmax.int, half_to_float(aten.softmax.int, aten._softmax.default)),
         (aten.log_softmax.int, half_to_float(aten.log_softmax.int, aten._log_softmax.default)),
         *rnn.composites(),

@@ -62,5 +62,11 @@ def cudnn_winograd(
 
 @_model
 def contiguous_copy(nbytes: int) -> int:
-    """A copy that a kernel makes because it wants another memory layout."""
+    """A copy that a kernel's caller makes because it wants dense operands."""
+    return nbytes
+
+
+@_model
+def reordered_copy(nbytes: int) -> int:
+    """The same where other elements become neighbours."""
     return nbytes

@@ -46,7 +46,9 @@ class HostCosts:
 _LIBRARY: Final = tuple(
     name
     for name in KINDS
-    if name.startswith(("product", "convolution", "normalization", "attention", "recurrent"))
+    if name.startswith(
+        ("product", "convolution", "normalization", "batch_norm", "attention", "recurrent")
+    )
 )
 
 
