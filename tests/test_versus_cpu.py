@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,37 +52,51 @@ def test_a_script_that_chooses_its_device_is_measured(planned: PlanResult) -> No
     assert "Is a GPU worth it?" in printed and f"of {len(found.step_seconds)} steps" in printed
 
 
-def planned_for(script: Path, folder: Path) -> dict[str, Any]:
-    """What `plan --versus-cpu` says of a script's CPU."""
-    words = ("plan", "--gpu=T4", "--versus-cpu", "--no-remedies", "--json", "--", "python")
-    done = trainfit(*words, str(script), cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json_of(done)["versus_cpu"]
-    return found
+#: Asks for a GPU by name; its argument: "train", "infer", or "strict", which looks what it got.
+ON_CUDA = """import sys
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+if sys.argv[1] == "strict":
+    assert model.weight.is_cuda
+optimizer = torch.optim.SGD(model.parameters(), 0.1) if sys.argv[1] != "infer" else None
+for _ in range(200):
+    loss = model(torch.ones(4, 8, device="cuda")).sum()
+    if optimizer:
+        loss.backward()
+        optimizer.step()
+"""
 
 
-def test_a_script_with_the_gpu_written_into_it_gets_the_cpu_for_it(tmp_path: Path) -> None:
-    found = planned_for(SCRIPTS / "plain.py", tmp_path)
-    assert found["stand_in"] and found["counts"] == "steps" and not found["why"]
-    assert len(found["step_seconds"]) >= 2
+@pytest.fixture
+def on_cuda(tmp_path: Path) -> str:
+    (tmp_path / "on_cuda.py").write_text(ON_CUDA)
+    return str(tmp_path / "on_cuda.py")
 
 
-def test_calls_of_a_model_that_is_not_trained_are_measured(tmp_path: Path) -> None:
-    found = planned_for(SCRIPTS / "infer.py", tmp_path)
-    assert found["counts"] == "calls" and found["stand_in"] and not found["why"]
-    assert len(found["step_seconds"]) >= 2
+def test_a_script_with_the_gpu_written_into_it_gets_the_cpu_for_it(
+    planned: PlanResult, on_cuda: str
+) -> None:
+    found = with_cpu(planned, parse_command(["python", on_cuda, "train"]), 60.0).versus_cpu
+    assert found is not None and found.stand_in and not found.why
+    assert found.counts == "steps" and len(found.step_seconds) == 29
 
 
-def test_a_script_that_needs_a_gpu_is_told_how_to_do_without(tmp_path: Path) -> None:
-    script = tmp_path / "strict.py"
-    lines = (SCRIPTS / "plain.py").read_text().splitlines()
-    script.write_text(
-        "\n".join([*lines[:10], "assert next(model.parameters()).is_cuda", *lines[10:]])
-    )
-    found = planned_for(script, tmp_path)
-    assert found["step_seconds"] == [] and not found["stand_in"]
-    assert "the script fails there at" in found["why"] and "strict.py:9" in found["why"]
-    assert found["why"].endswith("let it choose its device by torch.cuda.is_available()")
+def test_calls_of_a_model_that_is_not_trained_are_measured(
+    planned: PlanResult, on_cuda: str
+) -> None:
+    infers = dataclasses.replace(planned, inference=Inference(True, None, None))
+    found = with_cpu(infers, parse_command(["python", on_cuda, "infer"]), 60.0).versus_cpu
+    assert found is not None and found.stand_in and not found.why
+    assert found.counts == "calls" and len(found.step_seconds) == 29
+
+
+def test_a_script_that_needs_a_gpu_is_told_how_to_do_without(
+    planned: PlanResult, on_cuda: str
+) -> None:
+    found = with_cpu(planned, parse_command(["python", on_cuda, "strict"]), 60.0).versus_cpu
+    assert found is not None and not found.step_seconds and not found.stand_in
+    assert "the script fails there at" in found.why and "on_cuda.py:3" in found.why
+    assert found.why.endswith("let it choose its device by torch.cuda.is_available()")
 
 
 def test_a_real_run_ends_when_it_has_seen_enough() -> None:
