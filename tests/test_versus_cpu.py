@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_cli import SCRIPTS, json_of, trainfit
+from helpers_cli import SCRIPTS, trainfit
 from trainfit.plan.command import parse_command
 from trainfit.plan.versus_cpu import on_cpu, run_on_cpu, with_cpu
 from trainfit.report.sizes import WIDTH
