@@ -309,6 +309,8 @@ def test_console_scripts_name_their_interpreter(
         ("python folder", "'folder' is a folder"),
         ("./nowhere/python train.py", "'./nowhere/python': there is no such program"),
         ("train.py", "begin the command with `python train.py`"),
+        ("./train.py", "'./train.py': is not executable; begin the command with `python ./train"),
+        ("folder/no.py", "'folder/no.py': there is no such program"),
         ("no-such-program", "there is no such program"),
         ("ls -l", "is no Python program"),
         ("torchrun --nproc_per_node 2 train.py", "launcher 'torchrun'"),

@@ -272,8 +272,9 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
     name = plain[at]
     if Path(name).name in _LAUNCHERS:
         raise _launcher(name)
-    beside = Path(sys.executable).with_name(name)
-    found = shutil.which(name) or (str(beside) if beside.is_file() else None)
+    # A path is what it is; a name may be installed beside the interpreter.
+    beside = Path(sys.executable).parent / name if os.sep not in name else None
+    found = shutil.which(name) or (str(beside) if beside and beside.is_file() else None)
     if found is None:
         is_script = name.endswith(".py") and Path(name).is_file()
         reason = "is not executable" if is_script else "there is no such program"
