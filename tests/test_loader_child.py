@@ -324,6 +324,11 @@ def test_which_loader_fed_the_step_is_kept_although_the_script_drops_it() -> Non
         patches.restore()
         loader = tracker.loader()
         assert (loader.batch_size if loader is not None else None) == (2 if keep else None)
+        # What it was is known all the same: scripts often keep nothing but the iterator.
+        fed = tracker.feeding()
+        assert fed is not None
+        assert (fed.index, fed.batch_size, fed.samples, fed.batches) == (0, 2, 6, 1)
+        assert fed.dataset == "TensorDataset"
 
 
 def test_the_step_is_predicted_else_bounded_by_its_work_else_takes_no_time() -> None:

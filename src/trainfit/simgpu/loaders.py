@@ -36,6 +36,8 @@ class _Made:
         self.where = where
         self.batches = 0
         self.on_gpu = False
+        #: What it was when it was last iterated: the script may keep no more than the iterator.
+        self.known: LoaderInfo | None = None
 
 
 class LoaderTracker:
@@ -83,6 +85,7 @@ class LoaderTracker:
             made = tracker._find(loader)
             if made is not None and isinstance(batches, iterator):
                 tracker._of_iterator[batches] = made
+                made.known = tracker._describe(made)
             return batches
 
         def __next__(batches: Any) -> Any:
@@ -159,7 +162,7 @@ class LoaderTracker:
         """
         loader = made.loader()
         if loader is None:
-            return None
+            return None if made.known is None else _with_batches(made.known, made.batches)
         sampler = getattr(loader, "batch_sampler", None)
         batch_size = loader.batch_size
         if batch_size is None:
