@@ -17,7 +17,7 @@ from trainfit.speed.efficiency import DEFAULT, Efficiency
 from trainfit.speed.host import HostCosts, issue_seconds
 from trainfit.speed.kernel_times import KernelTimes, clock_share, peak_flops
 from trainfit.speed.scaling import NotAffineError, WorkLaw
-from trainfit.speed.step import Machine, step_time
+from trainfit.speed.step import Machine, Timeline, step_time
 from trainfit.speed.work import COLUMNS, Work
 
 RTX_3090 = find_gpu("RTX 3090")
@@ -325,3 +325,68 @@ def test_other_kernels_are_no_law() -> None:
         WorkLaw.between(first, 2, second, 4)
     with pytest.raises(NotAffineError, match="kernel 0 is another"):
         WorkLaw.between(first, 2, work(row("fill", written=8)), 4)
+
+
+# --- A timeline -----------------------------------------------------------------------------------
+
+
+def by_hand(took: list[float], waits: list[bool], gaps: list[float], queue: int) -> list[float]:
+    """Kernels one by one: when the CPU and when the GPU are done with them.
+
+    ``gaps`` is what the CPU takes until each launch, ``waits`` whether it then waits for the GPU.
+    """
+    cpu, ends = 0.0, [0.0]
+    for seconds, wait, gap in zip(took, waits, gaps, strict=True):
+        cpu += gap
+        if len(ends) > queue:
+            cpu = max(cpu, ends[-queue])
+        ends.append(max(ends[-1], cpu) + seconds)
+        if wait:
+            cpu = max(cpu, ends[-1])
+    return [cpu, ends[-1]]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("pointwise", "pointwise", "pointwise", "wait", "upload")),
+            st.integers(0, 40_000_000),
+            st.integers(1, 3),
+        ),
+        min_size=1,
+        max_size=60,
+    ),
+    st.integers(1, 20),
+    st.integers(0, 60),
+    st.floats(0, 1e-2),
+)
+def test_a_timeline_is_what_launching_kernels_one_by_one_makes(
+    kernels: list[tuple[str, int, int]], queue: int, cut: int, pause: float
+) -> None:
+    """Added in two parts with a pause of the CPU between, and with a queue of any length."""
+    cut = min(cut, len(kernels) - 1)
+    costs = HostCosts()
+    gaps = [costs.forward_s + launches * costs.launch_s for *_, launches in kernels]
+    gaps[cut] += pause
+    machine, timeline, took = Machine(RTX_3090, IDEAL, costs), Timeline(queue), []
+    for part, before in ((kernels[:cut], 0.0), (kernels[cut:], pause)):
+        timeline.pause(before)
+        if part:
+            rows = [row(kind, read=read, launches=launches) for kind, read, launches in part]
+            _, seconds, copies = timeline.add(work(*rows), machine)
+            took += (seconds + copies).tolist()
+    waits = [kind != "pointwise" for kind, *_ in kernels]
+    cpu, gpu = by_hand(took, waits, gaps, queue)
+    assert timeline.cpu_s == pytest.approx(cpu)
+    assert timeline.end_s == pytest.approx(max(cpu, gpu))
+
+
+def test_the_cpu_waits_for_a_point_in_time_that_is_to_come() -> None:
+    timeline = Timeline()
+    timeline.pause(1.0)
+    timeline.wait(0.5)
+    assert timeline.cpu_s == timeline.end_s == 1.0
+    timeline.wait(1.5)
+    assert timeline.cpu_s == timeline.end_s == 1.5
+    assert timeline.waited_s == 0.5

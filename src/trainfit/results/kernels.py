@@ -67,3 +67,7 @@ KINDS: Final = (
 
 #: In which numbers a kernel computes, in the order of the codes of ``Recording.kernel_dtype``.
 DTYPES: Final = ("float32", "tfloat32", "float16", "bfloat16", "float64", "float8", "integer")
+
+#: Kernels that the CPU can be ahead of the GPU: CUDA's launch queue holds 1,024, and a further
+#: launch waits. (Not documented; what is seen where launches are timed.)
+LAUNCH_QUEUE: Final = 1024

@@ -23,14 +23,23 @@ TRAFFIC = 3
 
 
 class Clock(Protocol):
-    """Device time in seconds since the start, worked out from the recording when asked."""
+    """Time in seconds since the start, worked out from the recording when asked."""
 
     def now(self) -> float:
-        """Time at which everything submitted so far is done, in seconds."""
+        """When the device is done with everything submitted so far."""
+
+    def host(self) -> float:
+        """When the CPU has submitted everything; where it had to wait for the device, later."""
+
+    def pause(self, seconds: float) -> None:
+        """The CPU did something else before it goes on to submit."""
+
+    def wait(self, until: float) -> None:
+        """The CPU waits for a point of the device's time."""
 
 
 class TrafficClock:
-    """The lower bound by traffic alone."""
+    """The lower bound by traffic alone, on a computer that waits for each operator."""
 
     def __init__(self, recorder: Recorder, gpu: GpuSpec) -> None:
         self._recorder = recorder
@@ -49,6 +58,17 @@ class TrafficClock:
         self._ops += ops
         self._allocs += len(nbytes)
         return self._seconds
+
+    def host(self) -> float:
+        """See :class:`Clock`."""
+        return self.now()
+
+    def pause(self, seconds: float) -> None:
+        """See :class:`Clock`."""
+        self._seconds += seconds
+
+    def wait(self, until: float) -> None:
+        """See :class:`Clock`; it has."""
 
 
 _make: Callable[[Recorder, GpuSpec], Clock] = TrafficClock

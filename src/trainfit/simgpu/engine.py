@@ -148,6 +148,9 @@ class Engine:
         #: Libraries whose kernels ran, and who is told of the first time of each.
         self.libraries: set[str] = set()
         self.on_library: Callable[[], None] = lambda: None
+        #: Told when the simulator is at work (is that news?), and when the script is again.
+        self.on_enter: Callable[[], bool] = lambda: False
+        self.on_leave: Callable[[], None] = lambda: None
         #: Is told of every operator that may launch kernels, with its geometry's key.
         self.on_launch: LaunchListener = lambda *_: None
         self._key_of_launch: Any = None
@@ -172,6 +175,10 @@ class Engine:
     def in_backward() -> bool:
         """Does autograd run the present operator? On a GPU that is a thread of its own."""
         return bool(_graph_task() != -1)
+
+    def in_framework(self) -> bool:
+        """Is it PyTorch, not the script, that comes to the next operator?"""
+        return bool(self.in_optimizer) or self.in_backward()
 
     def record(self, info: OperatorInfo) -> None:
         phase = self.phase()
@@ -221,6 +228,14 @@ class Engine:
         :class:`UnsupportedOperatorError` for an operator without a shape function, and
         whatever PyTorch's own checks raise for wrong arguments.
         """
+        entered = self.on_enter()
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            if entered:
+                self.on_leave()
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = self._infos.get(func) or self.info(func)
         self._key_of_launch = None
         try:

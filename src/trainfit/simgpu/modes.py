@@ -69,6 +69,14 @@ class FunctionMode(TorchFunctionMode):
         self._engine = engine
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        entered = SimulatedTensor in types and self._engine.on_enter()
+        try:
+            return self._call(func, args, kwargs)
+        finally:
+            if entered:
+                self._engine.on_leave()
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _WITH_POSITIONAL_DEVICE:
             return self._move(func, args, kwargs or {})
         if func == _set_data and _crosses(*args):

@@ -39,6 +39,7 @@ from trainfit.simgpu.overrides import Overrides
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recorder import Recorder
 from trainfit.simgpu.script import MainOptimizer
+from trainfit.simgpu.script_time import ScriptTime
 from trainfit.simgpu.settling import StepUse
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.surface import Surface
@@ -162,8 +163,11 @@ class Simulation:
         self._modules = ModuleTracker(self._recorder, self._mark_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
         self.engine.on_library = self._grow_context
-        kernels = KernelLog(self.engine)
-        self.engine.on_launch, self._memory.on_wait = kernels.operator, kernels.wait
+        self._kernels = KernelLog(self.engine)
+        self.engine.on_launch, self._memory.on_wait = self._kernels.operator, self._wait
+        self._time = ScriptTime(clock_of(self._recorder, self.gpu), self.engine.in_framework)
+        self._memory.on_death = self._time.leave_out
+        self.engine.on_enter, self.engine.on_leave = self._time.enter, self._time.leave
         self._grow_context()
         self._autocast = Autocast()
         self._modes = Modes(self.engine)
@@ -184,8 +188,7 @@ class Simulation:
         generators.install(self._patches)
         checkpoints.install(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
-        clock = clock_of(self._recorder, self.gpu)
-        Surface(self.gpu, self._memory, clock).install(self._patches)
+        Surface(self.gpu, self._memory, self._time).install(self._patches)
         self._patch_torch()
         self._modules.install()
         self._optimizer_hooks = [
@@ -196,9 +199,11 @@ class Simulation:
         self._lifts_cpu_only = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         self._modes.install(self._patches)
+        self._time.install(self._patches)
 
     def _remove(self) -> None:
         global _active
+        self._time.stop()
         self._default_device.restore()
         self._modes.remove()
         torch._C._set_only_lift_cpu_tensors(self._lifts_cpu_only)
@@ -262,6 +267,10 @@ class Simulation:
         used = self.constants.used(self.engine.libraries)
         self.allocator.context_bytes = total(used)[0]
 
+    def _wait(self) -> None:
+        with self._time.simulating():
+            self._kernels.wait()
+
     # -- what is what ----------------------------------------------------------------------
 
     def end_step(self) -> None:
@@ -312,6 +321,10 @@ class Simulation:
             known[3] = True
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
+        with self._time.simulating():
+            self._begin_step(optimizer)
+
+    def _begin_step(self, optimizer: Any) -> None:
         if self._main_optimizer.before_step(optimizer):
             self._optimizer = type(optimizer).__name__
         for group in optimizer.param_groups:
@@ -322,6 +335,10 @@ class Simulation:
         self.engine.in_optimizer += 1
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        with self._time.simulating():
+            self._finish_step(optimizer)
+
+    def _finish_step(self, optimizer: Any) -> None:
         self.engine.in_optimizer -= 1
         for parameter, state in optimizer.state.items():
             owner = self._owners.get(id(parameter), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -10,9 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainfit.results.kernels import LAUNCH_QUEUE
 from trainfit.simgpu.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from trainfit.simgpu.location import place_of_user
 from trainfit.simgpu.recorder import Recorder
+
+#: The machine's clock, whatever ``time`` shows scripts.
+_now = time.perf_counter
 
 
 class Life(weakref.ref):  # type: ignore[type-arg]
@@ -31,11 +36,6 @@ class Life(weakref.ref):  # type: ignore[type-arg]
     key: int
     value: torch.Tensor | None
     fill: bool | float | None
-
-
-#: Kernels that the host can be ahead of the device: CUDA's launch queue holds 1,024, and a
-#: further launch waits. Operators count here, each of which launches at least one kernel.
-LAUNCH_QUEUE = 1024
 
 
 class _Wait(NamedTuple):
@@ -71,6 +71,8 @@ class DeviceMemory:
         self._waits: deque[_Wait] = deque()
         #: Is told when the host waits for all that was submitted.
         self.on_wait: Callable[[], None] = lambda: None
+        #: Is told of the seconds that a storage's death took here, which may be at any bytecode.
+        self.on_death: Callable[[float], None] = lambda _: None
         allocator.defers_events = True
 
     @property
@@ -167,6 +169,7 @@ class DeviceMemory:
             del self.lives[key]
         if life.block is None:
             return
+        began = _now()
         if self._lock.acquire(blocking=False):
             try:
                 self._free(life)
@@ -174,6 +177,7 @@ class DeviceMemory:
                 self._lock.release()
         else:
             self._pending.append(life)
+        self.on_death(_now() - began)
 
     def _free(self, life: Life) -> None:
         assert life.block is not None
@@ -232,6 +236,7 @@ class DeviceMemory:
 
     def _settle_waits(self) -> None:
         """Waits that are over because the host cannot be that far ahead of the device."""
+        # Operators count here, each of which launches at least one kernel.
         reached = self.recorder.op_count - LAUNCH_QUEUE
         with self._lock:
             # Where memory ran out, the allocator has waited for all of them.

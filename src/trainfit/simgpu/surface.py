@@ -17,9 +17,10 @@ from torch.nn.parallel import _functions as parallel_functions
 from torch.nn.parallel import scatter_gather
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.clock import Clock, TrafficClock
+from trainfit.simgpu.clock import TrafficClock
 from trainfit.simgpu.history import History
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.script_time import ScriptTime
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal, current_engine
 
@@ -142,7 +143,7 @@ class Stream:
         return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.stream_id:#x} simulated>"
 
 
-def _event_class(clock: Clock, memory: DeviceMemory) -> type:
+def _event_class(clock: ScriptTime, memory: DeviceMemory) -> type:
     class Event:
         """A CUDA event on the simulated clock."""
 
@@ -154,7 +155,7 @@ def _event_class(clock: Clock, memory: DeviceMemory) -> type:
             self._recorded: tuple[int, int] | None = None
 
         def record(self, stream: Any = None) -> None:
-            self._at = clock.now() if self.enable_timing else None
+            self._at = clock.now()
             number = memory.stream if stream is None else stream.stream_id
             self._recorded = (number, memory.recorder.op_count)
 
@@ -162,8 +163,9 @@ def _event_class(clock: Clock, memory: DeviceMemory) -> type:
             return True
 
         def synchronize(self) -> None:
-            if self._recorded is not None:
+            if self._recorded is not None and self._at is not None:
                 memory.synchronize(*self._recorded)
+                clock.wait(self._at)
 
         def wait(self, stream: Any = None) -> None:
             return None
@@ -225,7 +227,7 @@ _IMPORTED_BY_NAME = {
 class Surface:
     """Installs the simulated device into PyTorch's Python modules."""
 
-    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, clock: Clock) -> None:
+    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, clock: ScriptTime) -> None:
         self._gpu = gpu
         self._memory = memory
         self._properties = DeviceProperties(gpu)

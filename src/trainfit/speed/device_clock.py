@@ -23,20 +23,40 @@ class StepClock:
         self._ops = self._kernels = 0
 
     def now(self) -> float:
-        """Seconds since the start; what was launched since the last call is costed now."""
-        table, stream, op, phase = self._recorder.launched(self._ops, self._kernels)
-        if len(phase) or len(table):
-            # A wait that follows no operator belongs to one that has been counted: to the first of
-            # these, or (without any) to one that takes nothing.
-            own = np.maximum(op - self._ops, 0)
-            if not len(phase):
-                work, machine = Work(table, stream, own, np.zeros(1, np.int64)), self._idle()
-            else:
-                work, machine = Work(table, stream, own, phase), self._machine
-            self._timeline.add(work, machine)
+        """See :class:`simgpu.clock.Clock`; what was launched since the last call is costed now."""
+        self._cost()
+        return self._timeline.end_s
+
+    def host(self) -> float:
+        """See :class:`simgpu.clock.Clock`."""
+        self._cost()
+        return self._timeline.cpu_s
+
+    def pause(self, seconds: float) -> None:
+        """See :class:`simgpu.clock.Clock`."""
+        self._cost()
+        self._timeline.pause(seconds)
+
+    def wait(self, until: float) -> None:
+        """See :class:`simgpu.clock.Clock`."""
+        self._cost()
+        self._timeline.wait(until)
+
+    def _cost(self) -> None:
+        first = self._ops
+        table, stream, op, phase = self._recorder.launched(first, self._kernels)
         self._ops += len(phase)
         self._kernels += len(table)
-        return self._timeline.end_s
+        if not len(phase) and not len(table):
+            return
+        # A wait that follows no operator belongs to one that has been counted: to the first of
+        # these, or (without any) to one that takes nothing.
+        own = np.maximum(op - first, 0)
+        if not len(phase):
+            work, machine = Work(table, stream, own, np.zeros(1, np.int64)), self._idle()
+        else:
+            work, machine = Work(table, stream, own, phase), self._machine
+        self._timeline.add(work, machine)
 
     def _idle(self) -> Machine:
         """The same with operators that take no time."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware import GpuSpec
-from trainfit.results.kernels import KINDS
+from trainfit.results.kernels import KINDS, LAUNCH_QUEUE
 from trainfit.results.speed import Bound
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.host import REFERENCE_HZ, HostCosts, issue_seconds
@@ -99,19 +99,35 @@ def _copy_seconds(work: Work, machine: Machine) -> Floats:
 class Timeline:
     """A GPU that runs kernels in order, each when it is launched and the one before is done.
 
-    Where the CPU waits for the GPU, all that follows is launched later. Copies on a stream of
-    their own run beside the kernels. ``host_s`` is what the CPU took to launch, ``waited_s`` its
-    waits.
+    Where the CPU waits for the GPU (for its data, or for a place in the launch queue), all that
+    follows is launched later. Copies on a stream of their own run beside the kernels. ``host_s`` is
+    what the CPU took to launch and for pauses, ``waited_s`` its waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queue: int = LAUNCH_QUEUE) -> None:
         self.host_s = self.waited_s = 0.0
         self._gpu_free = 0.0
+        self._queue = queue
+        #: Of the latest kernels, when each is done.
+        self._ends = np.full(queue, -np.inf)
+
+    @property
+    def cpu_s(self) -> float:
+        """When the CPU has launched all that was added."""
+        return self.host_s + self.waited_s
 
     @property
     def end_s(self) -> float:
         """When all that was added is done, and the CPU has launched it."""
-        return max(self._gpu_free, self.host_s + self.waited_s)
+        return max(self._gpu_free, self.cpu_s)
+
+    def pause(self, seconds: float) -> None:
+        """The CPU launches nothing for so long."""
+        self.host_s += seconds
+
+    def wait(self, until: float) -> None:
+        """The CPU waits for a point in time, if that is not past."""
+        self.waited_s += max(0.0, until - self.cpu_s)
 
     def add(self, work: Work, machine: Machine) -> tuple[KernelTimes, Floats, Floats]:
         """What is launched next; its kernels' times, and the seconds of kernels and of copies."""
@@ -124,18 +140,26 @@ class Timeline:
 
     def _run(self, work: Work, seconds: Floats, issued: Floats) -> None:
         waits = set(np.flatnonzero(work.is_kind(*_WAITS)).tolist())
+        queues = range(0, len(seconds), self._queue)
         first = 0
-        for last in sorted({len(seconds), *(wait + 1 for wait in waits)}):
-            part = slice(first, last)
-            took = seconds[part]
-            if len(took):
-                passed = np.cumsum(took)
-                # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
-                starts = np.maximum(issued[part] + self.waited_s, self._gpu_free) - (passed - took)
-                self._gpu_free = float(np.maximum.accumulate(starts)[-1] + passed[-1])
+        for last in sorted({len(seconds), *queues, *(wait + 1 for wait in waits)}):
+            if last > first:
+                self._launch(seconds[first:last], issued[first:last])
                 if last - 1 in waits:
                     self.waited_s = max(self.waited_s, self._gpu_free - float(issued[last - 1]))
             first = last
+
+    def _launch(self, took: Floats, issued: Floats) -> None:
+        """No more kernels than the queue holds; rows count as one each."""
+        # Each takes the place of one that many kernels before, which has to be done.
+        behind = self._ends[: len(took)] - issued
+        waited = np.maximum(np.maximum.accumulate(behind), self.waited_s)
+        passed = np.cumsum(took)
+        # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
+        starts = np.maximum(issued + waited, self._gpu_free) - (passed - took)
+        ends = np.maximum.accumulate(starts) + passed
+        self.waited_s, self._gpu_free = float(waited[-1]), float(ends[-1])
+        self._ends = np.concatenate((self._ends, ends))[-self._queue :]
 
 
 def _bound(

@@ -1,0 +1,324 @@
+"""The time that a script is shown while a simulation runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import timeit
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils import benchmark
+
+import trainfit
+from trainfit.plan.speed import speed
+from trainfit.simgpu import clock as clocks
+from trainfit.simgpu.script_time import OWN_WORK_S, ScriptTime
+from trainfit.speed.efficiency import FITTED
+from trainfit.speed.step import Machine
+
+MACHINE = Machine(trainfit.simulate("RTX 3090").gpu, FITTED)
+
+
+class Modelled:
+    """A clock whose CPU submits at once and waits for nothing but what it is told."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    host = now
+
+    def pause(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def wait(self, until: float) -> None:
+        self.seconds = max(self.seconds, until)
+
+
+class Passing:
+    """A simulation with a machine's clock that is moved by hand."""
+
+    def __init__(self, *, in_framework: bool = False) -> None:
+        self.real = 100.0
+        self.clock = Modelled()
+        self.time = ScriptTime(self.clock, lambda: in_framework, lambda: self.real)
+        self.time.runs = True
+
+    def operator(self, costs: float = 1e-5, took: float = 5.0) -> None:
+        """``took`` is what simulating it takes."""
+        entered = self.time.enter()
+        self.clock.seconds += costs
+        self.real += took
+        if entered:
+            self.time.leave()
+
+
+# --- What counts ----------------------------------------------------------------------------------
+
+
+def test_operators_take_what_the_clock_says() -> None:
+    passing = Passing()
+    for _ in range(10):
+        passing.operator(costs=1e-5)
+    assert passing.time.elapsed() == pytest.approx(1e-4)
+
+
+def test_what_the_script_does_itself_takes_as_long_as_here() -> None:
+    passing = Passing()
+    passing.operator()
+    passing.real += 0.25
+    passing.operator()
+    assert passing.time.elapsed() == pytest.approx(0.25 + 2e-5)
+
+
+def test_python_between_two_operators_is_part_of_launching() -> None:
+    passing = Passing()
+    for _ in range(10):
+        passing.operator()
+        passing.real += OWN_WORK_S / 2
+    passing.operator()
+    assert passing.time.elapsed() == pytest.approx(11e-5)
+
+
+def test_what_the_script_times_counts_however_short() -> None:
+    passing = Passing()
+    passing.operator()
+    began = passing.time.elapsed()
+    passing.real += OWN_WORK_S / 4
+    assert passing.time.elapsed() - began == pytest.approx(OWN_WORK_S / 4)
+    passing.real += OWN_WORK_S / 4
+    passing.operator()
+    assert passing.time.elapsed() - began == pytest.approx(OWN_WORK_S / 2 + 1e-5)
+
+
+def test_pytorchs_own_python_between_operators_is_no_work_of_the_script() -> None:
+    passing = Passing(in_framework=True)
+    passing.operator()
+    passing.real += 0.25
+    passing.operator()
+    assert passing.time.elapsed() == pytest.approx(2e-5)
+
+
+def test_operators_inside_of_operators_do_not_end_them() -> None:
+    passing = Passing()
+    assert passing.time.enter()
+    passing.real += 1.0
+    passing.operator()
+    passing.real += 1.0
+    passing.time.leave()
+    assert passing.time.elapsed() == pytest.approx(1e-5)
+
+
+def test_a_loop_that_waits_for_a_time_ends_even_in_the_simulator() -> None:
+    passing = Passing()
+    passing.operator()
+    with passing.time.simulating():
+        until = passing.time.elapsed() + 0.5
+        for _ in range(100):
+            passing.real += 0.01
+            if passing.time.elapsed() >= until:
+                break
+        else:
+            pytest.fail("time stood still")
+
+
+_ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("operator", "script", "look", "storage dies", "device is waited for")),
+        st.floats(0, 0.1),
+    ),
+    max_size=40,
+)
+
+
+@given(_ACTIONS)
+def test_time_goes_on_and_only_by_what_was_modelled_or_the_scripts(
+    actions: list[tuple[str, float]],
+) -> None:
+    passing = Passing()
+    modelled = of_script = 0.0
+    latest = passing.time.elapsed()
+    for action, seconds in actions:
+        if action == "operator":
+            passing.operator(costs=seconds)
+            modelled += seconds
+        elif action == "script":
+            passing.real += seconds
+            of_script += seconds
+        elif action == "storage dies":
+            passing.real += seconds
+            passing.time.leave_out(seconds)
+        elif action == "device is waited for":
+            before = passing.time.now()
+            passing.time.wait(before + seconds)
+            modelled += seconds
+        else:
+            found = passing.time.elapsed()
+            assert found >= latest
+            assert found <= modelled + of_script + 1e-9
+            latest = found
+
+
+def test_without_a_model_the_script_waits_for_each_operator() -> None:
+    with trainfit.simulate("RTX 3090") as simulation:
+        recorder = simulation._recorder
+        clock = clocks.TrafficClock(recorder, simulation.gpu)
+        torch.ones(1 << 20, device="cuda")
+        assert clock.host() == clock.now() >= clocks.LAUNCH_SECONDS
+        clock.pause(1.0)
+        clock.wait(0.5)
+        assert clock.host() == clock.now() >= 1.0
+
+
+# --- In a simulation ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def simulated() -> Iterator[None]:
+    with trainfit.simulate("RTX 3090"):
+        yield
+
+
+def test_a_timed_step_takes_what_the_model_says() -> None:
+    with trainfit.simulate("RTX 3090", limited=False) as simulation:
+        model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seconds, launched = [], []
+        for _ in range(4):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            model(torch.randn(4096, 4096, device="cuda")).sum().backward()
+            optimizer.step()
+            launched.append(time.perf_counter() - began)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+    found = speed(simulation.recording, 4096, MACHINE)
+    assert found is not None
+    # The least: this machine's Python may have been held up in one of them.
+    assert min(seconds) == pytest.approx(found.now.seconds, rel=0.05)
+    assert min(launched) < 0.1 * min(seconds)
+
+
+def test_all_clocks_show_one_time(simulated: None) -> None:
+    matrix = torch.ones(8192, 8192, device="cuda")
+    readings = []
+    for _ in range(2):
+        readings.append(
+            (
+                *(time.time(), time.monotonic(), time.perf_counter()),
+                *(time.time_ns() / 1e9, time.monotonic_ns() / 1e9, time.perf_counter_ns() / 1e9),
+            )
+        )
+        for _ in range(100):
+            matrix @ matrix
+        torch.cuda.synchronize()
+    passed = [after - before for before, after in zip(*readings, strict=True)]
+    # 100 products of 1.1 TFLOP, at no more than 40 TFLOP/s; nothing of it is computed here.
+    assert min(passed) > 2.5
+    assert max(passed) - min(passed) < 0.1 * min(passed)
+
+
+def test_sleeping_counts_for_events_too(simulated: None) -> None:
+    first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.ones(8, device="cuda")
+    began = time.time()
+    first.record()
+    time.sleep(0.05)
+    second.record()
+    second.synchronize()
+    assert time.time() - began >= 0.05
+    assert first.elapsed_time(second) >= 50
+
+
+def test_waiting_for_an_event_waits_no_longer_than_for_it(simulated: None) -> None:
+    matrix = torch.ones(8192, 8192, device="cuda")
+    event = torch.cuda.Event()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    matrix @ matrix
+    event.record()
+    for _ in range(50):
+        matrix @ matrix
+    event.synchronize()
+    after_one = time.perf_counter() - began
+    torch.cuda.synchronize()
+    after_all = time.perf_counter() - began
+    assert 0.025 < after_one < after_all / 10
+
+
+def test_pytorchs_own_timer_measures_the_simulated_gpu(simulated: None) -> None:
+    matrix = torch.ones(8192, 8192, device="cuda")
+    names = {"matrix": matrix, "torch": torch}
+    own = benchmark.Timer("matrix @ matrix", globals=names).timeit(20).mean
+    standard = timeit.timeit("matrix @ matrix; torch.cuda.synchronize()", globals=names, number=20)
+    assert 0.025 < own < 0.1
+    assert standard / 20 == pytest.approx(own, rel=0.3)
+
+
+def test_the_functions_are_like_those_that_they_stand_for(simulated: None) -> None:
+    class Stopwatch:
+        clock = time.perf_counter
+        began = time.time()
+
+        def read(self) -> float:
+            return self.clock()
+
+    assert Stopwatch().read() > 0
+    assert pickle.loads(pickle.dumps(time.monotonic)) is time.monotonic
+    assert isinstance(time.time_ns(), int)
+    assert isinstance(time.time(), float)
+    assert time.perf_counter.__name__ == "perf_counter"
+
+
+def test_code_of_ours_has_the_machines_time(simulated: None) -> None:
+    matrix = torch.ones(8192, 8192, device="cuda")
+    ours = {"__name__": "trainfit.anything", "time": time}
+    exec("def look(): return time.perf_counter()", ours)
+    theirs = {"__name__": "trainfitting", "time": time}
+    exec("def look(): return time.perf_counter()", theirs)
+    passed = {}
+    for name, space in (("ours", ours), ("theirs", theirs)):
+        began = space["look"]()  # type: ignore[operator]
+        for _ in range(1000):
+            matrix @ matrix
+        torch.cuda.synchronize()
+        passed[name] = space["look"]() - began  # type: ignore[operator]
+    assert passed["theirs"] > 25 > passed["ours"]
+
+
+def test_the_machines_clocks_are_back_afterwards() -> None:
+    names = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns")
+    before = [getattr(time, name) for name in names], timeit.default_timer, timeit.timeit
+    with trainfit.simulate("RTX 3090"):
+        kept = time.time
+        assert kept is not before[0][0]
+    assert ([getattr(time, name) for name in names], timeit.default_timer, timeit.timeit) == before
+    assert kept() == pytest.approx(time.time(), abs=60)
+
+
+def test_a_forked_worker_has_the_machines_time() -> None:
+    reader, writer = os.pipe()
+    with trainfit.simulate("RTX 3090"):
+        matrix = torch.ones(8192, 8192, device="cuda")
+        for _ in range(10_000):
+            matrix @ matrix
+        torch.cuda.synchronize()
+        shown = time.time()
+        pid = os.fork()
+        if pid == 0:
+            os.write(writer, repr(time.time()).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        in_worker = float(stream.read())
+    assert shown > time.time() + 200  # 10,000 products of 27 ms at least
+    assert in_worker <= time.time()
