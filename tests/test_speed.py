@@ -17,7 +17,8 @@ from trainfit.speed.efficiency import DEFAULT, Efficiency
 from trainfit.speed.host import HostCosts, issue_seconds
 from trainfit.speed.kernel_times import KernelTimes, clock_share, peak_flops
 from trainfit.speed.scaling import NotAffineError, WorkLaw
-from trainfit.speed.step import Machine, Timeline, step_time
+from trainfit.speed.step import Machine, launch, step_time
+from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import COLUMNS, Work
 
 RTX_3090 = find_gpu("RTX 3090")
@@ -374,19 +375,9 @@ def test_a_timeline_is_what_launching_kernels_one_by_one_makes(
         timeline.pause(before)
         if part:
             rows = [row(kind, read=read, launches=launches) for kind, read, launches in part]
-            _, seconds, copies = timeline.add(work(*rows), machine)
+            _, seconds, copies = launch(timeline, work(*rows), machine)
             took += (seconds + copies).tolist()
     waits = [kind != "pointwise" for kind, *_ in kernels]
     cpu, gpu = by_hand(took, waits, gaps, queue)
     assert timeline.cpu_s == pytest.approx(cpu)
     assert timeline.end_s == pytest.approx(max(cpu, gpu))
-
-
-def test_the_cpu_waits_for_a_point_in_time_that_is_to_come() -> None:
-    timeline = Timeline()
-    timeline.pause(1.0)
-    timeline.wait(0.5)
-    assert timeline.cpu_s == timeline.end_s == 1.0
-    timeline.wait(1.5)
-    assert timeline.cpu_s == timeline.end_s == 1.5
-    assert timeline.waited_s == 0.5

@@ -18,7 +18,9 @@ from typing import Final
 #: "batch_norm…": in training ("batch_norm_nhwc…" of channels-last tensors) and "batch_norm_eval";
 #: "normalization…": of layers and groups; "indexing": look-ups and scatters; "optimizer": over
 #: lists of parameters; "upload", "upload_pinned", "download": between host and device; "wait": no
-#: kernel, the host waits here until the GPU has done everything.
+#: kernel, the host waits here until the GPU has done everything, "stream_wait": until the row's
+#: stream has; "event": number ``rows`` is recorded; "event_wait": the row's stream goes on after
+#: event ``rows`` of stream ``columns``, "event_synchronize": the host does.
 KINDS: Final = (
     "product",
     "convolution",
@@ -63,7 +65,14 @@ KINDS: Final = (
     "batch_norm_nhwc",
     "batch_norm_nhwc_gradient",
     "batch_norm_eval",
+    "stream_wait",
+    "event",
+    "event_wait",
+    "event_synchronize",
 )
+
+#: Rows of these kinds launch nothing.
+MARKS: Final = ("wait", "stream_wait", "event", "event_wait", "event_synchronize")
 
 #: In which numbers a kernel computes, in the order of the codes of ``Recording.kernel_dtype``.
 DTYPES: Final = ("float32", "tfloat32", "float16", "bfloat16", "float64", "float8", "integer")

@@ -25,17 +25,14 @@ TRAFFIC = 3
 class Clock(Protocol):
     """Time in seconds since the start, worked out from the recording when asked."""
 
-    def now(self) -> float:
-        """When the device is done with everything submitted so far."""
+    def now(self, stream: int | None = None) -> float:
+        """When the device (or a stream of it) is done with everything submitted so far."""
 
     def host(self) -> float:
         """When the CPU has submitted everything; where it had to wait for the device, later."""
 
     def pause(self, seconds: float) -> None:
         """The CPU did something else before it goes on to submit."""
-
-    def wait(self, until: float) -> None:
-        """The CPU waits for a point of the device's time."""
 
 
 class TrafficClock:
@@ -48,7 +45,7 @@ class TrafficClock:
         self._ops = 0
         self._allocs = 0
 
-    def now(self) -> float:
+    def now(self, stream: int | None = None) -> float:
         """See :class:`Clock`."""
         ops, nbytes, owners = self._recorder.since(self._ops, self._allocs)
         if ops:
@@ -66,9 +63,6 @@ class TrafficClock:
     def pause(self, seconds: float) -> None:
         """See :class:`Clock`."""
         self._seconds += seconds
-
-    def wait(self, until: float) -> None:
-        """See :class:`Clock`; it has."""
 
 
 _make: Callable[[Recorder, GpuSpec], Clock] = TrafficClock

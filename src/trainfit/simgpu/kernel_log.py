@@ -1,4 +1,4 @@
-"""Records what every operator launches on the simulated GPU."""
+"""Records what every operator launches on the simulated GPU, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from trainfit.simgpu.recorder import KernelRow
 
 _KIND: Final = {name: code for code, name in enumerate(KINDS)}
 _DTYPE: Final = {name: code for code, name in enumerate(DTYPES)}
-_WAIT: Final = (_KIND["wait"], 0, 0, 0, 0, 0, 0, 0, 1, 0)
 
 
 class KernelLog:
@@ -26,6 +25,7 @@ class KernelLog:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._known: dict[Any, list[KernelRow]] = {}
+        self._events = 0
 
     def operator(
         self, info: OperatorInfo, key: Any, args: tuple[Any, ...], kwargs: Any, result: Any
@@ -46,9 +46,30 @@ class KernelLog:
             for row in rows:
                 write(row, stream)
 
-    def wait(self) -> None:
-        """The host waits until the GPU has done everything."""
-        self._engine.recorder.kernel(_WAIT, self._engine.memory.stream)
+    def host_waits(self, stream: int | None) -> None:
+        """The host waits until the GPU has done everything, or a stream (given) has."""
+        if stream is None:
+            self._mark("wait", self._engine.memory.stream)
+        else:
+            self._mark("stream_wait", stream)
+
+    def event(self, stream: int) -> int:
+        """An event is recorded on a stream; returns its number."""
+        self._events += 1
+        self._mark("event", stream, self._events)
+        return self._events
+
+    def stream_waits(self, stream: int, event: int, recorded_on: int) -> None:
+        """What is launched on ``stream`` from now on begins after an event of another."""
+        self._mark("event_wait", stream, event, recorded_on)
+
+    def host_waits_for_event(self, event: int, recorded_on: int) -> None:
+        """The host waits for an event."""
+        self._mark("event_synchronize", recorded_on, event, recorded_on)
+
+    def _mark(self, kind: str, stream: int, event: int = 0, recorded_on: int = 0) -> None:
+        row = (_KIND[kind], 0, 0, 0, 0, event, recorded_on, 0, 1, 0)
+        self._engine.recorder.kernel(row, stream)
 
 
 def _copy(model: str, nbytes: int) -> Kernel:

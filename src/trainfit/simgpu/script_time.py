@@ -88,15 +88,10 @@ class ScriptTime:
             if entered:
                 self.leave()
 
-    def now(self) -> float:
-        """When the device is done with everything submitted so far, as the clock has it."""
+    def now(self, stream: int) -> float:
+        """When a stream is done with everything submitted so far, as the clock has it."""
         with self.simulating():
-            return self._clock.now()
-
-    def wait(self, until: float) -> None:
-        """The script waits for a point of the device's time."""
-        with self.simulating():
-            self._clock.wait(until)
+            return self._clock.now(stream)
 
     def elapsed(self) -> float:
         """Seconds since the simulation began, as the script is shown them; they never decrease."""

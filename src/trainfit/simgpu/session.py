@@ -42,6 +42,7 @@ from trainfit.simgpu.script import MainOptimizer
 from trainfit.simgpu.script_time import ScriptTime
 from trainfit.simgpu.settling import StepUse
 from trainfit.simgpu.storage import DeviceMemory
+from trainfit.simgpu.streams import event_class
 from trainfit.simgpu.surface import Surface
 from trainfit.simgpu.tensor import CUDA, SimulatedTensor, current_engine, set_engine
 
@@ -188,7 +189,8 @@ class Simulation:
         generators.install(self._patches)
         checkpoints.install(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
-        Surface(self.gpu, self._memory, self._time).install(self._patches)
+        event = event_class(self._memory, self._kernels, self._time)
+        Surface(self.gpu, self._memory, event).install(self._patches)
         self._patch_torch()
         self._modules.install()
         self._optimizer_hooks = [
@@ -267,9 +269,9 @@ class Simulation:
         used = self.constants.used(self.engine.libraries)
         self.allocator.context_bytes = total(used)[0]
 
-    def _wait(self) -> None:
+    def _wait(self, stream: int | None) -> None:
         with self._time.simulating():
-            self._kernels.wait()
+            self._kernels.host_waits(stream)
 
     # -- what is what ----------------------------------------------------------------------
 

@@ -69,8 +69,8 @@ class DeviceMemory:
         self._lines: dict[tuple[str, int] | None, int] = {None: -1}
         #: By the time of the free.
         self._waits: deque[_Wait] = deque()
-        #: Is told when the host waits for all that was submitted.
-        self.on_wait: Callable[[], None] = lambda: None
+        #: Is told when the host waits for all that was submitted (to a stream).
+        self.on_wait: Callable[[int | None], None] = lambda _: None
         #: Is told of the seconds that a storage's death took here, which may be at any bytecode.
         self.on_death: Callable[[float], None] = lambda _: None
         allocator.defers_events = True
@@ -222,7 +222,7 @@ class DeviceMemory:
         Of that the first ``submitted`` operators (``None``: all).
         """
         if submitted is None:
-            self.on_wait()
+            self.on_wait(stream)
         if not self._waits:
             return
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
@@ -20,9 +20,9 @@ from trainfit.hardware import GpuSpec
 from trainfit.simgpu.clock import TrafficClock
 from trainfit.simgpu.history import History
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.script_time import ScriptTime
 from trainfit.simgpu.storage import DeviceMemory
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal, current_engine
+from trainfit.simgpu.streams import Stream, of_any_device
+from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
 CUDA_VERSION = "13.0"
@@ -78,118 +78,6 @@ def _shared_memory(major: int, minor: int) -> int:
     return kib.get((major, minor), 99 if major >= 12 else 48) * 1024
 
 
-#: PyTorch hands out streams from pools of so many, round robin (c10/cuda/CUDAStream.cpp).
-_STREAMS_IN_POOL = 32
-
-
-class Stream:
-    """A CUDA stream of the simulated device; streams have separate allocator pools."""
-
-    #: Streams made so far, by whether they have high priority.
-    _counts: ClassVar[list[int]] = [0, 0]
-
-    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        number = kwargs.get("stream_id")
-        if number is None:
-            high = priority < 0
-            number = 1 + self._counts[high] % _STREAMS_IN_POOL + high * _STREAMS_IN_POOL
-            self._counts[high] += 1
-        self.stream_id: int = number
-        self.device = CUDA
-        self.device_index = 0
-        self.device_type = 1
-        self.priority = priority
-        self._previous: Any = None
-
-    @property
-    def cuda_stream(self) -> int:
-        return self.stream_id
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        current_engine().memory.synchronize(self.stream_id)
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def wait_stream(self, stream: Any) -> None:
-        return None
-
-    def wait_event(self, event: Any) -> None:
-        return None
-
-    def record_event(self, event: Any = None) -> Any:
-        event = torch.cuda.Event() if event is None else event
-        event.record(self)
-        return event
-
-    def __enter__(self) -> Stream:
-        self._previous = torch.cuda.current_stream()
-        torch.cuda.set_stream(self)  # type: ignore[arg-type]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        torch.cuda.set_stream(self._previous)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.stream_id == self.stream_id
-
-    def __hash__(self) -> int:
-        return hash((Stream, self.stream_id))
-
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.stream_id:#x} simulated>"
-
-
-def _event_class(clock: ScriptTime, memory: DeviceMemory) -> type:
-    class Event:
-        """A CUDA event on the simulated clock."""
-
-        def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
-            self.enable_timing = enable_timing
-            self.device = CUDA
-            self._at: float | None = None
-            #: Stream, and how many operators were submitted before.
-            self._recorded: tuple[int, int] | None = None
-
-        def record(self, stream: Any = None) -> None:
-            self._at = clock.now()
-            number = memory.stream if stream is None else stream.stream_id
-            self._recorded = (number, memory.recorder.op_count)
-
-        def query(self) -> bool:
-            return True
-
-        def synchronize(self) -> None:
-            if self._recorded is not None and self._at is not None:
-                memory.synchronize(*self._recorded)
-                clock.wait(self._at)
-
-        def wait(self, stream: Any = None) -> None:
-            return None
-
-        def elapsed_time(self, end_event: Any) -> float:
-            """Milliseconds of simulated device time between the two events."""
-            if not (self.enable_timing and end_event.enable_timing):
-                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-            if self._at is None or end_event._at is None:
-                raise ValueError("Both events must be recorded before calculating elapsed time.")
-            return float((end_event._at - self._at) * 1e3)
-
-    return Event
-
-
-def _of_any_device(event: type) -> Any:
-    """``torch.Event``, whose first argument is a device."""
-
-    def make(device: Any = None, *, enable_timing: bool = False, **_: Any) -> Any:
-        return event(enable_timing=enable_timing)
-
-    return make
-
-
 class _NoGraph:
     """A class, for libraries annotate with ``torch.cuda.CUDAGraph | None``."""
 
@@ -227,17 +115,17 @@ _IMPORTED_BY_NAME = {
 class Surface:
     """Installs the simulated device into PyTorch's Python modules."""
 
-    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, clock: ScriptTime) -> None:
+    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, event: type) -> None:
         self._gpu = gpu
         self._memory = memory
         self._properties = DeviceProperties(gpu)
         self._default = Stream(stream_id=0)
-        self._event = _event_class(clock, memory)
+        self._event = event
         self._streams = threading.local()
         self._fraction = 1.0
 
     def install(self, patches: PatchSet) -> None:
-        Stream._counts[:] = [0, 0]
+        Stream.count_anew()
         for name, value in self._c_functions().items():
             patches.set(torch._C, name, value)
         for name, value in self._cuda_functions().items():
@@ -252,7 +140,7 @@ class Surface:
         patches.set(torch.cuda.streams, "Stream", Stream)
         patches.set(torch.cuda.streams, "Event", self._event)
         patches.set(torch, "Stream", Stream)
-        patches.set(torch, "Event", _of_any_device(self._event))
+        patches.set(torch, "Event", of_any_device(self._event))
         patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
         # A stream of the simulation would stay there.
         patches.set(parallel_functions, "_streams", None)

@@ -9,7 +9,8 @@ import numpy as np
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.recorder import Recorder
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.step import Machine, Timeline
+from trainfit.speed.step import Machine, launch
+from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import Work
 
 
@@ -22,10 +23,10 @@ class StepClock:
         self._timeline = Timeline()
         self._ops = self._kernels = 0
 
-    def now(self) -> float:
+    def now(self, stream: int | None = None) -> float:
         """See :class:`simgpu.clock.Clock`; what was launched since the last call is costed now."""
         self._cost()
-        return self._timeline.end_s
+        return self._timeline.end_s if stream is None else self._timeline.end_of(stream)
 
     def host(self) -> float:
         """See :class:`simgpu.clock.Clock`."""
@@ -36,11 +37,6 @@ class StepClock:
         """See :class:`simgpu.clock.Clock`."""
         self._cost()
         self._timeline.pause(seconds)
-
-    def wait(self, until: float) -> None:
-        """See :class:`simgpu.clock.Clock`."""
-        self._cost()
-        self._timeline.wait(until)
 
     def _cost(self) -> None:
         first = self._ops
@@ -56,7 +52,7 @@ class StepClock:
             work, machine = Work(table, stream, own, np.zeros(1, np.int64)), self._idle()
         else:
             work, machine = Work(table, stream, own, phase), self._machine
-        self._timeline.add(work, machine)
+        launch(self._timeline, work, machine)
 
     def _idle(self) -> Machine:
         """The same with operators that take no time."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.hardware import GpuSpec
-from trainfit.results.kernels import DTYPES, KINDS
+from trainfit.results.kernels import DTYPES, KINDS, MARKS
 from trainfit.results.recording import IntArray
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.work import COLUMNS, Floats
@@ -81,7 +81,7 @@ _RESIDENT: Final = 1024
 #: transformers-benchmarks, issue 4).
 _LIBRARY_SHARE: Final = {12: 0.87}
 
-_HOST: Final = ("upload", "upload_pinned", "download", "wait")
+_HOST: Final = ("upload", "upload_pinned", "download", *MARKS)
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
 )

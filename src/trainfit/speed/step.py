@@ -1,19 +1,19 @@
-"""How long a step takes: the GPU's kernels, one after the other, as the CPU launches them."""
+"""How long a step takes: the GPU's kernels, as the CPU launches them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 
 from trainfit.hardware import GpuSpec
-from trainfit.results.kernels import KINDS, LAUNCH_QUEUE
+from trainfit.results.kernels import KINDS
 from trainfit.results.speed import Bound
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.host import REFERENCE_HZ, HostCosts, issue_seconds
 from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import Floats, Work
 
 
@@ -70,23 +70,37 @@ class StepTime:
 
 def step_time(work: Work, machine: Machine) -> StepTime:
     """Of one step whose last kernel ends it: as of a loop that reads its loss, or of steps one
-    after the other whose launches are the limit."""
+    after the other whose launches are the limit.
+
+    With several streams: of a step after another, which may have copied its data before.
+    """
     timeline = Timeline()
-    times, seconds, copies = timeline.add(work, machine)
+    times, seconds, copies = launch(timeline, work, machine)
+    ended = host = waited = 0.0
+    if timeline.several:
+        ended, host, waited = timeline.end_s, timeline.host_s, timeline.waited_s
+        launch(timeline, work, machine)
+    host_s, waited_s = timeline.host_s - host, timeline.waited_s - waited
     gpu_s, copies_s = float(seconds.sum()), float(copies.sum())
     by_kind = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
     return StepTime(
-        timeline.end_s,
+        timeline.end_s - ended,
         gpu_s,
-        timeline.host_s,
+        host_s,
         copies_s,
-        _bound(times, machine, gpu_s, timeline.host_s, copies_s),
+        _bound(times, machine, gpu_s, host_s, copies_s),
         {name: float(total) for name, total in zip(KINDS, by_kind, strict=True) if total},
-        timeline.host_s + (0.0 if machine.gpu.shared_memory_device else timeline.waited_s),
+        host_s + (0.0 if machine.gpu.shared_memory_device else waited_s),
     )
 
 
-_WAITS: Final = ("upload", "download", "wait")
+def launch(timeline: Timeline, work: Work, machine: Machine) -> tuple[KernelTimes, Floats, Floats]:
+    """Add work to a timeline; its kernels' times, and the seconds of kernels and of copies."""
+    times = KernelTimes(work.table, machine.gpu)
+    seconds, copies = times.seconds(machine.efficiency), _copy_seconds(work, machine)
+    issued, host_s = issue_seconds(work, machine.host, machine.core_speed)
+    timeline.add(work, seconds + copies, issued, host_s)
+    return times, seconds, copies
 
 
 def _copy_seconds(work: Work, machine: Machine) -> Floats:
@@ -94,72 +108,6 @@ def _copy_seconds(work: Work, machine: Machine) -> Floats:
     pageable = work.is_kind("upload", "download")
     rate = np.where(pageable, machine.pageable_bytes_per_s, machine.pinned_bytes_per_s)
     return np.where(pageable | work.is_kind("upload_pinned"), moved / rate, 0.0)
-
-
-class Timeline:
-    """A GPU that runs kernels in order, each when it is launched and the one before is done.
-
-    Where the CPU waits for the GPU (for its data, or for a place in the launch queue), all that
-    follows is launched later. Copies on a stream of their own run beside the kernels. ``host_s`` is
-    what the CPU took to launch and for pauses, ``waited_s`` its waits.
-    """
-
-    def __init__(self, queue: int = LAUNCH_QUEUE) -> None:
-        self.host_s = self.waited_s = 0.0
-        self._gpu_free = 0.0
-        self._queue = queue
-        #: Of the latest kernels, when each is done.
-        self._ends = np.full(queue, -np.inf)
-
-    @property
-    def cpu_s(self) -> float:
-        """When the CPU has launched all that was added."""
-        return self.host_s + self.waited_s
-
-    @property
-    def end_s(self) -> float:
-        """When all that was added is done, and the CPU has launched it."""
-        return max(self._gpu_free, self.cpu_s)
-
-    def pause(self, seconds: float) -> None:
-        """The CPU launches nothing for so long."""
-        self.host_s += seconds
-
-    def wait(self, until: float) -> None:
-        """The CPU waits for a point in time, if that is not past."""
-        self.waited_s += max(0.0, until - self.cpu_s)
-
-    def add(self, work: Work, machine: Machine) -> tuple[KernelTimes, Floats, Floats]:
-        """What is launched next; its kernels' times, and the seconds of kernels and of copies."""
-        times = KernelTimes(work.table, machine.gpu)
-        seconds, copies = times.seconds(machine.efficiency), _copy_seconds(work, machine)
-        issued, host_s = issue_seconds(work, machine.host, machine.core_speed)
-        self._run(work, seconds + copies, issued + self.host_s)
-        self.host_s += host_s
-        return times, seconds, copies
-
-    def _run(self, work: Work, seconds: Floats, issued: Floats) -> None:
-        waits = set(np.flatnonzero(work.is_kind(*_WAITS)).tolist())
-        queues = range(0, len(seconds), self._queue)
-        first = 0
-        for last in sorted({len(seconds), *queues, *(wait + 1 for wait in waits)}):
-            if last > first:
-                self._launch(seconds[first:last], issued[first:last])
-                if last - 1 in waits:
-                    self.waited_s = max(self.waited_s, self._gpu_free - float(issued[last - 1]))
-            first = last
-
-    def _launch(self, took: Floats, issued: Floats) -> None:
-        """No more kernels than the queue holds; rows count as one each."""
-        # Each takes the place of one that many kernels before, which has to be done.
-        behind = self._ends[: len(took)] - issued
-        waited = np.maximum(np.maximum.accumulate(behind), self.waited_s)
-        passed = np.cumsum(took)
-        # end[i] = max(end[i-1], issued[i]) + took[i], solved for all i at once
-        starts = np.maximum(issued + waited, self._gpu_free) - (passed - took)
-        ends = np.maximum.accumulate(starts) + passed
-        self.waited_s, self._gpu_free = float(waited[-1]), float(ends[-1])
-        self._ends = np.concatenate((self._ends, ends))[-self._queue :]
 
 
 def _bound(

@@ -57,6 +57,13 @@ class Work:
             recording.op_phase[first : last + 1],
         )
 
+    def part(self, first: int, last: int) -> Work:
+        """The kernels from number ``first`` on and before ``last``."""
+        part = slice(first, last)
+        return dataclasses.replace(
+            self, table=self.table[part], stream=self.stream[part], op=self.op[part]
+        )
+
     def column(self, name: str) -> IntArray:
         """One column of :data:`COLUMNS`."""
         return self.table[:, COLUMNS.index(name)]
