@@ -56,6 +56,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_knee.py
 	$(BIN)/python bench/speed_accuracy.py --data $(TRUTH) --quick
 	$(BIN)/python bench/memory_truth.py || test $$? -eq 3  # 3: nothing was recorded yet
+	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
 	rm -rf .venv $(DATA) build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

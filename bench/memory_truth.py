@@ -33,6 +33,7 @@ from trainfit.results.truth import (
     KernelCall,
     KernelFamily,
     LimitTruth,
+    TimedSteps,
     Truth,
     TruthCase,
     read_truth,
@@ -143,10 +144,10 @@ def main(argv: list[str] | None = None) -> int:
     return finish(figures(rows, limits, prefix), options.json, details)
 
 
-AnyTruth = Truth | LimitTruth | KernelFamily
+OfMemory = Truth | LimitTruth | KernelFamily
 
 
-def compare_any(truth: AnyTruth) -> Compared | ComparedLimit | ComparedKernels:
+def compare_any(truth: OfMemory) -> Compared | ComparedLimit | ComparedKernels:
     if isinstance(truth, Truth):
         return compare(truth)
     return compare_limit(truth) if isinstance(truth, LimitTruth) else compare_kernels(truth)
@@ -171,21 +172,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def read_all(options: argparse.Namespace) -> list[AnyTruth]:
+def read_all(options: argparse.Namespace) -> list[OfMemory]:
     """What the folder holds; raises ``ResultFileError`` for a damaged file."""
-    truths: list[AnyTruth] = []
+    truths: list[OfMemory] = []
     for path in sorted(options.truth.glob("*.json*")):
         name = path.name.partition(".")[0]
         other = name in ("kernels", "campaign") or path.name.endswith(".part")
         if other or not fnmatch.fnmatch(name, options.only):
             continue
         found = read_truth(path)
-        if found is not None and found.simulated is options.rehearsal:
+        if found is None or isinstance(found, TimedSteps):
+            continue
+        if found.simulated is options.rehearsal:
             truths.append(found)
     return thin(truths) if options.quick else truths
 
 
-def thin(found: list[AnyTruth]) -> list[AnyTruth]:
+def thin(found: list[OfMemory]) -> list[OfMemory]:
     """Some at equal distances: a choice that sees no error."""
     step = max(len(found) / QUICK_FILES, 1)
     return [found[int(index * step)] for index in range(min(QUICK_FILES, len(found)))]

@@ -56,7 +56,12 @@ def test_names_are_files_and_say_what_they_are() -> None:
     for case in cases.all_cases():
         assert case.model in models.MODELS
         assert all(letter.isalnum() or letter in "-." for letter in case.name), case.name
-    assert set(cases.QUICK) <= {case.name for case in cases.all_cases()}
+    timed = cases.timed_cases()
+    assert set(cases.QUICK) <= {case.name for case in (*cases.all_cases(), *timed)}
+    # What is asked of step times: five models, five batch sizes, two precisions.
+    assert len({each.name for each in timed}) == len(timed) == 10
+    assert {each.case.model for each in timed} <= models.MODELS.keys()
+    assert all(len(set(each.batches)) == 5 for each in timed)
 
 
 def test_what_one_side_writes_the_other_reads() -> None:
@@ -291,11 +296,15 @@ def test_bad_options_are_named(
     assert said in capsys.readouterr().err
 
 
+def _results() -> int:
+    return len(cases.all_cases()) + len(cases.timed_cases()) + len(kernels.FAMILIES) + 1
+
+
 def test_the_list_names_everything_once(tmp_path: Path) -> None:
     done = run("--list", "--out", tmp_path, cwd=tmp_path)
     names = done.stdout.split()
     assert done.returncode == 0
-    assert len(names) == len(set(names)) == len(cases.all_cases()) + len(kernels.FAMILIES) + 1
+    assert len(names) == len(set(names)) == _results()
     assert list(tmp_path.iterdir()) == []
 
 

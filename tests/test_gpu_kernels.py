@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainfit
-from trainfit.results.kernels import DTYPES, KINDS
+from trainfit.results.kernels import DTYPES, KINDS, MARKS
 from trainfit.results.recording import Recording
 from trainfit.speed.work import COLUMNS, Work
 
@@ -340,9 +340,12 @@ def test_between_host_and_device() -> None:
         )
 
     rows = [row for row in launched(act) if row["kind"] != "reduction"]
-    moves = [row for row in rows if row["kind"] != "wait"]
+    moves = [row for row in rows if row["kind"] not in MARKS]
     assert kinds(moves) == ["upload", "upload_pinned", "download", "download"]
     assert [row["read"] for row in moves] == [4000, 4000, 20, 2]
+    # Copies to and from pageable memory are waited for, the last is torch.cuda.synchronize().
+    waits = [row["kind"] for row in rows if row["kind"] in MARKS]
+    assert waits == ["stream_wait", "stream_wait", "wait"]
     assert rows[-1]["kind"] == "wait"
 
 

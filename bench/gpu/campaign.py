@@ -1,5 +1,6 @@
 """The truth campaign: measures GPU memory in at least 60 training jobs, each in a process of
-its own, and in some 900 single kernels. One command, resumable; see README.md beside this.
+its own, and in some 900 single kernels, and the step times of ten jobs at five batch sizes each.
+One command, resumable; see README.md beside this.
 
     python bench/gpu/campaign.py [--out DIR] [--only PATTERN] [--quick] [--time-limit S]
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -243,6 +245,8 @@ class Campaign:
         if status in ("failed", "skipped"):
             return f"{status}: {str(result.get('message', '')).partition(chr(10))[0]}"
         memory = result.get("memory")
+        if "timed" in result:
+            return f"{status}, steps at {len(result['timed'])} batch sizes"
         if memory is None:
             return f"{status}, {len(result.get('rows', result.get('device_memory', ())))} rows"
         mib = 1 << 20
@@ -360,12 +364,13 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
         for name in (QUICK_FAMILIES if options.quick else FAMILIES)
     ]
     extra = [Job("context", {"kind": "context"}), *families]
+    timed = [timed_job(each) for each in cases.chosen_timed(options.only, options.quick)]
     if options.only:
         patterns = [word.strip("*") for word in options.only]
         extra = [job for job in extra if any(word in job.name for word in patterns)]
     # A family after every few cases: whatever comes of the time, there is some of everything.
     yield from extra[:2]
-    rest = extra[2:]
+    rest = [job for pair in itertools.zip_longest(timed, extra[2:]) for job in pair if job]
     for index, job in enumerate(plain):
         yield job
         if index % 4 == 3 and rest:
@@ -375,6 +380,11 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
 
 def job_of(case: cases.Case) -> Job:
     return Job(case.name, {"kind": "case", "case": dataclasses.asdict(case)}, case)
+
+
+def timed_job(timed: cases.TimedCase) -> Job:
+    request = {"case": dataclasses.asdict(timed.case), "batches": timed.batches}
+    return Job(timed.name, {"kind": "timed", **request}, timed.case)
 
 
 def lacking(case: cases.Case | None) -> str | None:

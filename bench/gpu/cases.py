@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import importlib.util
-from typing import Any
+from typing import Any, TypeVar
 
 GIB = 1 << 30
 
@@ -172,8 +172,38 @@ def _capped() -> list[Case]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class TimedCase:
+    """A job whose steps are timed at several batch sizes, in one process."""
+
+    case: Case
+    batches: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"steps-{self.case.name.removesuffix(f'-b{self.case.batch}')}"
+
+
+def timed_cases() -> list[TimedCase]:
+    """The models of which step times are asked, in bf16 and float32."""
+    adamw = {"optimizer": "adamw"}
+    jobs: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+        ("act", (2, 4, 8, 16, 32), {"clip": True, **adamw}),
+        ("resnet50", (8, 16, 32, 64, 128), {}),
+        ("vit_b16", (8, 16, 32, 64, 128), adamw),
+        ("bert_base", (4, 8, 16, 32, 64), adamw),
+        ("gpt2", (1, 2, 4, 8, 16), adamw),
+    ]
+    return [
+        TimedCase(case(model, batches[0], precision=precision, **options), batches)
+        for precision in ("bf16", "fp32")
+        for model, batches, options in jobs
+    ]
+
+
 #: What a look (--quick) takes: one of each kind.
 QUICK = (
+    "steps-act-bf16", "steps-resnet50-bf16",
     "resnet18-fp32-sgd-b16", "resnet50-bf16-b32", "vit-b16-bf16-adamw-b32", "gpt2-bf16-adamw-b4",
     "lstm-fp32-adam-b32", "mlp-fp32-adamw-fused-b256", "gpt2-bf16-expandable-b4",
     "cap3-resnet18-fp32-expandable",
@@ -191,11 +221,21 @@ def all_cases() -> list[Case]:
 
 def chosen(only: list[str], quick: bool = False) -> list[Case]:
     """Cases whose names match one of the patterns (``*`` and ``?``, or a part of the name)."""
-    cases = [each for each in all_cases() if not quick or each.name in QUICK]
-    if not only:
-        return cases
-    patterns = [word if set("*?[") & set(word) else f"*{word}*" for word in only]
-    return [each for each in cases if any(fnmatch.fnmatch(each.name, p) for p in patterns)]
+    return _matching(all_cases(), only, quick)
+
+
+def chosen_timed(only: list[str], quick: bool = False) -> list[TimedCase]:
+    """The same of jobs whose steps are timed."""
+    return _matching(timed_cases(), only, quick)
+
+
+_Named = TypeVar("_Named", Case, TimedCase)
+
+
+def _matching(found: list[_Named], only: list[str], quick: bool) -> list[_Named]:
+    found = [each for each in found if not quick or each.name in QUICK]
+    patterns = [word if set("*?[") & set(word) else f"*{word}*" for word in only or ["*"]]
+    return [each for each in found if any(fnmatch.fnmatch(each.name, p) for p in patterns)]
 
 
 def missing(packages: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""Measures one thing in this process, which is fresh: a case or a family of kernels.
+"""Measures one thing in this process, which is fresh: a case, step times or a family of kernels.
 
 Started by campaign.py with a request (a JSON file); not meant to be run by hand. It prepares
 everything that needs no GPU, prints "ready", waits for a line on standard input, and only
@@ -107,6 +107,11 @@ def prepare(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
     case = Case(**request["case"])
     job = Job(case)
+    if request["kind"] == "timed":
+        from gpu.timing import TimedSteps
+
+        timed = TimedSteps(job, tuple(request["batches"]))
+        return lambda: timed.measure(bool(request["simulate"]))
     return lambda: measure_case(job, bool(request["simulate"]), request["profile"])
 
 

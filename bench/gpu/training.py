@@ -51,6 +51,14 @@ class Job:
         around_last: Callable[[], Any] = contextlib.nullcontext,
     ) -> None:
         """Train; what is on the GPU is kept until the job is dropped."""
+        self.begin(mark)
+        steps = self.case.steps
+        for step in range(steps):
+            with around_last() if step == steps - 1 else contextlib.nullcontext():
+                self.step_seconds.append(self.step(mark))
+
+    def begin(self, mark: Callable[[str], None] = lambda name: None) -> None:
+        """Everything before the first step."""
         case = self.case
         torch.backends.cudnn.benchmark = case.benchmark
         if case.tf32 != "default":
@@ -64,12 +72,13 @@ class Job:
         self.optimizer = make_optimizer(case, self.module)
         # No loss scale above 1: with random data it could overflow, and steps would be skipped.
         self.scaler = torch.amp.GradScaler("cuda", enabled=case.precision == "fp16", init_scale=1.0)
-        for step in range(case.steps):
-            with around_last() if step == case.steps - 1 else contextlib.nullcontext():
-                started = time.perf_counter()
-                self._step(mark)
-                torch.cuda.synchronize()
-                self.step_seconds.append(time.perf_counter() - started)
+
+    def step(self, mark: Callable[[str], None] = lambda name: None) -> float:
+        """One step; its seconds, to the GPU's end of it."""
+        started = time.perf_counter()
+        self._step(mark)
+        torch.cuda.synchronize()
+        return time.perf_counter() - started
 
     def _step(self, mark: Callable[[str], None]) -> None:
         case = self.case

@@ -1,4 +1,4 @@
-"""What bench/gpu measured on a real GPU: one training job, one limit, or single kernels.
+"""What bench/gpu measured on a real GPU: one training job, one limit, step times, or kernels.
 
 Truth files are JSON (``.json`` or ``.json.gz``), data only. They are written by bench/gpu,
 which needs no trainfit, and read here. All sizes are in bytes.
@@ -283,6 +283,33 @@ class KernelFamily:
     rows: tuple[KernelRow, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class TimedBatch:
+    """Steps at one batch size in seconds, each to the GPU's end of it; none if it did not fit."""
+
+    batch: int
+    status: Literal["ran", "out_of_memory"]
+    seconds: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedSteps:
+    """Step times of a job at several batch sizes (``case.batch`` is the first).
+
+    ``operator_s`` is what an operator takes the machine's core (``speed.dispatch_probe``), ``None``
+    where that was not measured.
+    """
+
+    simulated: bool
+    case: TruthCase
+    machine: Machine
+    operator_s: float | None
+    timed: tuple[TimedBatch, ...]
+
+
+AnyTruth = Truth | LimitTruth | KernelFamily | TimedSteps
+
+
 def read_json(path: Path) -> Any:
     """A JSON file, gzip or not; raises :class:`ResultFileError`."""
     try:
@@ -294,7 +321,7 @@ def read_json(path: Path) -> Any:
         raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
 
 
-def read_truth(path: Path) -> Truth | LimitTruth | KernelFamily | None:
+def read_truth(path: Path) -> AnyTruth | None:
     """A truth file; ``None`` where it holds nothing to compare (a failure, the context).
 
     Raises :class:`ResultFileError` for a damaged, foreign or newer file.
@@ -312,10 +339,13 @@ def read_truth(path: Path) -> Truth | LimitTruth | KernelFamily | None:
         raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
 
 
-def _decoded(document: dict[str, Any]) -> Truth | LimitTruth | KernelFamily | None:
+def _decoded(document: dict[str, Any]) -> AnyTruth | None:
     if document.get("status") in ("searched", "bracketed"):
         names = ("simulated", "case", "machine", "capped")
         return decode(LimitTruth, {name: document.get(name) for name in names})
+    if "timed" in document:
+        timed = ("simulated", "case", "machine", "operator_s", "timed")
+        return decode(TimedSteps, {name: document.get(name) for name in timed})
     if "rows" in document:
         return _family(document)
     if "trace" not in document:

@@ -1,0 +1,196 @@
+"""Predicted against measured step times, on the timed jobs of the truth campaign (bench/gpu).
+
+For every `steps-…` file and batch size: the same job on the simulated GPU of that name, its
+predicted step beside the median of the measured ones; and again by a calibration profile of that
+GPU, where one is given. Files are what `python bench/gpu/campaign.py --only steps-` writes on a
+machine with an NVIDIA GPU, the profile what `trainfit calibrate --output FILE` does there.
+
+    python bench/speed_truth.py [--truth DIR] [--profile FILE] [--only PATTERN] [--quick] [--json]
+
+Exit status: 0 if every goal holds, 1 if one does not, 2 for bad input, 3 without such files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import multiprocessing
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from _bench import Figure, finish
+from gpu import simulated
+from gpu.cases import Case
+
+from trainfit.hardware.constants import ProfileMismatch, check_profile
+from trainfit.plan.speed import machine_of, step_seconds
+from trainfit.results.errors import ResultFileError
+from trainfit.results.plan import HostCpu
+from trainfit.results.profile import Profile
+from trainfit.results.truth import TimedSteps, read_truth
+from trainfit.speed.host import REFERENCE_OPERATOR_S
+
+TRUTH = Path(__file__).resolve().parent / "gpu" / "truth"
+QUICK_BATCHES = 2
+NO_TRUTH = 3
+PERCENT, PERCENT_WITH_PROFILE = 15.0, 8.0
+
+NONE_YET = """no step times in {folder}: none were recorded yet, so nothing is compared.
+To record: on a machine with an NVIDIA GPU and torch, run
+    python bench/gpu/campaign.py --only steps- --out {folder}
+    trainfit calibrate --output {folder}/profile.json
+and here `python bench/speed_truth.py --profile {folder}/profile.json`; it needs no GPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A step in seconds; ``by_profile_s`` is ``None`` without a profile."""
+
+    gpu: str
+    name: str
+    batch: int
+    measured_s: float
+    predicted_s: float
+    by_profile_s: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """One batch size of a file."""
+
+    truth: TimedSteps
+    batch: int
+    measured_s: float
+    profile: Profile | None
+    title: str
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    try:
+        profile = Profile.load(options.profile) if options.profile is not None else None
+        work = read_all(options, profile)
+    except ResultFileError as error:
+        print(f"bench/speed_truth.py: error: {error}", file=sys.stderr)
+        return 2
+    if not work:
+        text = NONE_YET.format(folder=options.truth)
+        if options.json:
+            print(json.dumps({"figures": [], "details": {"truth": "none was recorded yet"}}))
+        print(text, file=sys.stderr if options.json else sys.stdout)
+        return NO_TRUTH
+    try:
+        # A process for each: a simulation leaves nothing behind for the next.
+        with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+            rows = pool.map(compare, work, chunksize=1)
+    except (ProfileMismatch, ValueError) as error:
+        print(f"bench/speed_truth.py: error: {error}", file=sys.stderr)
+        return 2
+    if not options.json:
+        if options.rehearsal:
+            print("a rehearsal: the simulation compared with itself, no truth\n")
+        print_rows(rows)
+    details = {"rehearsal": options.rehearsal, "steps": [dataclasses.asdict(row) for row in rows]}
+    return finish(
+        figures(rows, "rehearsal" if options.rehearsal else "truth"), options.json, details
+    )
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of truth files")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="of `trainfit calibrate`")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="names to compare")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_BATCHES} batches a job")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument(
+        "--rehearsal", action="store_true",
+        help="compare files that were recorded on a simulated GPU: checks the machinery only",
+    )  # fmt: skip
+    options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error("--jobs must be 1 or more")
+    return options
+
+
+def read_all(options: argparse.Namespace, profile: Profile | None) -> list[_Work]:
+    """Every batch size that was timed; raises ``ResultFileError`` for a damaged file."""
+    found: list[_Work] = []
+    for path in sorted(options.truth.glob("steps-*.json*")):
+        if path.name.endswith(".part"):
+            continue
+        if not fnmatch.fnmatch(path.name.partition(".")[0], options.only):
+            continue
+        truth = read_truth(path)
+        if not isinstance(truth, TimedSteps) or truth.simulated is not options.rehearsal:
+            continue
+        ran = [each for each in truth.timed if each.status == "ran" and each.seconds]
+        # The first and the last: a choice that sees no error.
+        chosen = [ran[0], ran[-1]][:QUICK_BATCHES] if options.quick and len(ran) > 1 else ran
+        found += [
+            _Work(truth, each.batch, statistics.median(each.seconds), profile, str(options.profile))
+            for each in chosen
+        ]
+    return found
+
+
+def compare(work: _Work) -> Compared:
+    """The job at this batch on the simulated GPU, costed without and with the profile.
+
+    Raises ``ValueError`` for a GPU whose rates nothing knows.
+    """
+    truth = work.truth
+    gpu = simulated.spec_of(dataclasses.asdict(truth.machine))
+    if not gpu.sources:
+        raise ValueError(f"{truth.machine.gpu}: not in the catalogue, so its rates are not known")
+    case = dataclasses.replace(Case(**dataclasses.asdict(truth.case)), batch=work.batch)
+    recording = simulated.record(case, gpu)
+    core = None if truth.operator_s is None else REFERENCE_OPERATOR_S / truth.operator_s
+    cpu = HostCpu(None, None, core)
+    predicted = step_seconds(recording, machine_of(gpu, cpu))
+    assert predicted is not None
+    by_profile = None
+    if work.profile is not None:
+        check_profile(work.profile, work.title, gpu, truth.machine.driver, force=False)
+        machine = machine_of(gpu, None, work.profile.rates, work.title)
+        by_profile = step_seconds(recording, machine)
+    name = truth.case.name.removesuffix(f"-b{truth.case.batch}")
+    return Compared(gpu.name, name, work.batch, work.measured_s, predicted, by_profile)
+
+
+def print_rows(rows: Sequence[Compared]) -> None:
+    print(f"{'job':<24} {'batch':>5} {'measured':>9} {'predicted':>10} {'':>5}  by profile")
+    for row in rows:
+        line = f"{row.name:<24} {row.batch:>5} {1e3 * row.measured_s:>6.1f} ms "
+        line += f"{1e3 * row.predicted_s:>7.1f} ms {row.predicted_s / row.measured_s - 1:>+5.0%}"
+        if row.by_profile_s is not None:
+            line += (
+                f"  {1e3 * row.by_profile_s:.1f} ms {row.by_profile_s / row.measured_s - 1:+.0%}"
+            )
+        print(line)
+    print()
+
+
+def figures(rows: Sequence[Compared], prefix: str) -> list[Figure]:
+    """The median of all steps' errors, in percent, without and with the profile."""
+    found = [_figure(f"{prefix}_step_median_error", rows, PERCENT, "predicted_s")]
+    if all(row.by_profile_s is not None for row in rows):
+        name = f"{prefix}_step_median_error_by_profile"
+        found.append(_figure(name, rows, PERCENT_WITH_PROFILE, "by_profile_s"))
+    return found
+
+
+def _figure(name: str, rows: Sequence[Compared], goal: float, column: str) -> Figure:
+    errors = [abs(getattr(row, column) / row.measured_s - 1) for row in rows]
+    return Figure(name, 100 * statistics.median(errors), goal, at_most=True, unit="%")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
