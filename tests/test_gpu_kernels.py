@@ -349,6 +349,17 @@ def test_between_host_and_device() -> None:
     assert rows[-1]["kind"] == "wait"
 
 
+def test_filters_for_winograds_algorithm_are_told_apart() -> None:
+    found = kinds(launched(convolution(padding=1)))
+    passes = [kind for kind in found if kind.startswith("convolution")]
+    assert passes == [
+        "convolution_3x3", "convolution_3x3_input_gradient", "convolution_weight_gradient",
+    ]  # fmt: skip
+    others = ({"size": 1}, {"size": 5}, {"stride": 2}, {"dilation": 2}, {"channels_last": True})
+    for options in (*others, {"groups": 4}):
+        assert not any("3x3" in kind for kind in kinds(launched(convolution(**options))))  # type: ignore[arg-type]
+
+
 def test_an_optimizer_over_lists_launches_as_multi_tensor_apply_does() -> None:
     def act() -> Any:
         weights = [torch.zeros(100, device="cuda", requires_grad=True) for _ in range(300)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,10 @@ from trainfit.speed.scaling import NotAffineError, WorkLaw
 from trainfit.speed.step import Machine, launch, step_time
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import COLUMNS, Work
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+import speed_products
 
 RTX_3090 = find_gpu("RTX 3090")
 #: Groups of a convolution are no slower than others.
@@ -79,11 +85,12 @@ def test_threads_that_take_turns_wait_for_each() -> None:
 
 def test_a_large_product_runs_at_the_peak_of_its_dtype() -> None:
     sizes = (82 * 128 * 8, 128 * 16, 4096)
-    for dtype in ("float16", "tfloat32", "float32"):
+    # The shader cores of a GeForce have other instructions to issue besides.
+    for dtype, share in (("float16", 1.0), ("tfloat32", 1.0), ("float32", 0.65)):
         one = product(*sizes)
         one[COLUMNS.index("dtype")] = DTYPES.index(dtype)
         (seconds,) = times(one)
-        peak = peak_flops(RTX_3090)[DTYPES.index(dtype)] * clock_share(RTX_3090)
+        peak = share * peak_flops(RTX_3090)[DTYPES.index(dtype)] * clock_share(RTX_3090)
         # A last wave that is half empty, and filling the pipeline once.
         assert seconds == pytest.approx(2 * np.prod(sizes) / peak, rel=0.03)
 
@@ -167,21 +174,76 @@ def test_copies_to_and_from_the_host_are_no_kernels() -> None:
 
 def test_a_capped_board_cannot_hold_its_clock() -> None:
     assert clock_share(find_gpu("RTX 3090")) == 1.0
-    assert clock_share(find_gpu("T4")) < 0.8
+    assert clock_share(find_gpu("T4")) < 0.85
     whole, capped = (find_gpu(name) for name in ("RTX PRO 6000", "RTX PRO 6000 Max-Q"))
     assert clock_share(capped) < 0.8 < clock_share(whole)
 
 
-def test_shader_cores_take_less_power_than_tensor_cores() -> None:
-    """In float32 a T4 holds more of its clock than in float16."""
+def test_power_limits_tensor_cores_and_shader_cores() -> None:
     t4, uncapped = find_gpu("T4"), dataclasses.replace(find_gpu("T4"), power_watts=1000.0)
-    lost = {}
     for dtype in ("float32", "float16"):
         kernel = product(4096, 4096, 4096)
         kernel[COLUMNS.index("dtype")] = DTYPES.index(dtype)
         slow, fast = (times(kernel, gpu=gpu)[0] for gpu in (t4, uncapped))
-        lost[dtype] = slow / fast
-    assert 1.1 < lost["float32"] < lost["float16"]
+        assert 1.1 < slow / fast < 1.6
+
+
+def test_large_products_are_as_fast_as_published_on_every_gpu() -> None:
+    """bench/speed_products.py: no GPU is far off, but for two of which sources differ."""
+    rows = speed_products.compared()
+    assert len(rows) >= 15
+    for name, pairs in rows.items():
+        for place, (predicted, published) in enumerate(pairs):
+            most = 0.45 if (name, place) in {("T4", 0), ("RTX 5090", 1)} else 0.16
+            assert predicted == pytest.approx(published, rel=most), name
+    for place in (0, 1):
+        assert speed_products.median(rows, place) < 0.08
+
+
+def test_tensor_cores_that_do_more_a_clock_are_not_fed_at_their_rate() -> None:
+    """An A40 has an RTX 3090's multiprocessors with Tensor cores of twice the rate."""
+    a40, geforce = find_gpu("A40"), find_gpu("RTX 3090")
+    large = product(8192, 8192, 8192)
+    reached = {}
+    for gpu in (a40, geforce):
+        peak = peak_flops(gpu)[DTYPES.index("float16")]
+        reached[gpu.key] = 2 * 8192**3 / times(large, gpu=gpu)[0] / peak
+    assert reached["A40"] < 0.8 * reached["RTX 3090"]
+
+
+def three(kind: str, dtype: str) -> list[int]:
+    values = {"rows": 1 << 16, "columns": 64, "depth": 9 * 64}
+    return row(kind, dtype, flops=2 << 32, **values)
+
+
+def test_winograds_algorithm_is_for_float32_alone() -> None:
+    t4 = find_gpu("T4")
+    for kind in ("convolution", "convolution_input_gradient"):
+        small = kind.replace("convolution", "convolution_3x3")
+        for gpu, dtype, gain in (
+            (t4, "float32", 2.0),
+            (t4, "tfloat32", 2.0),  # which a T4 has not
+            (t4, "float16", 1.0),
+            (RTX_3090, "float32", 2.0),
+            (RTX_3090, "tfloat32", 1.0),
+        ):
+            plain, fast = times(three(kind, dtype), three(small, dtype), gpu=gpu)
+            assert plain / fast == pytest.approx(gain, rel=0.05)
+
+
+def test_no_tensor_is_put_into_the_order_of_tensor_cores_that_are_not_there() -> None:
+    copies = [row("layout", dtype, read=1 << 28, written=1 << 28) for dtype in DTYPES[:3]]
+    in_float32, in_tf32, in_half = times(*copies, gpu=find_gpu("T4"))
+    assert in_tf32 == 0.0 < in_half == in_float32
+    assert times(*copies)[1] > 0
+
+
+def test_kinds_of_equal_constants_are_told_as_one() -> None:
+    found = step_time(
+        work(three("convolution", "float16"), three("convolution_3x3", "float16")), machine()
+    )
+    assert list(found.by_kind_s) == ["convolution"]
+    assert found.by_kind_s["convolution"] == pytest.approx(found.gpu_s)
 
 
 def test_libraries_reach_less_of_blackwells_tensor_cores() -> None:

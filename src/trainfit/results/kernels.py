@@ -10,6 +10,7 @@ from typing import Final
 
 #: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
 #: "product": matrix products. "convolution…": as implicit matrix products, by cuDNN;
+#: "convolution_3x3…": by filters that Winograd's algorithm is for, in steps of 1 and planes apart;
 #: "grouped…": convolutions in several groups, "grouped_nhwc…" of channels-last tensors;
 #: "depthwise…": one filter a channel, by PyTorch's own kernels; "depthwise_nhwc…" by cuDNN's for
 #: channels-last tensors. "attention…": fused scaled dot product attention.
@@ -69,6 +70,8 @@ KINDS: Final = (
     "event",
     "event_wait",
     "event_synchronize",
+    "convolution_3x3",
+    "convolution_3x3_input_gradient",
 )
 
 #: Rows of these kinds launch nothing.

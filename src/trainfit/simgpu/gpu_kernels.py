@@ -232,6 +232,8 @@ class _Convolution:
         elif self.groups > 1:
             last = self.geometry.channels_last
             kind = kind.replace("convolution", "grouped_nhwc" if last else "grouped")
+        elif self.geometry.for_winograd and not kind.endswith("weight_gradient"):
+            kind = kind.replace("convolution", "convolution_3x3")
         written = stored_bytes(writes._spec)
         return Kernel(kind, self.dtype, self.flops, _bytes(reads), written, *sizes, self.groups)
 

@@ -98,6 +98,15 @@ class Geometry:
         )
 
     @property
+    def for_winograd(self) -> bool:
+        """May cuDNN compute it by Winograd's algorithm, if it does so in float32?"""
+        return (
+            tuple(self.weight.size[2:]) == (3, 3)
+            and all(each == 1 for each in (*self.stride, *self.dilation, self.groups))
+            and not self.channels_last
+        )
+
+    @property
     def pointwise(self) -> bool:
         """Is it a matrix product over the channels?"""
         return (

@@ -46,11 +46,13 @@ _MANY_WAVES: Final = 6
 #: Exponent of the smooth maximum of arithmetic and traffic.
 _SHARPNESS: Final = 4.0
 _HALVES: Final = ("float16", "bfloat16")
-#: Watts that a multiprocessor's work takes at its boost clock with busy Tensor cores: what is left
-#: for each on the cards that hold their boost clock (RTX 3090, 4090 and 5090, RTX PRO 6000 at
-#: 600 W, A100 and H100 SXM: 2.4 to 3.7 W); and with busy shader cores, which a T4 (12 nm) still
-#: feeds at three quarters of its boost clock (NVIDIA's ResNet-50 in float32).
-_TENSOR_WATTS: Final = 2.4
+#: Watts that a multiprocessor's work takes at its boost clock with busy Tensor cores: so many, and
+#: so many more for each 1,024 FLOPs a clock that they do. What large products reach under a power
+#: limit (docs/decisions/0040): T4 1.4, L4 1.6, A100 PCIe 1.9, H100 PCIe 2.9; and with busy shader
+#: cores, which a T4 (12 nm) still feeds at three quarters of its boost clock (NVIDIA's ResNet-50 in
+#: float32).
+_TENSOR_WATTS: Final = 1.1
+_FED_WATTS: Final = 0.43
 _SHADER_WATTS: Final = 1.7
 #: What goes elsewhere: a share of the board's, what a multiprocessor leaks (assumed; constant and
 #: static power are a large part of a GPU's: AccelWattch, MICRO 2021), and memory at its full
@@ -62,6 +64,11 @@ _MEMORY_JOULES_A_BYTE: Final = 8 * 5e-12
 #: power of it), at the least voltage no more (the first): a card that has less than half of what
 #: its multiprocessors would take passes from one to the other.
 _CLOCK_EXPONENT: Final = 0.55
+#: In float32 cuDNN computes 3 x 3 filters by Winograd's algorithm ("winograd" in a V100's profiles:
+#: github.com/ryujaehun/pytorch-gpu-benchmark, issue 6): F(2x2, 3x3) multiplies 2.25 times less
+#: (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016), of which its
+#: transforms take a part (assumed: a tenth).
+_WINOGRAD: Final = 2.0
 #: Of that power, what is taken to be there at least (a figure that is wrong must not stop it).
 _LEAST_CLOCK: Final = 0.1
 #: Of the bandwidth, what is left where ECC's codes pass the same bus: a T4 copies at 220 of 320
@@ -80,11 +87,22 @@ _RESIDENT: Final = 1024
 #: PyTorch 2.7.1, CUDA 12.8), at 159 to 167 of 165.2 on an RTX 4090 (github.com/mli/
 #: transformers-benchmarks, issue 4).
 _LIBRARY_SHARE: Final = {12: 0.87}
+#: Tensor cores that do so many FLOPs a clock in a multiprocessor are fed at the full rate (GeForce
+#: from Ampere on); others at this share of theirs, by large products on eight of them, from a V100
+#: to a B200 (0.69 to 0.79; docs/decisions/0040).
+_FED_FLOPS: Final = 512
+_FED_SHARE: Final = 0.74
+#: Of the shader cores' float32 rate, what products reach, in shares of what Tensor cores reach of
+#: theirs on a GeForce: where 32 lanes share a scheduler, all else that a kernel issues takes turns
+#: with them (8.6 and later); by large products (docs/decisions/0040).
+_SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
+_OTHER_SHADER_SHARE: Final = 0.88
 
 _HOST: Final = ("upload", "upload_pinned", "download", *MARKS)
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
 )
+_THREE_BY_THREE: Final = tuple(name for name in KINDS if "_3x3" in name)
 _GROUPED_NHWC: Final = tuple(name for name in KINDS if name.startswith("grouped_nhwc"))
 _OF_INPUT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("input_gradient"))
 _OF_WEIGHT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("weight_gradient"))
@@ -113,7 +131,22 @@ class KernelTimes:
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
         smooth = np.maximum(smooth, self._in_turns())
         seconds = smooth + self._column("launches") * efficiency.least_s
-        return np.where(self._is(_HOST), 0.0, seconds)
+        return np.where(self._is(_HOST) | self._of_tensor_cores(), 0.0, seconds)
+
+    def _of_tensor_cores(self) -> NDArray[np.bool_]:
+        """Copies into the order of convolutions in TF32, on a GPU that computes them in float32."""
+        return self._is(("layout",)) & self._not_rounded()
+
+    def _winograd(self) -> NDArray[np.bool_]:
+        """3 x 3 filters, not on Tensor cores."""
+        in_float32 = np.isin(self._column("dtype"), DTYPES.index("float32"))
+        return self._is(_THREE_BY_THREE) & (in_float32 | self._not_rounded())
+
+    def _not_rounded(self) -> NDArray[np.bool_]:
+        """What would be in TF32 if the GPU had it."""
+        if "tfloat32" in self._gpu.tensor_flops:
+            return np.zeros(len(self.table), dtype=np.bool_)
+        return np.isin(self._column("dtype"), DTYPES.index("tfloat32"))
 
     def _in_turns(self) -> Floats:
         """Of resampling: turns that wait for memory, of as many threads at once as fit."""
@@ -133,6 +166,7 @@ class KernelTimes:
     def arithmetic(self, efficiency: Efficiency) -> Floats:
         """Seconds that each kernel's arithmetic takes."""
         seconds: Floats = self._at_peak(efficiency.small_tile) / self._shares(efficiency.arithmetic)
+        seconds = np.where(self._winograd(), seconds / _WINOGRAD, seconds)
         seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
         seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
         return np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
@@ -141,7 +175,7 @@ class KernelTimes:
         """At the full rate of its kind, but for the tiles."""
         if self._known is None or self._known[0] != small_tile:
             gpu = self._gpu
-            rate = (peak_flops(gpu) * _clocks(gpu) * _library(gpu))[self._column("dtype")]
+            rate = (peak_flops(gpu) * _reached(gpu))[self._column("dtype")]
             shaders = gpu.fp32_flops * clock_share(gpu, _SHADER_WATTS)
             rate = np.where(self._is(_ON_SHADERS), shaders, rate)
             seconds = self._column("flops") / rate
@@ -225,7 +259,12 @@ class KernelTimes:
 
     def _shares(self, by_kind: Mapping[str, float]) -> Floats:
         """Of each kernel by its kind; 1 where nothing is said."""
-        return np.array([by_kind.get(name, 1.0) for name in KINDS])[self._kinds]
+        return np.array([by_kind.get(plain(name), 1.0) for name in KINDS])[self._kinds]
+
+
+def plain(kind: str) -> str:
+    """The kind that has the same constants."""
+    return kind.replace("_3x3", "")
 
 
 def peak_flops(gpu: GpuSpec) -> Floats:
@@ -240,22 +279,28 @@ def peak_flops(gpu: GpuSpec) -> Floats:
     return np.array([rates[name] for name in DTYPES])
 
 
-def clock_share(gpu: GpuSpec, watts: float = _TENSOR_WATTS) -> float:
+def clock_share(gpu: GpuSpec, watts: float | None = None) -> float:
     """Share of the boost clock that the board's power lets multiprocessors hold whose work takes
-    ``watts`` each at that clock."""
+    ``watts`` each at that clock (by default: with busy Tensor cores)."""
+    if watts is None:
+        watts = _TENSOR_WATTS + _FED_WATTS * _tensor_flops_a_clock(gpu) / 1024
     memory = gpu.bandwidth_bytes_per_s * _MEMORY_JOULES_A_BYTE
     left = gpu.power_watts * (1 - _BOARD) - memory
     each = max(0.0, left / max(1, gpu.sm_count) - _STATIC_WATTS)
     return float(min(1.0, max(_LEAST_CLOCK, each / watts)) ** _CLOCK_EXPONENT)
 
 
-def _library(gpu: GpuSpec) -> Floats:
-    """What libraries reach of that by dtype."""
-    share = _LIBRARY_SHARE.get(gpu.capability[0], 1.0)
-    return np.array([share if name in gpu.tensor_flops else 1.0 for name in DTYPES])
+def _tensor_flops_a_clock(gpu: GpuSpec) -> float:
+    """Dense float16 FLOPs of a multiprocessor's Tensor cores in one clock; 0 without them."""
+    lanes = gpu.cuda_cores / gpu.sm_count  # each does two FLOPs
+    return 2 * lanes * gpu.tensor_flops.get("float16", 0.0) / gpu.fp32_flops
 
 
-def _clocks(gpu: GpuSpec) -> Floats:
-    """The share of the boost clock by dtype: of products on Tensor cores, or on shader cores."""
-    tensor, shaders = clock_share(gpu), clock_share(gpu, _SHADER_WATTS)
+def _reached(gpu: GpuSpec) -> Floats:
+    """The share of the peak rate that libraries reach, by dtype: what power leaves of the clock,
+    and what kernels leave of the cores."""
+    fed = 1.0 if _tensor_flops_a_clock(gpu) < 1.5 * _FED_FLOPS else _FED_SHARE
+    tensor = clock_share(gpu) * fed * _LIBRARY_SHARE.get(gpu.capability[0], 1.0)
+    share = _SHADER_SHARE.get(gpu.capability, _OTHER_SHADER_SHARE)
+    shaders = clock_share(gpu, _SHADER_WATTS) * share
     return np.array([tensor if name in gpu.tensor_flops else shaders for name in DTYPES])

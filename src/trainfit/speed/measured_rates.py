@@ -39,7 +39,7 @@ def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
         measured = _value(rates.matmul.get(dtype))
         if measured is None:
             continue
-        factor = measured / _product_flops(machine, dtype, side)
+        factor = measured / product_flops(machine, dtype, side)
         if dtype in tensor:
             tensor[dtype] *= factor
         elif dtype == "float32":
@@ -67,7 +67,7 @@ def _with_host(machine: Machine, rates: Rates) -> Machine:
     return dataclasses.replace(machine, **changes)
 
 
-def _product_flops(machine: Machine, dtype: str, side: int) -> float:
+def product_flops(machine: Machine, dtype: str, side: int) -> float:
     """FLOP/s of a square product, as the model has it."""
     flops = 2 * side**3
     row = _kernel("product", dtype, flops=flops, rows=side, columns=side, depth=side)

@@ -12,7 +12,7 @@ from trainfit.results.kernels import KINDS
 from trainfit.results.speed import Bound
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.host import REFERENCE_HZ, HostCosts, issue_seconds
-from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.kernel_times import KernelTimes, plain
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import Floats, Work
 
@@ -82,14 +82,18 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         launch(timeline, work, machine)
     host_s, waited_s = timeline.host_s - host, timeline.waited_s - waited
     gpu_s, copies_s = float(seconds.sum()), float(copies.sum())
-    by_kind = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
+    by_kind: dict[str, float] = {}
+    totals = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
+    for name, total in zip(KINDS, totals.tolist(), strict=True):
+        if total:
+            by_kind[plain(name)] = by_kind.get(plain(name), 0.0) + total
     return StepTime(
         timeline.end_s - ended,
         gpu_s,
         host_s,
         copies_s,
         _bound(times, machine, gpu_s, host_s, copies_s),
-        {name: float(total) for name, total in zip(KINDS, by_kind, strict=True) if total},
+        by_kind,
         host_s + (0.0 if machine.gpu.shared_memory_device else waited_s),
     )
 
