@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fnmatch
 import json
 import multiprocessing
 import statistics
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from _bench import Figure, finish
+from _truth import read_truths, truth_options
 from gpu import cases, simulated
 
 from trainfit.memory.device_trace import replay_trace
@@ -36,11 +35,8 @@ from trainfit.results.truth import (
     TimedSteps,
     Truth,
     TruthCase,
-    read_truth,
 )
 
-HERE = Path(__file__).resolve().parent
-TRUTH = HERE / "gpu" / "truth"
 QUICK_FILES = 8
 NO_TRUTH = 3
 WORST_KERNELS = 5
@@ -112,7 +108,7 @@ class ComparedKernels:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = parse(argv)
+    options = truth_options(__doc__, f"{QUICK_FILES} files").parse_args(argv)
     try:
         truths = read_all(options)
     except ResultFileError as error:
@@ -153,38 +149,9 @@ def compare_any(truth: OfMemory) -> Compared | ComparedLimit | ComparedKernels:
     return compare_limit(truth) if isinstance(truth, LimitTruth) else compare_kernels(truth)
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of truth files")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="names to compare")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_FILES} files")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument(
-        "--rehearsal", action="store_true",
-        help="compare files that were recorded on a simulated GPU: checks the machinery only",
-    )  # fmt: skip
-    options = parser.parse_args(argv)
-    if options.jobs < 1:
-        parser.error("--jobs must be 1 or more")
-    return options
-
-
 def read_all(options: argparse.Namespace) -> list[OfMemory]:
-    """What the folder holds; raises ``ResultFileError`` for a damaged file."""
-    truths: list[OfMemory] = []
-    for path in sorted(options.truth.glob("*.json*")):
-        name = path.name.partition(".")[0]
-        other = name in ("kernels", "campaign") or path.name.endswith(".part")
-        if other or not fnmatch.fnmatch(name, options.only):
-            continue
-        found = read_truth(path)
-        if found is None or isinstance(found, TimedSteps):
-            continue
-        if found.simulated is options.rehearsal:
-            truths.append(found)
+    """What the folder holds of memory; raises ``ResultFileError`` for a damaged file."""
+    truths = [each for each in read_truths(options) if not isinstance(each, TimedSteps)]
     return thin(truths) if options.quick else truths
 
 

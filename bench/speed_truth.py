@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fnmatch
 import json
 import multiprocessing
 import statistics
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _bench import Figure, finish
+from _truth import read_truths, truth_options
 from gpu import simulated
 from gpu.cases import Case
 
@@ -31,19 +31,17 @@ from trainfit.plan.speed import machine_of, step_seconds
 from trainfit.results.errors import ResultFileError
 from trainfit.results.plan import HostCpu
 from trainfit.results.profile import Profile
-from trainfit.results.truth import TimedSteps, read_truth
+from trainfit.results.truth import TimedSteps
 from trainfit.speed.host import REFERENCE_OPERATOR_S
 
-TRUTH = Path(__file__).resolve().parent / "gpu" / "truth"
-QUICK_BATCHES = 2
 NO_TRUTH = 3
 PERCENT, PERCENT_WITH_PROFILE = 15.0, 8.0
 
 NONE_YET = """no step times in {folder}: none were recorded yet, so nothing is compared.
 To record: on a machine with an NVIDIA GPU and torch, run
     python bench/gpu/campaign.py --only steps- --out {folder}
-    trainfit calibrate --output {folder}/profile.json
-and here `python bench/speed_truth.py --profile {folder}/profile.json`; it needs no GPU."""
+    trainfit calibrate --output profile.json
+and then, anywhere, `python bench/speed_truth.py --profile profile.json`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,43 +99,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of truth files")
+    parser = truth_options(__doc__, "two batch sizes of each job")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="of `trainfit calibrate`")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="names to compare")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_BATCHES} batches a job")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument(
-        "--rehearsal", action="store_true",
-        help="compare files that were recorded on a simulated GPU: checks the machinery only",
-    )  # fmt: skip
-    options = parser.parse_args(argv)
-    if options.jobs < 1:
-        parser.error("--jobs must be 1 or more")
-    return options
+    return parser.parse_args(argv)
 
 
 def read_all(options: argparse.Namespace, profile: Profile | None) -> list[_Work]:
     """Every batch size that was timed; raises ``ResultFileError`` for a damaged file."""
     found: list[_Work] = []
-    for path in sorted(options.truth.glob("steps-*.json*")):
-        if path.name.endswith(".part"):
-            continue
-        if not fnmatch.fnmatch(path.name.partition(".")[0], options.only):
-            continue
-        truth = read_truth(path)
-        if not isinstance(truth, TimedSteps) or truth.simulated is not options.rehearsal:
+    for truth in read_truths(options):
+        if not isinstance(truth, TimedSteps):
             continue
         ran = [each for each in truth.timed if each.status == "ran" and each.seconds]
         # The first and the last: a choice that sees no error.
-        chosen = [ran[0], ran[-1]][:QUICK_BATCHES] if options.quick and len(ran) > 1 else ran
-        found += [
-            _Work(truth, each.batch, statistics.median(each.seconds), profile, str(options.profile))
-            for each in chosen
-        ]
+        chosen = [ran[0], ran[-1]] if options.quick and len(ran) > 1 else ran
+        for each in chosen:
+            measured = statistics.median(each.seconds)
+            found.append(_Work(truth, each.batch, measured, profile, str(options.profile)))
     return found
 
 

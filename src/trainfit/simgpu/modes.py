@@ -7,9 +7,7 @@ on "meta" because it was told that simulated tensors are there.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainfit.simgpu.devices import call, complete, legacy_dtype, on_meta
 from trainfit.simgpu.engine import Engine
+from trainfit.simgpu.fork_hooks import in_child
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensor import CUDA, SimulatedTensor, replace_data
 
@@ -155,7 +154,8 @@ class Modes:
         self._mine = [FunctionMode(self._engine), DeviceMode(self._engine)]
         for mode in self._mine:
             mode.__enter__()
-        _leave_in_child(self)
+        # DataLoader workers are forked with the modes active; their CPU work must not pay.
+        in_child(self.drop)
 
     def remove(self) -> None:
         """Leave the modes, also from under others that a script entered and never left."""
@@ -175,6 +175,8 @@ class Modes:
 
     def drop(self) -> None:
         """Take the modes off this thread's stacks, whatever lies on top of them."""
+        if not self._mine:
+            return
         kept = []
         for _ in range(torch._C._len_torch_function_stack()):
             mode = _pop_mode()
@@ -198,22 +200,3 @@ def _stack_of(mode: Any) -> tuple[Any, Any, Any]:
         return _pop_mode, _push_mode, torch._C._len_torch_function_stack
     pop, push = dispatch_modes._pop_mode, dispatch_modes._push_mode
     return pop, push, torch._C._len_torch_dispatch_stack
-
-
-_active: weakref.ref[Modes] | None = None
-_registered = False
-
-
-def _leave_in_child(modes: Modes) -> None:
-    """DataLoader workers are forked with the modes active; their CPU work must not pay."""
-    global _active, _registered
-    _active = weakref.ref(modes)
-    if not _registered:
-        _registered = True
-        os.register_at_fork(after_in_child=_after_fork)
-
-
-def _after_fork() -> None:
-    modes = _active() if _active is not None else None
-    if modes is not None and modes._mine:
-        modes.drop()

@@ -11,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 import sys
 import threading
 import time
 import timeit
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.fork_hooks import in_child
 from trainfit.simgpu.patching import PatchSet
 
 #: What a script does between two operators counts as its own from so many seconds on, or when it
@@ -112,12 +111,13 @@ class ScriptTime:
         patches.set(timeit, "default_timer", timer)
         for owner, name in ((timeit, "timeit"), (timeit, "repeat"), (timeit.Timer, "__init__")):
             patches.set(owner, name, _with_timer(vars(owner)[name], timer))
-        _stop_in_child(self)
+        in_child(self.stop)
         self._left = self._real()
         self.runs = True
 
     def stop(self) -> None:
-        """Whoever kept one of the functions has the machine's time from now on."""
+        """Whoever kept one of the functions has the machine's time from now on; as have children
+        that are forked."""
         self.runs = False
 
 
@@ -165,22 +165,3 @@ def _with_timer(function: Callable[..., Any], timer: _ShownClock) -> Callable[..
 def _asked_by_us() -> bool:
     """Does the simulator itself, or what runs the script in it, look at the time?"""
     return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "trainfit"
-
-
-_active: weakref.ref[ScriptTime] | None = None
-_registered = False
-
-
-def _stop_in_child(script_time: ScriptTime) -> None:
-    """A loader's workers have the machine's time: nothing is simulated there."""
-    global _active, _registered
-    _active = weakref.ref(script_time)
-    if not _registered:
-        _registered = True
-        os.register_at_fork(after_in_child=_after_fork)
-
-
-def _after_fork() -> None:
-    script_time: Any = _active() if _active is not None else None
-    if script_time is not None:
-        script_time.stop()

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.hardware import GpuSpec
+from trainfit.hardware.gpu_table import tensor_rate
 from trainfit.results.kernels import DTYPES, KINDS, MARKS
 from trainfit.results.recording import IntArray
 from trainfit.speed.efficiency import Efficiency
@@ -290,16 +291,16 @@ def clock_share(gpu: GpuSpec, watts: float | None = None) -> float:
     return float(min(1.0, max(_LEAST_CLOCK, each / watts)) ** _CLOCK_EXPONENT)
 
 
-def _tensor_flops_a_clock(gpu: GpuSpec) -> float:
-    """Dense float16 FLOPs of a multiprocessor's Tensor cores in one clock; 0 without them."""
-    lanes = gpu.cuda_cores / gpu.sm_count  # each does two FLOPs
-    return 2 * lanes * gpu.tensor_flops.get("float16", 0.0) / gpu.fp32_flops
+def _tensor_flops_a_clock(gpu: GpuSpec) -> int:
+    """Dense float16 FLOPs of a multiprocessor's Tensor cores in one clock, by its design: a rate
+    that was measured is not to change what kernels reach of it."""
+    return tensor_rate(gpu.capability, geforce="GeForce" in gpu.name)
 
 
 def _reached(gpu: GpuSpec) -> Floats:
     """The share of the peak rate that libraries reach, by dtype: what power leaves of the clock,
     and what kernels leave of the cores."""
-    fed = 1.0 if _tensor_flops_a_clock(gpu) < 1.5 * _FED_FLOPS else _FED_SHARE
+    fed = 1.0 if _tensor_flops_a_clock(gpu) <= _FED_FLOPS else _FED_SHARE
     tensor = clock_share(gpu) * fed * _LIBRARY_SHARE.get(gpu.capability[0], 1.0)
     share = _SHADER_SHARE.get(gpu.capability, _OTHER_SHADER_SHARE)
     shaders = clock_share(gpu, _SHADER_WATTS) * share

@@ -1,0 +1,50 @@
+"""What the scripts share that read files of the truth campaign (bench/gpu)."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainfit.results.truth import AnyTruth, read_truth
+
+TRUTH = Path(__file__).resolve().parent / "gpu" / "truth"
+
+
+def truth_options(about: str | None, quick: str) -> argparse.ArgumentParser:
+    """The options of such a script; ``quick`` is what ``--quick`` does."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of truth files")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="names to compare")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--jobs", type=_jobs, default=2, help="processes (2)")
+    parser.add_argument(
+        "--rehearsal", action="store_true",
+        help="compare files that were recorded on a simulated GPU: checks the machinery only",
+    )  # fmt: skip
+    return parser
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return int(text)
+
+
+def read_truths(options: argparse.Namespace) -> Iterator[AnyTruth]:
+    """What the folder holds, of a real GPU or (``--rehearsal``) of a simulated one.
+
+    Raises ``ResultFileError`` for a damaged file.
+    """
+    for path in sorted(options.truth.glob("*.json*")):
+        name = path.name.partition(".")[0]
+        other = name in ("kernels", "campaign") or path.name.endswith(".part")
+        if other or not fnmatch.fnmatch(name, options.only):
+            continue
+        found = read_truth(path)
+        if found is not None and found.simulated is options.rehearsal:
+            yield found
