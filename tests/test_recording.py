@@ -372,3 +372,21 @@ def test_a_recording_can_be_taken_while_the_run_goes_on(tmp_path: Path) -> None:
         late = sim.recording
     assert early.alloc_bytes.tolist() == [32]
     assert late.alloc_bytes.tolist() == [32, 64]
+
+
+def test_a_step_that_ran_out_of_memory_is_over() -> None:
+    """As finders of a batch size do it: they catch the error and go on with less."""
+    with trainfit.simulate("custom:2GiB") as simulation, torch.device("cuda"):
+        large = torch.nn.Linear(12_000, 12_000, bias=False)
+        optimizer = torch.optim.AdamW(large.parameters())
+        large(torch.randn(1, 12_000)).sum().backward()
+        with pytest.raises(torch.OutOfMemoryError):
+            optimizer.step()
+        before = simulation.recording.op_phase.size
+        del large, optimizer
+        small = torch.nn.Linear(100, 100)
+        optimizer = torch.optim.AdamW(small.parameters())
+        small(torch.randn(1, 100)).sum().backward()
+        optimizer.step()
+    phases = [PHASES[code] for code in simulation.recording.op_phase[before:].tolist()]
+    assert list(dict.fromkeys(phases)) == ["forward", "backward", "optimizer"]

@@ -247,6 +247,7 @@ class Engine:
                 result = self.generic(info, args, kwargs)
         except OutOfDeviceMemory as error:
             self.copied = []
+            self.in_optimizer = 0  # a step that memory ended has no end of its own
             raise out_of_memory(error) from None
         # Its arguments are known to be good now.
         if info.library is not None:

@@ -61,7 +61,7 @@ class ScriptTime:
         if self._simulating or not self.runs:
             return False
         self._simulating = True
-        own = self._real() - self._left
+        own = max(0.0, self._real() - self._left)
         if self._looked or (own >= OWN_WORK_S and not self._in_framework()):
             self._looked = False
             with self._lock:

@@ -341,7 +341,7 @@ class Simulation:
             self._finish_step(optimizer)
 
     def _finish_step(self, optimizer: Any) -> None:
-        self.engine.in_optimizer -= 1
+        self.engine.in_optimizer = max(0, self.engine.in_optimizer - 1)
         for parameter, state in optimizer.state.items():
             owner = self._owners.get(id(parameter), -1)
             for value in state.values() if isinstance(state, dict) else ():
