@@ -216,6 +216,22 @@ def three(kind: str, dtype: str) -> list[int]:
     return row(kind, dtype, flops=2 << 32, **values)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "bound"),
+    [
+        ("RTX 3090", "float16", "tensor cores"),
+        ("RTX 3090", "tfloat32", "tensor cores"),
+        ("RTX 3090", "float32", "shader cores"),
+        ("T4", "tfloat32", "shader cores"),
+        ("P100 SXM", "float16", "shader cores"),
+    ],
+)
+def test_which_cores_bound_a_step(gpu: str, dtype: str, bound: str) -> None:
+    large = product(4096, 4096, 4096)
+    large[COLUMNS.index("dtype")] = DTYPES.index(dtype)
+    assert step_time(work(large), machine(gpu=find_gpu(gpu))).bound == bound
+
+
 def test_winograds_algorithm_is_for_float32_alone() -> None:
     t4 = find_gpu("T4")
     for kind in ("convolution", "convolution_input_gradient"):

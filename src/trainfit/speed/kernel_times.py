@@ -172,6 +172,11 @@ class KernelTimes:
         seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
         return np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
 
+    def on_tensor_cores(self) -> NDArray[np.bool_]:
+        """Whose arithmetic is theirs."""
+        with_cores = [DTYPES.index(name) for name in DTYPES if name in self._gpu.tensor_flops]
+        return np.isin(self._column("dtype"), with_cores) & ~self._is(_ON_SHADERS)
+
     def _at_peak(self, small_tile: float) -> Floats:
         """At the full rate of its kind, but for the tiles."""
         if self._known is None or self._known[0] != small_tile:

@@ -92,7 +92,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         gpu_s,
         host_s,
         copies_s,
-        _bound(times, machine, gpu_s, host_s, copies_s),
+        _bound(times, machine, seconds, host_s, copies_s),
         by_kind,
         host_s + (0.0 if machine.gpu.shared_memory_device else waited_s),
     )
@@ -115,16 +115,20 @@ def _copy_seconds(work: Work, machine: Machine) -> Floats:
 
 
 def _bound(
-    times: KernelTimes, machine: Machine, gpu_s: float, host_s: float, copies_s: float
+    times: KernelTimes, machine: Machine, seconds: Floats, host_s: float, copies_s: float
 ) -> Bound:
-    """What the most of the step's time goes to."""
+    """What the most of the step's time goes to; ``seconds`` is each kernel's."""
+    gpu_s = float(seconds.sum())
     if copies_s > max(gpu_s, host_s):
         return "host copies"
     if host_s > gpu_s:
         return "launches"
-    arithmetic = times.arithmetic(machine.efficiency)
-    traffic = times.traffic(machine.efficiency)
+    # What takes no time here (copies from the host, and for cores that the GPU lacks) is no load.
+    arithmetic = np.where(seconds > 0, times.arithmetic(machine.efficiency), 0.0)
+    traffic = np.where(seconds > 0, times.traffic(machine.efficiency), 0.0)
     computes = arithmetic > traffic
     if traffic[~computes].sum() >= arithmetic[computes].sum():
         return "bandwidth"
-    return "tensor cores" if machine.gpu.has_tensor_cores else "shader cores"
+    on_tensor_cores = computes & times.on_tensor_cores()
+    mostly = arithmetic[on_tensor_cores].sum() >= arithmetic[computes & ~on_tensor_cores].sum()
+    return "tensor cores" if mostly else "shader cores"
