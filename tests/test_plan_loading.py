@@ -412,7 +412,9 @@ def test_plan_tunes_the_loader_of_a_script(real_plan: Plan) -> None:
     # The data set does not fill the recommended batch size.
     assert seen["argv"][1:] == ["4", "0", "no"]
     assert any("the data set has only 64 samples" in note for note in plan["notes"])
-    assert json.loads(Path("plan.json").read_text()) == plan
+    # The file has the recordings besides, for `trainfit gpus --for`.
+    saved = json.loads(Path("plan.json").read_text())
+    assert saved["recordings"] and saved | {"recordings": []} == plan
     plan = real_plan("--step-time=500ms", "--probe-time=3")
     assert (plan["loading"]["step_is_bound"], plan["loading"]["bottleneck"]) == (False, "gpu")
 
