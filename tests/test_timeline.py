@@ -17,6 +17,7 @@ from trainfit.plan.speed import speed
 from trainfit.results.kernels import KINDS, MARKS
 from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.host import HostCosts
+from trainfit.speed.scaling import WorkLaw
 from trainfit.speed.step import Machine, launch, step_time
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import COLUMNS, Work
@@ -163,9 +164,10 @@ def test_what_holds_of_every_timeline(
         mine = np.flatnonzero(job.stream == stream)
         assert (begins[mine[1:]] >= ends[mine[:-1]] - 1e-9).all()
         assert not len(mine) or timeline.end_of(stream) == max(ends[mine[-1]], timeline.cpu_s)
-    for engine in (("pointwise",), ("upload_pinned",), ("download",)):
-        mine = np.array([place for place, kind in enumerate(kinds) if kind in engine], dtype=int)
-        mine = mine[np.lexsort((ends[mine], begins[mine]))]
+    for engine in ("pointwise", "upload_pinned", "download"):
+        # Those that take nothing lie anywhere among the others' ends.
+        busy = [place for place, kind in enumerate(kinds) if kind == engine and took[place] > 1e-6]
+        mine = np.array(busy, dtype=int)[np.argsort(begins[busy])]
         assert (begins[mine[1:]] >= ends[mine[:-1]] - 1e-9).all()
     events = {
         each[2]["rows"]: end for each, end in zip(rows, ends, strict=True) if each[0] == "event"
@@ -192,6 +194,20 @@ def test_an_idle_stream_changes_nothing(took: list[float], queue: int) -> None:
     if len(took) < queue:  # the mark takes a place in the queue
         assert with_other[1:].tolist() == pytest.approx(alone.tolist())
         assert one.end_s == pytest.approx(other.end_s)
+
+
+def test_events_keep_their_numbers_at_every_batch_size() -> None:
+    """One run had recorded more of them before the step."""
+    steps = []
+    for batch, earlier in ((8, 0), (16, 3)):
+        copy, compute = copying(batch * 1e-3, 1), computing(batch * 1e-3)
+        event = row("event", 1, rows=1 + earlier)
+        steps.append(work(copy, event, row("event_wait", 0, rows=1 + earlier, columns=1), compute))
+    law = WorkLaw.between(steps[0], 8, steps[1], 16)
+    for batch in (8, 16, 32):
+        timeline = Timeline()
+        launch(timeline, law.at(batch), MACHINE)
+        assert timeline.end_s == pytest.approx(2e-3 * batch, rel=1e-2)
 
 
 # --- In a script ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from trainfit.results.kernels import MARKS
 from trainfit.results.recording import IntArray
 from trainfit.speed.work import COLUMNS, Work
 
@@ -49,6 +50,8 @@ class WorkLaw:
             raise NotAffineError(f"kernel {place} is another one at batch size {other}")
         span = other - batch
         slope = second.table - first.table
+        # Events keep their numbers, however many there were before this step in either run.
+        slope[first.is_kind(*MARKS)] = 0
         return cls(first, first.table * span - slope * batch, slope, span)
 
     def at(self, batch: int) -> Work:
