@@ -285,6 +285,7 @@ def run(*words: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProce
         (["--time-limit", "0"], "--time-limit and --case-limit must be above 0"),
         (["--out", __file__], "not a folder"),
         (["--simulate", "T4"], "a rehearsal is no truth"),
+        (["--simulate", "T5", "--out", "elsewhere"], "--simulate: unknown GPU: 'T5'"),
     ],
 )
 def test_bad_options_are_named(
@@ -294,6 +295,13 @@ def test_bad_options_are_named(
         campaign.parse(words)
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_pattern_that_nothing_matches_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert campaign.main(["--only", "zzz", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "--only zzz: no such result; --list shows all\n"
 
 
 def _results() -> int:

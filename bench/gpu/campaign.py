@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu import cases, children
+from gpu import cases, children, simulated
 from gpu.capped import CappedSearch, predict
 from gpu.measure import FORMAT, VERSION, write
 
@@ -64,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     campaign = Campaign(options)
+    if not campaign.jobs and not campaign.capped:
+        print(f"--only {' '.join(options.only)}: no such result; --list shows all", file=sys.stderr)
+        return 2
     # As it ends when told to by a time limit from outside.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -113,6 +116,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--out {options.out}: not a folder")
     if options.simulate and options.out == HERE / "truth":
         parser.error("--simulate needs an --out of its own: a rehearsal is no truth")
+    if options.simulate and (unknown := simulated.unknown_name(options.simulate)) is not None:
+        parser.error(f"--simulate: {unknown}")
     return options
 
 

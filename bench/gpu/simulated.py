@@ -11,13 +11,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def import_trainfit() -> None:
-    """Make trainfit importable: the one of this checkout, whatever is installed."""
-    source = str(ROOT / "src")
-    if source not in sys.path:
-        sys.path.insert(0, source)
+    """Make trainfit importable, and what simulating torchvision's models needs."""
+    _add_source()
     from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
     define_torchvision_operators()
+
+
+def _add_source() -> None:
+    """The trainfit of this checkout, whatever is installed."""
+    source = str(ROOT / "src")
+    if source not in sys.path:
+        sys.path.insert(0, source)
 
 
 def simulated(gpu: Any, limited: bool = True, conf: str | None = None) -> Any:
@@ -31,6 +36,18 @@ def simulated(gpu: Any, limited: bool = True, conf: str | None = None) -> Any:
 
     settings = None if conf is None else AllocatorSettings.from_conf(conf)
     return trainfit.simulate(gpu, limited=limited, allocator=settings)
+
+
+def unknown_name(name: str) -> str | None:
+    """Why the catalogue has no GPU of this name; ``None`` where it has."""
+    _add_source()  # without PyTorch: the campaign's own process has none
+    from trainfit.hardware import GpuNameError, find_gpu
+
+    try:
+        find_gpu(name)
+    except GpuNameError as error:
+        return str(error)
+    return None
 
 
 def spec_of(machine: dict[str, Any]) -> Any:
