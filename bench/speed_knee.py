@@ -3,7 +3,8 @@
 The tables are those of "Inference performance: NVIDIA T4" in the README of
 PyTorch/Classification/ConvNets/resnet50v1.5 of https://github.com/NVIDIA/DeepLearningExamples
 (images a second at batch sizes 1 to 256, float32 and mixed precision, PyTorch of early 2021). The
-model is simulated at each batch size, nothing is fitted to the tables. The knee is the smallest
+model is simulated at each batch size; nothing is fitted to the tables but for the watts that the
+shader cores of a T4 take (`speed/kernel_times`). The knee is the smallest
 batch size with 95% of the most images a second; a step is from one batch size to the next.
 
     python bench/speed_knee.py [--quick] [--json]
