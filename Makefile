@@ -3,9 +3,11 @@
 #   make plan       the example: does ACT training fit on an RTX 4090?
 #   make test       the tests that take less than a few seconds each
 #   make test-slow  the others, and the property tests with examples by chance
+#   make test-real  third-party training code in an environment of its own (an hour or more);
+#                   writes docs/compatibility.md; FAMILY=NAME for one of them
 #   make lint       style, types and the layering of the packages
 #   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
-#   make clean      removes the environment, the example's data and all caches
+#   make clean      removes the environments, the example's data and all caches
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,7 +22,7 @@ TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-slow lint bench clean
+.PHONY: plan test test-slow test-real lint bench clean
 
 plan: .venv/.plan-ready $(DATA)/meta.json
 	$(BIN)/trainfit plan --gpu "$(GPU)" -- python examples/act/train.py \
@@ -33,6 +35,9 @@ test: .venv/.dev-ready
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow
 	$(PYTEST) -q -m "hypothesis and not slow" --hypothesis-profile chance
+
+test-real: .venv-real/.ready
+	.venv-real/bin/python -m pytest -q tests/real $(if $(FAMILY),-k "$(FAMILY)")
 
 lint: .venv/.dev-ready
 	$(BIN)/ruff check .
@@ -60,7 +65,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
-	rm -rf .venv $(DATA) build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-real $(DATA) data/real build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
@@ -81,4 +86,16 @@ $(BIN)/python:
 .venv/.dev-ready: requirements/dev.txt requirements/dev-nodeps.txt .venv/.plan-ready
 	$(PIP) install -q -r requirements/dev.txt
 	$(PIP) install -q --no-deps -r requirements/dev-nodeps.txt
+	touch $@
+
+# An environment of its own, so that what the corpus pulls in is never what the tests see. The
+# constraint keeps PyTorch as plan.txt has it.
+.venv-real/.ready: requirements/real.txt requirements/dev.txt requirements/plan.txt pyproject.toml
+	test -x .venv-real/bin/python || $(PYTHON) -m venv .venv-real
+	.venv-real/bin/python -m pip --disable-pip-version-check install -q \
+		-c requirements/plan.txt -r requirements/real.txt
+	.venv-real/bin/python -m pip --disable-pip-version-check install -q --no-deps \
+		-r requirements/dev-nodeps.txt
+	.venv-real/bin/python -m pip --disable-pip-version-check install -q --no-deps \
+		--no-build-isolation -e .
 	touch $@

@@ -17,6 +17,7 @@ from trainfit.report.sizes import printable
 from trainfit.results.constants import DeviceConstants
 from trainfit.results.errors import TrainfitError
 from trainfit.results.profile import Profile, Rates
+from trainfit.results.sandbox import SandboxRequest
 
 _SIZE = re.compile(
     r"(?P<number>\d{1,15}(?:\.\d+)?)\s*(?P<unit>gib|mib|kib|gb|mb|kb|b|)", re.I | re.A
@@ -84,6 +85,42 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         help="seconds that one simulated run may take (default 600)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def add_protection(parser: argparse.ArgumentParser) -> None:
+    """Add what may come of the files that a script writes."""
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--allow-writes",
+        action="store_true",
+        help="let the script write what it always writes (default: into a scratch layer that is "
+        "dropped at the end)",
+    )
+    choice.add_argument(
+        "--keep-writes",
+        metavar="DIR",
+        help="copy what the script would have written to DIR, a new or empty folder",
+    )
+
+
+def sandbox_request(options: argparse.Namespace) -> SandboxRequest:
+    """From ``--allow-writes`` and ``--keep-writes``; raises :class:`UsageError`."""
+    if options.keep_writes is None:
+        return SandboxRequest(allow_writes=options.allow_writes)
+    folder = Path(options.keep_writes).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--keep-writes {options.keep_writes!r} is a file; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(
+            f"--keep-writes {options.keep_writes!r} is not empty; name a new folder, or empty it"
+        )
+    parent = folder if folder.is_dir() else folder.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(
+            f"--keep-writes {options.keep_writes!r}: {str(parent)!r} cannot be written; name "
+            "another folder"
+        )
+    return SandboxRequest(keep=str(folder))
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +238,9 @@ def split_command(
 
 def progress(text: str) -> None:
     """One line on standard error; results alone go to standard output."""
-    print(f"trainfit: {printable(text)} …", file=sys.stderr, flush=True)
+    # In one piece: several threads may have something to say.
+    sys.stderr.write(f"trainfit: {printable(text)} …\n")
+    sys.stderr.flush()
 
 
 def only_ascii() -> bool:

@@ -8,14 +8,16 @@ from typing import Any
 
 from trainfit.cli.common import (
     UsageError,
+    add_protection,
     add_result,
     duration,
     output_file,
+    sandbox_request,
     seconds,
     split_command,
     whole_number,
 )
-from trainfit.cli.progress_bar import loading_progress
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.report.loader_text import loader_text
@@ -32,7 +34,7 @@ PARSER: dict[str, Any] = {
 
 _WITH_VALUE = (
     *("--step-time", "--gpu", "--probe-time", "--confirm", "--max-workers", "--ranks"),
-    *("--time-limit", "--output", "--loader", "--batch-size"),
+    *("--time-limit", "--output", "--loader", "--batch-size", "--keep-writes"),
 )
 #: Most real runs of the loader to confirm predictions with.
 _CONFIRM = 4
@@ -72,6 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for everything; once probed, what there is by then is told (default 600)",
     )
+    add_protection(parser)
     add_result(parser)
 
 
@@ -130,7 +133,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
     output = output_file(options.output) if options.output is not None else None
     parsed = source(options, command)
-    with loading_progress() as progress:
+    with shown_progress() as progress:
         tuned = tune_command(parsed, loading_options(options), progress)
     result = tuned.result
     print(result.to_json() if options.json else loader_text(result), flush=True)
@@ -180,6 +183,7 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
         time_limit_s=options.time_limit,
         loader=options.loader or "",
         batch_size=options.batch_size,
+        sandbox=sandbox_request(options),
     )
 
 

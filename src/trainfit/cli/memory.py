@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import UsageError, progress, whole_number
+from trainfit.cli.common import UsageError, whole_number
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.memory.explain import Source, explain, source
 from trainfit.report.explain_text import explain_text
 from trainfit.results import documents
@@ -56,8 +57,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
     given = [*options.batch_size, None, None]
     sources = [_source(file, batch) for file, batch in zip(files, given, strict=False)]
-    progress("explaining " + " and ".join(each.file for each in sources))
-    report = explain(*sources)
+    with shown_progress() as progress:
+        progress("explaining " + " and ".join(each.file for each in sources))
+        report = explain(*sources)
     print(report.to_json() if options.json else explain_text(report))
     return 0 if report.fits else 1
 

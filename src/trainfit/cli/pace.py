@@ -16,7 +16,7 @@ from trainfit.cli.common import (
     only_ascii,
     output_file,
 )
-from trainfit.cli.progress_bar import loading_progress
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
 from trainfit.pace.callee import Callee, Command, function_of
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     wanted = Options(options.hz, options.duration, not options.no_attribution, options.fix)
     try:
         facts = power_facts(survey(System()))
-        with loading_progress() as shown:
+        with shown_progress() as shown:
             began = time.monotonic()
 
             def progress(text: str, share: float) -> None:

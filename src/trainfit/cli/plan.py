@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import (
+    Device,
     UsageError,
     add_device_memory,
     add_gpu,
+    add_protection,
     add_simulation,
     chosen_device,
     output_file,
-    progress,
+    sandbox_request,
     seconds,
     share,
     split_command,
     whole_number,
 )
 from trainfit.cli.loader import given_step, step_time
+from trainfit.cli.progress_bar import Shown, shown_progress
+from trainfit.cli.screen import add_explain, print_plan
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
 from trainfit.plan.command import Command, parse_command
@@ -30,7 +36,6 @@ from trainfit.plan.planner import Settings, plan
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.plan.this_cpu import measured_cpu
 from trainfit.plan.versus_cpu import with_cpu
-from trainfit.report.plan_text import plan_text
 from trainfit.results.loader import LoaderResult
 from trainfit.results.plan import HostCpu, PlanResult
 
@@ -39,14 +44,16 @@ PARSER: dict[str, Any] = {
     "description": "Simulate a training command on a GPU and plan its batch size. "
     "Write tunables into the command with their present values.",
     "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
-    "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}",
+    "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}; "
+    "{grad_accum:4} is gradient accumulation, which follows the batch size so that the effective "
+    "batch stays",
     "usage": "trainfit plan [options] -- COMMAND",
 }
 
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes", "--headroom"),
     *("--steps", "--time-limit", "--output", "--step-time", "--probe-time", "--cpu"),
-    "--noise-scale",
+    *("--noise-scale", "--keep-writes"),
 )
 
 #: What ``--cpu`` may say, and the most that there can be of it.
@@ -66,8 +73,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--headroom",
         type=share,
         metavar="SHARE",
-        help="share of the GPU's memory to leave free, as 0.1 or 10%% (default: as much as the "
-        "figures may be too low)",
+        help="share of the GPU's memory to leave free, as 0.1 or 10%% (default: up to the "
+        "upper bound of the prediction interval)",
     )
     parser.add_argument(
         "--noise-scale",
@@ -77,6 +84,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "more samples a loss takes, and the smaller is the batch that is recommended",
     )
     add_simulation(parser)
+    add_protection(parser)
+    add_explain(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
     parser.add_argument(
         "--cpu",
@@ -84,13 +93,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=_UNSAID,
         metavar="cores=N,ghz=X",
         help="the processor beside the GPU: what it launches, and the input it gives; 'here': this "
-        "machine's, measured (default: a core of 3 GHz launches)",
+        "machine's, measured (default: an assumed CPU of 3 GHz)",
     )
     parser.add_argument(
         "--versus-cpu",
         action="store_true",
         help="also run the command for a few steps on this machine's CPU and say whether a GPU is "
-        "worth it (the script runs for real there: it writes what it always writes)",
+        "worth it",
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
@@ -139,11 +148,39 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
     remedies = _remedies(options)
-    parsed = parse_command(command)
+    parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
     tunes = _tunes_loader(options, parsed)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output) if options.output is not None else None
-    cpu = _processor(options.cpu, parsed)
+    with shown_progress() as progress:
+        result = _planned(options, parsed, device, remedies, output, tunes, progress)
+    if output is not None and (tunes or options.versus_cpu):
+        result.save(output)
+    print_plan(result, options)
+    return 0 if result.fits else 1
+
+
+def _planned(
+    options: argparse.Namespace,
+    parsed: Command,
+    device: Device,
+    remedies: tuple[str, ...] | None,
+    output: Path | None,
+    tunes: bool,
+    progress: Shown,
+) -> PlanResult:
+    """The whole plan. Upon Ctrl-C what is known by then is shown and saved, and it goes on."""
+
+    def keep(result: PlanResult) -> None:
+        if output is not None:
+            result.save(output)
+
+    def show(result: PlanResult) -> None:
+        progress.__exit__()
+        keep(result)
+        print_plan(result, options)
+
+    cpu = _processor(options.cpu, parsed, progress)
     settings = Settings(
         options.headroom,
         options.steps,
@@ -153,25 +190,21 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         device.rates,
         options.noise_scale,
     )
-    result = plan(parsed, device.gpu, device.name, settings, progress, device.constants)
-    if output is not None:
-        result.save(output)  # kept, whatever becomes of the loader
+    result = plan(parsed, device.gpu, device.name, settings, progress, device.constants, show)
+    keep(result)  # whatever becomes of the loader
     try:
         if options.versus_cpu:
             result = with_cpu(result, parsed, options.time_limit, progress)
         if tunes:
             progress("tuning the DataLoader")
-            result = _with_loading(result, parsed, device.name, options)
+            result = _with_loading(result, parsed, device.name, options, progress)
     except KeyboardInterrupt:
-        print(result.printed() if options.json else plan_text(result), flush=True)
+        show(result)
         raise
-    if output is not None and (tunes or options.versus_cpu):
-        result.save(output)
-    print(result.printed() if options.json else plan_text(result))
-    return 0 if result.fits else 1
+    return result
 
 
-def _processor(said: HostCpu | None, command: Command) -> HostCpu | None:
+def _processor(said: HostCpu | None, command: Command, progress: Shown) -> HostCpu | None:
     """What was said, or measured; ``None`` where nothing was said."""
     if said is None:
         progress("measuring how fast a core of this machine dispatches operators")
@@ -191,7 +224,11 @@ def _tunes_loader(options: argparse.Namespace, command: Command) -> bool:
 
 
 def _with_loading(
-    result: PlanResult, command: Command, gpu: str, options: argparse.Namespace
+    result: PlanResult,
+    command: Command,
+    gpu: str,
+    options: argparse.Namespace,
+    progress: Shown,
 ) -> PlanResult:
     measuring = _PROBE_S if options.probe_time is None else options.probe_time
     # The script's way to its first step may take as long as any simulated run.
@@ -204,6 +241,7 @@ def _with_loading(
         time_limit_s=limit,
         script_limit_s=options.time_limit,
         step_is_bound=given is None,
+        sandbox=command.sandbox,
     )
 
     def tune(filled: Command) -> LoaderResult:

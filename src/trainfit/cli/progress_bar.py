@@ -1,69 +1,139 @@
-"""A measurement's progress on standard error: a bar on a terminal, lines elsewhere."""
+"""Progress on standard error: a live display on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
-from typing import TextIO
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import rich.progress
+from rich.console import Console
 
 from trainfit.cli.common import progress
 from trainfit.plan.loading import Listener, Stage
-from trainfit.report.sizes import printable
+from trainfit.plan.progress import FirstAnswer, Progress
+from trainfit.plan.runs import PARALLEL
+from trainfit.report.sizes import printable, size, time_text
+from trainfit.results.run_status import RunStatus
 
-_BAR = 10
 #: Share done before which the whole time is not estimated.
 _LEAST_SHARE = 0.03
+#: Share of a run's time in its DataLoader from which on it is said.
+_LEAST_LOADING = 0.05
+_BAR = 20
 
 
-class ProgressBar(Listener):
-    """``[=====>    ] 12 s of about 35 s: 2 workers``, redrawn in place; a context manager."""
+class TerminalProgress(Progress, Listener):
+    """A bar for the whole and a line for each simulated run, redrawn in place.
 
-    def __init__(self, stream: TextIO | None = None, width: int | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._width = width
-        self._started: float | None = None
-        self._about: float | None = None
-        self._shown = ""
+    A context manager; nothing of it stays on the screen but first answers.
+    """
 
-    def __enter__(self) -> ProgressBar:
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._bars = rich.progress.Progress(
+            rich.progress.SpinnerColumn(),
+            rich.progress.BarColumn(_BAR),
+            rich.progress.TextColumn("{task.description}", markup=False),
+            console=console or Console(stderr=True, highlight=False),
+            transient=True,
+        )
+        # With a total the bar shows a share, without one it pulses.
+        self._all = self._bars.add_task("", total=None, visible=False)
+        self._lock = threading.Lock()
+        self._began = clock()
+        self._expected = 0
+        self._tasks: dict[int, rich.progress.TaskID] = {}
+        self._starts: dict[int, float] = {}
+        self._took: list[float] = []
+        self._titles: dict[int, str] = {}
+        self._measuring_since: float | None = None
+
+    def __enter__(self) -> TerminalProgress:
+        self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._draw("")
+        self._bars.stop()
+
+    # -- simulated runs --------------------------------------------------------------------
+
+    def __call__(self, text: str) -> None:
+        self._bars.update(self._all, description=printable(text), total=None, visible=True)
+
+    def expect(self, runs: int) -> None:
+        self._expected = runs
+
+    def begin(self, run: int, title: str) -> None:
+        with self._lock:
+            self._starts[run] = self._clock()
+            self._titles[run] = printable(title)
+            self._tasks[run] = self._bars.add_task(self._titles[run], total=None)
+        self._draw()
+
+    def status(self, run: int, status: RunStatus) -> None:
+        text = f"{self._titles[run]}: {status_text(status)}"
+        done = min(status.steps / status.least, 1.0)
+        self._bars.update(self._tasks[run], description=text, total=1.0, completed=done)
+        self._draw()
+
+    def end(self, run: int) -> None:
+        with self._lock:
+            self._took.append(self._clock() - self._starts.pop(run))
+            self._bars.remove_task(self._tasks.pop(run))
+        self._draw()
+
+    def warn(self, text: str) -> None:
+        line = f"trainfit: {printable(text)}"
+        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def first_answer(self, answer: FirstAnswer) -> None:
+        self.warn(answer_text(answer))
+
+    def _draw(self) -> None:
+        now = self._clock()
+        with self._lock:
+            running = [now - start for start in self._starts.values()]
+            took = list(self._took)
+        left = seconds_left(took, running, self._expected)
+        done, all_runs = len(took), max(self._expected, len(took) + len(running))
+        text = f"{min(done + 1, all_runs)} of {all_runs} runs, {now - self._began:.0f} s"
+        if left is not None:
+            text += f", about {left:.0f} s left"
+        self._bars.update(self._all, description=text, total=all_runs, completed=done, visible=True)
+
+    # -- measurements ----------------------------------------------------------------------
 
     def stage(self, stage: Stage) -> None:
-        """The share that is done gives the time of everything."""
-        if stage.share is None:
-            return
-        if self._started is None:
-            self._started = stage.elapsed_s
-        measured = stage.elapsed_s - self._started
-        if stage.share >= _LEAST_SHARE and measured > 0:
-            self._about = self._started + measured / min(stage.share, 1.0)
+        """Something else is measured."""
+        if stage.share is not None and self._measuring_since is None:
+            self._measuring_since = stage.elapsed_s
+        self.tick(stage)
 
     def tick(self, stage: Stage) -> None:
-        """Draw it, if it looks different now."""
-        self._draw(self._line(stage))
+        """It goes on; the share that is done gives the time of everything."""
+        text = f"{stage.elapsed_s:.0f} s: {printable(stage.text)}"
+        about = self._about(stage)
+        if about is not None:
+            text = f"{stage.elapsed_s:.0f} s of about {about:.0f} s: {printable(stage.text)}"
+        done = None if about is None else min(stage.elapsed_s, about)
+        self._bars.update(self._all, description=text, total=about, completed=done, visible=True)
 
-    def _line(self, stage: Stage) -> str:
-        text = printable(stage.text)
-        if self._about is None:
-            return f"[{'':{_BAR}}] {stage.elapsed_s:.0f} s: {text}"
-        about = max(self._about, stage.elapsed_s)
-        done = min(_BAR - 1, int(_BAR * stage.elapsed_s / about))
-        bar = ("=" * done + ">").ljust(_BAR)
-        return f"[{bar}] {stage.elapsed_s:.0f} s of about {about:.0f} s: {text}"
-
-    def _draw(self, line: str) -> None:
-        width = self._width or shutil.get_terminal_size().columns
-        line = line[: max(1, width - 1)]
-        if line != self._shown:
-            self._stream.write("\r" + line.ljust(len(self._shown)) + ("" if line else "\r"))
-            self._stream.flush()
-            self._shown = line
+    def _about(self, stage: Stage) -> float | None:
+        """Seconds that everything is estimated to take."""
+        if stage.share is None or self._measuring_since is None:
+            return None
+        measured = stage.elapsed_s - self._measuring_since
+        if stage.share < _LEAST_SHARE or measured <= 0:
+            return None
+        return max(self._measuring_since + measured / min(stage.share, 1.0), stage.elapsed_s)
 
 
-class ProgressLines(Listener):
+class ProgressLines(Progress, Listener):
     """A line for each thing begun, once in a row; a context manager."""
 
     def __init__(self) -> None:
@@ -75,12 +145,61 @@ class ProgressLines(Listener):
     def __exit__(self, *_: object) -> None:
         pass
 
+    def __call__(self, text: str) -> None:
+        progress(text)
+
+    def begin(self, run: int, title: str) -> None:
+        progress(title)
+
+    def first_answer(self, answer: FirstAnswer) -> None:
+        self.warn(answer_text(answer))
+
+    def warn(self, text: str) -> None:
+        sys.stderr.write(f"trainfit: {printable(text)}\n")
+        sys.stderr.flush()
+
     def stage(self, stage: Stage) -> None:
         if stage.text != self._last:
-            progress(printable(stage.text))
+            progress(stage.text)
         self._last = stage.text
 
 
-def loading_progress() -> ProgressBar | ProgressLines:
+Shown = TerminalProgress | ProgressLines
+
+
+def shown_progress() -> Shown:
     """What suits standard error."""
-    return ProgressBar() if sys.stderr.isatty() else ProgressLines()
+    is_dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
+    return TerminalProgress() if sys.stderr.isatty() and not is_dumb else ProgressLines()
+
+
+def status_text(status: RunStatus) -> str:
+    """How far a run is: "step 2 of 3 to 12, 40% of the time in its DataLoader"."""
+    most = f"{status.least}" if status.least == status.most else f"{status.least} to {status.most}"
+    text = f"step {status.steps} of {most}"
+    if status.loading_share >= _LEAST_LOADING:
+        text += f", {status.loading_share:.0%} of the time in its DataLoader"
+    return text
+
+
+def answer_text(answer: FirstAnswer) -> str:
+    """The first answer in one line."""
+    fits = "fits" if answer.fits else "does not fit"
+    at = "" if answer.batch_size is None else f" at batch size {answer.batch_size}"
+    step = "" if answer.step_s is None else f", {time_text(answer.step_s)} a step"
+    need = f"{size(answer.device_bytes)} of {size(answer.capacity_bytes)}"
+    return f"first answer: {fits}, {need}{at}{step}"
+
+
+def seconds_left(took: Iterable[float], running: Iterable[float], expected: int) -> float | None:
+    """Seconds until ``expected`` runs are over; ``None`` before one is.
+
+    ``took`` are the seconds of those that are, ``running`` how long others have run.
+    """
+    took, running = list(took), list(running)
+    if not took:
+        return None
+    mean = sum(took) / len(took)
+    open_runs = max(0, expected - len(took) - len(running))
+    rest = sum(max(0.0, mean - each) for each in running) + mean * open_runs
+    return rest / max(1, min(PARALLEL, len(running) + open_runs))

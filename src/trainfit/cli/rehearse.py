@@ -10,16 +10,18 @@ from typing import Any
 from trainfit.cli.common import (
     UsageError,
     add_gpu,
+    add_protection,
     add_result,
     duration,
     only_ascii,
     output_file,
+    sandbox_request,
     seconds,
     split_command,
     whole_number,
 )
 from trainfit.cli.loader import add_source, given_step, source, step_time
-from trainfit.cli.progress_bar import loading_progress
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import find_gpu, local_gpu
 from trainfit.plan.loading import LoadingOptions
 from trainfit.plan.rehearsing import rehearse_command
@@ -44,7 +46,7 @@ _SETTINGS = (
 _WITH_VALUE = (
     *("--gpu", "--step-time", "--duration", "--time-limit", "--output"),
     *("--num-workers", "--prefetch-factor", "--start-method", "--loader", "--batch-size"),
-    "--compare",
+    *("--compare", "--keep-writes"),
 )
 
 
@@ -80,6 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that the script may take until its first step (default 600)",
     )
+    add_protection(parser)
     add_result(parser)
 
 
@@ -108,10 +111,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         time_limit_s=options.time_limit,
         loader=options.loader or "",
         batch_size=options.batch_size,
+        sandbox=sandbox_request(options),
     )
     given = {name: getattr(options, name) for name in _SETTINGS}
     settings = {name: value for name, value in given.items() if value is not None}
-    with loading_progress() as progress:
+    with shown_progress() as progress:
         rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
     result = rehearsed.result
     text = result.to_json() if options.json else rehearsal_text(result, ascii_only=only_ascii())

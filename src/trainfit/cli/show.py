@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import only_ascii
+from trainfit.cli.screen import add_explain, print_plan
 from trainfit.memory.summary import summarize
 from trainfit.report.doctor_text import doctor_text
 from trainfit.report.loader_text import loader_text
 from trainfit.report.pace_text import pace_text
-from trainfit.report.plan_text import plan_text
 from trainfit.report.profile_text import profile_text
 from trainfit.report.recording_text import recording_json, recording_text
 from trainfit.report.rehearsal_text import rehearsal_text
@@ -42,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_explain(parser)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -75,5 +76,5 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(pace.to_json() if options.json else pace_text(pace, ascii_only=only_ascii()))
     else:
         result = PlanResult.from_json(text, path)
-        print(result.printed() if options.json else plan_text(result))
+        print_plan(result, options)
     return 0

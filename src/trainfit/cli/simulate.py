@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,15 @@ from trainfit.cli.common import (
     UsageError,
     add_device_memory,
     add_gpu,
+    add_protection,
     add_simulation,
     chosen_device,
     output_file,
-    progress,
+    sandbox_request,
     split_command,
     whole_number,
 )
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.command import parse_command
 from trainfit.plan.simulation import simulate_command
 from trainfit.report.recording_text import recording_json, recording_text
@@ -33,7 +36,7 @@ PARSER: dict[str, Any] = {
 
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes"),
-    *("--steps", "--time-limit", "--output", "--batch-size"),
+    *("--steps", "--time-limit", "--output", "--batch-size", "--keep-writes"),
 )
 
 
@@ -42,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_gpu(parser)
     add_device_memory(parser)
     add_simulation(parser)
+    add_protection(parser)
     parser.add_argument(
         "--batch-size",
         type=whole_number,
@@ -67,18 +71,21 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
     is_bare = command[0].startswith("-m") or _is_script(command[0])
     parsed = parse_command(["python", *command] if is_bare else command)
+    parsed = dataclasses.replace(parsed, sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
-    summary, failure = simulate_command(
-        parsed,
-        device.gpu,
-        device.name,
-        steps=options.steps,
-        time_limit_s=options.time_limit,
-        output=output_file(options.output),
-        batch_size=options.batch_size,
-        progress=progress,
-        constants=device.constants,
-    )
+    output = output_file(options.output)
+    with shown_progress() as progress:
+        summary, failure = simulate_command(
+            parsed,
+            device.gpu,
+            device.name,
+            steps=options.steps,
+            time_limit_s=options.time_limit,
+            output=output,
+            batch_size=options.batch_size,
+            progress=progress,
+            constants=device.constants,
+        )
     print((recording_json if options.json else recording_text)(summary))
     if failure is not None:
         raise failure

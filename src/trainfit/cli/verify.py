@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import progress, seconds, share, whole_number
+from trainfit.cli.common import (
+    add_protection,
+    sandbox_request,
+    seconds,
+    share,
+    whole_number,
+)
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.verifying import ThisMachine, read_prediction, verify
 from trainfit.report.verification_text import verification_text
@@ -17,7 +24,7 @@ PARSER: dict[str, Any] = {
     "help": "run a planned command for real for a few steps and compare",
     "description": "Run the command of a result file on this machine's GPU for a few optimizer "
     "steps and lay what it measures beside what was predicted. Exit code 0: within the stated "
-    "range, 1: not. The script runs for real: it writes what it always writes.",
+    "range, 1: not. The script runs for real, but what it writes goes to a scratch layer.",
 }
 
 
@@ -57,6 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="GPU",
         help="run it on a simulated GPU in the real one's place, to see that it can be measured",
     )
+    add_protection(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
@@ -72,13 +80,14 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.rehearse is not None:
         gpu = find_gpu(options.rehearse)
         stand_in = StandIn(gpu.key, device_constants(gpu))
-    result = verify(
-        prediction,
-        ThisMachine(stand_in),
-        steps=options.steps,
-        tolerance=options.tolerance,
-        time_limit_s=options.time_limit,
-        progress=progress,
-    )
+    with shown_progress() as progress:
+        result = verify(
+            prediction,
+            ThisMachine(stand_in, sandbox_request(options)),
+            steps=options.steps,
+            tolerance=options.tolerance,
+            time_limit_s=options.time_limit,
+            progress=progress,
+        )
     print(result.to_json() if options.json else verification_text(result))
     return 0 if result.good else 1

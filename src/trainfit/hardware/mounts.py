@@ -12,6 +12,7 @@ from trainfit.results.facts import Fact
 
 MOUNTINFO = "/proc/self/mountinfo"
 
+_OURS = re.compile(r"trainfit (\d+:\d+) (\S+) (.*) (/.*)", re.S)
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -71,6 +72,10 @@ def _mount(line: str) -> Mount | None:
     if not point.startswith("/") or "\0" in root + point:
         return None
     options = tuple((right[2] if len(right) > 2 else "").split(","))
+    if right[0] == "overlay" and (covered := _OURS.fullmatch(_unescaped(right[1]))) is not None:
+        # A layer of ours over a user's files (scripts/sandbox/overlay.py): they lie below it.
+        device, filesystem, source, root = covered.groups()
+        return Mount(device, root, normal(point), filesystem, source, options)
     # normpath: a damaged line must not lead out of the root that is read below.
     return Mount(left[2], root, normal(point), right[0], _unescaped(right[1]), options)
 

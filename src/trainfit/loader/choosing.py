@@ -36,7 +36,9 @@ _WORKERS: Final = (*range(9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 BUBBLE: Final = 0.01
 
 Infeasible = Callable[[LoaderSettings], str]
-"""Why settings cannot be, or nothing."""
+"""Why settings cannot start, or nothing."""
+Oversubscribed = Callable[[LoaderSettings, float], str]
+"""Why settings that keep so many cores busy are slower than their workers promise, or nothing."""
 Runner = Callable[[LoaderSettings, Consumer], Run]
 """Runs the loader for real."""
 
@@ -47,7 +49,8 @@ class Goal:
 
     ``present`` are the user's settings: start method and threads are kept, and so is the order
     unless ``any_order`` will do.
-    ``infeasible`` says what is not to be chosen, ``impossible`` what cannot even be tried.
+    ``infeasible`` says what cannot be chosen, ``impossible`` what cannot even be tried;
+    ``oversubscribed`` what is not to be chosen unless it is the present.
     """
 
     consumer: Consumer
@@ -57,6 +60,7 @@ class Goal:
     any_order: bool = False
     infeasible: Infeasible = lambda settings: ""
     impossible: Infeasible = lambda settings: ""
+    oversubscribed: Oversubscribed = lambda settings, busy_cores: ""
 
 
 @dataclass
@@ -85,6 +89,7 @@ class Choice:
             outcome.waiting_share,
             outcome.busy_cores,
             infeasible=self.goal.infeasible(settings),
+            oversubscribed=self.goal.oversubscribed(settings, outcome.busy_cores),
         )
 
     def search(self) -> None:
@@ -126,9 +131,12 @@ class Choice:
             )
 
     def rates(self) -> dict[LoaderSettings, float]:
-        """By the model, of the settings that can be."""
-        found = self.candidates.values()
-        return {each.settings: each.batches_per_s for each in found if not each.infeasible}
+        """By the model, of the settings that can be; what takes turns is not promised more."""
+        return {
+            settings: each.batches_per_s
+            for settings, each in self.candidates.items()
+            if not each.infeasible and (settings == self.goal.present or not each.oversubscribed)
+        }
 
     def best_rate(self) -> float:
         """Of the settings that can be."""

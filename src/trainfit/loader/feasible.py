@@ -1,4 +1,4 @@
-"""Whether settings can be at all: RAM, shared memory, open files, cores for the main process.
+"""Whether settings can start at all: RAM, shared memory, open files; and too many for the cores.
 
 Sources: `torch/utils/data/dataloader.py` (batches in flight), `torch/multiprocessing/
 reductions.py` (each storage is handed over as a file in /dev/shm with a descriptor),
@@ -18,6 +18,8 @@ from trainfit.results.words import cores, count, size
 #: Of what is free, what a loader may take: the rest is for the page cache that reading needs,
 #: and for what others on the machine do meanwhile. An assumption.
 _SHARE: Final = 0.9
+#: Of the cores that a job gets, the share that is busy where its workers take turns.
+_FULL: Final = 0.9
 #: Busy workers beyond the cores that are allowed (and a little, for clocks that are read).
 _SPARE: Final = 1.1
 #: Descriptors that the main process holds for each worker: two ends of its index queue's pipe
@@ -83,33 +85,41 @@ def infeasible(
     probe: Probe,
     machine: LoaderMachine,
     *,
-    main_cores: float = 0.0,
     shared_bytes: int | None = None,
 ) -> str:
-    """Why these settings cannot be, with the cure; empty if they can.
+    """Why these settings could not start or would crash, with the remedy; empty if they can run.
 
     What is not known of the machine or was not measured forbids nothing.
-
-    Args:
-        main_cores: cores that the main process keeps busy with its step, on average.
     """
-    return impossible(settings, probe, machine, shared_bytes=shared_bytes) or (
-        _cores(settings, probe, machine, main_cores) if settings.num_workers else ""
-    )
-
-
-def impossible(
-    settings: LoaderSettings,
-    probe: Probe,
-    machine: LoaderMachine,
-    *,
-    shared_bytes: int | None = None,
-) -> str:
-    """Why these settings could not even be tried: memory and files; cores are only slow."""
     if settings.num_workers == 0:
         return ""
     taken = needs(settings, probe, shared_bytes)
     return _shm(taken, machine) or _ram(settings, taken, machine) or _files(taken, machine)
+
+
+def oversubscribed(
+    settings: LoaderSettings, probe: Probe, machine: LoaderMachine, busy_cores: float
+) -> str:
+    """Why these settings are slower than their number of workers promises; empty if they are not.
+
+    Workers beyond what the cores can run take turns, and the main process waits for its own: if
+    they work, that is. Those that wait for the GPU take nothing from anybody. One worker more than
+    cores can pay: it works while another waits to be taken from. A quota of 1.5 counts as two,
+    each at three quarters of its speed.
+
+    Args:
+        busy_cores: cores that all of it keeps busy at the rate that it reaches.
+    """
+    wanted = settings.num_workers * _busy_share(probe)
+    usable = max(1.0, machine.usable_cores)
+    if settings.num_workers <= 1 or wanted <= math.ceil(usable - 1e-9) + _SPARE:
+        return ""
+    if busy_cores < _FULL * usable:
+        return ""
+    return (
+        f"{count(settings.num_workers, 'worker')} want {cores(wanted)} cores, a job gets "
+        f"{cores(machine.usable_cores)}: they take turns"
+    )
 
 
 def growth(
@@ -139,7 +149,7 @@ def _shm(taken: Needs, machine: LoaderMachine) -> str:
     if free is None or taken.shm_bytes <= _SHARE * free:
         return ""
     return (
-        f"batches in flight take {size(taken.shm_bytes)} of /dev/shm, {size(free)} are free: "
+        f"needs {size(taken.shm_bytes)} of /dev/shm for batches in flight, {size(free)} available: "
         f"start the container with --shm-size={_gigabytes(taken.shm_bytes)}g (or --ipc=host; in "
         "Kubernetes mount an emptyDir of medium Memory there), lower prefetch_factor, or send "
         "uint8 instead of float32"
@@ -154,8 +164,8 @@ def _ram(settings: LoaderSettings, taken: Needs, machine: LoaderMachine) -> str:
     if free is None or least <= _SHARE * free:
         return ""
     return (
-        f"{count(settings.num_workers, 'worker')} and their batches take {size(least)} of RAM, "
-        f"{size(free)} are available: use fewer workers, or open what the data set holds as a "
+        f"needs {size(least)} of RAM for {count(settings.num_workers, 'worker')} and their "
+        f"batches, {size(free)} available: use fewer workers, or open what the data set holds as a "
         "memory map so that workers share it"
     )
 
@@ -167,28 +177,9 @@ def _files(taken: Needs, machine: LoaderMachine) -> str:
         return ""
     which = "the main process" if taken.main_files == most else "a worker"
     return (
-        f"{which} may hold {most} open files (one for each tensor in flight), {limit} are "
-        f"allowed: `ulimit -n {max(4096, 1 << (most - 1).bit_length())}`, put the tensors of a "
+        f"needs {most} open files in {which} (one for each tensor in flight), {limit} "
+        f"available: `ulimit -n {max(4096, 1 << (most - 1).bit_length())}`, put the tensors of a "
         "batch together, or torch.multiprocessing.set_sharing_strategy('file_system')"
-    )
-
-
-def _cores(
-    settings: LoaderSettings, probe: Probe, machine: LoaderMachine, main_cores: float
-) -> str:
-    """Workers beyond what the cores can run take turns, and the main process waits for its own.
-
-    One worker more than cores can pay: it works while another waits to be taken from. A quota of
-    1.5 counts as two, each at three quarters of its speed.
-    """
-    busy = settings.num_workers * _busy_share(probe)
-    left = max(1.0, machine.usable_cores - main_cores)
-    if settings.num_workers == 1 or busy <= math.ceil(left - 1e-9) + _SPARE:
-        return ""
-    main = f" and the training step keeps {cores(main_cores)} busy" if main_cores >= 0.1 else ""
-    return (
-        f"{count(settings.num_workers, 'worker')} would keep {cores(busy)} cores busy, a job "
-        f"gets {cores(machine.usable_cores)}{main}: use fewer workers"
     )
 
 

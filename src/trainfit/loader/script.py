@@ -20,12 +20,14 @@ from trainfit.hardware import find_gpu
 from trainfit.loader.workload import LoaderError, Workload
 from trainfit.named import UnknownNameError, named
 from trainfit.results.trace import Status, Target, TraceOutcome
-from trainfit.simgpu.inference import InferenceWatch
+from trainfit.scripts.autocast_switch import AutocastSwitch
+from trainfit.scripts.dataloader_tracker import LoaderTracker, is_simulated
+from trainfit.scripts.execute import Stopper, run_script, watch
+from trainfit.scripts.inference_watch import InferenceWatch
+from trainfit.scripts.step_makeup import with_makeup
+from trainfit.scripts.step_watch import StepWatch
 from trainfit.simgpu.interventions import Interventions
-from trainfit.simgpu.loaders import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.precision import AutocastSwitch
-from trainfit.simgpu.script import Stopper, run_script, watch
 from trainfit.simgpu.session import Simulation
 
 #: Share of the time limit after which a script that loads batches and makes no step (it trains
@@ -72,6 +74,7 @@ class Script:
         self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
         self._simulation = Simulation(spec, limited=False, command=command)
         self._loaders = LoaderTracker(keep=True)
+        self._step = StepWatch(self._simulation, self._loaders)
         half = torch.bfloat16 if spec.supports_bf16 else torch.float16
         self._autocast = AutocastSwitch(None, half)
         self._watch = Interventions(self._simulation, (), survey=False)
@@ -87,7 +90,7 @@ class Script:
     def run(self) -> None:
         """Run the script and use what was found."""
         self._started = time.monotonic()
-        watch(self._started, self._limit_s, self._done, self._is_late)
+        watch(self._started, self._limit_s, self._done, self._is_late, self._is_stopped)
         with self._installed:
             self._install()
             status, details = run_script(self._target)
@@ -101,6 +104,8 @@ class Script:
         self._loaders.install(self._patches)
         enter.callback(self._autocast.remove)
         self._autocast.install(self._patches)
+        enter.callback(self._step.remove)
+        self._step.install(self._patches)
         enter.callback(self._watch.remove)
         self._watch.install(self._patches)
         self._loaders.after_batch = self._after_batch
@@ -109,6 +114,7 @@ class Script:
 
     def _after_step(self, steps: int) -> None:
         self._loaders.note_step()
+        self._step.note_step()
         self._end()
 
     def _after_call(self) -> None:
@@ -139,6 +145,14 @@ class Script:
         self._late(self._outcome)
         return True
 
+    def _is_stopped(self, reason: str, place: str | None) -> bool:
+        details = {"message": reason, "location": place}
+        if os.getpid() != self._process or not self._finish("failed", details):
+            return False
+        assert self._outcome is not None
+        self._late(self._outcome)
+        return True
+
     def _finish(self, status: Status, details: dict[str, Any]) -> bool:
         """The first call counts (what the script does later does not); was it this one?"""
         with self._finishing:
@@ -160,6 +174,7 @@ class Script:
             optimizers=self._watch.optimizers,
             forward=self._watch.forward_calls(),
             compute=self._watch.compute(),
+            feeds=tuple(self._step.feeds),
             **details,
         )
 
@@ -168,7 +183,8 @@ class Script:
         self._loaders.shut_down()
         gc.collect()
         if self._recording is not None:
-            self._simulation.recording.save(self._recording)
+            recording = with_makeup(self._simulation.recording, self._step.makeup())
+            recording.save(self._recording)
         return Found(self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors())
 
 

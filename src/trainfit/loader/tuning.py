@@ -233,6 +233,7 @@ class _Tuner:
             least_workers=left.least_workers,
             any_order=any_order,
             infeasible=self._infeasible,
+            oversubscribed=self._oversubscribed,
             impossible=self._impossible,
         )
 
@@ -259,7 +260,10 @@ class _Tuner:
     def _impossible(self, settings: LoaderSettings) -> str:
         if not bounds(self._faults).allows(settings):
             return "a fault leaves no such setting"
-        return feasible.impossible(settings, self._measured.probe, self._machine)
+        return feasible.infeasible(settings, self._measured.probe, self._machine)
+
+    def _oversubscribed(self, settings: LoaderSettings, busy_cores: float) -> str:
+        return feasible.oversubscribed(settings, self._measured.probe, self._machine, busy_cores)
 
     def _run(self, settings: LoaderSettings, consumer: Consumer) -> Run:
         """One confirming run, long enough for some batches."""

@@ -57,7 +57,7 @@ def decide(
     gain = ours / theirs if theirs > 0 else math.inf
     infeasible = choice.look(present).infeasible
     if infeasible:
-        return Decision("change", f"the present settings cannot be: {infeasible}")
+        return Decision("change", f"the present settings are infeasible: {infeasible}")
     if gain > 1 / WITHIN:
         rest = "" if limit in ("gpu", "unknown") else f"; then {_LIMITS[limit]}"
         return Decision("change", f"{gain:.2f} times as many batches{rest}")

@@ -13,12 +13,17 @@ import dataclasses
 import numpy as np
 
 from trainfit.memory.replay import Stream
+from trainfit.memory.setup_order import in_setup_order_of
 from trainfit.results.recording import FREE, MALLOC, IntArray, Recording
 from trainfit.simgpu.workspaces import workspace_bytes
 
 
 class NotAffineError(Exception):
     """Two recordings do not follow one law; the message says where they part."""
+
+
+class OtherCourseError(NotAffineError):
+    """They run other operators: not because of a size that grows otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +46,11 @@ class AffineStream:
     def between(cls, first: Recording, batch: int, second: Recording, other: int) -> AffineStream:
         """From recordings at two different batch sizes.
 
-        Raises :class:`NotAffineError` where they differ in more than sizes.
+        Raises :class:`OtherCourseError` where they differ in more than sizes.
         """
         if batch == other:
             raise ValueError("two different batch sizes are needed")
+        second = in_setup_order_of(second, first)
         _check_same_course(first, second)
         base, slope, exact = _law(first.alloc_bytes, batch, second.alloc_bytes, other)
         args = _law(first.workspace_args, batch, second.workspace_args, other)
@@ -97,25 +103,28 @@ def _evaluate(base: IntArray, slope: IntArray, batch: int, span: int) -> IntArra
 
 
 def _check_same_course(first: Recording, second: Recording) -> None:
-    """Same operators, same allocations by them, same mallocs; frees in the same order."""
+    """Same operators, same allocations by them, same mallocs; frees in the same order.
+
+    Raises :class:`OtherCourseError`.
+    """
     names = [_texts(each, each.op_name) for each in (first, second)]
     for index, (one, two) in enumerate(zip(*names, strict=False)):
         if one != two:
             module = first.strings[int(first.op_module[index])]
             where = f" in {module}" if module else ""
-            raise NotAffineError(
+            raise OtherCourseError(
                 f"operator {index} is {one}{where} at one batch size and {two} at the other"
             )
     if len(names[0]) != len(names[1]):
-        raise NotAffineError(
+        raise OtherCourseError(
             f"{len(names[0])} operators at one batch size, {len(names[1])} at the other"
         )
     if not np.array_equal(first.alloc_op, second.alloc_op):
-        raise NotAffineError("an operator allocates a different number of tensors")
+        raise OtherCourseError("an operator allocates a different number of tensors")
     if not np.array_equal(first.workspace_start, second.workspace_start):
-        raise NotAffineError("a kernel takes workspaces of another kind")
+        raise OtherCourseError("a kernel takes workspaces of another kind")
     if not np.array_equal(_order(first), _order(second)):
-        raise NotAffineError("tensors are freed in another order")
+        raise OtherCourseError("tensors are freed in another order")
 
 
 def _texts(recording: Recording, column: IntArray) -> list[str]:

@@ -21,7 +21,7 @@ from trainfit.results.measurement import (
     WorkspaceReadings,
 )
 from trainfit.results.profile import ConvolutionWorkspace
-from trainfit.simgpu.measuring import attempt, describe, half_precision, serve
+from trainfit.scripts.measuring import attempt, describe, half_precision, serve
 
 #: Sides of square matrix products: cuBLAS loads another kernel for each kind of size.
 _SIDES = (64, 512, 2048)

@@ -68,6 +68,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         batch_size=first.batch_size,
         memory=figures(shown, context_parts(recording)),
         fits=limited.fits and full is None,
+        step=recording.makeup,
         peak=peak(recording, stream, shown),
         remaining=remaining(recording, stream, shown),
         optimizers=_optimizers(recording),

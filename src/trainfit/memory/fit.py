@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.replay import UNLIMITED, replay
 from trainfit.simgpu.allocator import AllocatorSettings
 
 #: No search goes further: a batch this large is bounded by something other than memory.
 LARGEST = 1 << 20
+#: From ``_COARSE`` samples on, the search goes by so many at a time. Memory need not rise with each
+#: sample: at odd batch sizes blocks can be of sizes that are not used again.
+_STEP, _COARSE = 8, 64
 
 
 def fits(
@@ -44,7 +49,8 @@ def largest_batch(
     """The largest batch that fits, 0 if not even one sample does.
 
     Guesses by the secant of reserved memory and closes in by bisection: the allocator's
-    rounding makes memory a staircase, so only a replay decides.
+    rounding makes memory a staircase, so only a replay decides. Of large batches, the largest
+    multiple of 8 that fits, or one of the seven above it.
     """
 
     def good(batch: int) -> bool:
@@ -54,15 +60,24 @@ def largest_batch(
 
     if not good(1):
         return 0
-    low, high = 1, _guess(stream, (within_bytes or capacity_bytes) - context_bytes)
-    while high <= LARGEST and good(high):
-        low, high = high, max(high + 1, high + high // 16)
-    if high > LARGEST:
-        return low
+    guess = _guess(stream, (within_bytes or capacity_bytes) - context_bytes)
+    step = _STEP if guess >= _COARSE else 1
+    low = step * _last_good(lambda steps: good(steps * step), guess // step, LARGEST // step)
+    above = range(low + step - 1, low, -1) if low < LARGEST else ()
+    return next((batch for batch in above if good(batch)), max(low, 1))
+
+
+def _last_good(good: Callable[[int], bool], guess: int, most: int) -> int:
+    """The last number up to ``most`` that is good, 0 where 1 is not: looked for near ``guess``."""
+    low, high = 0, min(max(guess, 1), most)
+    while good(high):
+        if high == most:
+            return most
+        low, high = high, min(max(high + 1, high + high // 16), most)
     # Usually the guess is close: first look just below it, then bisect.
     near = high - max(1, high // 16)
-    if near > low and good(near):
-        low = near
+    if near > low:
+        low, high = (near, high) if good(near) else (low, near)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)

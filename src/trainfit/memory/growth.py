@@ -23,7 +23,13 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
     ``reserved_bytes`` is the peak of reserved memory, from which a growing job goes on.
     """
     uses = step_uses(recording.events, recording.alloc_bytes)
-    judgement = judge(uses, parts_at_ends(recording))
+    calls = not recording.header.get("optimizer")
+    parts = parts_at_ends(recording)
+    if calls and len(uses) > 1 and uses[-1].end_bytes < uses[-2].end_bytes:
+        # The call with which a cache was let go, which ended the simulation.
+        judgement = judge(uses[:-1], [part[:-1] for part in parts])
+    else:
+        judgement = judge(uses, parts)
     grows = judgement.course == "growing"
     return StepPattern(
         course=judgement.course,
@@ -35,6 +41,7 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
         growth_bytes_per_step=judgement.growth_bytes,
         steps_until_full=_until_full(recording, uses, judgement, reserved_bytes),
         sources=_sources(recording) if grows else (),
+        unit="model call" if calls else "optimizer step",
     )
 
 

@@ -22,7 +22,7 @@ OF_WORKSPACES: Final = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Bytes between which a figure lies in nine of ten jobs."""
+    """Bytes of a figure's 90% prediction interval."""
 
     low: int
     high: int

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
 import numpy as np
 
 from trainfit.memory.breakdown import by_kind, by_module
 from trainfit.memory.device import context_parts, figures
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
+from trainfit.results.coverage import Coverage
+from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import TrainfitError
+from trainfit.results.notes import complete
 from trainfit.results.recording import STEP_END, Recording
+from trainfit.results.sandbox import Protection
 from trainfit.results.summary import RecordingSummary
 from trainfit.simgpu.allocator import AllocatorSettings
+
+_T = TypeVar("_T")
 
 #: Points of the line "memory over the step".
 _POINTS = 200
@@ -29,6 +38,7 @@ def summarize(
     ``settings`` and ``out_of_memory`` are those of the recording if they are not given.
     """
     header = recording.header
+    assumptions = dict(header["assumptions"])
     stream = Stream.of(recording)
     others = int(header.get("other_processes_bytes") or 0)
     capacity = int(header["gpu_memory_bytes"]) - others if header["limited"] else UNLIMITED
@@ -50,13 +60,25 @@ def summarize(
         by_module_bytes=by_module(recording, stream, outcome),
         step_peak_allocated_bytes=tuple(peak for peak, _ in outcome.step_peaks),
         timeline_bytes=timeline(stream, outcome),
-        assumptions=dict(header["assumptions"]),
+        assumptions=assumptions,
         out_of_memory=out_of_memory or header.get("out_of_memory"),
         pattern=step_pattern(recording, reserved_bytes=outcome.peak_reserved),
         other_processes_bytes=others,
         profile=str(header.get("profile", "")),
         notes=tuple(map(str, header.get("notes", ()))),
+        step=recording.makeup,
+        structured_notes=tuple(complete((), map(str, header.get("notes", ())), assumptions)),
+        protection=_told(Protection, header, "protection"),
+        coverage=_told(Coverage, header, "coverage"),
     )
+
+
+def _told(kind: type[_T], header: Mapping[str, Any], name: str) -> _T | None:
+    """What else the header holds of the run; ``None`` where it does not."""
+    try:
+        return decode(kind, header[name])
+    except (KeyError, DecodingError):
+        return None
 
 
 def recorded_settings(recording: Recording) -> AllocatorSettings:

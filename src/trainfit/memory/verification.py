@@ -21,8 +21,8 @@ from trainfit.hardware.local_gpu import process_bytes
 from trainfit.memory.calibration import outside_bytes
 from trainfit.results.trace import Status
 from trainfit.results.verification import RealRunOutcome, RealRunRequest
-from trainfit.simgpu.measuring import describe, device
-from trainfit.simgpu.script_run import ScriptRun
+from trainfit.scripts.measuring import describe, device
+from trainfit.scripts.real_run import ScriptRun
 
 
 class RealRun(ScriptRun):

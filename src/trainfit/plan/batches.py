@@ -3,36 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.affine import AffineStream, NotAffineError, OtherCourseError
 from trainfit.memory.fit import LARGEST
 from trainfit.memory.replay import Replay, Stream
+from trainfit.plan.code_paths import other_path, takes_other_path
 from trainfit.plan.command import Command, CommandError
+from trainfit.plan.effective_batch import EffectiveBatch
 from trainfit.plan.failures import ScriptError
+from trainfit.plan.full_batches import (
+    data_set_of,
+    drops_last,
+    full_part,
+    full_steps,
+    is_full,
+    most_full,
+)
 from trainfit.plan.judge import Judge
 from trainfit.plan.laws import memory_law
+from trainfit.plan.memory_growth import Growth
+from trainfit.plan.notes import CHANGES, Notes
+from trainfit.plan.recommendation import Bounds, Recommendation, recommend, rounded
 from trainfit.plan.runs import Runs, Variant
 from trainfit.plan.search import Found, Trial, search
-from trainfit.plan.speed import Curve, curve_of, enough
+from trainfit.plan.shapes import VaryingShapes
+from trainfit.plan.speed import Curve, curve_of, has_rates
 from trainfit.plan.tracing import Trace, recording_of
-from trainfit.results.plan import Basis, BatchLimits
+from trainfit.plan.trial_curve import curve_through, refine, timed
+from trainfit.results.plan import Basis, BatchCheck, BatchLimits
 from trainfit.results.recording import Recording
-from trainfit.simgpu.settling import LEAST_STEPS
+from trainfit.results.speed import StepSpeed
 from trainfit.speed.step import Machine
 
-#: A recommended batch from here on is rounded down to a multiple of this: tensor cores
-#: work on tiles of 8, and a batch of round size loses at most 7 samples.
-_ROUND = 8
+#: A recording at each of two batch sizes.
+_Pair = tuple[tuple[int, Recording], ...]
+#: Why the present batch size stays where others are of no use.
+_PATHS: Final = "steps take another path at other batch sizes"
+#: Batch sizes of one path below which nothing is said of others.
+_LEAST_TRIALS: Final = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
     """What is known of other batch sizes; ``recommended_peak`` is what the recommended takes.
 
-    ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is,
+    ``recommended`` and ``limits``: see :mod:`trainfit.plan.recommendation`. ``basis_detail`` says
+    why, where ``basis`` is not "two traces"; ``law`` is there where it is,
     ``pair`` the recordings that it is from, and ``curve`` the steps at other batch sizes.
+    ``check`` says whether the recommended one was simulated.
     """
 
     basis: Basis
@@ -41,16 +61,19 @@ class Batches:
     recommended: int | None = None
     recommended_peak: Replay | None = None
     law: AffineStream | None = None
-    pair: tuple[tuple[int, Recording], ...] = ()
+    pair: _Pair = ()
     limits: BatchLimits | None = None
     curve: Curve = dataclasses.field(default_factory=Curve)
+    check: BatchCheck | None = None
 
 
 class BatchSizes:
     """What a job's runs at some batch sizes say of the others.
 
     ``notes`` takes what is to be said of them besides; ``noise_scale`` is the gradients', if it
-    is known.
+    is known. ``growth`` is what stays behind with each step: too much, and none is recommended.
+    ``shapes`` says what stands for all batches where they vary in shape: memory is that of the
+    longest.
     """
 
     def __init__(
@@ -59,10 +82,14 @@ class BatchSizes:
         runs: Runs,
         judge: Judge,
         machine: Machine,
-        notes: list[str],
-        noise_scale: float | None = None,
+        notes: Notes,
+        noise_scale: float | None,
+        growth: Growth,
+        shapes: VaryingShapes | None,
     ) -> None:
+        self._shapes = shapes
         self._noise_scale = noise_scale
+        self._growth = growth
         self._command = command
         self._runs = runs
         self._judge = judge
@@ -78,13 +105,45 @@ class BatchSizes:
         *,
         by_trial: bool,
     ) -> Batches:
-        """What is known of other batch sizes, from two of them if that is possible."""
+        """What is known of other batch sizes, from two of them if that is possible.
+
+        ``present`` is the run at ``batch``. With ``by_trial`` they are simulated one by one
+        where no two of them say what is wanted.
+        """
+        found = self._found(present, batch, pairs, variant, by_trial=by_trial)
+        peak, limits = found.recommended_peak, found.limits
+        unfit = self._growth.unfit_at(peak) if peak is not None else ""
+        if not unfit or limits is None:
+            return found
+        limits = dataclasses.replace(limits, reason=unfit, epoch_steps=None)
+        return dataclasses.replace(found, recommended=None, recommended_peak=None, limits=limits)
+
+    def _found(
+        self,
+        present: Trace,
+        batch: int | None,
+        pairs: Sequence[tuple[int, int]],
+        variant: Variant,
+        *,
+        by_trial: bool,
+    ) -> Batches:
         if batch is None:
-            return Batches(
-                "one trace",
+            why = (
                 "the batch size is not known: no DataLoader with a batch size fed the first "
-                "step; write {batch_size:N} into the command",
+                "step; write {batch_size:N} into the command"
             )
+            return self._only_present(present, batch, why)
+        timing = variant
+        if self._shapes is not None:
+            timing = self._shapes.timed(variant)
+            variant = self._shapes.sized(variant)
+            try:
+                present = self._of_one_shape(batch, variant)
+            except NotAffineError as error:
+                why = f"batches vary in shape, and {error}"
+                if by_trial:
+                    return self._by_trial({batch: present}, batch, variant, timing, why)
+                return self._only_present(present, batch, why)
         why = "the data set is too small for two batch sizes with full batches only"
         for one, other in pairs:
             try:
@@ -92,20 +151,72 @@ class BatchSizes:
             except ScriptError as error:
                 why = f"no other batch size could be simulated: {error}"
                 continue
+            known = {batch: present, one: traces[0], other: traces[1]}
             try:
-                pair = tuple(zip((one, other), map(recording_of, traces), strict=True))
-                law = memory_law(pair)
-                self._check_law(law, variant)
+                pair, law = self._law({one: traces[0], other: traces[1]}, variant)
             except NotAffineError as error:
                 why = f"batch sizes {one} and {other} give no rule for others: {error}"
-                if by_trial:
-                    known = {batch: present, one: traces[0], other: traces[1]}
-                    return self._by_trial(known, variant, why)
-                break
+                if not by_trial:
+                    break
+                above = None
+                if isinstance(error, OtherCourseError):
+                    above = self._law_above(known, batch, max(one, other), variant)
+                if above is None:
+                    return self._by_trial(known, batch, variant, timing, why)
+                pair, law = above
             if not law.depends_on_batch:
-                return self._without_effect(one, other)
-            return self._by_law(law, pair)
-        return Batches("one trace", why)
+                return self._without_effect(present, batch, one, other)
+            return self._by_law(law, pair, known, batch, variant, timing, by_trial=by_trial)
+        return self._only_present(present, batch, why)
+
+    def _law(self, traces: Mapping[int, Trace], variant: Variant) -> tuple[_Pair, AffineStream]:
+        """What two runs say of other batch sizes; raises ``NotAffineError``."""
+        pair = tuple((size, recording_of(trace)) for size, trace in traces.items())
+        law = memory_law(pair)
+        self._check_law(law, variant)
+        return pair, law
+
+    def _law_above(
+        self, known: dict[int, Trace], batch: int, size: int, variant: Variant
+    ) -> tuple[_Pair, AffineStream] | None:
+        """A rule from ``size`` and twice that, where libraries do something else only below;
+        ``None`` if there is none. ``known`` gets the run."""
+        most = most_full(known[batch], batch)
+        if most is not None and 2 * size > most:
+            return None
+        try:
+            known[2 * size] = self._runs.trace(2 * size, variant)
+            return self._law({at: known[at] for at in (size, 2 * size)}, variant)
+        except (ScriptError, NotAffineError):
+            return None  # they are simulated one by one
+
+    def one_by_one(
+        self, known: dict[int, Trace], batch: int, variant: Variant, why: str
+    ) -> Batches:
+        """What is known of other batch sizes without a rule, which ``why`` says to be wrong.
+
+        ``known`` are runs of ``variant``, where batches vary in shape with the longest sample.
+        """
+        timing = variant
+        if self._shapes is not None:
+            timing, variant = self._shapes.timed(variant), self._shapes.sized(variant)
+        return self._by_trial(known, batch, variant, timing, why)
+
+    def _of_one_shape(self, batch: int, variant: Variant) -> Trace:
+        """The run with batches of the longest sample alone.
+
+        Raises ``NotAffineError`` where there is none, or its batches vary all the same.
+        """
+        assert self._shapes is not None
+        if self._shapes.longest is None:
+            raise NotAffineError(self._shapes.reason)
+        try:
+            trace = self._runs.trace(batch, variant)
+        except ScriptError as error:
+            raise NotAffineError(f"the longest could not be simulated: {error}") from None
+        if trace.outcome.loader is not None and trace.outcome.loader.varies:
+            raise NotAffineError("do so when they are made of one sample")
+        return trace
 
     def _check_law(self, law: AffineStream, variant: Variant) -> None:
         """Compare a law that looks odd with a third batch size; raises ``NotAffineError``.
@@ -133,52 +244,213 @@ class BatchSizes:
         where = f", first in {name}" if name else ""
         raise NotAffineError(f"sizes do not grow in proportion to the batch size{where}")
 
-    def _by_law(self, law: AffineStream, pair: tuple[tuple[int, Recording], ...]) -> Batches:
-        """Exact for every batch size: the largest that runs, and that leaves the headroom; and
-        the smallest of those that is about as fast as any."""
+    def _by_law(
+        self,
+        law: AffineStream,
+        pair: _Pair,
+        known: Mapping[int, Trace],
+        batch: int,
+        variant: Variant,
+        timing: Variant,
+        *,
+        by_trial: bool,
+    ) -> Batches:
+        """Memory is exact for every batch size: the largest that runs, and that leaves the
+        headroom. So is the work of a step; where it is not, steps are simulated one by one."""
         judge = self._judge
         largest = judge.largest(law)
-        most = _rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
-        curve = curve_of(pair, self._machine, most or largest)
-        limits = BatchLimits(
-            most,
-            enough(curve) if most else None,
-            self._noise_scale,
-            enough(curve, self._noise_scale) if most and self._noise_scale else None,
+        memory = rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
+        bounds = Bounds(
+            memory, data_set_of(known[batch], batch), drops_last=drops_last(known[batch])
         )
-        best = min(most, limits.trains or limits.knee or most)
-        peak = judge.limited(law.at(best)) if best else None
-        return Batches("two traces", "", largest, best, peak, law, pair, limits, curve)
+        most = bounds.most
+        curve = curve_of(self._timing_pair(pair, variant, timing), self._machine, most or largest)
+        if not curve.steps and most and by_trial:
+            curve = self._timed_curve(known, batch, most, variant, timing, curve.notes)
+        found = self._recommend(bounds, curve, batch, known[batch])
+        peak = judge.limited(law.at(found.batch)) if found.batch else None
+        return Batches("two traces", "", largest, found.batch, peak, law, pair, found.limits, curve)
 
-    def _by_trial(self, known: dict[int, Trace], variant: Variant, why: str) -> Batches:
+    def _by_trial(
+        self, known: dict[int, Trace], batch: int, variant: Variant, timing: Variant, why: str
+    ) -> Batches:
         """By simulating one batch size after the other."""
         context = self._judge.context_bytes
-        loader = next(iter(known.values())).outcome.loader
+        present = known[batch]
+        data_set = data_set_of(present, batch)
+        full = {size: trace for size, trace in known.items() if is_full(trace, size)}
+        paths = {batch: present, **full}
         found = search(
-            [self._trial(batch, trace) for batch, trace in known.items()],
-            lambda batches: self._trials(batches, variant),
+            [
+                self._trial(size, trace)
+                for size, trace in full.items()
+                if self._is_same_path(batch, present, size, trace)
+            ],
+            lambda sizes: self._trials(sizes, batch, present, variant, paths),
             free_bytes=self._judge.capacity_bytes - context,
             free_with_headroom_bytes=self._judge.usable_bytes - context,
-            most=loader.samples if loader is not None and loader.samples else LARGEST,
+            most=data_set or LARGEST,
         )
-        best = found.recommended
+        memory = None if found.recommended is None else rounded(found.recommended)
+        at_least = found.too_large is None and found.largest == found.recommended
+        bounds = Bounds(memory, data_set, at_least, drops_last(present))
+        curve = Curve()
+        if self._note_other_paths(batch, paths):
+            if len(found.tried) < _LEAST_TRIALS:
+                return self._only_present(present, batch, f"{why}; {_tried(found)}", _PATHS)
+            bounds = dataclasses.replace(bounds, at_least=found.too_large is None)
+        if bounds.most:
+            traces = {size: self._runs.attempt(size, variant) for size in found.tried}
+            curve = self._timed_curve(traces, batch, bounds.most, variant, timing)
+        advised = self._recommend(bounds, curve, batch, present)
         peak = None
-        if best:
-            peak = self._judge.limited(Stream.of(recording_of(self._runs.trace(best, variant))))
+        if advised.batch:
+            peak = self._peak(advised.batch, variant)
         return Batches(
-            "one trace a batch size", f"{why}; {_tried(found)}", found.largest, best, peak
+            "one trace a batch size",
+            f"{why}; {_tried(found)}",
+            found.largest,
+            advised.batch,
+            peak,
+            limits=advised.limits,
+            curve=curve,
+            check=BatchCheck(advised.batch) if peak is not None and advised.batch else None,
         )
 
-    def _trials(self, batches: Sequence[int], variant: Variant) -> Iterator[Trial]:
+    def _is_same_path(self, batch: int, present: Trace, size: int, trace: Trace) -> bool:
+        return not takes_other_path(batch, full_part(present), size, full_part(trace))
+
+    def _note_other_paths(self, batch: int, paths: Mapping[int, Trace]) -> bool:
+        said = other_path(batch, {size: full_part(each) for size, each in paths.items()})
+        if said and said not in self._notes:
+            self._notes.add(said, CHANGES)
+        return bool(said)
+
+    def _timing_pair(self, pair: _Pair, variant: Variant, timing: Variant) -> _Pair:
+        """The runs that steps are timed by, at the batch sizes of ``pair``: that of memory, or
+        others of a typical sample."""
+        if timing == variant or not has_rates(self._machine.gpu):
+            return pair
+        try:
+            traces = [self._runs.trace(size, timing) for size, _ in pair]
+        except ScriptError as error:
+            self._note(f"steps are timed with the longest batches: {error}")
+            return pair
+        return tuple((size, recording_of(run)) for (size, _), run in zip(pair, traces, strict=True))
+
+    def _timed_curve(
+        self,
+        known: Mapping[int, Trace],
+        batch: int,
+        most: int,
+        variant: Variant,
+        timing: Variant,
+        notes: tuple[str, ...] = (),
+    ) -> Curve:
+        """Steps up to ``most`` samples, from ``known`` runs and as many more as it takes."""
+
+        def measure(size: int) -> StepSpeed | None:
+            trace = next((run for _, run in self._attempts([size], timing)), None)
+            return self._timed(trace, size) if trace is not None else None
+
+        if not has_rates(self._machine.gpu):
+            return Curve((), notes)
+        steps: dict[int, StepSpeed] = {}
+        for size, trace in known.items() if timing == variant else ():
+            if trace.recording is not None and is_full(trace, size):
+                step = self._timed(trace, size)
+                steps |= {size: step} if step is not None else {}
+        if not steps:
+            step = measure(min(batch, most))
+            steps = {min(batch, most): step} if step is not None else {}
+        if not steps:
+            return Curve((), notes)
+        curve = curve_through(refine(steps, most, measure, self._noise_scale), most)
+        return dataclasses.replace(curve, notes=(*notes, *curve.notes))
+
+    def _timed(self, trace: Trace, size: int) -> StepSpeed | None:
+        return timed(recording_of(trace), size, self._machine, full_steps(trace))
+
+    def _recommend(
+        self, bounds: Bounds, curve: Curve, batch: int, present: Trace
+    ) -> Recommendation:
+        why = "the step's time is not known at other batch sizes"
+        if not has_rates(self._machine.gpu):
+            why = "no throughput prediction for a custom GPU"
+        return recommend(
+            bounds,
+            curve,
+            batch,
+            noise_scale=self._noise_scale,
+            without_curve=why,
+            unfit=self._growth.unfit,
+            effective=self._effective(present, batch),
+        )
+
+    def _effective(self, present: Trace, batch: int) -> EffectiveBatch:
+        loader = present.outcome.loader
+        # The data set may have had fewer samples than were asked for.
+        given = min(batch, loader.fed[0]) if loader is not None and loader.fed else batch
+        return EffectiveBatch(self._command, recording_of(present).makeup, given)
+
+    def _only_present(
+        self, present: Trace, batch: int | None, why: str, reason: str = "only one was simulated"
+    ) -> Batches:
+        """Nothing is known but the present batch size: it stays, where it fits."""
+        trial = self._trial(batch or 0, present)
+        bounds = Bounds(None, data_set_of(present, batch), drops_last=drops_last(present))
+        if batch is None or not trial.fits:
+            found = Recommendation(None, BatchLimits(None, None, data_set=bounds.data_set))
+        else:
+            found = recommend(
+                bounds,
+                Curve(),
+                batch,
+                without_curve=reason,
+                unfit=self._growth.unfit,
+                effective=self._effective(present, batch),
+            )
+        peak = self._judge.limited(Stream.of(recording_of(present))) if found.batch else None
+        return Batches("one trace", why, None, found.batch, peak, limits=found.limits)
+
+    def _peak(self, batch: int, variant: Variant) -> Replay | None:
+        """What a batch size takes, from a run of its own."""
+        for _, trace in self._attempts([batch], variant):
+            return self._judge.limited(Stream.of(recording_of(trace)))
+        return None
+
+    def _trials(
+        self,
+        sizes: Sequence[int],
+        batch: int,
+        present: Trace,
+        variant: Variant,
+        paths: dict[int, Trace],
+    ) -> Iterator[Trial]:
+        """Trials at ``sizes``, but for those whose steps take another path; ``paths`` gets all."""
+        for size, trace in self._attempts(sizes, variant):
+            paths[size] = trace
+            if self._is_same_path(batch, present, size, trace):
+                yield self._trial(size, trace)
+
+    def _attempts(self, batches: Sequence[int], variant: Variant) -> Iterator[tuple[int, Trace]]:
+        """Runs at these batch sizes; those that failed or were fed less are noted, left out."""
         for batch in batches:
             self._runs.start(batch, variant)
         for batch in batches:
             try:
                 trace = self._runs.trace(batch, variant)
             except ScriptError as error:
-                self._notes.append(f"batch size {batch} could not be simulated: {error}")
+                self._note(f"batch size {batch} could not be simulated: {error}")
+                continue
+            if is_full(trace, batch):
+                yield batch, trace
             else:
-                yield self._trial(batch, trace)
+                self._note(f"batch size {batch} was asked for, the DataLoader gave fewer samples")
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
 
     def _trial(self, batch: int, trace: Trace) -> Trial:
         stream = Stream.of(recording_of(trace))
@@ -191,54 +463,19 @@ class BatchSizes:
             fits_with_headroom=limited.fits and taken <= self._judge.usable_bytes,
         )
 
-    def _without_effect(self, one: int, other: int) -> Batches:
+    def _without_effect(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         what = f"the batch size has no effect: {one} and {other} allocate the same"
         if "batch_size" in self._command.present:
             raise CommandError(
                 f"placeholder {{batch_size}}: {what}; put it into the option from which "
                 f"{self._command.name} takes its batch size"
             )
-        return Batches(
-            "one trace",
+        return self._only_present(
+            present,
+            batch,
             f"{what} (the DataLoader takes its batches from elsewhere); "
             "write {batch_size:N} into the command",
         )
-
-
-def most_full(first: Trace, batch: int | None) -> int | None:
-    """The largest batch size at which every batch of the run is full; ``None``: any.
-
-    A data set that is used up before the run ends gives a short last batch, after which
-    nothing scales with the batch size.
-    """
-    loader = first.outcome.loader
-    if loader is None or loader.samples is None or loader.batch_size != batch:
-        return None
-    # Other batch sizes are compared over the least number of steps.
-    share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
-    return loader.samples // max(math.ceil(loader.batches * share), 1)
-
-
-def pairs_of(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
-    """Pairs of batch sizes to derive the law from, in the order of preference.
-
-    The present one is among them if it can. Not 1: with one sample, strides are trivially
-    contiguous and copies disappear.
-    """
-    if batch > 1 and (most is None or batch <= most):
-        found = [(batch, other) for other in (2 * batch, batch + 1, batch - 1, batch // 2)]
-    elif batch == 1:
-        found = [(2, 4), (2, 3)]
-    else:
-        assert most is not None
-        found = [(most // 2, most), (most - 1, most)]
-    for one, other in dict.fromkeys(found):
-        if min(one, other) > 1 and one != other and (most is None or max(one, other) <= most):
-            yield one, other
-
-
-def _rounded(batch: int) -> int:
-    return batch - batch % _ROUND if batch > _ROUND else batch
 
 
 def _tried(found: Found) -> str:

@@ -17,7 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainfit.plan.tunables import CommandError, fill, literal, other_amp, placeholders
+from trainfit.plan.launchers import Launcher, launcher_of, launcher_of_module
+from trainfit.plan.tunables import (
+    CommandError,
+    fill,
+    float16_amp,
+    literal,
+    other_amp,
+    placeholders,
+)
+from trainfit.results.sandbox import UNASKED, SandboxRequest
 from trainfit.results.trace import Target
 
 __all__ = ["Command", "CommandError", "parse_command", "quote", "split_line"]
@@ -53,16 +62,13 @@ _WRAPPERS = {
     "timeout": _Wrapper("ks", ("--kill-after", "--signal"), arguments=1),
 }
 
-#: They start Python in a process, or in several, of their own.
+#: They start Python in a process, or in several, of their own, and are not unwrapped.
 _LAUNCHERS = frozenset(
     {
-        *("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun"),
+        *("deepspeed", "horovodrun", "mpirun", "mpiexec", "srun"),
         *("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "conda", "mamba", "micromamba"),
         *("docker", "podman", "apptainer", "singularity", "sudo", "ssh", "sh", "bash", "zsh"),
     }
-)
-_LAUNCHER_MODULES = frozenset(
-    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 )
 
 
@@ -71,11 +77,13 @@ class Command:
     """A training command with tunables.
 
     ``words`` still hold the placeholders; ``present`` are their present values, and
-    ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``).
+    ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``),
+    ``float16_amp`` what asks for float16 (``None`` also where ``{amp}`` is on or off).
     ``python`` is the interpreter, ``python_flags`` its own options; ``kind`` and ``name``
     say what it runs. ``words[arguments_at:]`` are the arguments of that, and
     ``assignments_at`` are the places of ``NAME=value`` words before the program, which is
-    ``words[program_at]``.
+    ``words[program_at]``. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says
+    what may come of the files that it writes.
     """
 
     words: tuple[str, ...]
@@ -88,6 +96,9 @@ class Command:
     name: str
     arguments_at: int
     program_at: int = 0
+    launcher: Launcher | None = None
+    sandbox: SandboxRequest = UNASKED
+    float16_amp: str | None = None
 
     def fill(self, **values: str) -> list[str]:
         """The command's words with ``values`` (and present values otherwise)."""
@@ -99,13 +110,16 @@ class Command:
 
     def target(self, **values: str) -> Target:
         """What Python runs, with the arguments filled in."""
-        return Target(self.kind, self.name, tuple(self.fill(**values)[self.arguments_at :]))
+        before = () if self.launcher is None else self.launcher.launched.arguments
+        words = self.fill(**values)[self.arguments_at :]
+        return Target(self.kind, self.name, (*before, *words))
 
     def environment(self, **values: str) -> dict[str, str]:
-        """The variables that the command sets."""
+        """The variables that the command sets, and its launcher."""
         words = self.fill(**values)
         pairs = (words[at].partition("=") for at in self.assignments_at)
-        return {name: value for name, _, value in pairs}
+        launched = {} if self.launcher is None else self.launcher.variables(words)
+        return {name: value for name, _, value in pairs} | dict(launched)
 
 
 def parse_command(words: Sequence[str]) -> Command:
@@ -123,8 +137,12 @@ def parse_command(words: Sequence[str]) -> Command:
     program_at = at
     is_python = _PYTHON.match(Path(plain[at]).name) is not None
     python, flags, kind, name, at = (_python if is_python else _executable)(plain, at)
-    if kind == "module" and name in _LAUNCHER_MODULES:
-        raise _launcher(name)
+    if kind == "module":
+        launcher = launcher_of_module(plain, name, at, python)
+    else:
+        launcher = None if is_python else launcher_of(plain, program_at, python)
+    if launcher is not None:
+        python, flags, kind, name, at = _behind_launcher(plain, launcher, (python, flags))
     return Command(
         words=tuple(words),
         present=present,
@@ -136,6 +154,8 @@ def parse_command(words: Sequence[str]) -> Command:
         name=name,
         arguments_at=at,
         program_at=program_at,
+        launcher=launcher,
+        float16_amp=float16_amp(words, present),
     )
 
 
@@ -254,6 +274,19 @@ def _python(plain: Sequence[str], at: int) -> _Program:
     return python, tuple(flags), "script", plain[at], at + 1
 
 
+def _behind_launcher(
+    plain: Sequence[str], launcher: Launcher, own: tuple[str, tuple[str, ...]]
+) -> _Program:
+    """What the launcher's process runs; ``own`` is the launcher's interpreter with its flags,
+    which is its process's too."""
+    at, kind = launcher.ends, launcher.launched.kind
+    if kind == "program":
+        return _executable(plain, at)
+    if kind == "script":
+        _check_script(plain[at])
+    return (*own, kind, plain[at], at + 1)
+
+
 def _check_script(name: str) -> None:
     path = Path(name)
     if path.is_dir():
@@ -271,7 +304,10 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
     """A console script (``lerobot-train``) or an executable Python file."""
     name = plain[at]
     if Path(name).name in _LAUNCHERS:
-        raise _launcher(name)
+        raise CommandError(
+            f"launcher {name!r} starts the training in processes of its own, where it cannot be "
+            "simulated; give the command of one process, as in `python train.py …`"
+        )
     # A path is what it is; a name may be installed beside the interpreter.
     beside = Path(sys.executable).parent / name if os.sep not in name else None
     found = shutil.which(name) or (str(beside) if beside and beside.is_file() else None)
@@ -306,10 +342,3 @@ def _interpreter(program: str) -> str | None:
         words = [word for word in words[1:] if not word.startswith("-")]
         return sys.executable if words and _PYTHON.match(words[0]) else None
     return words[0] if _PYTHON.match(Path(words[0]).name) else None
-
-
-def _launcher(name: str) -> CommandError:
-    return CommandError(
-        f"launcher {name!r} starts the training in processes of its own, where it cannot be "
-        "simulated; give the command of one process, as in `python train.py …`"
-    )

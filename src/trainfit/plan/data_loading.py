@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from trainfit.plan.command import Command, parse_command
+from trainfit.plan.effective_batch import accumulation_for
 from trainfit.plan.launch import launch
+from trainfit.plan.notes import Notes
 from trainfit.plan.speed import fast_end
 from trainfit.plan.tunables import (
     LOADER_TUNABLES,
@@ -18,6 +20,7 @@ from trainfit.plan.tunables import (
 from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.loading import StepTime
+from trainfit.results.notes import complete
 from trainfit.results.plan import Bottleneck, DataLoading, HostCpu, PlanResult, rate_of
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
@@ -48,9 +51,11 @@ def with_loading(
     clock of this machine's cores, for another processor's input (``plan.cpu``).
     """
     batch = _batch(plan)
-    values = {}
+    amp = _amp(plan, command)
+    values = dict(amp)
     if "batch_size" in command.present and batch is not None:
         values["batch_size"] = str(batch)
+        values |= accumulation_for(command, plan.step, plan.now.batch_size, batch).values
     failure, found = "", None
     if not plan.can_start:
         failure = "the job does not fit; make it fit first (see above)"
@@ -64,16 +69,33 @@ def with_loading(
     if found is None:
         loading = DataLoading(None, batch, step_is_bound, failure=" ".join(failure.split()))
         return dataclasses.replace(plan, loading=loading)
-    if "batch_size" in command.present and plan.now.recommended_batch:
-        values["batch_size"] = str(plan.now.recommended_batch)
+    values = dict(amp)
+    best = plan.chosen.recommended_batch
+    if "batch_size" in command.present and best:
+        values["batch_size"] = str(best)
+        values |= accumulation_for(command, plan.step, plan.now.batch_size, best).values
     values |= _values(command, found)
     line = launch(command, values, plan.variables, found.variables, found.cores)
     loading = DataLoading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
         input_at_most=input_at_most(found, plan.cpu, here_hz),
     )
-    notes = (*plan.notes, *line.notes, *_notes(plan, command, found))
-    return dataclasses.replace(plan, launch=line.line, loading=loading, notes=notes)
+    notes = _notes(plan, command, found)
+    return dataclasses.replace(
+        plan,
+        launch=line.line,
+        loading=loading,
+        notes=(*plan.notes, *line.notes, *notes),
+        structured_notes=tuple(
+            complete((*plan.structured_notes, *notes.structured()), line.notes, {})
+        ),
+    )
+
+
+def _amp(plan: PlanResult, command: Command) -> dict[str, str]:
+    """The value that was chosen for ``{amp}``, where the command has it."""
+    value = plan.amp_choice.value if plan.amp_choice is not None else None
+    return {"amp": value} if value is not None and "amp" in command.present else {}
 
 
 def predicted_step(plan: PlanResult) -> StepTime | None:
@@ -83,7 +105,7 @@ def predicted_step(plan: PlanResult) -> StepTime | None:
     """
     if plan.speed is None:
         return None
-    return fast_end(plan.speed.at(_batch(plan)) or plan.speed.now, plan.gpu)
+    return fast_end(plan.speed.at(_batch(plan)) or plan.speed.now, plan.gpu, plan.step)
 
 
 def _values(command: Command, found: LoaderResult) -> dict[str, str]:
@@ -130,7 +152,7 @@ def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:
 
 def _batch(plan: PlanResult) -> int | None:
     """The recommended batch size, where the data set fills one; else the present one."""
-    best = plan.now.recommended_batch
+    best = plan.chosen.recommended_batch
     if not best or (plan.samples is not None and best > plan.samples):
         return plan.now.batch_size
     return best
@@ -141,28 +163,31 @@ def _with(command: Command, values: Mapping[str, str]) -> Command:
     return parse_command([literal(word) for word in command.fill(**values)])
 
 
-def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]:
-    notes = []
+def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
+    notes = Notes()
     stated = present_settings(command.present)
     real = {name: getattr(found.present, name) for name in stated}
     if not found.present.num_workers:  # PyTorch takes neither then
         stated.pop("prefetch_factor", None)
     for name, value in stated.items():
         if value is not None and value != real[name]:
-            notes.append(
+            notes.add(
                 f"the command says {name} {command.present[name]}, the DataLoader ({found.loader}) "
-                f"has {real[name]}: put {{{name}}} into the option from which it takes it"
+                f"has {real[name]}: put {{{name}}} into the option from which it takes it",
+                kind="action",
             )
     missing = _changed_without_placeholder(command, found)
     if missing:
-        notes.append(
-            f"the command has no placeholder for all of it: set {', '.join(missing)} for the "
-            f"DataLoader ({found.loader})"
+        notes.add(
+            f"set {', '.join(missing)} for the DataLoader ({found.loader}): the command has no "
+            "placeholder for it",
+            kind="action",
         )
     if not found.recommended.num_workers and found.present.num_workers:
-        notes.append(
+        notes.add(
             "without workers PyTorch refuses a prefetch_factor, persistent_workers and a "
-            "multiprocessing_context: leave them out of the DataLoader"
+            "multiprocessing_context: leave them out of the DataLoader",
+            kind="action",
         )
     notes += _note_batch(plan, command, found)
     return notes
@@ -170,7 +195,7 @@ def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]
 
 def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]:
     """Where the loader was not tuned at the recommended batch size: why not."""
-    best, tuned = plan.now.recommended_batch, found.probe.batch_size
+    best, tuned = plan.chosen.recommended_batch, found.probe.batch_size
     if not best or tuned is None or tuned == best:
         return []
     why = "write {batch_size:N} into the command"

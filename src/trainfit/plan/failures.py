@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from trainfit.plan.command import Command
 from trainfit.plan.tracing import Trace
 from trainfit.results.errors import TrainfitError
 from trainfit.results.recording import PHASES
 from trainfit.results.trace import TraceOutcome
 from trainfit.results.words import count
+from trainfit.simgpu.errors import ONE_GPU
 
+#: Why there are no figures of a run, after an interrupt.
+INTERRUPTED = "interrupted before that was simulated"
 #: Lines of the script's output that are shown with an error.
 _TAIL = 20
 
@@ -22,6 +27,13 @@ class ScriptError(TrainfitError):
     def __init__(self, message: str, script_output: str = "") -> None:
         super().__init__(message)
         self.script_output = script_output
+
+
+class NotSimulated(ScriptError):
+    """The user interrupted the plan before this run was over."""
+
+    def __init__(self) -> None:
+        super().__init__(INTERRUPTED)
 
 
 def require_step(trace: Trace, command: Command) -> None:
@@ -75,6 +87,9 @@ def last_lines(output: str) -> str:
 
 def _without_step(outcome: TraceOutcome, command: Command) -> str:
     what, after = what_happened(outcome), f"after {outcome.seconds:.1f} s"
+    too_small = _without_batches(outcome, command)
+    if too_small:
+        return too_small
     if outcome.status == "ended":
         return (
             f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); "
@@ -87,8 +102,57 @@ def _without_step(outcome: TraceOutcome, command: Command) -> str:
             "shorten what comes before training, or raise --time-limit"
         )
     if outcome.status == "exited":
-        return f"{what} {after}, before its first optimizer step; {_exit_hint(command)}"
-    return f"{what} {after}, before its first optimizer step; {_remedy(outcome)}"
+        hint = _of_processes(outcome.message) or _exit_hint(command)
+    else:
+        hint = _of_processes(outcome.message) or _remedy(outcome)
+    return f"{what} {after}, before its first optimizer step; {hint}"
+
+
+def _without_batches(outcome: TraceOutcome, command: Command) -> str:
+    """That the data set has less than one batch, and what to type; empty where that is not so."""
+    loader = outcome.loader
+    if outcome.status != "ended" or loader is None or loader.batches:
+        return ""
+    samples, batch = loader.samples, loader.batch_size
+    if not samples or not batch or samples >= batch:
+        return ""
+    where = f" at {loader.where}" if loader.where else ""
+    fix = f"set batch_size={samples} or less for the DataLoader{where}"
+    if "batch_size" in command.present:
+        fix = f"write {{batch_size:{samples}}} (or less) into the command"
+    return (
+        f"no optimizer step: the data set has {count(samples, 'sample')}, fewer than one batch of "
+        f"{batch} with drop_last; {fix}"
+    )
+
+
+#: What a script says that was not started by its launcher.
+_WITHOUT_LAUNCHER = re.compile(
+    r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
+    r"|env:// rendezvous: environment variable"
+)
+#: What a script says that wants several GPUs.
+_SEVERAL_GPUS = re.compile(
+    r"\b([2-9]|[1-9]\d|two|several|multiple|more than (one|1))\b[^.;]{0,20}\b(gpu|cuda|device)s?\b",
+    re.IGNORECASE,
+)
+
+
+def _of_processes(message: str) -> str:
+    """What to do where a script wants a launcher, or several GPUs; empty where it does not."""
+    if _WITHOUT_LAUNCHER.search(message):
+        return (
+            "it expects the variables of a launcher: begin the command with "
+            "`torchrun --nproc-per-node=1` in place of `python`"
+        )
+    if _SEVERAL_GPUS.search(message):
+        return ONE_GPU
+    if "Error building extension 'fused_adam'" in message:
+        return (
+            'DeepSpeed\'s CUDA kernels cannot be built here: set "torch_adam": true among its '
+            "optimizer's params, which takes the same memory"
+        )
+    return ""
 
 
 def what_happened(outcome: TraceOutcome) -> str:
@@ -109,7 +173,7 @@ def _remedy(outcome: TraceOutcome) -> str:
     if outcome.status == "out_of_memory":
         return "make the model or its input smaller, or name a larger GPU"
     if outcome.status == "died" and "SIGKILL" in outcome.message:
-        return "a process that uses up the machine's memory is ended so: see its system log"
+        return "a process that uses up the machine's RAM is ended so: see its system log"
     if outcome.status == "died":
         return "its last lines are below"
     return "its traceback is below"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfit.memory.replay import Stream
-from trainfit.plan.failures import what_happened
+from trainfit.plan.failures import NotSimulated, what_happened
 from trainfit.plan.judge import Judge
 from trainfit.plan.runs import Runs, Variant
 from trainfit.plan.tracing import Trace
@@ -16,12 +16,21 @@ def gradients_both_ways(runs: Runs, judge: Judge, batch: int | None, first: Trac
     records = first.outcome.forward.with_grad > 0
     request = InterventionRequest("forward-grad", ("off" if records else "on",))
     title = "gradients off" if records else "gradients on"
-    other = runs.attempt(batch, Variant(interventions=(request,), title=title))
     mine, others, failure = _figures(judge, first), None, ""
+    try:
+        other = runs.attempt(batch, Variant(interventions=(request,), title=title))
+    except NotSimulated as error:
+        return _inference(records, mine, None, str(error))
     if other.recording is not None and other.outcome.steps >= first.outcome.steps:
         others = _figures(judge, other)
     else:
         failure = what_happened(other.outcome)
+    return _inference(records, mine, others, failure)
+
+
+def _inference(
+    records: bool, mine: MemoryFigures, others: MemoryFigures | None, failure: str
+) -> Inference:
     return Inference(
         records_gradients=records,
         without_gradients=others if records else mine,

@@ -20,14 +20,14 @@ def memory_law(pair: Pair) -> AffineStream:
 
 
 def work_law(pair: Pair) -> WorkLaw:
-    """Kernels of a step, the last that both runs made; raises ``scaling.NotAffineError``."""
+    """Kernels of the typical step of both runs; raises ``scaling.NotAffineError``."""
     (one, first), (other, second) = _of_equal_length(pair)
-    return WorkLaw.between(last_step(first), one, last_step(second), other)
+    return WorkLaw.between(steady_work(first), one, steady_work(second), other)
 
 
-def last_step(recording: Recording) -> Work:
-    """What the last whole step launches."""
-    return Work.of_step(recording, recording.steps - 1)
+def steady_work(recording: Recording) -> Work:
+    """What the step launches that stands for all others: the typical one after the first."""
+    return Work.of_steady_step(recording)
 
 
 def _of_equal_length(pair: Pair) -> list[tuple[int, Recording]]:

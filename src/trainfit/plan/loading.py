@@ -19,14 +19,15 @@ from trainfit.plan.command import Command, quote
 from trainfit.plan.failures import ScriptError, last_lines, one_line, what_happened
 from trainfit.plan.launch import launch
 from trainfit.plan.processes import OwnProcess
-from trainfit.plan.speed import fast_end, machine_of, speed
+from trainfit.plan.speed import batches_per_step, fast_end, machine_of, speed
 from trainfit.plan.step_bound import step_bound
-from trainfit.plan.tracing import ending, tail_of_file
+from trainfit.plan.tracing import ending, protection_of, tail_of_file
 from trainfit.results.errors import ResultFileError, TrainfitError
 from trainfit.results.exchange import as_json, write_whole
 from trainfit.results.loader import LoaderResult
 from trainfit.results.loading import AS_FAST, LoadingOutcome, LoadingRequest, StepTime
 from trainfit.results.recording import Recording
+from trainfit.results.sandbox import UNASKED, Protection, SandboxRequest
 from trainfit.results.trace import TraceOutcome
 from trainfit.results.words import count
 
@@ -51,7 +52,8 @@ class LoadingOptions:
     both the step takes no time. ``ranks``
     processes share the machine. ``loader`` ("module:callable") stands for a command, and
     ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
-    ``script_limit_s`` for the script's way to its first step (by default as long).
+    ``script_limit_s`` for the script's way to its first step (by default as long). ``sandbox``
+    says what may come of the files that the script writes.
     """
 
     step: StepTime | None = None
@@ -66,6 +68,7 @@ class LoadingOptions:
     batch_size: int | None = None
     script_limit_s: float | None = None
     step_is_bound: bool = False
+    sandbox: SandboxRequest = UNASKED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Loaded:
     stage: str
     code: int | None
     seconds: float
+    protection: Protection | None = None
     interrupt: KeyboardInterrupt | None = None
     """The user's, upon which the function gave the result that it had by then."""
 
@@ -144,6 +148,7 @@ def tune_command(
         launch=line,
         step_is_bound=(options.step is None or options.step_is_bound) and result.step_s > 0,
         seconds=result.seconds or loaded.seconds,
+        protection=loaded.protection,
     )
     return Tuned(result, loaded.interrupt)
 
@@ -178,7 +183,8 @@ def call_on_loader(
         request = dataclasses.replace(
             request, function=function, arguments=json.dumps(dict(arguments or {}))
         )
-        loaded = _Process(request, command, gpu, listener, clock).run()
+        protected = dataclasses.replace(command or _no_command(), sandbox=options.sandbox)
+        loaded = _Process(request, protected, gpu, listener, clock).run()
     if loaded.result is None and loaded.partial is None:
         raise _failure(loaded, command, options)
     return loaded
@@ -237,9 +243,11 @@ def step_from(trace: TraceOutcome, gpu: GpuSpec, recording: Recording | None = N
     if recording is not None and not trace.compute.compiled:  # what is fused is not known
         predicted = speed(recording, None, machine_of(gpu))
         if predicted is not None:
-            return fast_end(predicted.now, gpu.key)
+            return fast_end(predicted.now, gpu.key, recording.makeup)
     bound = step_bound(trace.compute, gpu, trace.autocast)
-    return StepTime(bound.seconds, source=bound.why)
+    batches = batches_per_step(recording.makeup if recording is not None else None)
+    several = f"; of {batches} batches (gradient accumulation)" if batches > 1 else ""
+    return StepTime(bound.seconds / batches, source=bound.why + several)
 
 
 class _Process:
@@ -248,12 +256,12 @@ class _Process:
     def __init__(
         self,
         request: LoadingRequest,
-        command: Command | None,
+        command: Command,
         gpu: GpuSpec,
         listener: Listener,
         clock: Callable[[], float],
     ) -> None:
-        self._request, self._command, self._gpu = request, command or _no_command(), gpu
+        self._request, self._command, self._gpu = request, command, gpu
         self._listener, self._clock = listener, clock
         self._folder = Path(request.folder)
         self._read = 0
@@ -276,7 +284,8 @@ class _Process:
         finally:
             process.end()
         self._follow()
-        return self._loaded(code)
+        loaded = self._loaded(code)
+        return dataclasses.replace(loaded, protection=protection_of(self._folder))
 
     def _end(self, process: OwnProcess) -> int | None:
         """Wait for what a child makes of an interrupt."""
@@ -380,6 +389,8 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
 def _failure(loaded: Loaded, command: Command | None, options: LoadingOptions) -> TrainfitError:
     outcome = loaded.outcome
     name = command.name if command is not None else "--loader"
+    if outcome is None and loaded.protection is not None and loaded.protection.stopped:
+        return ScriptError(f"{name}: {loaded.protection.stopped}", last_lines(loaded.output))
     if outcome is None:
         said = f"{_broken_off(loaded, options)}; {_remedy(loaded.code)}"
         return ScriptError(f"{name}: {said}", last_lines(loaded.output))

@@ -19,10 +19,19 @@ from trainfit.memory import affine
 from trainfit.memory.device import context_parts
 from trainfit.memory.summary import recorded_settings
 from trainfit.plan.judge import Judge
-from trainfit.plan.laws import Pair, last_step, memory_law, work_law
+from trainfit.plan.laws import Pair, memory_law, steady_work, work_law
 from trainfit.plan.prices import Prices
 from trainfit.plan.room import Room
-from trainfit.plan.speed import batch_sizes, constants_of, has_rates, knee, machine_of, speed_of
+from trainfit.plan.speed import (
+    batch_sizes,
+    constants_of,
+    has_rates,
+    knee,
+    machine_of,
+    of_whole_step,
+    samples_per_batch,
+    speed_of,
+)
 from trainfit.results.kernels import DTYPES
 from trainfit.results.offers import Anchor, Effect, Offer, OffersResult
 from trainfit.results.recording import Recording
@@ -60,7 +69,7 @@ class Job:
     @functools.cached_property
     def work(self) -> Work:
         """The kernels of a step as it is."""
-        return last_step(self.recording)
+        return steady_work(self.recording)
 
     @functools.cached_property
     def memory(self) -> affine.AffineStream | None:
@@ -77,6 +86,8 @@ class Job:
     def kernels(self) -> WorkLaw | None:
         """Kernels at every batch size, where that is known."""
         if self.memory is None:
+            return None
+        if len({samples_per_batch(recording, batch) for batch, recording in self.pair}) > 1:
             return None
         try:
             return work_law(self.pair)
@@ -144,6 +155,7 @@ def offers(
         anchor=anchor,
         constants=constants_of(machine_of(catalogue()[0])),
         notes=(*notes, *words, *(prices.notes if prices is not None else ())),
+        step=job.recording.makeup,
     )
 
 
@@ -156,6 +168,14 @@ def _job_notes(job: Job) -> list[str]:
         )
     elif job.kernels is None:
         notes.append("a step's time is known at the present batch size alone: others launch others")
+    makeup = job.recording.makeup
+    if makeup is not None and makeup.effective_batch is None:
+        notes.append(f"samples/s cannot be told: {makeup.why}")
+    elif makeup is None and "step" not in job.recording.header:
+        notes.append(
+            "the recording does not say how many batches an optimizer step takes: one is taken; "
+            "with gradient accumulation record it again"
+        )
     if not len(job.work.table):
         notes.append("no step's time is known: the recording has no kernels; record it again")
     return notes
@@ -247,8 +267,9 @@ def _step(job: Job, machine: Machine, batch: int | None, factor: float = 1.0) ->
     work = job.work_at(batch)
     if work is None:
         return None
-    found = speed_of(step_time(_runnable(work, machine.gpu), machine), batch)
-    return _scaled(found, factor)
+    per_batch = samples_per_batch(job.recording, job.batch)
+    found = speed_of(step_time(_runnable(work, machine.gpu), machine), batch, per_batch)
+    return _scaled(of_whole_step(found, job.recording), factor)
 
 
 def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
@@ -271,7 +292,7 @@ def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
 def _with_speed(offer: Offer, job: Job, gpu: GpuSpec, factor: float) -> Offer:
     machine = machine_of(gpu)
     now = _step(job, machine, job.batch, factor) if offer.fits else None
-    enough = _enough(job, machine, offer.largest_batch, factor)
+    enough = _saturated(job, machine, offer.largest_batch, factor)
     run = now or enough
     if run is None:
         return offer
@@ -287,7 +308,7 @@ def _with_speed(offer: Offer, job: Job, gpu: GpuSpec, factor: float) -> Offer:
     )
 
 
-def _enough(job: Job, machine: Machine, largest: int | None, factor: float) -> StepSpeed | None:
+def _saturated(job: Job, machine: Machine, largest: int | None, factor: float) -> StepSpeed | None:
     """The smallest batch size with nearly the most samples a second of those that fit.
 
     First among the powers of two, then among all that are costed between two of them.

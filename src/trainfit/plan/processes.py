@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -16,17 +17,25 @@ from typing import Protocol
 import psutil
 
 from trainfit.plan.command import Command
+from trainfit.results.sandbox import SandboxRequest
 
 #: Starts a module of ours in the user's interpreter, whose environment stays as it is; simulated
 #: GPUs in it keep time by the speed model.
 _START = (
-    "import sys; sys.path.append({source!r}); from trainfit.simgpu import clock; "
+    "import sys; sys.path.append({source!r}); {before}from trainfit.simgpu import clock; "
     "from trainfit.speed.device_clock import StepClock; clock.use(StepClock); "
     "from {module} import main; main()"
 )
+#: Before that: the user's script runs in this very process.
+_PROTECTED = (
+    "from pathlib import Path; from trainfit.scripts import sandbox; "
+    "sandbox.begin(Path(sys.argv[1]).parent); "
+)
 
 #: Seconds until a stopped run is taken to be gone; it is killed long before.
-_END_S = 12.0
+_END_S = 15.0
+#: Seconds that a process has to end upon SIGTERM: it ends its own, and drops what they wrote.
+_TERM_S = 10.0
 
 
 class Process(Protocol):
@@ -40,16 +49,24 @@ class Process(Protocol):
 
 
 class OwnProcess:
-    """A run in a process of its own; output goes to ``folder/output.txt``."""
+    """A run in a process of its own; output goes to ``folder/output.txt``.
+
+    ``runs_script``: what the user's script writes there goes to a layer, as the command says.
+    """
 
     def __init__(
         self,
         command: Command,
         folder: Path,
         environment: Mapping[str, str],
-        module: str = "trainfit.simgpu.runner",
+        module: str = "trainfit.scripts.trace_run",
+        *,
+        runs_script: bool = True,
     ) -> None:
-        words = [*_python(command, module), str(folder / "request.json")]
+        if runs_script:
+            sandbox_request(command).save(folder)
+        before = _PROTECTED if runs_script else ""
+        words = [*_python(command, module, before), str(folder / "request.json")]
         with (folder / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 words,
@@ -72,24 +89,29 @@ class OwnProcess:
 
 
 class WarmProcess:
-    """Forks runs from a process that has imported PyTorch (:mod:`trainfit.simgpu.forking`)."""
+    """Forks runs from a process that has imported PyTorch (:mod:`trainfit.scripts.fork_server`)."""
 
     def __init__(self, command: Command, environment: Mapping[str, str], log: Path) -> None:
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                _python(command, "trainfit.simgpu.forking"),
+                _python(command, "trainfit.scripts.fork_server"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
             )
-        self._log = log
+        self._command, self._log = command, log
         self._lock = threading.Lock()
 
-    def start(self, folder: Path) -> Process:
-        """Begin the run that ``folder/request.json`` asks for."""
-        self.tell(f"run {folder}")
+    def start(self, folder: Path, *, grow: bool = False) -> Process:
+        """Begin the run that ``folder/request.json`` asks for.
+
+        ``grow``: it differs from others in nothing that shows before a script looks at its
+        arguments (:mod:`trainfit.scripts.stem`).
+        """
+        sandbox_request(self._command).save(folder)
+        self.tell(f"{'grow' if grow else 'run'} {folder}")
         return _ForkedProcess(self, folder)
 
     def tell(self, line: str) -> None:
@@ -111,7 +133,7 @@ class WarmProcess:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2.0)
+            self._process.wait(_TERM_S)
         _end_group(self._process)
 
 
@@ -138,17 +160,34 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def _python(command: Command, module: str) -> list[str]:
+def sandbox_request(command: Command) -> SandboxRequest:
+    """How the next run of ``command`` is protected; what the first one writes is kept, where
+    the user asks for that."""
+    request = command.sandbox
+    with _keeping:
+        if request.keep in _kept:
+            return dataclasses.replace(request, keep="")
+        if request.keep:
+            _kept.add(request.keep)
+    return request
+
+
+#: Folders that have got (or will get) what a run wrote.
+_kept: set[str] = set()
+_keeping = threading.Lock()
+
+
+def _python(command: Command, module: str, before: str = "") -> list[str]:
     source = str(Path(__file__).resolve().parents[2])
     return [
         command.python,
         *("-u", *command.python_flags),  # what it printed is there when it is killed
-        *("-c", _START.format(source=source, module=module)),
+        *("-c", _START.format(source=source, module=module, before=before)),
     ]
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    for kill, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+    for kill, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, 10.0)):
         try:
             os.killpg(process.pid, kill)
         except (ProcessLookupError, PermissionError):

@@ -59,6 +59,7 @@ def rehearse_command(
         loader=loader or result.loader,
         notes=notes,
         step_is_bound=options.step is None,
+        protection=loaded.protection,
     )
     if compare is not None:
         result = with_prediction(result, compare)
@@ -75,7 +76,7 @@ def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
     elif candidate is None:
         reason = "these settings are not among its candidates"
     elif candidate.infeasible:
-        reason = f"it says that these settings cannot be: {candidate.infeasible}"
+        reason = f"it says that these settings are infeasible: {candidate.infeasible}"
     if candidate is None or reason:
         note = f"nothing to compare with in the result of trainfit loader: {reason}"
         return dataclasses.replace(result, notes=(*result.notes, note))

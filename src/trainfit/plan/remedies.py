@@ -10,7 +10,7 @@ import numpy as np
 
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.replay import Stream
-from trainfit.plan.failures import ScriptError, what_happened
+from trainfit.plan.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.pricing import cost_percent, extra_compute, ordered
 from trainfit.plan.remedy_kinds import BY_NAME, NAMES, RemedyKind
 from trainfit.plan.remedy_trials import Job, NotApplicable, Trial, Trials
@@ -227,7 +227,10 @@ class _Remedies:
         sizes = [n for n in (*enough, len(chain)) if n > 1]
         latest: Combination | None = None
         for size in list(dict.fromkeys(sizes))[:_MOST_COMBINATIONS]:
-            latest = self._together([trials[item.name] for item in chain[:size]])
+            try:
+                latest = self._together([trials[item.name] for item in chain[:size]])
+            except NotSimulated:
+                break
             if latest.fits:
                 break
         return latest

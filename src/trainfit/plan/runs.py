@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import threading
+import functools
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 from trainfit.plan.command import Command
-from trainfit.plan.failures import require_step
+from trainfit.plan.failures import NotSimulated, require_step
+from trainfit.plan.progress import Progress, as_progress
+from trainfit.plan.ram import GaveWay, RamGate
 from trainfit.plan.tracing import Trace, Tracer
-from trainfit.results.trace import ForcedAmp, InterventionRequest, LoaderOverride
+from trainfit.results.trace import (
+    ForcedAmp,
+    InterventionRequest,
+    LoaderOverride,
+    SampleOverride,
+)
 
 #: Simulated runs at a time; each is a process that computes on one core.
-_PARALLEL = 2
-
-Progress = Callable[[str], None]
+PARALLEL = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +31,15 @@ class Variant:
     """How a run differs from the command, but for its batch size.
 
     ``amp`` is another value for the placeholder, ``force`` autocast switched from outside.
-    ``interventions`` change the script, ``survey`` asks which of them would.
+    ``interventions`` change the script, ``survey`` asks which of them would. ``sample`` is what
+    all batches are made of.
     ``title`` is for the progress line.
     """
 
     amp: str | None = None
     force: ForcedAmp | None = None
     interventions: tuple[InterventionRequest, ...] = ()
+    sample: SampleOverride | None = None
     survey: bool = False
     title: str = dataclasses.field(default="", compare=False)
 
@@ -46,13 +55,16 @@ class Runs:
     script does not train. Leaving the context ends what still runs.
     """
 
-    def __init__(self, command: Command, tracer: Tracer, progress: Progress) -> None:
+    def __init__(self, command: Command, tracer: Tracer, progress: Callable[[str], None]) -> None:
         self._command = command
         self._tracer = tracer
-        self._progress = progress
-        self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="trainfit-run")
+        self._progress: Progress = as_progress(progress)
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="trainfit-run")
         self._futures: dict[tuple[int | None, Variant], Future[Trace]] = {}
-        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._gate = RamGate(self._progress.warn)
+        self._asked = 0
+        self._only_finished = False
         self.loader_index: int | None = None
         self.counts_calls = False
 
@@ -74,7 +86,9 @@ class Runs:
         ``batch`` is ``None`` for whatever batch size the command has.
         """
         key = (batch, variant)
-        if key not in self._futures:
+        if key not in self._futures and not self._only_finished:
+            self._asked += 1
+            self._progress.expect(self._asked)
             self._futures[key] = self._pool.submit(self._run, batch, variant)
 
     def trace(self, batch: int | None, variant: Variant) -> Trace:
@@ -84,9 +98,28 @@ class Runs:
         return trace
 
     def attempt(self, batch: int | None, variant: Variant) -> Trace:
-        """A run's trace, whatever became of it."""
+        """A run's trace, whatever became of it; raises :class:`NotSimulated` where the plan was
+        interrupted before."""
+        if self._only_finished:
+            return self._finished(batch, variant)
         self.start(batch, variant)
         return self._futures[batch, variant].result()
+
+    @property
+    def is_over(self) -> bool:
+        """Was the plan interrupted?"""
+        return self._only_finished
+
+    def only_finished(self) -> None:
+        """Hand out from now on only what is there already, and end the runs that go on."""
+        self._only_finished = True
+        self._tracer.stop()
+
+    def _finished(self, batch: int | None, variant: Variant) -> Trace:
+        future = self._futures.get((batch, variant))
+        if future is None or not future.done() or future.cancelled() or future.exception():
+            raise NotSimulated
+        return future.result()
 
     def forget(self) -> None:
         """Make all runs anew that are asked for from now on."""
@@ -97,6 +130,18 @@ class Runs:
         self._futures.setdefault((as_batch, variant), self._futures[batch, variant])
 
     def _run(self, batch: int | None, variant: Variant) -> Trace:
+        """One run, a second time and alone if RAM was too short for two at a time."""
+        number = next(self._numbers)
+        while True:
+            with (
+                self._gate.turn(number, lambda: self._tracer.is_stopped),
+                contextlib.suppress(GaveWay),
+            ):
+                trace = self._simulate(number, batch, variant)
+                self._gate.learn(trace.outcome.peak_ram_bytes)
+                return trace
+
+    def _simulate(self, number: int, batch: int | None, variant: Variant) -> Trace:
         values, loader = {}, None
         if variant.amp is not None:
             values["amp"] = variant.amp
@@ -104,16 +149,21 @@ class Runs:
             values["batch_size"] = str(batch)
         elif batch is not None and self.loader_index is not None:
             loader = LoaderOverride(self.loader_index, batch)
-        with self._lock:
-            self._progress(self._title(batch, variant))
-        return self._tracer.trace(
-            values,
-            loader=loader,
-            amp=variant.force,
-            interventions=variant.interventions,
-            survey=variant.survey,
-            count="calls" if self.counts_calls else "steps",
-        )
+        self._progress.begin(number, self._title(batch, variant))
+        try:
+            return self._tracer.trace(
+                values,
+                loader=loader,
+                sample=variant.sample,
+                amp=variant.force,
+                interventions=variant.interventions,
+                survey=variant.survey,
+                count="calls" if self.counts_calls else "steps",
+                heard=functools.partial(self._progress.status, number),
+                look=functools.partial(self._gate.look, number),
+            )
+        finally:
+            self._progress.end(number)
 
     def _title(self, batch: int | None, variant: Variant) -> str:
         at = "" if batch is None else f" at batch size {batch}"

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 #: Trials in all; each is a simulated run of seconds.
-MOST_TRIALS = 5
+MOST_TRIALS = 8
 #: No trial goes further beyond the others than by this factor: the line through two small
 #: batch sizes says little of large ones.
 _FURTHEST = 8
@@ -50,8 +50,8 @@ def search(
 ) -> Found:
     """Close in on both limits by secants through the measured peaks.
 
-    ``measure`` makes trials at the given batch sizes and may leave out those that failed;
-    none is asked for twice, and none above ``most``.
+    ``measure`` makes trials at the given batch sizes and may leave out those that failed: the
+    search goes on below them. None is asked for twice, and none above ``most``.
     """
     trials = {trial.batch: trial for trial in known}
     asked = set(trials)
@@ -61,7 +61,8 @@ def search(
     )
     left = MOST_TRIALS
     while left:
-        guesses = (_next(trials, good, free, most) for good, free in goals)
+        failed = asked - trials.keys()
+        guesses = (_next(trials, failed, good, free, most) for good, free in goals)
         wanted = [guess for guess in dict.fromkeys(guesses) if guess and guess not in asked]
         if not wanted:
             break
@@ -91,15 +92,24 @@ def _bracket(trials: dict[int, Trial], good: Callable[[Trial], bool]) -> tuple[i
 
 
 def _next(
-    trials: dict[int, Trial], good: Callable[[Trial], bool], free: int, most: int
+    trials: dict[int, Trial],
+    failed: set[int],
+    good: Callable[[Trial], bool],
+    free: int,
+    most: int,
 ) -> int | None:
     """The next batch size to try for one of the limits; ``None`` if it is close enough."""
+    if not trials:
+        return min(_FURTHEST, most) if not failed else max(1, min(failed) // 2)
     low, high = _bracket(trials, good)
+    above = [batch for batch in (high, *failed) if batch is not None and batch > low]
+    high = min(above, default=None)
     if low >= most or (high is not None and high - low <= max(1, int(low * _NARROW))):
         return None
     guess = _secant(trials, free, low, high)
     if high is None:
-        return min(max(guess, low + 1), _FURTHEST * low, most)
+        # Peaks that jump make the line too steep: no step is narrower than what ends the search.
+        return min(max(guess, low + max(1, int(low * _NARROW))), _FURTHEST * low, most)
     # Each trial narrows the bracket by a quarter at least.
     margin = max(1, (high - low) // 4)
     return min(max(guess, low + margin), high - margin)
@@ -110,11 +120,11 @@ def _secant(trials: dict[int, Trial], free: int, low: int, high: int | None) -> 
     ordered = sorted(trials)
     if len(ordered) < 2:
         return 2 * low if high is None else (low + high) // 2
-    ends = [b for b in (low, high) if b]
+    ends = [b for b in (low, high) if b in trials]
     if len(ends) < 2:
         ends = ordered[:2] if low == 0 else ordered[-2:]
     one, two = (trials[batch] for batch in ends)
     slope = (two.reserved_bytes - one.reserved_bytes) / (two.batch - one.batch)
-    if slope <= 0:
-        return 2 * low if high is None else (low + high) // 2
+    if slope <= 0:  # small tensors share segments: nothing is to be seen yet
+        return _FURTHEST * low if high is None else (low + high) // 2
     return int(one.batch + (free - one.reserved_bytes) / slope)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from trainfit.hardware import GpuSpec
 from trainfit.memory.summary import summarize
 from trainfit.plan.command import Command, CommandError, quote
 from trainfit.plan.failures import ScriptError, require_step, script_output, shortfall
+from trainfit.plan.progress import as_progress
 from trainfit.plan.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.constants import DeviceConstants
+from trainfit.results.exchange import as_json
 from trainfit.results.recording import Recording
 from trainfit.results.summary import RecordingSummary
 from trainfit.results.trace import LoaderOverride
@@ -53,9 +57,13 @@ def simulate_command(
         progress(f"looking for the DataLoader of {command.name}")
         with Tracer(command, gpu_name, steps=1, **common) as tracer:
             loader = _feeding(tracer.trace(), command, batch_size)
-    progress(f"simulating {command.name} on {gpu.key}")
+    shown = as_progress(progress)
+    shown.expect(1)
+    shown.begin(1, f"simulating {command.name} on {gpu.key}")
     with Tracer(command, gpu_name, steps=steps, limited=True, **common) as tracer:
-        trace = tracer.trace(values, loader=loader)
+        heard = functools.partial(shown.status, 1)
+        trace = tracer.trace(values, loader=loader, heard=heard)
+    shown.end(1)
     outcome = trace.outcome
     place = f"{outcome.location}: " if outcome.location else ""
     full = f"{place}{outcome.message}" if outcome.status == "out_of_memory" else None
@@ -106,6 +114,10 @@ def _described(
     header = dict(recording.header)
     if out_of_memory is not None:
         header["out_of_memory"] = out_of_memory
+    for name in ("protection", "coverage"):
+        told = getattr(trace.outcome, name)
+        if told is not None:
+            header[name] = json.loads(as_json(told))
     header["script"], header["template"] = command.name, " ".join(map(quote, command.words))
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader

@@ -10,12 +10,13 @@ import numpy as np
 
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu_custom import is_made_up
-from trainfit.plan.laws import Pair, last_step, work_law
+from trainfit.plan.laws import Pair, steady_work, work_law
 from trainfit.results.loading import StepTime as GivenStep
 from trainfit.results.plan import HostCpu
 from trainfit.results.profile import Rates
 from trainfit.results.recording import Recording
 from trainfit.results.speed import KNEE, PacedCalls, SlowedCall, Speed, StepSpeed
+from trainfit.results.steps import StepMakeup
 from trainfit.speed.efficiency import FITTED, RANGE
 from trainfit.speed.host import REFERENCE_HZ, HostCosts
 from trainfit.speed.kernel_times import peak_flops
@@ -68,18 +69,18 @@ def speed(
     *,
     calls: bool = False,
 ) -> Speed | None:
-    """Of the last whole step of ``recording``; ``None`` where nothing can be said.
+    """Of the typical step of ``recording``; ``None`` where nothing can be said.
 
     ``curve`` has its steps at other batch sizes; ``samples`` is how many an epoch has; ``calls``
     says that a step is a call of the model, which may come at a fixed rate.
     """
     if not has_rates(machine.gpu) or not recording.steps:
         return None
-    work = last_step(recording)
+    work = steady_work(recording)
     if not len(work.table):
         return None
     took = step_time(work, machine)
-    now = speed_of(took, batch)
+    now = of_whole_step(speed_of(took, batch, samples_per_batch(recording, batch)), recording)
     curve = curve or Curve()
     return Speed(
         now=now,
@@ -90,7 +91,7 @@ def speed(
         constants=constants_of(machine),
         epoch_s=samples / now.samples_per_s if samples and now.samples_per_s else None,
         graphed_s=step_time(work, dataclasses.replace(machine, host=_NO_LAUNCHES)).seconds,
-        notes=curve.notes,
+        notes=(*curve.notes, *_notes(recording)),
         paced=paced_calls(work, machine) if calls else None,
     )
 
@@ -106,14 +107,14 @@ def paced_calls(work: Work, machine: Machine) -> PacedCalls:
 
 
 def step_seconds(recording: Recording, machine: Machine) -> float | None:
-    """The last whole step of a recording; ``None`` where nothing can be said."""
+    """The typical step of a recording; ``None`` where nothing can be said."""
     if not has_rates(machine.gpu) or not recording.steps:
         return None
-    work = last_step(recording)
+    work = steady_work(recording)
     return step_time(work, machine).seconds if len(work.table) else None
 
 
-def enough(curve: Curve, noise_scale: float | None = None) -> int | None:
+def saturation_batch(curve: Curve, noise_scale: float | None = None) -> int | None:
     """The smallest batch size that is nearly as fast as any (:func:`knee`), as a multiple of 8
     where one is left (tiles of Tensor cores); ``None`` where that is not known."""
     found = knee(curve.steps, noise_scale)
@@ -130,7 +131,7 @@ def constants_of(machine: Machine) -> str:
             f"rates as measured (profile {machine.profile}), shares that kinds of kernels reach "
             f"{source}"
         )
-    clock = f"launches as by a core of {machine.core_hz / 1e9:.3g} GHz"
+    clock = f"assumed CPU: {machine.core_hz / 1e9:.3g} GHz"
     if machine.core_measured:
         clock = (
             f"launches as by a core that was measured ({machine.core_speed:.2g} times the "
@@ -145,8 +146,23 @@ def has_rates(gpu: GpuSpec) -> bool:
     return not is_made_up(gpu, "fp32_flops")
 
 
-def speed_of(took: StepTime, batch: int | None) -> StepSpeed:
-    """A step's time with the range that the truth lies in, and its rate."""
+def samples_per_batch(recording: Recording, batch: int | None) -> float | None:
+    """Samples that an optimizer step has for each of ``batch``, the recording's batch size.
+
+    With gradient accumulation as many as micro-batches, where the batch size is theirs; 1 where
+    it is of the whole step, and for recordings that do not say. ``None``: cannot be told.
+    """
+    makeup = recording.makeup
+    if makeup is None:
+        return 1.0
+    if makeup.effective_batch is None:
+        return None
+    return makeup.effective_batch / batch if batch else None
+
+
+def speed_of(took: StepTime, batch: int | None, per_batch: float | None = 1.0) -> StepSpeed:
+    """A step's time with the range that the truth lies in, and its rate: a step has ``per_batch``
+    samples (:func:`samples_per_batch`) for each of ``batch``."""
     low, high = RANGE
     return StepSpeed(
         batch,
@@ -156,21 +172,54 @@ def speed_of(took: StepTime, batch: int | None) -> StepSpeed:
         took.host_s,
         took.copies_s,
         took.bound,
-        batch / took.seconds if batch and took.seconds > 0 else None,
+        batch * per_batch / took.seconds if batch and per_batch and took.seconds > 0 else None,
         took.core_s,
     )
 
 
-def fast_end(step: StepSpeed, gpu: str) -> GivenStep:
-    """The shortest time that a step is likely to take, with where it is from: who keeps up with
-    that keeps up."""
+def of_whole_step(step: StepSpeed, recording: Recording) -> StepSpeed:
+    """With the rate, too, of a script whose batch size has no name but whose samples were seen."""
+    makeup = recording.makeup
+    if step.batch_size or makeup is None or not makeup.effective_batch or step.seconds <= 0:
+        return step
+    return dataclasses.replace(step, samples_per_s=makeup.effective_batch / step.seconds)
+
+
+def _notes(recording: Recording) -> tuple[str, ...]:
+    """What a step's time or rate includes, or lacks."""
+    notes = []
+    if recording.steps == 1:
+        notes.append(
+            "one step was made, and the first differs: its time is without set-up, uploads of "
+            "parameters and making the optimizer's state; what else is done once is in it"
+        )
+    makeup = recording.makeup
+    if makeup is not None and makeup.effective_batch is None:
+        notes.append(f"samples/s cannot be told: {makeup.why}")
+    return tuple(notes)
+
+
+def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> GivenStep:
+    """The shortest time that a step is likely to take between two batches of the DataLoader, with
+    where it is from: who keeps up with that keeps up.
+
+    An optimizer step with gradient accumulation takes several batches.
+    """
     low, high = step.range_s
+    batches = batches_per_step(makeup)
     source = (
-        f"the fast end of what is predicted for {gpu}: {1e3 * low:.3g} to {1e3 * high:.3g} ms "
-        "in nine of ten jobs"
+        f"the fast end of the 90% prediction interval for {gpu}: {1e3 * low:.3g} to "
+        f"{1e3 * high:.3g} ms"
     )
+    if batches > 1:
+        source += f", for {batches} batches (gradient accumulation)"
     busy = (step.core_s or 0.0) / step.seconds if step.seconds > 0 else 0.0
-    return GivenStep(low, low * min(1.0, busy), source=source)
+    return GivenStep(low / batches, low / batches * min(1.0, busy), source=source)
+
+
+def batches_per_step(makeup: StepMakeup | None) -> int:
+    """Batches of the DataLoader that an optimizer step takes; 1 where that is not known."""
+    return (makeup.loader_batches if makeup is not None else None) or 1
 
 
 def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:
@@ -181,8 +230,20 @@ def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:
         law = work_law(pair)
     except NotAffineError as error:
         return Curve((), (f"the step's time is not known at other batch sizes: {error}",))
+    shares = {samples_per_batch(recording, batch) for batch, recording in pair}
+    if len(shares) > 1:
+        return Curve(
+            (),
+            (
+                "the step's time is not known at other batch sizes: the samples of an optimizer "
+                "step do not grow with the batch size",
+            ),
+        )
+    per_batch = shares.pop()
     sizes = batch_sizes(largest)
-    return Curve(tuple(speed_of(step_time(law.at(size), machine), size) for size in sizes))
+    return Curve(
+        tuple(speed_of(step_time(law.at(size), machine), size, per_batch) for size in sizes)
+    )
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -202,15 +263,22 @@ def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | 
     size b as many as 1 + b / B times the least (McCandlish et al., "An Empirical Model of
     Large-Batch Training", 2018).
     """
-    rates = [each.samples_per_s or 0.0 for each in curve]
+    rates = [_rate(each) for each in curve]
     if noise_scale is not None:
         rates = [
-            rate / (1 + (each.batch_size or 0) / noise_scale)
+            rate / (1 + rate * each.seconds / noise_scale)
             for each, rate in zip(curve, rates, strict=True)
         ]
     most = max(rates, default=0.0)
     fast = (each.batch_size for each, rate in zip(curve, rates, strict=True) if rate >= KNEE * most)
     return next(fast, None)
+
+
+def _rate(step: StepSpeed) -> float:
+    """Samples a second, or what is in proportion to them at all batch sizes."""
+    if step.samples_per_s is not None:
+        return step.samples_per_s
+    return (step.batch_size or 0) / step.seconds if step.seconds > 0 else 0.0
 
 
 def _utilization(work: Work, gpu: GpuSpec, seconds: float) -> float | None:

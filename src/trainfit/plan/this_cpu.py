@@ -31,7 +31,7 @@ def measured_cpu(command: Command) -> HostCpu:
         (folder / "request.json").write_text(json.dumps({"outcome": str(outcome)}))
         environment = {**os.environ, **command.environment()}
         module = "trainfit.speed.dispatch_probe"
-        child = run_child(command, module, folder, environment, _LIMIT_S)
+        child = run_child(command, module, folder, environment, _LIMIT_S, runs_script=False)
         seconds = None
         with contextlib.suppress(OSError, ValueError, KeyError):
             seconds = float(json.loads(outcome.read_text())["operator_s"])

@@ -10,20 +10,24 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from trainfit.plan.command import Command, CommandError
 from trainfit.plan.processes import OwnProcess, Process, WarmProcess, can_fork
+from trainfit.plan.ram import available_ram
 from trainfit.results.constants import DeviceConstants
-from trainfit.results.errors import ResultFileError
+from trainfit.results.errors import ResultFileError, TrainfitError
 from trainfit.results.recording import Recording
+from trainfit.results.run_status import STATUS_FILE, RunStatus
+from trainfit.results.sandbox import Protection
 from trainfit.results.trace import (
     ForcedAmp,
     InterventionRequest,
     LoaderOverride,
+    SampleOverride,
     TraceOutcome,
     TraceRequest,
 )
@@ -36,8 +40,14 @@ _GRACE_S = 20.0
 _OVERTIME_S = 30.0
 #: Seconds between looks at a running process.
 _TICK_S = 0.02
+#: Seconds between looks at how far a run is.
+_LOOK_S = 0.25
 #: Bytes of the script's output that are kept.
 _OUTPUT_BYTES = 1 << 16
+
+
+class ProtectionError(TrainfitError):
+    """Nothing here keeps the script from changing files, and the user did not allow it."""
 
 
 class Stopped(Exception):
@@ -110,6 +120,11 @@ class Tracer:
             server.close()
         self._scratch.cleanup()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Do all runs raise :class:`Stopped`?"""
+        return self._stopped.is_set()
+
     def stop(self) -> None:
         """End the runs that are going on; they and all later ones raise :class:`Stopped`."""
         self._stopped.set()
@@ -119,13 +134,21 @@ class Tracer:
         values: Mapping[str, str] | None = None,
         *,
         loader: LoaderOverride | None = None,
+        sample: SampleOverride | None = None,
         amp: ForcedAmp | None = None,
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
         count: Literal["steps", "calls"] = "steps",
+        heard: Callable[[RunStatus], None] = lambda status: None,
+        look: Callable[[], None] = lambda: None,
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders."""
+        """Simulate the command with ``values`` in its placeholders.
+
+        ``heard`` is told now and then how far the run is; ``look`` is called all the time, and
+        ends the run by raising.
+        """
         values = dict(values or {})
+        batch = values.get("batch_size", self._command.present.get("batch_size"))
         folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
         request = TraceRequest(
@@ -133,23 +156,39 @@ class Tracer:
             recording=str(folder / "recording.trainfit"),
             outcome=str(folder / "outcome.json"),
             loader=loader,
+            sample=sample,
             amp=amp,
             interventions=interventions,
             survey=survey,
             count=count,
             command=self._command.line(**values),
+            batch_size=None if batch is None else int(batch),
             **self._common,
         )
         (folder / "request.json").write_text(request.to_json())
-        return self._run(folder, {**os.environ, **self._command.environment(**values)})
+        environment = {**os.environ, **self._command.environment(**values)}
+        grows = not (interventions or survey)
+        status = _StatusReader(folder / STATUS_FILE, heard)
 
-    def _run(self, folder: Path, environment: Mapping[str, str]) -> Trace:
+        def looks() -> None:
+            look()
+            status()
+
+        return self._run(folder, environment, looks, grows)
+
+    def _run(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        look: Callable[[], None],
+        grows: bool,
+    ) -> Trace:
         started = time.monotonic()
-        process = self._start(folder, environment)
-        child = _child(process, folder, started, self._limit, self._stopped)
+        process = self._start(folder, environment, grows)
+        child = _child(process, folder, started, self._limit, self._stopped, look)
         return Trace(_outcome(folder, child, self._limit), _recording(folder), child.output)
 
-    def _start(self, folder: Path, environment: Mapping[str, str]) -> Process:
+    def _start(self, folder: Path, environment: Mapping[str, str], grows: bool) -> Process:
         if not self._warm:
             return OwnProcess(self._command, folder, environment)
         key = tuple(sorted(environment.items()))
@@ -157,17 +196,18 @@ class Tracer:
             if key not in self._servers:
                 log = folder.with_name(f"warm-{len(self._servers)}.txt")
                 self._servers[key] = WarmProcess(self._command, environment, log)
-        return self._servers[key].start(folder)
+        return self._servers[key].start(folder, grow=grows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Child:
     """A child process that has ended: its exit code (``None``: it had to be ended), the
-    seconds that it ran, and the end of what it printed."""
+    seconds that it ran, the end of what it printed, and what kept it from changing files."""
 
     code: int | None
     seconds: float
     output: str
+    protection: Protection | None = None
 
     @property
     def ending(self) -> str:
@@ -175,8 +215,34 @@ class Child:
         return ending(self.code or 0)
 
 
+class _StatusReader:
+    """Reads now and then how far a run is, and passes it on where it is news."""
+
+    def __init__(self, path: Path, heard: Callable[[RunStatus], None]) -> None:
+        self._path, self._heard = path, heard
+        self._next = 0.0
+        self._last: RunStatus | None = None
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_S
+        with contextlib.suppress(OSError, ValueError):
+            status = RunStatus.load(self._path)
+            if status != self._last:
+                self._last = status
+                self._heard(status)
+
+
 def run_child(
-    command: Command, module: str, folder: Path, environment: Mapping[str, str], limit_s: float
+    command: Command,
+    module: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    limit_s: float,
+    *,
+    runs_script: bool = True,
 ) -> Child:
     """Run ``main`` of ``module`` in the command's interpreter, with ``request.json`` of ``folder``.
 
@@ -184,28 +250,50 @@ def run_child(
     No process outlives the call.
     """
     started = time.monotonic()
-    process = OwnProcess(command, folder, environment, module)
+    process = OwnProcess(command, folder, environment, module, runs_script=runs_script)
     return _child(process, folder, started, limit_s, threading.Event())
 
 
 def _child(
-    process: Process, folder: Path, started: float, limit_s: float, stopped: threading.Event
+    process: Process,
+    folder: Path,
+    started: float,
+    limit_s: float,
+    stopped: threading.Event,
+    look: Callable[[], None] = lambda: None,
 ) -> Child:
-    """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`."""
+    """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`,
+    and :class:`ProtectionError` where it was not made."""
     try:
-        code = _wait(process, folder / "outcome.json", limit_s, stopped)
+        code = _wait(process, folder / "outcome.json", limit_s, stopped, look)
     finally:
         process.end()
     seconds = time.monotonic() - started
-    return Child(code, seconds, tail_of_file(folder / "output.txt"))
+    output = tail_of_file(folder / "output.txt")
+    return Child(code, seconds, output, protection_of(folder))
 
 
-def _wait(process: Process, outcome: Path, limit_s: float, stopped: threading.Event) -> int | None:
+def protection_of(folder: Path) -> Protection | None:
+    """What protected the run in ``folder``; raises :class:`ProtectionError`."""
+    protection = Protection.load(folder)
+    if protection is not None and protection.not_run:
+        raise ProtectionError(protection.stopped)
+    return protection
+
+
+def _wait(
+    process: Process,
+    outcome: Path,
+    limit_s: float,
+    stopped: threading.Event,
+    look: Callable[[], None],
+) -> int | None:
     """Until the process ends; not for long once the outcome is written."""
     deadline = time.monotonic() + limit_s + _OVERTIME_S
     while (code := process.poll()) is None and time.monotonic() < deadline:
         if stopped.wait(_TICK_S):
             raise Stopped
+        look()
         if outcome.is_file():
             deadline = min(deadline, time.monotonic() + _GRACE_S)
     return code
@@ -221,11 +309,22 @@ def allocator_settings(command: Command) -> AllocatorSettings:
 
 def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
     """What the child wrote, or what its silence means."""
+    why = child.ending + (_ram_words() if child.code == -signal.SIGKILL else "")
+    outcome = TraceOutcome(status="died", steps=0, seconds=child.seconds, message=why)
+    stopped = child.protection.stopped if child.protection is not None else ""
+    if stopped:
+        outcome = dataclasses.replace(outcome, status="failed", message=stopped)
+    elif child.seconds >= limit:
+        outcome = dataclasses.replace(outcome, status="timeout", message="")
     with contextlib.suppress(OSError, ValueError):
-        return TraceOutcome.load(folder / "outcome.json")
-    if child.seconds >= limit:
-        return TraceOutcome(status="timeout", steps=0, seconds=child.seconds)
-    return TraceOutcome(status="died", steps=0, seconds=child.seconds, message=child.ending)
+        outcome = TraceOutcome.load(folder / "outcome.json")
+    return dataclasses.replace(outcome, protection=child.protection)
+
+
+def _ram_words() -> str:
+    """What RAM there was for a process that the kernel may have ended for want of it."""
+    ram = available_ram()
+    return "" if ram is None else f"; {ram / (1 << 30):.1f} GiB of RAM are available without it"
 
 
 def ending(code: int) -> str:

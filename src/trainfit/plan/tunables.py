@@ -12,17 +12,29 @@ from trainfit.results.loader import LoaderSettings
 
 #: Tunables that ``trainfit plan`` fills by tuning the DataLoader; named as its arguments are.
 LOADER_TUNABLES: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-#: Tunables that trainfit can fill.
-TUNABLES: Final = ("batch_size", "amp", *LOADER_TUNABLES)
+#: Tunables that trainfit can fill; ``grad_accum`` are the micro-batches of an optimizer step.
+TUNABLES: Final = ("batch_size", "grad_accum", "amp", *LOADER_TUNABLES)
+#: Other names of them: those that libraries' options have.
+_ALIASES: Final = dict.fromkeys(
+    (
+        "gradient_accumulation_steps",  # Transformers, Accelerate, nanoGPT
+        "accumulate_grad_batches",  # Lightning
+        "grad_accum_steps",  # timm
+    ),
+    "grad_accum",
+)
+_NAMES: Final = (*TUNABLES, *_ALIASES)
 _BOOLEANS: Final = ("pin_memory", "persistent_workers")
 
-_TUNABLE = rf"({'|'.join(TUNABLES)})(?::([^{{}}]*))?"
+_TUNABLE = rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?::([^{{}}]*))?"
 _PLACEHOLDER = re.compile(rf"\{{\{{{_TUNABLE}\}}\}}|\{{{_TUNABLE}\}}")
 #: Looks like a placeholder; whether it is a misspelt one is a matter of its name.
 _BRACES = re.compile(r"\{([A-Za-z_][\w-]*)(?::[^{}]*)?\}")
 #: How alike a name must be to be taken for a misspelt one ("batch_size" is misspelt most);
 #: "amp" is too short to tell, and "memory" or "workers" may be words of the user's own.
-_ALIKE: Final = {"batch_size": 0.75} | dict.fromkeys(LOADER_TUNABLES, 0.8)
+_ALIKE: Final = {"batch_size": 0.75} | dict.fromkeys(
+    ("grad_accum", *_ALIASES, *LOADER_TUNABLES), 0.8
+)
 #: Spellings of a prefetch_factor that is left to PyTorch: 2, or none without workers.
 _UNSET: Final = ("None", "none", "null")
 
@@ -31,7 +43,16 @@ _SWITCHES: Final = tuple(
     for pair in ("true false", "True False", "TRUE FALSE", "1 0", "yes no", "on off")
 )
 _OPPOSITE_SWITCH = {value: other for pair in _SWITCHES for value, other in (pair, pair[::-1])}
-#: Spellings of Accelerate, Transformers and Lightning; what is off goes to bf16.
+#: How Accelerate, Transformers and Lightning spell bfloat16, float16 and neither.
+_PRECISIONS: Final = (
+    ("bf16", "fp16", "no"),
+    ("bf16", "fp16", "fp32"),
+    ("bfloat16", "float16", "float32"),
+    ("bfloat16", "float16", "none"),
+    ("bf16-mixed", "16-mixed", "32-true"),
+    ("bf16-mixed", "16-mixed", "32"),
+)
+#: What is off goes to bfloat16.
 _OPPOSITE_PRECISION = {
     "bf16": "no",
     "fp16": "no",
@@ -64,6 +85,7 @@ def placeholders(words: Sequence[str]) -> dict[str, str]:
             _, _, name, value = match.groups()
             if name is None:
                 continue  # double braces: literal
+            name = _ALIASES.get(name, name)
             if not value:
                 raise CommandError(
                     f"placeholder {{{name}}} in {word!r} has no present value; "
@@ -83,7 +105,9 @@ def fill(word: str, values: Mapping[str, str]) -> str:
 
     def filled(match: re.Match[str]) -> str:
         name = match.group(3)
-        return match.group(0)[1:-1] if name is None else values.get(name, match.group(0))
+        if name is None:
+            return match.group(0)[1:-1]
+        return values.get(_ALIASES.get(name, name), match.group(0))
 
     return _PLACEHOLDER.sub(filled, word)
 
@@ -98,17 +122,30 @@ def other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
     value = present.get("amp")
     if value is None:
         return None
-    at = next(i for i, word in enumerate(words) if "{amp:" in word)
-    # "no" is a precision to Accelerate and a switch elsewhere: the option's name tells.
-    is_precision = "precision" in "".join(words[max(at - 1, 0) : at + 1]).lower()
     tables = [_OPPOSITE_SWITCH, _OPPOSITE_PRECISION]
-    for table in reversed(tables) if is_precision else tables:
+    for table in reversed(tables) if _names_precision(words) else tables:
         if value in table:
             return table[value]
     known = dict.fromkeys([*_OPPOSITE_SWITCH, *_OPPOSITE_PRECISION])
     raise CommandError(
         f"placeholder {{amp}}: {value!r} is not understood; write one of {', '.join(known)}"
     )
+
+
+def float16_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
+    """The value for ``{amp}`` that means float16, in the present spelling; ``None`` where its
+    values only switch AMP on and off."""
+    value = present.get("amp")
+    if value is None or (value in _OPPOSITE_SWITCH and not _names_precision(words)):
+        return None
+    return next((spelled[1] for spelled in _PRECISIONS if value in spelled), None)
+
+
+def _names_precision(words: Sequence[str]) -> bool:
+    """Does the option's name tell that ``{amp}`` is a precision? "no" is one to Accelerate and a
+    switch elsewhere."""
+    at = next(i for i, word in enumerate(words) if "{amp:" in word)
+    return "precision" in "".join(words[max(at - 1, 0) : at + 1]).lower()
 
 
 def loader_values(present: Mapping[str, str], settings: LoaderSettings) -> dict[str, str]:
@@ -164,8 +201,8 @@ def _is_on(text: str) -> bool:
 def _check_spelling(word: str) -> None:
     for name in _BRACES.findall(word):
         plain = name.lower().replace("-", "_")
-        near = [plain] if plain in TUNABLES else _alike(plain)
-        if name not in TUNABLES and near:
+        near = [plain] if plain in _NAMES else _alike(plain)
+        if name not in _NAMES and near:
             raise CommandError(
                 f"placeholder {{{name}}} in {word!r} is no tunable; "
                 f"did you mean {{{near[0]}:…}}? (known: {', '.join(TUNABLES)})"
@@ -179,6 +216,7 @@ def _alike(name: str) -> list[str]:
 
 def _check_values(present: Mapping[str, str]) -> None:
     _check_number(present, "batch_size", 1, "batch size", "8")
+    _check_number(present, "grad_accum", 1, "number of micro-batches", "4")
     _check_number(present, "num_workers", 0, "number of workers", "4")
     if present.get("prefetch_factor") not in _UNSET:
         _check_number(present, "prefetch_factor", 1, "prefetch factor", "2")

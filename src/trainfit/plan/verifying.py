@@ -22,6 +22,7 @@ from trainfit.results.errors import ResultFileError, TrainfitError
 from trainfit.results.measurement import Device, StandIn
 from trainfit.results.plan import MemoryFigures, PlanResult
 from trainfit.results.recording import Recording
+from trainfit.results.sandbox import UNASKED, SandboxRequest
 from trainfit.results.verification import (
     Comparison,
     RealRunOutcome,
@@ -162,6 +163,7 @@ def verify(
             "cuda": device.cuda or "",
             "cudnn": device.cudnn or "",
         },
+        protection=outcome.protection,
     )
 
 
@@ -271,8 +273,9 @@ def _without_step(outcome: RealRunOutcome) -> str:
 class ThisMachine:
     """This machine's GPU, or a simulated one in its place."""
 
-    def __init__(self, stand_in: StandIn | None = None) -> None:
+    def __init__(self, stand_in: StandIn | None = None, sandbox: SandboxRequest = UNASKED) -> None:
         self.stand_in = stand_in
+        self._sandbox = sandbox
         self._processes = Processes(stand_in)
 
     def probe(self, python: str, limit_s: float) -> Device:
@@ -295,6 +298,7 @@ class ThisMachine:
 
     def run(self, command: Command, steps: int, limit_s: float) -> tuple[RealRunOutcome, str]:
         """Run the command; what it measured, and the end of what it printed."""
+        command = dataclasses.replace(command, sandbox=self._sandbox)
         with tempfile.TemporaryDirectory(prefix="trainfit-") as name:
             folder = Path(name)
             request = RealRunRequest(
@@ -308,7 +312,8 @@ class ThisMachine:
             environment = {**os.environ, **command.environment()}
             child = run_child(command, "trainfit.memory.verification", folder, environment, limit_s)
             with contextlib.suppress(OSError, ValueError):
-                return RealRunOutcome.load(folder / "outcome.json"), child.output
+                outcome = RealRunOutcome.load(folder / "outcome.json")
+                return dataclasses.replace(outcome, protection=child.protection), child.output
         return RealRunOutcome("died", 0, child.seconds, message=child.ending), child.output
 
 

@@ -8,12 +8,14 @@ from trainfit.report.memory_text import (
     breakdown_section,
     context_basis,
     memory_section,
-    notes_section,
 )
+from trainfit.report.notes_text import notes_section
 from trainfit.report.sizes import GIB, MIB, printable, share, size, wrapped
+from trainfit.report.step_text import step_lines
 from trainfit.report.steps_text import steps_section
 from trainfit.report.timeline_text import timeline_section
 from trainfit.results.memory import Allocation, MemoryReport, Moment, OptimizerUse, SettingOutcome
+from trainfit.results.notes import complete
 from trainfit.results.words import count
 
 #: Groups of alike allocations that are listed.
@@ -24,7 +26,7 @@ def explain_text(report: MemoryReport) -> str:
     """The whole report: peak, what stays, steps, fragmentation, batch size."""
     peak = report.peak
     parts = [
-        _title(report),
+        "\n".join([_title(report), *(wrapped(x, "", "  ") for x in step_lines(report.step))]),
         memory_section(
             "Memory at the peak" + ("" if report.fits else ": DOES NOT FIT"), report.memory
         ),
@@ -37,7 +39,7 @@ def explain_text(report: MemoryReport) -> str:
         steps_section(report.pattern),
         _fragmentation(report),
         batches_section(report),
-        notes_section(list(report.notes), report.assumptions),
+        notes_section(complete((), report.notes, report.assumptions)),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -229,14 +229,14 @@ def _memory(gpu: GpuFigures) -> Iterator[MeaningLine]:
     sold = gpu.nominal_memory_bytes
     says = "" if sold is None else f"usable of {sold / GIB:g} GiB as sold. "
     says += (
-        f"Each process's CUDA context takes about {size(gpu.context_bytes)} of it (assumed; "
+        f"Each process's CUDA context needs about {size(gpu.context_bytes)} of it (assumed; "
         f"{size(least)} to {size(most)}). It decides what fits, not how fast it runs."
     )
     yield _line(gpu, "memory", size(gpu.memory_bytes), says, "memory_bytes")
     if gpu.shared_memory:
         says = (
-            "CPU and GPU use the same memory: datasets, loader workers and the desktop take "
-            "from it; what is moved to the GPU still takes it, once more."
+            "CPU and GPU use the same memory: datasets, loader workers and the desktop draw "
+            "from it; what is moved to the GPU is held there once more."
         )
         yield _line(gpu, "shared memory", "yes", says, "shared_memory")
 

@@ -10,11 +10,11 @@ from trainfit.report.sizes import WIDTH, printable
 _WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 
 
-def launch_lines(launch: str, indent: int = 2) -> str:
+def launch_lines(launch: str, indent: int = 2, width: int = WIDTH) -> str:
     """The launch command, indented and broken between options; bash reads it as one line."""
     lines: list[str] = []
     for group in _option_groups(_WORD.findall(launch)):
-        if lines and len(lines[-1]) + 1 + len(group) <= WIDTH - 2:
+        if lines and len(lines[-1]) + 1 + len(group) <= width - 2:
             lines[-1] += " " + group
         else:
             lines.append(" " * (indent + 2 if lines else indent) + group)

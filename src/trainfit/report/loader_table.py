@@ -161,7 +161,9 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
     if steady(settings) == steady(result.present):
         marks.append("present")
     if candidate.infeasible:
-        marks.append(f"cannot be: {printable(candidate.infeasible)}")
+        marks.append(f"infeasible: {printable(candidate.infeasible)}")
+    elif candidate.oversubscribed:
+        marks.append(f"oversubscribed: {printable(candidate.oversubscribed)}")
     return wrapped(", ".join(marks), f"{start}  ", " " * 60) if marks else start
 
 
@@ -207,6 +209,8 @@ def _too_many_line(result: LoaderResult, more: Candidate, base: Candidate | None
     if saving := _saving(result, more, run):
         said.append(saving)
     if more.infeasible:
-        said.append(f"cannot be: {printable(more.infeasible)}")
+        said.append(f"infeasible: {printable(more.infeasible)}")
+    elif more.oversubscribed:
+        said.append(f"oversubscribed: {printable(more.oversubscribed)}")
     first = f"  {count(more.settings.num_workers, 'worker')}".ljust(15)
     return wrapped(", ".join(said), first, " " * 15)

@@ -12,6 +12,7 @@ from trainfit.report.loader_table import (
     too_many_section,
 )
 from trainfit.report.loader_words import duration, one_of, rate, settings_words, times
+from trainfit.report.protection_text import protection_notes
 from trainfit.report.sizes import printable, wrapped
 from trainfit.results.loader import (
     Confirmed,
@@ -108,7 +109,7 @@ def _step(result: LoaderResult) -> str:
     source = printable(result.step_source)
     if result.step_s:
         least = "at least " if result.step_is_bound else ""
-        text = f"a step of the GPU takes {least}{duration(result.step_s)}: {source}"
+        text = f"a step of the GPU needs {least}{duration(result.step_s)}: {source}"
         if result.step_is_bound:
             text += ". The real step is longer, and waits for batches less than is said here: give "
             text += "its time with --step-time"
@@ -123,10 +124,10 @@ def _certainty(result: LoaderResult) -> str:
     """How far measured rates were from predicted ones."""
     runs = [run for run in result.confirmed if run.measured_batches_per_s is not None]
     if not runs:
-        return "how sure: predicted only, by no real run (--confirm N makes some)"
+        return "confidence: predicted only, not confirmed by a real run (--confirm N makes some)"
     off = [_deviation(run) for run in runs]
     span = f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
-    text = f"how sure: {count(len(runs), 'real run')} differed by {span} from what was predicted"
+    text = f"confidence: {count(len(runs), 'real run')} differed by {span} from what was predicted"
     if max(map(abs, off)) > _OFF:
         text += "; the predictions are off the mark here: trust the measured rates"
     return text
@@ -202,9 +203,10 @@ def _faults_section(faults: Sequence[Fault]) -> str:
 
 
 def _notes_section(result: LoaderResult) -> str:
-    if not result.notes:
+    notes = [*result.notes, *protection_notes(result.protection)]
+    if not notes:
         return ""
-    return "\n".join(["Notes", *(wrapped(printable(n), "  - ", "    ") for n in result.notes)])
+    return "\n".join(["Notes", *(wrapped(printable(n), "  - ", "    ") for n in notes)])
 
 
 # -- what to write -----------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def _rate(found: LoaderResult, settings: LoaderSettings) -> str:
     if candidate is None:
         return "its rate is not known"
     if candidate.infeasible:
-        return f"not possible: {printable(candidate.infeasible)}"
+        return f"infeasible: {printable(candidate.infeasible)}"
     return f"{rate_text(candidate.batches_per_s)} batches/s predicted"
 
 
@@ -103,14 +103,14 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
             reason = "the loader's rate is not known; see what went wrong below"
         yield _line(f"cannot tell which part is the limit: {reason}")
     elif loading.bottleneck == "loader":
-        by = _by(loading.factor)
+        by = by_factor(loading.factor)
         bound = " if the GPU is as fast as it can be" if loading.step_is_bound else ""
         most = "up to " if loading.step_is_bound else ""
         yield _line(f"the loader is the limit by {most}{by}{bound}")
     else:
         feeds = "the loader keeps up"
         if loading.factor is not None and loading.factor >= _SAME:
-            feeds = f"the loader could feed {_by(loading.factor)} as much"
+            feeds = f"the loader could feed {by_factor(loading.factor)} as much"
         best = ", even as fast as it can be" if loading.step_is_bound else ""
         yield _line(f"the GPU is the limit{best}: {feeds}")
     if why:
@@ -124,7 +124,7 @@ def _cures(found: LoaderResult) -> Iterator[str]:
     helpful = sorted(found.advice, key=lambda each: -each.gain)
     for each in [each for each in helpful if each.gain >= _SAME][:_SHOWN]:
         how = f": {printable(each.how)}" if each.how else ""
-        yield _line(f"{_by(each.gain)} with: {printable(each.summary)}{how}", 4)
+        yield _line(f"{by_factor(each.gain)} with: {printable(each.summary)}{how}", 4)
 
 
 def _faults(found: LoaderResult) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _elsewhere(found: LoaderResult) -> Iterator[str]:
 
 def _more(plan: PlanResult) -> list[str]:
     command = f"trainfit loader --gpu {_quoted(plan.gpu)} -- {plan.command}"
-    return ["  more of it, at the present batch size:", launch_lines(command, 4)]
+    return ["  details, at the present batch size:", launch_lines(command, 4)]
 
 
 def _quoted(gpu: str) -> str:
@@ -158,5 +158,6 @@ def _line(text: str, indent: int = 2) -> str:
     return wrapped(text, " " * indent, " " * (indent + 2))
 
 
-def _by(factor: float | None) -> str:
+def by_factor(factor: float | None) -> str:
+    """``1.9x``; no decimals from 100 on."""
     return f"{factor:.2g}x" if factor is not None and factor < 100 else f"{factor or 0:.0f}x"

@@ -12,6 +12,9 @@ from trainfit.results.words import count
 _MODULES = 12
 _MODULE_SHARE = 0.005
 
+#: Columns of what a part of the peak is called.
+_TITLE = 44
+
 #: Where the words beside a memory figure begin.
 _INDENT = 26
 
@@ -46,7 +49,7 @@ def memory_section(title: str, memory: MemoryFigures) -> str:
 
 
 def _ranges(memory: MemoryFigures) -> list[str]:
-    """How sure the figures are; nothing in files of versions that did not say."""
+    """The prediction intervals; nothing in files of versions that did not say."""
     ranges = {
         "device": memory.device_range_bytes,
         "reserved": memory.reserved_range_bytes,
@@ -60,15 +63,10 @@ def _ranges(memory: MemoryFigures) -> list[str]:
     if not parts:
         return []
     text = (
-        f"{', '.join(parts)} (of measured jobs, {RANGE_COVERAGE:.0%} lay within the device "
-        f"range, {RANGE_EXCEEDED:.0%} above it)"
+        f"{', '.join(parts)} ({RANGE_COVERAGE:.0%} prediction interval; {RANGE_EXCEEDED:.0%} of "
+        "measured jobs lay above that of the device)"
     )
     return [wrapped(text, "  between   ", " " * 12)]
-
-
-def profile_note(profile: str) -> list[str]:
-    """What a result says of the calibration profile that it used; nothing without one."""
-    return [f"CUDA context and libraries from the profile {profile}"] if profile else []
 
 
 #: How the parts of the process's other memory are called; what is PyTorch's own (its kernels,
@@ -113,20 +111,13 @@ def breakdown_section(
     return "\n".join(lines)
 
 
-def notes_section(notes: list[str], assumptions: Mapping[str, int]) -> str:
-    """Notes, and assumptions with how often each was made; empty where there is none."""
-    lines = list(notes)
-    for text, times in assumptions.items():
-        lines.append(f"assumed: {text}" + (f" ({times} times)" if times > 1 else ""))
-    return "\n".join(
-        ["Notes", *(wrapped(printable(t), "  - ", "    ") for t in lines)] if lines else []
-    )
-
-
 def _activations_first(item: tuple[str, int]) -> tuple[bool, int]:
     kind, nbytes = item
     return kind != "activation", -nbytes
 
 
 def _row(title: str, nbytes: int, total: int) -> str:
-    return f"  {printable(title):<44} {size(nbytes):>10}  {share(nbytes, total):>4}"
+    text = printable(title)
+    if len(text) > _TITLE:  # the end of a module's path says more than its beginning
+        text = f"…{text[1 - _TITLE :]}"
+    return f"  {text:<{_TITLE}} {size(nbytes):>10}  {share(nbytes, total):>4}"

@@ -7,11 +7,12 @@ from typing import Final
 
 from trainfit.report.beside import beside
 from trainfit.report.sizes import printable, rate_text, size, time_text, wrapped
+from trainfit.report.step_text import step_lines
 from trainfit.results.offers import Effect, Offer, OffersResult
 from trainfit.results.speed import KNEE
 from trainfit.results.words import count
 
-_NAME: Final = 21
+_NAME: Final = 17
 #: From here on numbers are written with a letter, below that with an exponent.
 _LONG: Final = 100_000
 _SHORT: Final = 0.001
@@ -34,6 +35,7 @@ def _head(result: OffersResult) -> list[str]:
     at = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
     run = f"; the whole run sees {result.samples} samples" if result.samples else ""
     lines = [wrapped(f"{printable(result.job)}, {at}{run}", "", "  ")]
+    lines += [wrapped(line, "", "  ") for line in step_lines(result.step)]
     if result.anchor is not None:
         anchor = result.anchor
         text = (
@@ -52,9 +54,9 @@ def _table(result: OffersResult) -> list[str]:
 
 def _columns(result: OffersResult) -> list[_Column]:
     found: list[_Column] = [
-        ("takes", 10, lambda offer: size(offer.device_bytes)),
+        ("memory", 10, lambda offer: size(offer.device_bytes)),
         ("largest", 8, _largest),
-        ("enough", 7, lambda offer: _number(offer.enough.batch_size if offer.enough else None)),
+        ("saturation", 11, _saturation),
         ("a step", 10, _step),
         ("samples/s", 10, lambda offer: _rate(offer.samples_per_s)),
         ("per W", 6, lambda offer: _rate(offer.samples_per_joule)),
@@ -78,6 +80,10 @@ def _row(offer: Offer, columns: Sequence[_Column]) -> str:
 def _largest(offer: Offer) -> str:
     about = "" if offer.largest_is_exact or not offer.largest_batch else "~"
     return about + _number(offer.largest_batch)
+
+
+def _saturation(offer: Offer) -> str:
+    return _number(offer.enough.batch_size if offer.enough is not None else None)
 
 
 def _step(offer: Offer) -> str:
@@ -124,10 +130,11 @@ _BOUNDS: Final = {
 
 def _legend(result: OffersResult) -> list[str]:
     texts = [
-        "takes: device memory of the job as it is, and largest: the largest batch that fits (~: at "
-        "least about; name the GPU for the exact one), both on an idle GPU and without headroom. "
-        f"enough: the smallest batch with {KNEE:.0%} of the most samples/s that any gives which "
-        "fits (another batch size is another training). a step: if the DataLoader keeps up"
+        "memory: device memory that the job needs as it is; largest: the largest batch that fits "
+        "(~: at least about; name the GPU for the exact one), both on an idle GPU and without "
+        "headroom. saturation: the saturation batch size, the smallest with "
+        f"{KNEE:.0%} of the best throughput among those that fit (another batch size is another "
+        "training). a step: if the DataLoader keeps up"
         f"{_spread(result)}. per W: samples a joule, at the power as sold.",
         *_marks(result.offers),
         f"constants: {printable(result.constants)}",
@@ -137,12 +144,12 @@ def _legend(result: OffersResult) -> list[str]:
 
 
 def _spread(result: OffersResult) -> str:
-    """What nine of ten lie between, as a share of the time: the same of every step."""
+    """The 90% prediction interval as a share of the time: the same of every step."""
     for offer in result.offers:
         step = offer.now or offer.enough
         if step is not None and step.seconds > 0:
             low, high = (each / step.seconds for each in step.range_s)
-            return f"; nine of ten take {low:.2g} to {high:.3g} times that"
+            return f"; 90% prediction interval {low:.2g} to {high:.3g} times that"
     return ""
 
 
@@ -151,7 +158,7 @@ def _marks(offers: Sequence[Offer]) -> Iterable[str]:
     said: dict[str, list[str]] = {}
     for offer in offers:
         other = offer.runs and not offer.fits and offer.enough is not None
-        words = ["*: too large as it is; at the batch size that is enough"] * other
+        words = ["*: too large as it is; at the saturation batch size"] * other
         words += ["laptops and modules, whose power is their maker's choice"] * offer.laptop
         words += ["memory shared with the CPU"] * offer.shared_memory
         for word in (*words, *offer.notes):

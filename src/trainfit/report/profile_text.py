@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.report.memory_text import notes_section
+from trainfit.report.notes_text import notes_section, plain
 from trainfit.report.sizes import printable, size
 from trainfit.results.profile import ConvolutionWorkspace, Figure, Profile
 
@@ -23,7 +23,7 @@ def profile_text(profile: Profile) -> str:
         _memory(profile),
         _rates(profile),
         _workspaces(profile.memory.convolutions),
-        notes_section(list(profile.notes), {}),
+        notes_section(plain(profile.notes)),
     ]
     return "\n\n".join(part for part in parts if part)
 

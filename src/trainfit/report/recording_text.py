@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from trainfit.report.memory_text import (
-    breakdown_section,
-    memory_section,
-    notes_section,
-    profile_note,
-)
+from trainfit.report.coverage_text import coverage_text
+from trainfit.report.memory_text import breakdown_section, memory_section
+from trainfit.report.notes_text import notes_section, profile_note
+from trainfit.report.protection_text import protection_notes
 from trainfit.report.sizes import printable, size, wrapped
+from trainfit.report.step_text import step_lines
 from trainfit.report.steps_text import steps_section
 from trainfit.report.timeline_text import timeline_section
+from trainfit.results.notes import Note, complete
 from trainfit.results.summary import RecordingSummary
 from trainfit.results.words import count
 
@@ -30,7 +30,7 @@ def recording_text(summary: RecordingSummary) -> str:
     full = summary.out_of_memory
     # The rest of PyTorch's message is advice.
     notes = [f"does not fit: {full.partition(' If reserved')[0]}"] if full else []
-    notes += [*profile_note(summary.profile), *summary.notes]
+    notes += profile_note(summary.profile)
     others = summary.other_processes_bytes
     held = f", of which other processes hold {size(others)}" if others else ""
     title = (
@@ -39,12 +39,30 @@ def recording_text(summary: RecordingSummary) -> str:
         f"torch {printable(summary.torch)})"
     )
     parts = [
-        wrapped(title, "", "  "),
+        "\n".join(wrapped(line, "", "  ") for line in (title, *step_lines(summary.step))),
         memory_section("Memory at the peak", summary.memory),
         breakdown_section(summary.by_kind_bytes, summary.by_module_bytes, total),
         timeline_section(summary.timeline_bytes),
-        steps_section(summary.pattern) if summary.pattern is not None else "",
-        notes_section(notes, summary.assumptions),
+        _steps(summary),
+        notes_section(
+            complete(
+                [
+                    *(Note("note", text, severity="changes the figures") for text in notes),
+                    *summary.structured_notes,
+                ],
+                [*summary.notes, *protection_notes(summary.protection)],
+                summary.assumptions,
+            )
+        ),
         f"Recording: {printable(summary.file)} (show it again with `trainfit show`)",
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _steps(summary: RecordingSummary) -> str:
+    """How memory goes on from step to step, and what else was simulated."""
+    text = coverage_text(summary.coverage, summary.steps)
+    lines = [steps_section(summary.pattern)] if summary.pattern is not None else []
+    if text:
+        lines += [*([] if lines else ["Over the steps"]), wrapped(text, "  ", "    ")]
+    return "\n".join(lines)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from trainfit.report.protection_text import protection_notes
 from trainfit.report.sizes import WIDTH, printable, time_text, wrapped
 from trainfit.results.loader import Fault, LoaderSettings
 from trainfit.results.rehearsal import Cause, Dip, Rehearsal, Timeline
@@ -46,13 +47,14 @@ def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
 
     ``ascii_only`` is for terminals whose encoding has no block characters.
     """
+    notes = [*result.notes, *protection_notes(result.protection)]
     parts = [
         _heading(result),
         _curve(result, ascii_only),
         _idle(result),
         _rates(result),
         _fault(result.fault) if result.fault is not None else "",
-        "\n".join(wrapped(printable(note), "Note: ", "      ") for note in result.notes),
+        "\n".join(wrapped(printable(note), "Note: ", "      ") for note in notes),
         _verdict(result),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -29,8 +29,8 @@ def remedies_section(remedies: Remedies) -> str:
     at = f"batch size {remedies.batch_size}" if remedies.batch_size else "the present batch size"
     lines = [
         wrapped(
-            f"Remedies at {at}, by memory won for each percent of extra compute "
-            f"(each one simulated alone over {remedies.steps} steps)",
+            f"Remedies at {at}, by memory saved per percent of extra compute "
+            f"(each simulated alone over {remedies.steps} steps)",
             "",
             "  ",
         )
@@ -143,7 +143,7 @@ def _rest(remedies: Remedies) -> list[str]:
     none = [e for e in remedies.items if e.saved_bytes is not None and e.name not in won]
     if none:
         named = ", ".join(f"{each.name} ({_more(-(each.saved_bytes or 0))})" for each in none)
-        lines.append(wrapped(f"wins no memory here: {printable(named)}", "  - ", "    "))
+        lines.append(wrapped(f"saves no memory here: {printable(named)}", "  - ", "    "))
     for each in remedies.items:
         if each.status == "failed":
             text = f"{each.name} was tried and failed: {each.reason}"

@@ -51,11 +51,11 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
 
 
-def wrapped(text: str, first: str, rest: str) -> str:
-    """Text in lines of :data:`WIDTH`, after ``first`` in the first and ``rest`` in the others."""
+def wrapped(text: str, first: str, rest: str, width: int = WIDTH) -> str:
+    """Text in lines of ``width``, after ``first`` in the first and ``rest`` in the others."""
     return textwrap.fill(
         text,
-        WIDTH,
+        width,
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,

@@ -7,13 +7,15 @@ from trainfit.results.plan import LEAST_FASTER
 from trainfit.results.speed import KNEE, Speed, StepSpeed
 from trainfit.results.words import count
 
-_BOUNDS = {
+BOUNDS = {
     "tensor cores": "the Tensor cores' arithmetic",
     "shader cores": "the shader cores' arithmetic",
     "bandwidth": "the GPU's memory bandwidth",
     "launches": "the CPU, which launches the kernels",
     "host copies": "copies between host and GPU",
 }
+#: Kinds of kernels that have another name in the results.
+_NAMES = {"product": "matmul"}
 #: Rows of the curve that are shown, and kinds of kernels.
 _ROWS, _KINDS = 8, 5
 
@@ -35,18 +37,20 @@ def _now(speed: Speed) -> list[str]:
     low, high = now.range_s
     rate = f", {rate_text(now.samples_per_s)} samples/s" if now.samples_per_s else ""
     first = (
-        f"{time_text(now.seconds)}{rate}; {time_text(low)} to {time_text(high)} in nine of ten jobs"
+        f"{time_text(now.seconds)}{rate}; 90% prediction interval {time_text(low)} to "
+        f"{time_text(high)}"
     )
     parts = [f"kernels {time_text(now.gpu_s)}", f"launching them {time_text(now.host_s)}"]
     if now.copies_s > 0.01 * now.seconds:
         parts.append(f"copies {time_text(now.copies_s)}")
-    bound = f"limited by {_BOUNDS[now.bound]}: {', '.join(parts)}"
+    bound = f"limited by {BOUNDS[now.bound]}: {', '.join(parts)}"
     if speed.mfu is not None:
         bound += f"; {100 * speed.mfu:.2g}% of the peak FLOP/s (MFU)"
     total = sum(speed.by_kind_s.values())
     largest = sorted(speed.by_kind_s.items(), key=lambda each: -each[1])[:_KINDS]
     kinds = ", ".join(
-        f"{name.replace('_', ' ')} {100 * each / total:.0f}%" for name, each in largest
+        f"{_NAMES.get(name, name.replace('_', ' '))} {100 * each / total:.0f}%"
+        for name, each in largest
     )
     return [
         wrapped(first, "  a step    ", " " * 12),
@@ -98,7 +102,7 @@ def _curve(speed: Speed) -> list[str]:
     for step in shown:
         mark = ""
         if step.batch_size == speed.knee:
-            mark = f"; enough: {KNEE:.0%} of the most samples/s"
+            mark = f"; saturation: {KNEE:.0%} of the best throughput"
         figures = f"{time_text(step.seconds):>12}{rate_text(step.samples_per_s or 0):>12}"
         lines.append(f"  {step.batch_size:>10}{figures}   {step.bound}{mark}")
     return lines

@@ -55,6 +55,8 @@ def _settled(pattern: StepPattern) -> str:
 
 def _growing(pattern: StepPattern) -> str:
     growth = pattern.growth_bytes_per_step or 0
+    if pattern.unit == "model call":
+        return _growing_cache(pattern, growth)
     text = (
         f"memory does not settle: it grows by {size(growth)} with each optimizer step, and the "
         f"figures are for the first {pattern.steps} only"
@@ -64,6 +66,17 @@ def _growing(pattern: StepPattern) -> str:
     if pattern.sources:
         text += f"; the script keeps {_source(pattern.sources[0])}"
     return text + "; keep numbers or CPU copies instead (loss.item(), output.detach().cpu())"
+
+
+def _growing_cache(pattern: StepPattern, growth: int) -> str:
+    text = (
+        f"memory grows by {size(growth)} with each model call, as the KV cache of generated text "
+        f"does: the figures are for the end of the {count(pattern.steps, 'call')} simulated, and "
+        f"each further one (a longer prompt, more new tokens) needs {size(growth)} more"
+    )
+    if pattern.steps_until_full is not None:
+        text += f"; the GPU would be full after about {pattern.steps_until_full:,} calls"
+    return text
 
 
 def _irregular(pattern: StepPattern) -> str:

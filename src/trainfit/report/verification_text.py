@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from trainfit.report.memory_text import notes_section
+from trainfit.report.notes_text import notes_section, plain
+from trainfit.report.protection_text import protection_notes
 from trainfit.report.sizes import printable, size
 from trainfit.results.verification import Comparison, Verification
 from trainfit.results.words import count
@@ -20,7 +21,7 @@ def verification_text(result: Verification) -> str:
         f"  predicted for {printable(result.gpu_predicted)} in {printable(result.file)}",
         _table(result),
         _steps(result),
-        notes_section(list(result.notes), {}),
+        notes_section(plain([*result.notes, *protection_notes(result.protection)])),
         _verdict(result),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -22,7 +22,7 @@ def versus_cpu_section(found: VersusCpu, speed: Speed | None) -> str:
         low, high = speed.now.range_s
         text = f"{time_text(speed.now.seconds)} (predicted, {time_text(low)} to {time_text(high)})"
         lines.append(wrapped(text, "  on GPU    ", _INDENT))
-    lines.append(wrapped(_verdict(found, speed), "  verdict   ", _INDENT))
+    lines.append(wrapped(verdict(found, speed), "  verdict   ", _INDENT))
     return "\n".join(lines)
 
 
@@ -49,7 +49,8 @@ def _cpu(found: VersusCpu) -> list[str]:
     return [wrapped(text, "  on CPU    ", _INDENT)]
 
 
-def _verdict(found: VersusCpu, speed: Speed | None) -> str:
+def verdict(found: VersusCpu, speed: Speed | None) -> str:
+    """How many times as fast the GPU is, or why that is not known."""
     ratio = found.ratio_range
     if ratio is None:
         one = found.counts.removesuffix("s")

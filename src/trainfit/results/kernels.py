@@ -21,7 +21,8 @@ from typing import Final
 #: lists of parameters; "upload", "upload_pinned", "download": between host and device; "wait": no
 #: kernel, the host waits here until the GPU has done everything, "stream_wait": until the row's
 #: stream has; "event": number ``rows`` is recorded; "event_wait": the row's stream goes on after
-#: event ``rows`` of stream ``columns``, "event_synchronize": the host does.
+#: event ``rows`` of stream ``columns``; "event_synchronize": the host does, after one of the row's;
+#: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's).
 KINDS: Final = (
     "product",
     "convolution",
@@ -72,10 +73,11 @@ KINDS: Final = (
     "event_synchronize",
     "convolution_3x3",
     "convolution_3x3_input_gradient",
+    "graph",
 )
 
-#: Rows of these kinds launch nothing.
-MARKS: Final = ("wait", "stream_wait", "event", "event_wait", "event_synchronize")
+#: Rows of these kinds are no kernels.
+MARKS: Final = ("wait", "stream_wait", "event", "event_wait", "event_synchronize", "graph")
 
 #: In which numbers a kernel computes, in the order of the codes of ``Recording.kernel_dtype``.
 DTYPES: Final = ("float32", "tfloat32", "float16", "bfloat16", "float64", "float8", "integer")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainfit.results import documents
+from trainfit.results.sandbox import Protection
 
 FORMAT: Final = "trainfit-loader"
 VERSION: Final = 1
@@ -193,7 +194,8 @@ class LoaderMachine:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One setting as the model sees it; ``infeasible`` is why it cannot be, or empty.
+    """One setting as the model sees it; ``infeasible`` is why it cannot start, or empty.
+    ``oversubscribed`` says why it is slower than so many workers promise, or is empty.
 
     ``batches_per_s`` is with the consumer, ``alone_batches_per_s`` what the loader would give
     to one that takes no time. ``save_s`` is what saving a checkpoint (``SAVE_BYTES``) would take
@@ -209,6 +211,7 @@ class Candidate:
     infeasible: str = ""
     alone_batches_per_s: float | None = None
     save_s: float | None = None
+    oversubscribed: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,6 +329,8 @@ class LoaderResult:
     """Is ``step_s`` only the least that the step can take?"""
     launch: str = ""
     """The command with what ``variables`` and ``cores`` put before it; empty without either."""
+    protection: Protection | None = None
+    """What kept the script from changing files (``None``: not told)."""
 
     def candidate(self, settings: LoaderSettings) -> Candidate | None:
         """What the model said of these settings, if they were among the candidates."""

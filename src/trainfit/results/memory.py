@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from trainfit.results.plan import MemoryFigures
-from trainfit.results.steps import StepPattern
+from trainfit.results.steps import StepMakeup, StepPattern
 
 FORMAT: Final = "trainfit-memory-report"
 VERSION: Final = 1
@@ -191,7 +191,7 @@ class MemoryReport:
 
     ``second_run`` is the command for the second recording, where there is only one.
     ``timeline`` are the peaks of equal parts of the last whole step, ``timeline_phases`` the
-    phase of each.
+    phase of each. ``step`` is what an optimizer step consists of.
     """
 
     file: str
@@ -214,6 +214,7 @@ class MemoryReport:
     timeline_phases: tuple[str, ...]
     notes: tuple[str, ...]
     assumptions: Mapping[str, int]
+    step: StepMakeup | None = None
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -4,6 +4,7 @@ Bytes, seconds, samples; ``None`` is not known. Prices are in the user's currenc
 
 Format history
     1   first version
+    2   what an optimizer step consists of
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Final
 
 from trainfit.results import documents
 from trainfit.results.speed import StepSpeed
+from trainfit.results.steps import StepMakeup
 
 FORMAT: Final = "trainfit-offers"
-VERSION: Final = 1
+VERSION: Final = 2
 
 _AGAIN: Final = "make it again with `trainfit gpus --for RESULT --json`"
 _WANTED: Final = "give a file that `trainfit gpus --for RESULT --json` wrote"
@@ -92,7 +94,8 @@ class OffersResult:
     its time.
 
     ``samples`` are the whole run's (``None``: not known). ``cheapest`` and ``fastest`` are keys
-    of GPUs that the job fits and, with a ``budget``, whose run costs no more.
+    of GPUs that the job fits and, with a ``budget``, whose run costs no more. ``step`` is what an
+    optimizer step consists of.
     """
 
     job: str
@@ -106,6 +109,7 @@ class OffersResult:
     anchor: Anchor | None = None
     constants: str = ""
     notes: tuple[str, ...] = ()
+    step: StepMakeup | None = None
 
     @property
     def fits(self) -> bool:

@@ -13,6 +13,10 @@ Format history
     6   the step on this machine's CPU
     7   calls at a fixed rate
     8   calls of a model on the CPU; the CPU in the place of a GPU that a script asks for
+    9   what kept the script from changing files; what an optimizer step consists of; what a
+        recommendation follows from: the data set, AMP, batches of varying shape; notes as data;
+        what was among the simulated steps; interrupted;
+        memory that grows from call to call of a model
 """
 
 from __future__ import annotations
@@ -25,15 +29,18 @@ from typing import Final, Literal
 
 from trainfit.results import documents
 from trainfit.results.constants import Constant
+from trainfit.results.coverage import Coverage
 from trainfit.results.errors import ResultFileError
 from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.notes import Note
 from trainfit.results.recording import Recording
+from trainfit.results.sandbox import Protection
 from trainfit.results.speed import Speed
-from trainfit.results.steps import StepPattern
+from trainfit.results.steps import StepMakeup, StepPattern
 from trainfit.results.versus_cpu import VersusCpu
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 8
+VERSION: Final = 10
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
@@ -58,6 +65,9 @@ LEAST_GAIN: Final = 0.002
 LEAST_FASTER: Final = 0.02
 
 
+#: An epoch of fewer steps is told of with the batch size that makes it so short.
+FEW_STEPS: Final = 8
+
 #: Share of measured jobs whose device memory lay within the predicted range, and above it
 #: (bench/memory_accuracy.py, models that the margins were not derived from; most of those
 #: above were sampled while cudnn.benchmark tried an algorithm).
@@ -74,7 +84,7 @@ class MemoryFigures:
     taken to lie in ``context_range``. ``context_parts`` are what it consists of: the bare
     context and what the libraries add that the job uses.
 
-    A ``range`` holds the truth in nine of ten jobs (:mod:`trainfit.memory.interval`); ``None``
+    A ``range`` is the 90% prediction interval (:mod:`trainfit.memory.interval`); ``None``
     in files of earlier versions.
     """
 
@@ -111,12 +121,36 @@ class BatchLimits:
     ``noise_scale``: of the gradients, in samples, as the user said; the larger a batch is beside
     it, the more samples a loss takes. ``trains``: the smallest with nearly the fastest progress
     then.
+
+    ``data_set``: the samples of an epoch, which no batch exceeds. ``at_least``: memory's figures
+    are the largest that were simulated (the data set may have no more samples); it may allow
+    more. ``reason`` says why the recommended batch size is not the throughput's (empty: it is).
+    ``epoch_steps`` are an epoch's steps with it, where they are few (:data:`FEW_STEPS`).
     """
 
     memory: int | None
     knee: int | None
     noise_scale: float | None = None
     trains: int | None = None
+    data_set: int | None = None
+    at_least: bool = False
+    reason: str = ""
+    epoch_steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchCheck:
+    """Whether the recommended batch size, ``batch_size``, was itself simulated.
+
+    ``reason`` says why not (empty: it was). ``peak_share`` and ``step_share`` are by how much its
+    peak of reserved memory and its step lay above what followed from other batch sizes (0.01: 1%;
+    ``None``: nothing followed, or it was not compared); the figures are those of the simulated run.
+    """
+
+    batch_size: int
+    reason: str = ""
+    peak_share: float | None = None
+    step_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +161,8 @@ class Configuration:
     autocast's dtype ("bfloat16", "float16") or "off". ``by_kind_bytes`` and
     ``by_module_bytes`` split the peak of allocated memory; ``largest_batch`` is 0 where one
     sample does not fit and ``None`` where it could not be determined. ``recommended_batch``
-    follows from ``limits`` (``None`` where no law of the batch size is known). ``step_s`` is what
-    a step takes (predicted).
+    follows from ``limits`` (``None``: none is recommended). ``step_s`` is what a step takes
+    (predicted).
     """
 
     batch_size: int | None
@@ -142,6 +176,46 @@ class Configuration:
     recommended_batch: int | None
     limits: BatchLimits | None = None
     step_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpChoice:
+    """Which mixed precision the launch command asks for, and why.
+
+    ``value`` is for the placeholder (``None``: the command has none), ``dtype`` what autocast then
+    computes in ("off": none). ``configuration`` is the job with it where that is not the present
+    setting. ``reason`` is one line; ``samples_per_s`` are those at the recommended batch sizes, by
+    dtype. ``by_hand`` is a change of the script that is faster still ("": none is).
+    """
+
+    value: str | None
+    dtype: str
+    reason: str
+    configuration: Configuration | None = None
+    samples_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    by_hand: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchShapes:
+    """Batches that differ in more than the number of their samples (padding, crops).
+
+    ``median_elements`` and ``longest_elements`` are a sample's, of ``looked_at`` of the data set's
+    ``samples`` (``None``: its samples could not be looked at, ``reason`` says why; the figures are
+    then of the batches seen). ``longest`` is what the present batch size takes where each sample
+    is the longest. ``typical_step_s`` and ``longest_step_s`` are a step's with batches as they
+    came and with the longest.
+    """
+
+    looked_at: int | None
+    samples: int | None
+    median_elements: int | None = None
+    longest_elements: int | None = None
+    longest: MemoryFigures | None = None
+    longest_fits: bool | None = None
+    typical_step_s: float | None = None
+    longest_step_s: float | None = None
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +383,7 @@ class Recorded:
 class PlanResult:
     """Everything that ``trainfit plan`` found out.
 
-    ``recommended`` are the figures at ``now.recommended_batch``. ``basis_detail`` says why,
+    ``recommended`` are the figures at ``chosen.recommended_batch``. ``basis_detail`` says why,
     where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue
     on which the present batch size would run when it does not here, smallest first.
     ``remedies`` are ``None`` where none were tried, ``inference`` where the script trains.
@@ -324,6 +398,16 @@ class PlanResult:
     figures are from, the job as it is first: with them other GPUs can be judged without another
     run (``trainfit gpus --for``); in files, but not in what is printed. ``cpu`` is what the user
     said of the processor. ``versus_cpu`` is ``None`` where the CPU was not asked about.
+    ``protection`` is what kept the script from changing files in the run as the job is (``None``
+    in files of earlier versions), ``step`` what an optimizer step consists of (``None``: an older
+    result, or no step was counted).
+    ``amp_choice`` is ``None`` where there was nothing to choose from, ``shapes`` where all full
+    batches have one shape.
+    ``structured_notes`` are ``notes`` and ``assumptions`` as data, grouped; ``coverage`` says what
+    was among the simulated steps (``None``: an older result).
+    ``interrupted``: the user ended the plan early; this is what was known by then.
+    ``batch_check`` says whether the recommended batch size was simulated (``None``: none is
+    recommended, or an older result).
     """
 
     command: str
@@ -357,17 +441,31 @@ class PlanResult:
     recordings: tuple[Recorded, ...] = ()
     cpu: HostCpu | None = None
     versus_cpu: VersusCpu | None = None
+    protection: Protection | None = None
+    step: StepMakeup | None = None
+    amp_choice: AmpChoice | None = None
+    shapes: BatchShapes | None = None
+    structured_notes: tuple[Note, ...] = ()
+    coverage: Coverage | None = None
+    interrupted: bool = False
+    batch_check: BatchCheck | None = None
+
+    @property
+    def chosen(self) -> Configuration:
+        """The configuration that ``launch`` asks for, but for its batch size."""
+        choice = self.amp_choice
+        return choice.configuration if choice is not None and choice.configuration else self.now
 
     @property
     def fits(self) -> bool:
         """Is there a batch size, or the present one where no other is known, that fits?"""
-        largest = self.now.largest_batch
-        return self.now.fits if largest is None else largest > 0
+        largest = self.chosen.largest_batch
+        return self.chosen.fits if largest is None else largest > 0
 
     @property
     def can_start(self) -> bool:
-        """Does the job fit as it is, or with the recommended batch size?"""
-        return self.now.fits or bool(self.now.recommended_batch)
+        """Does the job that ``launch`` runs fit, with its batch size or the recommended one?"""
+        return self.chosen.fits or bool(self.chosen.recommended_batch)
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -32,6 +32,7 @@ from trainfit.results.decoding import decode
 from trainfit.results.errors import ResultFileError
 from trainfit.results.kernels import DTYPES
 from trainfit.results.kernels import KINDS as KERNEL_KINDS
+from trainfit.results.steps import StepMakeup
 
 FORMAT: Final = "trainfit-recording"
 VERSION: Final = 3
@@ -81,6 +82,9 @@ class Recording:
     size is ``model(*arguments)`` of :mod:`trainfit.simgpu.workspaces`; the arguments of the
     i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
 
+    ``alloc_stream`` is a CUDA stream, or a private pool's number for one
+    (:mod:`trainfit.simgpu.allocator_blocks`).
+
     A row of the ``kernel_`` columns (none in recordings before version 3) is a kernel, or a copy
     or wait, of operator ``kernel_op`` (-1: before the first) on ``kernel_stream``; kinds and
     dtypes are indices of :mod:`trainfit.results.kernels`, which says what the columns hold.
@@ -121,6 +125,12 @@ class Recording:
         """Number of completed optimizer steps."""
         return int(np.count_nonzero(self.events % 4 == STEP_END))
 
+    @property
+    def makeup(self) -> StepMakeup | None:
+        """What its optimizer steps consist of; ``None`` where that was not recorded."""
+        found = self.header.get("step")
+        return None if found is None else decode(StepMakeup, found)
+
     def check(self) -> None:
         """Raise ``ValueError`` unless everything that reads a recording can rely on it."""
         for key, kind in _HEADER.items():
@@ -132,6 +142,7 @@ class Recording:
         if [type(each) for each in self.header["context_range_bytes"]] != [int, int]:
             raise ValueError("context_range_bytes is no pair of numbers")
         decode_context_parts(self.header)
+        _ = self.makeup
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
         self._check_parameters(allocs)
         workspaces, strings = len(self.workspace_alloc), len(self.strings)
@@ -145,7 +156,7 @@ class Recording:
             ("alloc_op", allocs, -1, ops),
             ("alloc_kind", allocs, 0, len(KINDS)),
             ("alloc_module", allocs, -1, strings),
-            ("alloc_stream", allocs, 0, 1 << 60),
+            ("alloc_stream", allocs, 0, 1 << 62),
             ("alloc_line", allocs, -1, strings),
             ("workspace_alloc", workspaces, 0, allocs),
             ("workspace_model", workspaces, 0, strings),
@@ -344,8 +355,11 @@ _HEADER: Final[Mapping[str, type]] = {
 #: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
 #: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
 #: trained]``, the message with which the simulated GPU was full, the parts of the context, what
-#: other processes held, the calibration profile, what a result has to say of these, and the
-#: launch command that was run.
+#: other processes held, the calibration profile, what a result has to say of these, what kept
+#: the script from changing files (:class:`~trainfit.results.sandbox.Protection`), what
+#: was among the steps (:class:`~trainfit.results.coverage.Coverage`), the
+#: launch command that was run, and what an optimizer step consists of (a
+#: :class:`~trainfit.results.steps.StepMakeup`; there without a value where no step was counted).
 _OPTIONAL_HEADER: Final[Mapping[str, type]] = {
     "batch_size": int,
     "script": str,
@@ -358,7 +372,10 @@ _OPTIONAL_HEADER: Final[Mapping[str, type]] = {
     "other_processes_bytes": int,
     "profile": str,
     "notes": list,
+    "protection": dict,
+    "coverage": dict,
     "command": str,
+    "step": dict,
 }
 
 

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from trainfit.results import documents
 from trainfit.results.loader import Fault, LoaderSettings
+from trainfit.results.sandbox import Protection
 
 FORMAT: Final = "trainfit-rehearsal"
 VERSION: Final = 1
@@ -154,6 +155,8 @@ class Rehearsal:
     torch: str = ""
     step_is_bound: bool = False
     """The step's time is the least that it can be, not what it is."""
+    protection: Protection | None = None
+    """What kept the script from changing files (``None``: not told)."""
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

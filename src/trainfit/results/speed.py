@@ -10,7 +10,7 @@ from typing import Final, Literal
 #: CPU that launches kernels, copies between host and device.
 Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host copies"]
 
-#: Of the most samples a second that any batch size gives, the share that is enough.
+#: The saturation batch size is the smallest with this share of the best throughput.
 KNEE: Final = 0.95
 
 
@@ -18,7 +18,7 @@ KNEE: Final = 0.95
 class StepSpeed:
     """One step (an optimizer's, or a call of the model), in seconds.
 
-    ``range_s`` holds the truth in nine of ten jobs. ``gpu_s`` is what its kernels take together,
+    ``range_s`` is the 90% prediction interval. ``gpu_s`` is what its kernels take together,
     ``host_s`` what the CPU takes to launch them, ``copies_s`` copies between host and device.
     ``samples_per_s`` is ``None`` where the batch size is not known. ``core_s`` is how long it keeps
     a core busy, launching and in waits for the GPU (``None``: an older result).

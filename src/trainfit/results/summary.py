@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from trainfit.results.coverage import Coverage
+from trainfit.results.notes import Note
 from trainfit.results.plan import MemoryFigures
-from trainfit.results.steps import StepPattern
+from trainfit.results.sandbox import Protection
+from trainfit.results.steps import StepMakeup, StepPattern
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +18,10 @@ class RecordingSummary:
 
     ``timeline_bytes`` holds allocated memory at evenly spaced events of the last whole step.
     ``out_of_memory`` is the message of the simulated GPU where the run ended by it.
-    ``pattern`` says how memory goes on from step to step, ``notes`` what the figures rest on.
+    ``protection`` is what kept the script from changing files (``None``: not known any more).
+    ``pattern`` says how memory goes on from step to step, ``notes`` what the figures rest on,
+    ``step`` what an optimizer step consists of.
+    ``structured_notes`` both with ``assumptions`` as data, ``coverage`` what was simulated.
     """
 
     file: str
@@ -35,3 +41,7 @@ class RecordingSummary:
     other_processes_bytes: int = 0
     profile: str = ""
     notes: tuple[str, ...] = ()
+    protection: Protection | None = None
+    step: StepMakeup | None = None
+    structured_notes: tuple[Note, ...] = ()
+    coverage: Coverage | None = None

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from trainfit.results.constants import DeviceConstants
+from trainfit.results.coverage import Coverage
 from trainfit.results.decoding import decode
 from trainfit.results.exchange import as_json, write_whole
+from trainfit.results.sandbox import Protection
 
 Status = Literal[
     "finished",  # the wanted number of optimizer steps was reached
@@ -41,7 +43,19 @@ class LoaderOverride:
     batch_size: int
 
 
-#: Autocast forced from outside: off, on in the GPU's best half precision, or in this one.
+@dataclasses.dataclass(frozen=True)
+class SampleOverride:
+    """The DataLoader constructed ``index``-th gives batches of one sample, ``key``, repeated, but
+    for one that is ``padded`` to it (``None``: all are ``key``): where nothing is padded, libraries
+    leave masks out."""
+
+    index: int
+    key: int
+    padded: int | None = None
+
+
+#: Autocast forced from outside: off, on in the GPU's best half precision, or in this one
+#: (which goes for the script's own regions too).
 ForcedAmp = Literal["off", "on", "bfloat16", "float16"]
 
 
@@ -67,7 +81,8 @@ class TraceRequest:
     With ``until_settled`` the run ends before ``steps`` are done
     if memory has settled by then, or grows by the same with each step.
     ``constants`` are what the process takes besides (``None``: the catalogue's);
-    ``command`` is the launch command, for the recording's header.
+    ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
+    of the batch size (``None``: nothing).
     """
 
     target: Target
@@ -78,6 +93,7 @@ class TraceRequest:
     limited: bool = False
     gpu_memory_bytes: int | None = None
     loader: LoaderOverride | None = None
+    sample: SampleOverride | None = None
     amp: ForcedAmp | None = None
     interventions: tuple[InterventionRequest, ...] = ()
     survey: bool = False
@@ -86,6 +102,7 @@ class TraceRequest:
     until_settled: bool = False
     constants: DeviceConstants | None = None
     command: str = ""
+    batch_size: int | None = None
 
     def to_json(self) -> str:
         return as_json(self)
@@ -96,12 +113,36 @@ class TraceRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class SampleScan:
+    """How many elements (numbers, letters) the samples of a data set have.
+
+    ``looked_at`` of ``samples`` were looked at; ``typical`` and ``longest`` are the indices of the
+    median one and of the one with the most elements. ``padded`` is that of the sample to whose size
+    a usual batch is padded (``None``: batches are not padded). ``reason`` says why none were.
+    """
+
+    looked_at: int = 0
+    samples: int | None = None
+    typical: int = 0
+    longest: int = 0
+    typical_elements: int = 0
+    longest_elements: int = 0
+    padded: int | None = None
+    padded_elements: int = 0
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class LoaderInfo:
     """The DataLoader that fed the first step.
 
     ``index`` is its place in the order of construction, ``None`` where it could not be told.
     ``samples`` is the number of its sampler's (``None``: unknown), ``batches`` how many
-    batches it gave during the run, ``where`` the line that made it.
+    batches it gave during the run, ``where`` the line that made it. ``fed`` are the samples of the
+    first of them; ``varies`` says that those of them that are as large as the first differ in
+    other dimensions (padding, crops); its samples were looked at then (``scan``). ``drops_last``:
+    an epoch ends with its last full batch. Of a run without an optimizer step it may be the loader
+    that gave none: its data set has less than one batch.
     """
 
     index: int | None
@@ -111,6 +152,10 @@ class LoaderInfo:
     num_workers: int
     dataset: str
     where: str | None
+    fed: tuple[int, ...] = ()
+    varies: bool = False
+    scan: SampleScan | None = None
+    drops_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +179,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """The work of one optimizer step, the last one of a run.
+    """The work of one optimizer step, a typical one of a run after its first.
 
     ``flops`` are those of matrix products, convolutions, attention and recurrent networks
     (:mod:`trainfit.simgpu.operator_flops`); ``traffic_bytes`` what all operators read and write, if
@@ -166,14 +211,38 @@ class ForwardCalls:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepFeed:
+    """What a run saw between two optimizer steps.
+
+    ``batches`` are the samples of each batch that the feeding DataLoader gave (``None``: not
+    known how many), without those fetched while gradients were disabled. ``calls`` counts calls
+    of the model that a backward pass followed, ``call_samples`` is the first dimension of what
+    they were given (the most frequent; ``None``: no tensor was). ``backwards`` counts backward
+    passes. ``others``: another optimizer made a step, and the model was called in between.
+    """
+
+    batches: tuple[int | None, ...] = ()
+    calls: int = 0
+    call_samples: int | None = None
+    backwards: int = 0
+    others: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class TraceOutcome:
     """What became of a simulated run.
 
-    ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none.
+    ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none;
+    ``autocast_at`` the user's line ("file:line") that made the first.
     ``message`` is for people; ``traceback`` is the script's own, ``location`` its line.
     ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
     environment, ``None`` where it made none or was told by the script.
+    ``protection`` is what kept it from changing files (``None``: not told).
+    ``peak_ram_bytes`` is the most RAM that its process held (0: not known), ``loading_s`` the
+    seconds for which the script waited for its DataLoaders.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
+    ``feeds`` has what each optimizer step was made of (none where calls are counted),
+    ``coverage`` what else was simulated.
     """
 
     status: Status
@@ -193,6 +262,12 @@ class TraceOutcome:
     findings: tuple[Finding, ...] = ()
     changed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     accelerate: str | None = None
+    protection: Protection | None = None
+    feeds: tuple[StepFeed, ...] = ()
+    autocast_at: str | None = None
+    coverage: Coverage | None = None
+    peak_ram_bytes: int = 0
+    loading_s: float = 0.0
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""

@@ -15,7 +15,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
@@ -341,11 +341,9 @@ def read_truth(path: Path) -> AnyTruth | None:
 
 def _decoded(document: dict[str, Any]) -> AnyTruth | None:
     if document.get("status") in ("searched", "bracketed"):
-        names = ("simulated", "case", "machine", "capped")
-        return decode(LimitTruth, {name: document.get(name) for name in names})
+        return _part(LimitTruth, document)
     if "timed" in document:
-        timed = ("simulated", "case", "machine", "operator_s", "timed")
-        return decode(TimedSteps, {name: document.get(name) for name in timed})
+        return _part(TimedSteps, document)
     if "rows" in document:
         return _family(document)
     if "trace" not in document:
@@ -357,6 +355,15 @@ def _decoded(document: dict[str, Any]) -> AnyTruth | None:
     truth = decode(Truth, fields)
     truth.trace.check()
     return truth
+
+
+_Part = TypeVar("_Part", LimitTruth, TimedSteps)
+
+
+def _part(cls: type[_Part], document: dict[str, Any]) -> _Part:
+    """What ``cls`` has of the document; the rest is for people."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return decode(cls, {name: document.get(name) for name in names})
 
 
 def _family(document: dict[str, Any]) -> KernelFamily:

@@ -18,6 +18,7 @@ from trainfit.results import documents
 from trainfit.results.decoding import decode
 from trainfit.results.exchange import as_json, write_whole
 from trainfit.results.measurement import Device, StandIn
+from trainfit.results.sandbox import Protection
 from trainfit.results.trace import Status, Target
 
 FORMAT: Final = "trainfit-verification"
@@ -68,6 +69,8 @@ class RealRunOutcome:
     outside_bytes: int | None = None
     process_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
+    protection: Protection | None = None
+    """What kept the script from changing files (``None``: not told)."""
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""
@@ -117,6 +120,8 @@ class Verification:
     step_seconds: tuple[float, ...]
     notes: tuple[str, ...]
     environment: Mapping[str, str]
+    protection: Protection | None = None
+    """What kept the script from changing files (``None``: not told)."""
 
     @property
     def good(self) -> bool:

@@ -6,9 +6,12 @@ mid-2026 and the headers of torch 2.13.0; docstrings name the C++ functions. All
 in bytes. What the versions 2.8 to 2.13 decide differently is settings that only the later
 ones know (:mod:`trainfit.simgpu.allocator_settings`).
 
-Outside the model: private pools (CUDA graphs, ``torch.cuda.MemPool``), free-memory
-callbacks, sharing between processes, and the driver's own fragmentation: a cudaMalloc
-succeeds exactly if the device has that much memory left.
+A private pool (of CUDA graphs) is a number next to the streams'
+(:func:`trainfit.simgpu.allocator_blocks.private_pool`): its blocks go to nobody else.
+
+Outside the model: ``torch.cuda.MemPool``, free-memory callbacks, sharing between processes, and
+the driver's own fragmentation: a cudaMalloc succeeds exactly if the device has that much memory
+left.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from trainfit.simgpu.allocator_blocks import (
     Block,
     Counters,
     Pool,
+    stream_of,
 )
 from trainfit.simgpu.allocator_segments import DeviceSegments
 from trainfit.simgpu.allocator_settings import MIN_BLOCK, SMALL_SIZE, AllocatorSettings
@@ -362,7 +366,7 @@ class CachingAllocator(DeviceSegments):
 
     def record_stream(self, block: Block, stream: int) -> None:
         """``recordStream``: ``stream`` uses the block too, so its free is deferred."""
-        if block.state != NULL and stream != block.stream:
+        if block.state != NULL and stream != stream_of(block.stream):
             if block.stream_uses is None:
                 block.stream_uses = set()
             block.stream_uses.add(stream)

@@ -7,6 +7,7 @@ Models ``Block``, ``BlockPool``, ``ExpandableSegment`` and ``DeviceStats`` of
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import Final
 
 #: States of a block. FREE: cached, unused. ACTIVE: handed out. PENDING: freed, but used on
 #: other streams (``event_count > 0``). UNMAPPED: address space without memory. MERGED: no
@@ -59,6 +60,26 @@ class Counters:
     @property
     def active_blocks(self) -> int:
         return self.allocations + self.pending_blocks
+
+
+#: Streams are numbered below this (a real one by its address); a private pool's number counts in
+#: multiples of it.
+_STREAMS: Final = 1 << 48
+
+
+def private_pool(stream: int, pool: int) -> int:
+    """The number under which a stream's blocks of a private pool (from 1) are kept."""
+    return pool * _STREAMS + stream
+
+
+def stream_of(number: int) -> int:
+    """The stream of such a number, or of a stream's own."""
+    return number % _STREAMS
+
+
+def pool_of(number: int) -> int:
+    """The private pool of such a number, 0 for a stream's own."""
+    return number // _STREAMS
 
 
 class ExpandableSegment:

@@ -16,6 +16,7 @@ from trainfit.simgpu.allocator_blocks import (
     Counters,
     ExpandableSegment,
     Pool,
+    pool_of,
 )
 from trainfit.simgpu.allocator_settings import (
     MIN_BLOCK,
@@ -64,6 +65,8 @@ class DeviceSegments(Counters):
         self._small_counters = Counters()
         self._large_counters = Counters()
         self._oversize_segments = Counter()
+        #: Private pools that no graph uses any longer (graph_pools_freeable).
+        self._freeable: set[int] = set()
         #: First block of each segment by its address.
         self._heads: dict[int, Block] = {}
         self._next_address = _FIRST_ADDRESS
@@ -186,8 +189,13 @@ class DeviceSegments(Counters):
     def _release_cached_segments(self) -> None:
         """The part of ``release_cached_blocks`` behind the events."""
         for pools in (self._large, self._small):
-            for stream in sorted(pools):
-                self._release_blocks(pools[stream])
+            for number in sorted(pools):
+                if not pool_of(number) or pool_of(number) in self._freeable:
+                    self._release_blocks(pools[number])
+
+    def release_pool(self, pool: int) -> None:
+        """``releasePool``: no graph uses a private pool; its segments may be given back."""
+        self._freeable.add(pool)
 
     def _release_blocks(self, pool: Pool) -> None:
         """``release_blocks``: a cudaMalloc'ed segment whole, an expandable one by pages."""
@@ -245,7 +253,8 @@ class DeviceSegments(Counters):
         )
         whole = [
             entry[2]
-            for pool in self._large.values()
+            for number, pool in self._large.items()
+            if not pool_of(number)
             for entry in pool.free
             if _is_segment(entry[2])
         ]

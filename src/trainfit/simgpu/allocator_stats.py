@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainfit.simgpu.allocator_blocks import ACTIVE, FREE, UNMAPPED, Block, Counters
+from trainfit.simgpu.allocator_blocks import (
+    ACTIVE,
+    FREE,
+    UNMAPPED,
+    Block,
+    Counters,
+    pool_of,
+    stream_of,
+)
 
 #: Statistic -> names of its current value, peak and total in Counters. A block becomes
 #: active exactly when it is allocated, so the two share the total, and the peak too unless
@@ -135,9 +143,9 @@ def segment_info(run: list[Block]) -> dict[str, Any]:
         "allocated_size": sum(block.size for block in active if block.state == ACTIVE),
         "active_size": sum(block.size for block in active),
         "requested_size": sum(block.requested for block in active),
-        "stream": head.stream,
+        "stream": stream_of(head.stream),
         "segment_type": "small" if head.pool.is_small else "large",
-        "segment_pool_id": (0, 0),
+        "segment_pool_id": (0, pool_of(head.stream)),
         "is_expandable": head.expandable is not None,
         "frames": [],
         "blocks": [

@@ -14,7 +14,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.tensor import SimulatedTensor
+from trainfit.simgpu.tensor import DeviceTensor
 
 aten = torch.ops.aten
 
@@ -76,7 +76,7 @@ def choose_backend(
     Raises ``RuntimeError`` where the script allows none of those that are possible.
     """
     tensors = (query, key, value)
-    if query.dim() != 4 or any(type(t) is not SimulatedTensor for t in tensors):
+    if query.dim() != 4 or any(not isinstance(t, DeviceTensor) for t in tensors):
         return "math"
     grouped = len({t.shape[1] for t in tensors}) > 1
     if grouped and not (

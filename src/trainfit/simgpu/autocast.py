@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from trainfit.simgpu.rnn import autocast_kernel
-from trainfit.simgpu.tensor import SimulatedTensor
+from trainfit.simgpu.tensor import DeviceTensor
 
 _HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 _KEY = torch._C.DispatchKey.AutocastCUDA
@@ -158,7 +158,7 @@ class Autocast:
 
 def _eligible(value: Any) -> bool:
     return (
-        type(value) is SimulatedTensor
+        isinstance(value, DeviceTensor)
         and value.dtype.is_floating_point
         and value.dtype is not torch.float64
     )

@@ -14,7 +14,7 @@ from torch.utils import _device
 
 from trainfit.simgpu.engine import Engine
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.tensor import CPU, CUDA, SimulatedTensor, check_ordinal
+from trainfit.simgpu.tensor import CPU, CUDA, DeviceTensor, check_ordinal
 
 _LEGACY = {
     "FloatTensor": torch.float32,
@@ -42,6 +42,16 @@ def complete(value: Any) -> Any:
         check_ordinal(value)
         return CUDA
     return value
+
+
+def construct(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """``torch.device(...)``: a bare number is a GPU's, whether there is such a one or not."""
+    given = args[0] if args else kwargs.get("device")
+    if type(given) is int and len(args) + len(kwargs) == 1:
+        if given < 0:
+            raise RuntimeError("Device index must not be negative")
+        return torch.device("cuda", given)
+    return torch.device(*args, **kwargs)
 
 
 def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -94,7 +104,7 @@ class _LegacyType(type):
             return base(*args).to(CUDA)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return type(instance) is SimulatedTensor and instance.dtype is _LEGACY[cls.__name__]
+        return isinstance(instance, DeviceTensor) and instance.dtype is _LEGACY[cls.__name__]
 
 
 def install(engine: Engine, patches: PatchSet) -> None:

@@ -9,6 +9,7 @@ memory that the GPU's kernel would take besides comes from the modules ``kernels
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.utils._mode_utils import no_dispatch
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu import recorder as phases
+from trainfit.simgpu.accounting import Accounting
+from trainfit.simgpu.custom_operators import body_of
 from trainfit.simgpu.errors import (
     DeviceMismatch,
     UnsupportedOperatorError,
@@ -29,9 +32,12 @@ from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.storage import DeviceMemory, OutOfDeviceMemory
 from trainfit.simgpu.tensor import (
     META,
+    DeviceTensor,
     SimulatedTensor,
     Spec,
+    plain,
     spec_of,
+    view_of,
     wrap,
 )
 from trainfit.simgpu.values import Values
@@ -90,8 +96,8 @@ class OperatorInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches", "library",
-        "mutates", "name", "random", "returns", "view",
+        "body", "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches",
+        "library", "mutates", "name", "random", "returns", "view",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -102,12 +108,14 @@ class OperatorInfo:
         self.kernel = KERNELS.get(func)
         self.library = LIBRARY_OF.get(schema.name.removeprefix("aten::"))
         self.composite = self.handler is None and _is_composite(func)
+        #: The operator as it is written in Python, where that is to be run.
+        self.body = None if self.handler is not None else body_of(func)
         self.mutates = schema.is_mutable
         self.inplace_view = torch.Tag.inplace_view in func.tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         returned = [r.alias_info for r in schema.returns]
         self.view = any(a is not None and not a.is_write for a in returned)
-        self.launches = not self.view and not self.composite
+        self.launches = not self.view and not self.composite and self.body is None
         written = {}
         for index, argument in enumerate(schema.arguments):
             alias = argument.alias_info
@@ -139,7 +147,10 @@ class Engine:
         self.starting_backward = False
         #: Makes the dispatch mode, which PyTorch takes off its stack to call the engine.
         self.mode: Callable[[Engine], Any] = contextlib.nullcontext
+        #: Makes the mode for Python that names devices.
+        self.function_mode: Callable[[Engine], Any] = contextlib.nullcontext
         self.assumptions: dict[str, int] = {}
+        self.accounting = Accounting(self.assumptions)
         #: Is a function running that looks for bad values in its arguments?
         self.trusts_data = False
         self.library_memory: set[Any] = set()
@@ -153,11 +164,25 @@ class Engine:
         self.on_leave: Callable[[], None] = lambda: None
         #: Is told of every operator that may launch kernels, with its geometry's key.
         self.on_launch: LaunchListener = lambda *_: None
+        #: Is told when random numbers are drawn on the device.
+        self.on_random: Callable[[], None] = lambda: None
         self._key_of_launch: Any = None
         self._own_kernels = 0
         self._infos: dict[Any, OperatorInfo] = {}
         self._results: dict[tuple[Any, ...], Any] = {}
         self._copy_phase = False
+        #: Threads of the script run their operators one after the other, each of them whole.
+        self._turn = threading.RLock()
+
+    def enter(self) -> bool:
+        """The simulator is at work; is that news? (Then :meth:`leave` follows.)"""
+        with self._turn:
+            return self.on_enter()
+
+    def leave(self) -> None:
+        """The script is at work again."""
+        with self._turn:
+            self.on_leave()
 
     # -- where are we ------------------------------------------------------------------
 
@@ -228,33 +253,54 @@ class Engine:
         :class:`UnsupportedOperatorError` for an operator without a shape function, and
         whatever PyTorch's own checks raise for wrong arguments.
         """
-        entered = self.on_enter()
+        entered = self.enter()
+        info = self._infos.get(func) or self.info(func)
+        # An operator that is Python may wait for other threads' operators.
+        turn = self._turn if info.body is None else contextlib.nullcontext()
         try:
-            return self._run(func, args, kwargs)
+            with turn:
+                return self._run(info, func, args, kwargs)
         finally:
             if entered:
-                self.on_leave()
+                self.leave()
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        info = self._infos.get(func) or self.info(func)
+    def run_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Likewise where an argument is of a class of the user's own (``simgpu.subclasses``)."""
+        if func is torch.ops.prim.device.default:
+            return META
+        given: dict[int, Any] = {}
+        plain_args = _without_subclasses(args, given)
+        plain_kwargs = {name: _without_subclasses(each, given) for name, each in kwargs.items()}
+        if torch.Tag.inplace_view in func.tags and type(args[0]) is not SimulatedTensor:
+            return self.change_geometry(func, (args[0], *plain_args[1:]), plain_kwargs)
+        return _with_subclasses(self.run(func, plain_args, plain_kwargs), given)
+
+    def _run(
+        self, info: OperatorInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         self._key_of_launch = None
         try:
             if info.handler is not None:
                 result = info.handler(self, func, args, kwargs)
             elif info.composite:
                 result = self._decomposed(func, args, kwargs)
+            elif info.body is not None:
+                with self.function_mode(self), self.mode(self):
+                    result = info.body(*args, **kwargs)
             else:
                 result = self.generic(info, args, kwargs)
         except OutOfDeviceMemory as error:
             self.copied = []
             self.in_optimizer = 0  # a step that memory ended has no end of its own
             raise out_of_memory(error) from None
+        if info.random:
+            self.on_random()
         # Its arguments are known to be good now.
         if info.library is not None:
-            self.use_library(info.library(self, args))
+            self.use_library(self.accounting.attempt(func, info.library, self, args))
         if info.launches:
             key, self._key_of_launch = self._key_of_launch, None
-            self.on_launch(info, key, args, kwargs, result)
+            self.accounting.attempt(func, self.on_launch, info, key, args, kwargs, result)
         return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -284,9 +330,9 @@ class Engine:
             del meta
         out = self.materialize(result)
         if info.kernel is not None:
-            info.kernel(self, args, out)
+            self.accounting.attempt(info.func, info.kernel, self, args, out)
         if self.values.known(args):
-            self.values.compute(info, args, kwargs, out)
+            self.accounting.attempt(info.func, self.values.compute, info, args, kwargs, out)
         return out
 
     def _view(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:
@@ -315,8 +361,8 @@ class Engine:
                     self.infer(info.func, args, kwargs)
                 self._results[key] = None
         if info.kernel is not None:
-            info.kernel(self, args, fresh)
-        self.values.mutate(info, args, kwargs)
+            self.accounting.attempt(info.func, info.kernel, self, args, fresh)
+        self.accounting.attempt(info.func, self.values.mutate, info, args, kwargs)
         if kwargs:
             self._follow_out(kwargs)
         returned = [
@@ -332,7 +378,7 @@ class Engine:
         for value in kwargs.values():
             if type(value) is SimulatedTensor and value._meta.shape != value.shape:
                 wanted = value._meta.shape
-                value._meta = _view_of(value)
+                value._meta = view_of(value)
                 self.change_geometry(aten.resize_.default, (value, list(wanted)), {})
 
     # -- geometry ----------------------------------------------------------------------
@@ -444,7 +490,7 @@ class Engine:
 
     def change_geometry(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Operators that change the sizes, strides or storage of their argument."""
-        target: SimulatedTensor = args[0]
+        target: DeviceTensor = args[0]
         with (
             torch._C._DisableTorchDispatch(),
             torch._C._PreserveDispatchKeyGuard(),
@@ -454,20 +500,23 @@ class Engine:
         self.refresh(target)
         return target
 
-    def refresh(self, target: SimulatedTensor) -> None:
+    def refresh(self, target: DeviceTensor) -> None:
         """Take over what C++ changed in ``target``'s geometry or storage."""
-        meta = _view_of(target)
-        target._meta = meta
-        target._spec = spec_of(meta)
-        target._life = self.memory.adopt(meta)
+        meta = view_of(target)
+        life = self.memory.adopt(meta)
+        if type(target) is SimulatedTensor:
+            target._meta, target._spec, target._life = meta, spec_of(meta), life
         nbytes = meta.untyped_storage().nbytes()
-        if nbytes != target._life.nbytes:
-            self.memory.resize(target._life, nbytes)
+        if nbytes != life.nbytes:
+            self.memory.resize(life, nbytes)
 
-    def set_data(self, target: SimulatedTensor, value: SimulatedTensor) -> None:
+    def set_data(self, target: DeviceTensor, value: DeviceTensor) -> None:
         """``target.data = value`` between simulated tensors."""
-        torch._C.TensorBase.data.__set__(target, value)  # type: ignore[attr-defined]
-        target._meta, target._spec, target._life = value._meta, value._spec, value._life
+        with torch._C.DisableTorchFunction():
+            torch._C.TensorBase.data.__set__(target, value)  # type: ignore[attr-defined]
+        if type(target) is SimulatedTensor:
+            value = plain(value)
+            target._meta, target._spec, target._life = value._meta, value._spec, value._life
 
     # -- extra memory of kernels -------------------------------------------------------
 
@@ -529,6 +578,25 @@ def _describe(meta: Any) -> Any:
     return meta
 
 
+def _without_subclasses(value: Any, given: dict[int, Any]) -> Any:
+    """Arguments as the engine knows them; notes in ``given`` whose stand-in is which."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_without_subclasses(each, given) for each in value])
+    if kind is SimulatedTensor or not isinstance(value, DeviceTensor):
+        return value
+    stand_in = plain(value)
+    given[id(stand_in)] = value
+    return stand_in
+
+
+def _with_subclasses(value: Any, given: dict[int, Any]) -> Any:
+    """Results; an argument that an operator wrote to and returns is the user's object."""
+    if type(value) is list or type(value) is tuple:
+        return type(value)([_with_subclasses(each, given) for each in value])
+    return given.get(id(value), value)
+
+
 def _plain(value: Any) -> Any:
     """Arguments with meta tensors in place of simulated and host ones."""
     kind = type(value)
@@ -552,11 +620,3 @@ def _plain_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
             value = None
         plain[name] = _plain(value)
     return plain
-
-
-def _view_of(tensor: SimulatedTensor) -> torch.Tensor:
-    """A plain meta tensor with the present C++ geometry and storage of ``tensor``."""
-    with no_dispatch():
-        meta = torch.empty(0, dtype=tensor.dtype, device=META)
-        meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-    return meta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -29,6 +29,24 @@ class UnsupportedOperatorError(NotImplementedError):
         self.operator = operator
         self.location = location
         self.detail = detail
+
+
+#: How a job for several GPUs is planned today.
+ONE_GPU: Final = (
+    "one GPU is simulated, cuda:0, with one process; plan the share of one process, with its own "
+    "batch size (as `torchrun --nproc-per-node=1 train.py` runs it); a model that is split over "
+    "GPUs cannot be planned yet"
+)
+
+
+class SeveralGpusError(UnsupportedOperatorError):
+    """The script asks for more than the one GPU, or the one process, that is simulated.
+
+    It is a ``RuntimeError``, as CUDA's "invalid device ordinal" is.
+    """
+
+    def __init__(self, what: str, location: str | None) -> None:
+        super().__init__(what, location, "", ONE_GPU)
 
 
 class DeviceMismatch(RuntimeError):

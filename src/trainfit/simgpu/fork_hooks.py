@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _hooks: list[weakref.WeakMethod[Callable[[], None]]] = []
 _registered = False
+_inherits = False
+
+
+@contextlib.contextmanager
+def inherited() -> Iterator[None]:
+    """Children that are forked inside go on with the simulation."""
+    global _inherits
+    before, _inherits = _inherits, True
+    try:
+        yield
+    finally:
+        _inherits = before
 
 
 def in_child(method: Callable[[], None]) -> None:
@@ -21,6 +34,8 @@ def in_child(method: Callable[[], None]) -> None:
 
 
 def _after_fork() -> None:
+    if _inherits:
+        return
     for hook in _hooks:
         method = hook()
         if method is not None:

@@ -105,6 +105,11 @@ def _dtype(tensor: Any, kind: str = "") -> str:
     return "integer"
 
 
+def dtype_name(tensor: SimulatedTensor) -> str:
+    """In which numbers a kernel over this tensor computes."""
+    return _dtype(tensor)
+
+
 # --- Matrix products ----------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from trainfit.simgpu.allocator import CachingAllocator
+from trainfit.simgpu.allocator_blocks import pool_of, stream_of
 from trainfit.simgpu.allocator_settings import AllocatorSettings
 
 _HERE = str(Path(__file__).parent)
@@ -93,11 +94,11 @@ class History:
             "action": action,
             place: address,
             "size": nbytes,
-            "stream": stream,
+            "stream": stream_of(stream),
             "time_us": int(self._now() * 1e6),
             "compile_context": "N/A",
             "user_metadata": "",
-            "pool_id": (0, 0),
+            "pool_id": (0, pool_of(stream)),
         }
         self._events.append(entry)
 

@@ -26,6 +26,8 @@ class KernelLog:
         self._engine = engine
         self._known: dict[Any, list[KernelRow]] = {}
         self._events = 0
+        #: Where kernels of capturing streams go while a graph is captured.
+        self.captured: list[KernelRow] | None = None
 
     def operator(
         self, info: OperatorInfo, key: Any, args: tuple[Any, ...], kwargs: Any, result: Any
@@ -42,9 +44,26 @@ class KernelLog:
             rows = [*_rows([_copy(*each) for each in copied]), *rows]
             self._engine.copied = []
         if rows:
-            write, stream = self._engine.recorder.kernel, self._engine.memory.stream
-            for row in rows:
-                write(row, stream)
+            self._write(rows, self._engine.memory.stream)
+
+    def kernel(self, kernel: Kernel) -> None:
+        """A kernel that no operator of PyTorch's launches."""
+        self._write(_rows([kernel]), self._engine.memory.stream)
+
+    def replay(self, rows: list[KernelRow]) -> None:
+        """Kernels that a graph holds, with one launch for all."""
+        recorder, stream = self._engine.recorder, self._engine.memory.stream
+        recorder.kernel((_KIND["graph"], 0, 0, 0, 0, len(rows), 0, 0, 1, 1), stream)
+        for row in rows:
+            recorder.kernel(row, stream)
+
+    def _write(self, rows: list[KernelRow], stream: int) -> None:
+        if self.captured is not None and stream in self._engine.memory.capturing:
+            self.captured.extend(rows)
+            return
+        write = self._engine.recorder.kernel
+        for row in rows:
+            write(row, stream)
 
     def host_waits(self, stream: int | None) -> None:
         """The host waits until the GPU has done everything, or a stream (given) has."""
@@ -61,13 +80,18 @@ class KernelLog:
 
     def stream_waits(self, stream: int, event: int, recorded_on: int) -> None:
         """What is launched on ``stream`` from now on begins after an event of another."""
+        capturing = self._engine.memory.capturing
+        if recorded_on in capturing:
+            capturing.add(stream)
         self._mark("event_wait", stream, event, recorded_on)
 
     def host_waits_for_event(self, event: int, recorded_on: int) -> None:
         """The host waits for an event."""
-        self._mark("event_synchronize", recorded_on, event, recorded_on)
+        self._mark("event_synchronize", recorded_on, event)
 
     def _mark(self, kind: str, stream: int, event: int = 0, recorded_on: int = 0) -> None:
+        if self.captured is not None and stream in self._engine.memory.capturing:
+            return  # order within a graph, whose kernels are replayed one after the other
         row = (_KIND[kind], 0, 0, 0, 0, event, recorded_on, 0, 1, 0)
         self._engine.recorder.kernel(row, stream)
 

@@ -21,7 +21,10 @@ from trainfit.simgpu.tensor import SimulatedTensor
 #: Where a GPU's L2 is not known: more than any has (126 MB of a B200, NVIDIA Blackwell).
 _LARGE_L2_BYTES = 256 << 20
 #: They make or change a tensor without a kernel.
-_WITHOUT_KERNEL = ("empty", "new_empty", "resize_", "set_", "record_stream")
+_WITHOUT_KERNEL = ("empty", "new_empty", "resize_", "set_", "record_stream", "wait_tensor")
+#: Namespaces of operators that launch nothing themselves: "prim" holds questions about a tensor,
+#: such as ``prim::device``; "c10d" collectives, whose copies are operators of their own.
+_WITHOUT_KERNELS = ("prim", "c10d")
 #: Operators over lists of tensors: all of an optimizer's parameters at once.
 _OVER_LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 #: They write without reading what they write to.
@@ -60,11 +63,10 @@ def may_round(kind: str) -> bool:
 
 @functools.cache
 def makes_kernel(func: Any) -> bool:
-    """Does the operator launch a kernel (or a copy), if its operands are not empty?
-
-    ``prim`` holds questions about a tensor, such as ``prim::device``.
-    """
-    return func.namespace != "prim" and not str(func._opname).startswith(_WITHOUT_KERNEL)
+    """Does the operator launch a kernel (or a copy), if its operands are not empty?"""
+    return func.namespace not in _WITHOUT_KERNELS and not str(func._opname).startswith(
+        _WITHOUT_KERNEL
+    )
 
 
 def least_moved_bytes(func: Any, args: tuple[Any, ...], result: Any, l2_bytes: int | None) -> int:

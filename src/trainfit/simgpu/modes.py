@@ -21,14 +21,16 @@ from torch.overrides import (
 from torch.utils import _python_dispatch as dispatch_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainfit.simgpu.devices import call, complete, legacy_dtype, on_meta
+from trainfit.simgpu.devices import call, complete, construct, legacy_dtype, on_meta
 from trainfit.simgpu.engine import Engine
 from trainfit.simgpu.fork_hooks import in_child
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor, replace_data
+from trainfit.simgpu.subclasses import SUBCLASSES, replace_data
+from trainfit.simgpu.tensor import CUDA, DeviceTensor, SimulatedTensor, plain, wrapped
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
+_COMPARES = {torch.isclose, torch.Tensor.isclose}
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type}
 
 
@@ -47,8 +49,12 @@ class DeviceMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs is None:
             kwargs = {}
-        if SimulatedTensor in types:
-            return self._engine.run(func, args, kwargs)
+        of_users = bool(SUBCLASSES) and not SUBCLASSES.isdisjoint(types)
+        if of_users or SimulatedTensor in types:
+            if len(types) > 1 and wrapped(types):
+                return func(*args, **kwargs)
+            run = self._engine.run_plain if of_users else self._engine.run
+            return run(func, args, kwargs)
         device = kwargs.get("device")
         if kwargs.get("pin_memory") and not (device is not None and device.type == "cuda"):
             result = func(*args, **(kwargs | {"pin_memory": False}))
@@ -68,20 +74,24 @@ class FunctionMode(TorchFunctionMode):
         self._engine = engine
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        entered = SimulatedTensor in types and self._engine.on_enter()
+        entered = _any_on_device(types) and self._engine.enter()
         try:
             return self._call(func, args, kwargs)
         finally:
             if entered:
-                self._engine.on_leave()
+                self._engine.leave()
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.device:
+            return construct(args, kwargs or {})
         if func in _WITH_POSITIONAL_DEVICE:
             return self._move(func, args, kwargs or {})
         if func == _set_data and _crosses(*args):
             return replace_data(args[0], args[1])
         if func in _CHECKS_DATA:
             return self._trusting(func, args, kwargs)
+        if func in _COMPARES:
+            return self._close(call(self._engine, func, args, kwargs))
         return call(self._engine, func, args, kwargs)
 
     def _trusting(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -91,6 +101,15 @@ class FunctionMode(TorchFunctionMode):
             return call(self._engine, func, args, kwargs)
         finally:
             self._engine.trusts_data = False
+
+    def _close(self, result: Any) -> Any:
+        """Elements that nobody knows are taken as close, as ``torch.allclose`` does."""
+        if isinstance(result, DeviceTensor):
+            life = plain(result)._life
+            if life.value is None and life.fill is None:
+                life.fill = True
+                self._engine.assume("two GPU tensors were taken as close")
+        return result
 
     def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """``Tensor.to``, ``.cuda`` and ``.type``."""
@@ -109,8 +128,12 @@ class FunctionMode(TorchFunctionMode):
         return call(self._engine, func, (tensor, *rest), kwargs)
 
 
+def _any_on_device(types: Any) -> bool:
+    return SimulatedTensor in types or bool(SUBCLASSES and not SUBCLASSES.isdisjoint(types))
+
+
 def _crosses(target: Any, value: Any) -> bool:
-    return type(target) is SimulatedTensor or type(value) is SimulatedTensor
+    return isinstance(target, DeviceTensor) or isinstance(value, DeviceTensor)
 
 
 class Modes:
@@ -121,7 +144,7 @@ class Modes:
         self._mine: list[Any] = []
 
     def install(self, patches: PatchSet) -> None:
-        self._engine.mode = DeviceMode
+        self._engine.mode, self._engine.function_mode = DeviceMode, FunctionMode
         bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
         engine = self._engine
 

@@ -35,6 +35,8 @@ class ModuleTracker:
         self._of_node: dict[int, int] = {}
         self._handles: list[Any] = []
         self.calls = 0
+        #: Is told of every call, with the module and its positional arguments.
+        self.on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None
 
     def install(self) -> None:
         self._handles = [
@@ -67,12 +69,13 @@ class ModuleTracker:
         """Forget the nodes of a finished step."""
         self._of_node.clear()
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
         if name is None:
             name = self._name(module)
         self.calls += 1
         self._stack.append(name)
+        self.on_call(module, args)
 
     def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
         if self._stack:

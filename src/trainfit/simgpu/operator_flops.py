@@ -55,6 +55,17 @@ def _register(*names: str) -> Callable[[Formula], Formula]:
     return register
 
 
+# --- Matrix products --------------------------------------------------------------------------
+
+
+@_register("mm", "addmm", "bmm", "baddbmm")
+def _product(call: Mapping[str, Any], result: Any) -> int:
+    """(…, m, k) times (…, k, n); PyTorch's own formulas do not know ``out_dtype``."""
+    left = next(call[name] for name in ("mat1", "batch1", "self") if name in call)
+    right = next(call[name] for name in ("mat2", "batch2") if name in call)
+    return 2 * _numel(left) * _shape(right)[-1]
+
+
 # --- Convolutions -----------------------------------------------------------------------------
 
 

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from trainfit.results.trace import Compute
 from trainfit.simgpu.least_work import kind_of_work, least_moved_bytes, makes_kernel, tensors_in
 from trainfit.simgpu.operator_flops import flops_of
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.recorder import SETUP
 from trainfit.simgpu.session import Simulation
+from trainfit.simgpu.steady import steady_step
 
 #: Called after an operator with it, its arguments and its result.
 Listener = Callable[[Any, tuple[Any, ...], Any], None]
@@ -28,7 +32,10 @@ class OperatorWatch:
         self._simulation = simulation
         self._listeners: list[Listener] = []
         self._work: Counter[str] = Counter()
-        self._marks: list[Counter[str]] = [Counter()]
+        self._setup: Counter[str] = Counter()
+        self._steps: list[Counter[str]] = []
+        self._operators = 0
+        self._moving = 0
         self._l2_bytes = simulation.gpu.l2_bytes
 
     def listen(self, listener: Listener) -> None:
@@ -39,27 +46,40 @@ class OperatorWatch:
         """Watch from now on, until ``patches`` is restored."""
         engine = self._simulation.engine
         run, info_of = engine.run, engine.info
-        listeners = self._listeners
+        listeners, attempt = self._listeners, engine.accounting.attempt
 
         def watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             result = run(func, args, kwargs)
             info = info_of(func)
             if not info.composite:  # its parts come by themselves
-                if not info.view:
-                    self._count(func, args, kwargs, result)
+                if not info.view and not self._moving:
+                    attempt(func, self._count, func, args, kwargs, result)
                 for listener in listeners:
-                    listener(func, args, result)
+                    attempt(func, listener, func, args, result)
             return result
 
+        apply: Any = torch.nn.Module._apply
+
+        def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._moving += 1
+            try:
+                return apply(module, *args, **kwargs)
+            finally:
+                self._moving -= 1
+
         patches.set(engine, "run", watched)
+        patches.set(torch.nn.Module, "_apply", _apply)
         self._simulation.on_step(self._step_end)
 
-    def last_step(self) -> Compute | None:
-        """The work of the last whole step; ``None`` before the first."""
-        if len(self._marks) < 2:
+    def steady_step(self) -> Compute | None:
+        """The work of the typical step (:mod:`trainfit.simgpu.steady`); ``None`` before the first.
+
+        Where the first is the only one, it comes without the model's set-up and moves.
+        """
+        if not self._steps:
             return None
-        before, after = self._marks[-2:]
-        work = after - before
+        totals = [sum(step.values()) for step in self._steps]
+        work = self._steps[steady_step([each["operators"] for each in self._steps], totals)]
         flops = {name: n for name, n in work.items() if "/" in name}
         return Compute(
             flops=sum(flops.values()),
@@ -72,15 +92,21 @@ class OperatorWatch:
         )
 
     def _step_end(self, steps: int) -> None:
-        self._work["operators"] = self._simulation.engine.recorder.op_count
-        self._marks = [self._marks[-1], Counter(self._work)]
+        if not self._simulation.engine.forward_seen:  # nothing tells set-up from a step
+            self._work += self._setup
+        self._setup.clear()
+        operators = self._simulation.engine.recorder.op_count
+        self._work["operators"] = operators - self._operators
+        self._steps.append(self._work)
+        self._work, self._operators = Counter(), operators
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        work = self._setup if self._simulation.engine.phase() == SETUP else self._work
         operands = tensors_in((args, result))
         traffic = sum(tensor._spec.nbytes for tensor in operands)
-        self._work["traffic"] += traffic
-        self._work["kernels"] += traffic > 0 and makes_kernel(func)
+        work["traffic"] += traffic
+        work["kernels"] += traffic > 0 and makes_kernel(func)
         flops = flops_of(func, args, kwargs, result)
         if flops:
-            self._work[kind_of_work(func, operands[0]._spec.dtype)] += flops
-        self._work["moved"] += least_moved_bytes(func, args, result, self._l2_bytes)
+            work[kind_of_work(func, operands[0]._spec.dtype)] += flops
+        work["moved"] += least_moved_bytes(func, args, result, self._l2_bytes)

@@ -87,10 +87,11 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
         engine.wait_for_device()
     content = engine.values.read(source)
     dtype = kwargs.get("dtype") or source.dtype
+    is_new = content is None
     if content is None:
         content = _plausible(source._meta, source._life.fill)
     with no_dispatch():
-        return content.to(dtype, copy=True)
+        return content.to(dtype, copy=not is_new)
 
 
 def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
@@ -470,13 +471,6 @@ def flatten_weights(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return buffer
 
 
-def boxes_kept(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """torchvision::nms; every box is assumed to survive."""
-    count = args[0].shape[0]
-    engine.assume(f"nms() was taken to keep all {count} boxes")
-    return _result(engine, func, (count,), torch.int64)
-
-
 # -- views that the schema does not call views ---------------------------------------------
 
 
@@ -501,4 +495,4 @@ def weight_norm_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> A
     return tuple(engine.adopt(gradient) for gradient in gradients)
 
 
-__all__ = ["CUDA", "boxes_kept"]
+__all__ = ["CUDA"]

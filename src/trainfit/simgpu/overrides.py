@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu import rnn
+from trainfit.simgpu import rnn, torchvision_operators
 from trainfit.simgpu.attention import attention
 from trainfit.simgpu.autocast import Autocast
 from trainfit.simgpu.engine import HANDLERS, Engine, Handler
 from trainfit.simgpu.kernels_normalization import by_cudnn, in_its_format
-from trainfit.simgpu.operators import boxes_kept
 from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
 aten = torch.ops.aten
@@ -48,9 +47,7 @@ class Overrides:
                 if _exists(name) and not _has_cuda(name):
                     library.impl(name, _never_reached, "CUDA")
         define_torchvision_operators()
-        nms = getattr(torch.ops.torchvision, "nms", None)
-        if nms is not None:
-            HANDLERS[nms.default] = boxes_kept
+        torchvision_operators.install()
 
     def remove(self) -> None:
         for library in self._libraries:

@@ -25,6 +25,8 @@ from trainfit.results.recording import (
 from trainfit.simgpu.settling import StepUse, step_uses
 
 SETUP, INPUT, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
+#: The name of a CUDA graph's replay among the operators.
+REPLAY = "cuda_graph.replay"
 _COLUMNS = (
     "op_name", "op_phase", "op_module", "op_step", "alloc_bytes", "alloc_op", "alloc_stream",
     "alloc_line", "events", "workspace_alloc", "workspace_model", "workspace_start",
@@ -74,6 +76,10 @@ class Recorder:
     @property
     def op_count(self) -> int:
         return len(self._op_name)
+
+    @property
+    def alloc_count(self) -> int:
+        return len(self._alloc_bytes)
 
     def since(self, op: int, alloc: int) -> tuple[int, IntArray, IntArray]:
         """Operators since number ``op``; bytes and operators of allocations since ``alloc``."""

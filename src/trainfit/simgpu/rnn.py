@@ -17,7 +17,14 @@ from torch.torch_version import TorchVersion
 from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.engine import Engine, handles
-from trainfit.simgpu.tensor import META, SimulatedTensor, current_engine, spec_of, wrap
+from trainfit.simgpu.tensor import (
+    META,
+    DeviceTensor,
+    SimulatedTensor,
+    current_engine,
+    spec_of,
+    wrap,
+)
 from trainfit.simgpu.workspaces_rnn import GRU, LSTM, RELU, TANH, reserve_bytes
 
 aten = torch.ops.aten
@@ -41,7 +48,7 @@ def _acceptable(tensor: torch.Tensor) -> bool:
     """cudnn_is_acceptable"""
     any_dtype = TorchVersion(torch.__version__) >= _ANY_DTYPE  # type: ignore[operator]
     return (
-        type(tensor) is SimulatedTensor
+        isinstance(tensor, DeviceTensor)
         and torch.backends.cudnn.enabled
         and (tensor.dtype in _FLOATS or bool(any_dtype))
         and tensor.numel() > 0

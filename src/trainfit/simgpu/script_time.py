@@ -3,13 +3,16 @@
 Simulating an operator takes other time than launching it on a GPU does. So ``time.time`` and its
 like show the script what its own computer would take: the operators' launches and the waits for
 the GPU as the clock has them, and all else (reading a batch, sleeping, other computations) as long
-as it took here. Such a clock never stands still, so that code that polls it comes to its end.
+as it took here, without the time for which others had the cores (:mod:`simgpu.core_waits`): how
+busy this machine is must not show in a prediction. Such a clock never stands still, so that code
+that polls it comes to its end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import sys
 import threading
@@ -19,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from trainfit.simgpu.clock import Clock
+from trainfit.simgpu.core_waits import CoreWaits, core_waits
 from trainfit.simgpu.fork_hooks import in_child
 from trainfit.simgpu.patching import PatchSet
 
@@ -38,7 +42,8 @@ class ScriptTime:
     """Divides what passes between the simulator and the script, and shows the script its time.
 
     ``in_framework`` says whether PyTorch's own Python is what lies between two operators;
-    ``real`` is this machine's clock, in seconds.
+    ``real`` is this machine's clock, in seconds; ``waits`` tells how long a thread waited for a
+    core.
     """
 
     def __init__(
@@ -46,8 +51,12 @@ class ScriptTime:
         clock: Clock,
         in_framework: Callable[[], bool] = lambda: False,
         real: Callable[[], float] = time.perf_counter,
+        waits: CoreWaits | None = None,
     ) -> None:
         self._clock, self._in_framework, self._real = clock, in_framework, real
+        self._waits = core_waits() if waits is None else waits
+        self._mark = self._waits.mark()
+        self._collecting_since = 0.0
         self._simulating = self._looked = False
         self._left = real()
         self._shown_s = 0.0
@@ -61,16 +70,22 @@ class ScriptTime:
         if self._simulating or not self.runs:
             return False
         self._simulating = True
-        own = max(0.0, self._real() - self._left)
-        if self._looked or (own >= OWN_WORK_S and not self._in_framework()):
-            self._looked = False
-            with self._lock:
-                self._clock.pause(own)
+        passed = self._real() - self._left
+        if self._looked or (passed >= OWN_WORK_S and not self._in_framework()):
+            own = self._own(passed)
+            if self._looked or own >= OWN_WORK_S:
+                self._looked = False
+                with self._lock:
+                    self._clock.pause(own)
         return True
+
+    def _own(self, passed: float) -> float:
+        """Of the seconds that passed since the script has been at work: those that it took."""
+        return max(0.0, passed - self._waits.since(self._mark, passed)) if passed > 0 else 0.0
 
     def leave(self) -> None:
         """Back to the script."""
-        self._left = self._real()
+        self._left, self._mark = self._real(), self._waits.mark()
         self._simulating = False
 
     def leave_out(self, seconds: float) -> None:
@@ -97,7 +112,7 @@ class ScriptTime:
         with self._lock:
             began = self._real()
             # Also in the simulator, where callbacks of the script may poll the time.
-            own = max(0.0, began - self._left)
+            own = self._own(began - self._left)
             self._looked = self._looked or not self._simulating
             self._shown_s = max(self._shown_s, self._clock.host() + own)
             self.leave_out(self._real() - began)
@@ -111,14 +126,25 @@ class ScriptTime:
         patches.set(timeit, "default_timer", timer)
         for owner, name in ((timeit, "timeit"), (timeit, "repeat"), (timeit.Timer, "__init__")):
             patches.set(owner, name, _with_timer(vars(owner)[name], timer))
+        self._waits.install(patches)
+        gc.callbacks.append(self._collect)
         in_child(self.stop)
-        self._left = self._real()
+        self._left, self._mark = self._real(), self._waits.mark()
         self.runs = True
 
     def stop(self) -> None:
         """Whoever kept one of the functions has the machine's time from now on; as have children
         that are forked."""
         self.runs = False
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collect)
+
+    def _collect(self, phase: str, _: Any) -> None:
+        """Python looks for garbage: mostly among what the simulation keeps."""
+        if phase == "start":
+            self._collecting_since = self._real()
+        elif not self._simulating:
+            self.leave_out(self._real() - self._collecting_since)
 
 
 class _ShownClock:

@@ -20,31 +20,44 @@ from trainfit.results.recording import Recording
 from trainfit.simgpu import (  # noqa: F401  (register the kernel models)
     checkpoints,
     devices,
+    flex_attention,
     generators,
     kernels_attention,
     kernels_convolution,
     kernels_indexing,
     kernels_products,
+    subclasses,
 )
 from trainfit.simgpu import libraries as _libraries  # noqa: F401  (registers whose kernels)
 from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
 from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
 from trainfit.simgpu.autocast import Autocast
 from trainfit.simgpu.clock import clock_of
+from trainfit.simgpu.collectives import Collectives
+from trainfit.simgpu.compilation import Compilation
 from trainfit.simgpu.engine import Engine
+from trainfit.simgpu.graphs import Graphs
 from trainfit.simgpu.kernel_log import KernelLog
+from trainfit.simgpu.main_optimizer import MainOptimizer
 from trainfit.simgpu.modes import Modes
 from trainfit.simgpu.modules import ModuleTracker
 from trainfit.simgpu.overrides import Overrides
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recorder import Recorder
-from trainfit.simgpu.script import MainOptimizer
 from trainfit.simgpu.script_time import ScriptTime
 from trainfit.simgpu.settling import StepUse
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.streams import event_class
 from trainfit.simgpu.surface import Surface
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor, current_engine, set_engine
+from trainfit.simgpu.tensor import (
+    CUDA,
+    DeviceTensor,
+    SimulatedTensor,
+    current_engine,
+    plain,
+    set_engine,
+)
+from trainfit.simgpu.triton_kernels import TritonKernels
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None
@@ -134,10 +147,37 @@ class Simulation:
             raise RuntimeError("nothing was simulated yet")
         return self._record()
 
+    def rename(self, command: str) -> None:
+        """What is simulated from now on is this launch command."""
+        self._command = command
+
+    @property
+    def is_untouched(self) -> bool:
+        """Has nothing been simulated yet?"""
+        return not (self._recorder.op_count or self._recorder.step or self._modules.calls)
+
+    def pause(self) -> None:
+        """What passes from now on takes the script no time, until :meth:`go_on`."""
+        self._time.enter()
+
+    def go_on(self) -> None:
+        """The script is at work again, maybe in a process that was forked meanwhile."""
+        self._time.leave()
+
     @property
     def steps(self) -> int:
         """Optimizer steps completed so far."""
         return self._recorder.step
+
+    @property
+    def replaying(self) -> bool:
+        """Did the step that is over happen in a CUDA graph?"""
+        return self._graphs.replaying
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps before a CUDA graph was captured, the latest; 0 without one."""
+        return self._graphs.warm_up_steps
 
     def step_uses(self) -> list[StepUse]:
         """What each optimizer step completed so far took of memory."""
@@ -164,6 +204,8 @@ class Simulation:
         self._modules = ModuleTracker(self._recorder, self._mark_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
         self.engine.on_library = self._grow_context
+        self._compilation = Compilation(self.engine)
+        self._modules.on_call = self._compilation.called
         self._kernels = KernelLog(self.engine)
         self.engine.on_launch, self._memory.on_wait = self._kernels.operator, self._wait
         self._time = ScriptTime(clock_of(self._recorder, self.gpu), self.engine.in_framework)
@@ -176,9 +218,12 @@ class Simulation:
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._owners: dict[int, int] = {}
-        self._parameters: dict[int, list[Any]] = {}
+        self._parameters: dict[tuple[int, int], list[Any]] = {}
         self._lifts_cpu_only = False
         self._default_device = devices.DefaultDevice()
+        self._collectives = Collectives(self._recorder)
+        self._triton = TritonKernels(self.engine, self._kernels)
+        self._graphs = Graphs(self.engine, self._kernels, self.end_step)
 
     def _install(self) -> None:
         # Every optimizer imports torch._dynamo; it must see PyTorch as it is, not patched.
@@ -186,11 +231,15 @@ class Simulation:
         self._live = True
         set_engine(self.engine)
         devices.install(self.engine, self._patches)
+        subclasses.install(self._patches)
         generators.install(self._patches)
         checkpoints.install(self._patches)
+        flex_attention.install(self._patches, self._compilation.inside)
         self._overrides = Overrides(self.gpu, self._autocast)
         event = event_class(self._memory, self._kernels, self._time)
-        Surface(self.gpu, self._memory, event).install(self._patches)
+        Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
+        self._collectives.install(self._patches)
+        self._triton.install(self._patches)
         self._patch_torch()
         self._modules.install()
         self._optimizer_hooks = [
@@ -206,6 +255,8 @@ class Simulation:
     def _remove(self) -> None:
         global _active
         self._time.stop()
+        self._collectives.remove()
+        self._triton.remove()
         self._default_device.restore()
         self._modes.remove()
         torch._C._set_only_lift_cpu_tensors(self._lifts_cpu_only)
@@ -249,20 +300,8 @@ class Simulation:
         patches.set(torch, "_has_compatible_shallow_copy_type", _sets_data)
         apply = _watched_apply(torch.nn.Module._apply, self._mark_state)
         patches.set(torch.nn.Module, "_apply", apply)
-        patches.set(torch, "compile", self._compile)
+        patches.set(torch, "compile", self._compilation.compile)
         patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
-        patches.set(torch.cuda, "make_graphed_callables", self._graphed)
-
-    def _compile(self, model: Any = None, *_: Any, **__: Any) -> Any:
-        """``torch.compile`` runs the model as written: shapes and storages are eager's."""
-        if model is None:
-            return lambda function: self._compile(function)
-        self.engine.assume("torch.compile was left out: the model was simulated in eager mode")
-        return model
-
-    def _graphed(self, callables: Any, *_: Any, **__: Any) -> Any:
-        self.engine.assume("CUDA graphs were left out: the calls were simulated one by one")
-        return callables
 
     def _grow_context(self) -> None:
         """A library was used for the first time: the process takes its memory from now on."""
@@ -278,6 +317,7 @@ class Simulation:
     def end_step(self) -> None:
         """A step is over: of the main optimizer, or whatever else is counted as one."""
         self._recorder.step_end()
+        self._graphs.step_ended()
         self._modules.step_end()
         for callback in self._on_step:
             callback(self._recorder.step)
@@ -285,6 +325,10 @@ class Simulation:
     def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the steps of ``optimizer`` be the run's, not those of the first that steps."""
         self._main_optimizer.choose(optimizer)
+
+    def counts_steps_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Are the steps of ``optimizer`` the run's?"""
+        return self._main_optimizer.made(optimizer)
 
     def _mark_module(self, module: torch.nn.Module, name: int) -> None:
         """A module is met for the first time: its parameters and buffers are known now."""
@@ -307,18 +351,22 @@ class Simulation:
             self._mark(buffer, "buffer")
 
     def _mark(self, tensor: Any, kind: str, module: int = -1) -> None:
-        if type(tensor) is SimulatedTensor and tensor._life.number >= 0:
-            self._recorder.mark(tensor._life.number, kind, module)
+        if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
+            self._recorder.mark(number, kind, module)
 
     def _mark_parameter(self, parameter: Any, module: int, *, trained: bool = False) -> None:
         """A parameter of a module that was called, or of an optimizer (``trained``)."""
         self._mark(parameter, "parameter", module)
-        if type(parameter) is not SimulatedTensor or (number := parameter._life.number) < 0:
+        if not isinstance(parameter, DeviceTensor):
             return
-        known = self._parameters.get(number)
+        if (number := plain(parameter)._life.number) < 0:
+            return
+        # cuDNN's recurrent layers keep all of their weights in one allocation.
+        place = number, int(parameter.storage_offset())
+        known = self._parameters.get(place)
         if known is None:
             dtype = str(parameter.dtype).removeprefix("torch.")
-            self._parameters[number] = [number, list(parameter.shape), dtype, trained]
+            self._parameters[place] = [number, list(parameter.shape), dtype, trained]
         elif trained:
             known[3] = True
 
@@ -348,7 +396,15 @@ class Simulation:
                 self._mark(value, "optimizer_state", owner)
         if not self._main_optimizer.made(optimizer):
             return
-        self.end_step()
+        if self._graphs.capturing:
+            self._graphs.note_step()
+        else:
+            self.end_step()
+
+    def _assumptions(self) -> dict[str, int]:
+        """Texts with how often each was assumed."""
+        triton = self._triton.assumption()
+        return dict(self.engine.assumptions) | ({} if triton is None else {triton: 1})
 
     def _record(self) -> Recording:
         self._memory.flush()
@@ -366,7 +422,7 @@ class Simulation:
                 "notes": [*self.constants.notes, *_other_version(self.constants.torch)],
                 "command": self._command,
                 "torch": str(torch.__version__),
-                "assumptions": dict(self.engine.assumptions),
+                "assumptions": self._assumptions(),
                 "module_calls": self._modules.calls,
                 "limited": self._limited,
                 "optimizer": self._optimizer,
@@ -407,14 +463,18 @@ def _forget(owners: dict[int, int], parameters: list[int]) -> None:
         owners.pop(parameter, None)
 
 
+#: PyTorch's own test, of tensors that are not simulated (one may be on "meta").
+_of_one_kind = torch._has_compatible_shallow_copy_type
+
+
 def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Does ``Module._apply`` go on with ``tensor.data = other``, as between CPU and CUDA?
 
     Gradients that change the device are replaced: their parameter was, in C++'s view. So are
     parameters that a graph in use still holds on to: they cannot become something else.
     """
-    if (type(tensor) is SimulatedTensor) is (type(other) is SimulatedTensor):
-        return True
+    if isinstance(tensor, DeviceTensor) is isinstance(other, DeviceTensor):
+        return isinstance(tensor, DeviceTensor) or bool(_of_one_kind(tensor, other))
     if not isinstance(tensor, torch.nn.Parameter):
         return False
     held = tensor._use_count() > 1 + tensor.requires_grad  # type: ignore[attr-defined]

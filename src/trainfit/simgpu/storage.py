@@ -13,6 +13,7 @@ import torch
 
 from trainfit.results.kernels import LAUNCH_QUEUE
 from trainfit.simgpu.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator_blocks import private_pool, stream_of
 from trainfit.simgpu.location import place_of_user
 from trainfit.simgpu.recorder import Recorder
 
@@ -74,6 +75,9 @@ class DeviceMemory:
         #: Is told of the seconds that a storage's death took here, which may be at any bytecode.
         self.on_death: Callable[[float], None] = lambda _: None
         allocator.defers_events = True
+        #: Streams that take part in the capture of a CUDA graph, and its private pool.
+        self.capturing: set[int] = set()
+        self._private = 0
 
     @property
     def stream(self) -> int:
@@ -83,6 +87,20 @@ class DeviceMemory:
     @stream.setter
     def stream(self, number: int) -> None:
         self._streams.number = number
+
+    def begin_capture(self, pool: int) -> None:
+        """``beginAllocateToPool``: the current stream's allocations, and those of streams that
+        join it, come from a private pool."""
+        self.capturing, self._private = {self.stream}, pool
+
+    def end_capture(self) -> None:
+        """``endAllocateToPool``."""
+        self.capturing = set()
+
+    def _place(self) -> int:
+        """The pool for an allocation now: the stream's own, or the capture's for this stream."""
+        stream = self.stream
+        return private_pool(stream, self._private) if stream in self.capturing else stream
 
     def adopt(self, meta: torch.Tensor) -> Life:
         """The life of ``meta``'s storage, allocated now if the storage is new."""
@@ -106,9 +124,10 @@ class DeviceMemory:
     def _malloc(self, life: Life) -> None:
         if self._waits:
             self._settle_waits()
+        place = self._place() if self.capturing else self.stream
         with self._lock:
-            life.block = self.allocator.malloc(life.nbytes, self.stream)
-            life.number = self.recorder.malloc(life.nbytes, self.stream, self._line())
+            life.block = self.allocator.malloc(life.nbytes, place)
+            life.number = self.recorder.malloc(life.nbytes, place, self._line())
         if self._pending:
             self.flush()
 
@@ -139,12 +158,13 @@ class DeviceMemory:
         held: list[tuple[Block | None, int]] = []
         if self._waits:
             self._settle_waits()
+        place = self._place()
         with self._lock:
             try:
                 for nbytes, model, arguments in sizes:
-                    block = self.allocator.malloc(nbytes, self.stream) if nbytes > 0 else None
+                    block = self.allocator.malloc(nbytes, place) if nbytes > 0 else None
                     held.append((block, -1))
-                    number = self.recorder.malloc(max(nbytes, 0), self.stream)
+                    number = self.recorder.malloc(max(nbytes, 0), place)
                     self.recorder.workspace(number, model, arguments)
                     held[-1] = (block, number)
             finally:
@@ -158,9 +178,10 @@ class DeviceMemory:
 
     def persistent(self, nbytes: int, model: int, arguments: tuple[int, ...]) -> None:
         """Allocate a workspace that a library keeps for the life of the process."""
+        place = self._place()
         with self._lock:
-            self.allocator.malloc(nbytes, self.stream)
-            number = self.recorder.malloc(nbytes, self.stream)
+            self.allocator.malloc(nbytes, place)
+            number = self.recorder.malloc(nbytes, place)
             self.recorder.workspace(number, model, arguments)
 
     def _on_death(self, life: Any) -> None:
@@ -209,7 +230,7 @@ class DeviceMemory:
     def record_stream(self, life: Life, stream: int) -> None:
         """``Tensor.record_stream``: work on ``stream`` uses the storage, too."""
         block = life.block
-        if block is None or stream == block.stream:
+        if block is None or stream == stream_of(block.stream):
             return
         with self._lock:
             if block.stream_uses is None:
@@ -221,6 +242,8 @@ class DeviceMemory:
 
         Of that the first ``submitted`` operators (``None``: all).
         """
+        if self.stream in self.capturing:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         if submitted is None:
             self.on_wait(stream)
         if not self._waits:
@@ -236,6 +259,8 @@ class DeviceMemory:
 
     def _settle_waits(self) -> None:
         """Waits that are over because the host cannot be that far ahead of the device."""
+        if self.capturing:
+            return  # nothing runs meanwhile
         # Operators count here, each of which launches at least one kernel.
         reached = self.recorder.op_count - LAUNCH_QUEUE
         with self._lock:

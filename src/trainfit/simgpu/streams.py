@@ -45,7 +45,7 @@ class Stream:
         current_engine().memory.synchronize(self.stream_id)
 
     def is_capturing(self) -> bool:
-        return False
+        return self.stream_id in current_engine().memory.capturing
 
     @classmethod
     def count_anew(cls) -> None:

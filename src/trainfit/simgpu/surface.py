@@ -7,6 +7,7 @@ C functions (which a CPU build lacks) are supplied here. Everything goes through
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from typing import Any
@@ -18,11 +19,12 @@ from torch.nn.parallel import scatter_gather
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.clock import TrafficClock
+from trainfit.simgpu.graphs import Graphs, graph_class
 from trainfit.simgpu.history import History
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.storage import DeviceMemory
 from trainfit.simgpu.streams import Stream, of_any_device
-from trainfit.simgpu.tensor import CUDA, SimulatedTensor, check_ordinal
+from trainfit.simgpu.tensor import CUDA, DeviceTensor, check_ordinal
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
 CUDA_VERSION = "13.0"
@@ -78,15 +80,6 @@ def _shared_memory(major: int, minor: int) -> int:
     return kib.get((major, minor), 99 if major >= 12 else 48) * 1024
 
 
-class _NoGraph:
-    """A class, for libraries annotate with ``torch.cuda.CUDAGraph | None``."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(
-            "CUDA graphs are not simulated: run the steps without capturing them"
-        )
-
-
 class _Scatter:
     """``DataParallel``'s scatter to the one GPU there is."""
 
@@ -115,12 +108,13 @@ _IMPORTED_BY_NAME = {
 class Surface:
     """Installs the simulated device into PyTorch's Python modules."""
 
-    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, event: type) -> None:
+    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, event: type, graphs: Graphs) -> None:
         self._gpu = gpu
         self._memory = memory
         self._properties = DeviceProperties(gpu)
         self._default = Stream(stream_id=0)
         self._event = event
+        self._graphs = graphs
         self._streams = threading.local()
         self._fraction = 1.0
 
@@ -142,6 +136,9 @@ class Surface:
         patches.set(torch, "Stream", Stream)
         patches.set(torch, "Event", of_any_device(self._event))
         patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
+        patches.set(torch.cuda.graphs, "CUDAGraph", vars(torch.cuda)["CUDAGraph"])
+        handle = functools.partial(self._graphs.handle, shared=True)
+        patches.set(torch.cuda.graphs, "_graph_pool_handle", handle)
         # A stream of the simulation would stay there.
         patches.set(parallel_functions, "_streams", None)
         patches.set(scatter_gather, "Scatter", _Scatter)
@@ -191,7 +188,8 @@ class Surface:
             "_cuda_record_memory_history": history.configure,
             "_cuda_record_memory_history_legacy": history.configure_legacy,
             "_cuda_isInBadFork": lambda: False,
-            "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_cuda_isCurrentStreamCapturing": self._graphs.stream_captures,
+            "_host_emptyCache": nothing,
             "_cuda_canDeviceAccessPeer": lambda *_: False,
             "_cuda_getArchFlags": lambda: "sm_{}{}".format(*self._gpu.capability),
             "_cuda_sleep": nothing,
@@ -263,7 +261,7 @@ class Surface:
                 gpu.supports_bf16 or including_emulation
             ),
             "get_arch_list": lambda: ["sm_{}{}".format(*gpu.capability)],
-            "is_current_stream_capturing": lambda: False,
+            "is_current_stream_capturing": self._graphs.stream_captures,
             "synchronize": lambda device=None: self._memory.synchronize(),
             "current_stream": lambda device=None: self._current_stream(),
             "default_stream": lambda device=None: self._default,
@@ -271,7 +269,7 @@ class Surface:
             "Stream": Stream,
             "ExternalStream": Stream,
             "Event": self._event,
-            "CUDAGraph": _NoGraph,
+            "CUDAGraph": graph_class(self._graphs),
             "utilization": lambda device=None: 100,
         }
 
@@ -307,6 +305,7 @@ class Surface:
     def _install_storages(self, patches: PatchSet) -> None:
         memory = self._memory
         resize, device = torch.UntypedStorage.resize_, torch.UntypedStorage.device
+        pointer = torch.UntypedStorage.data_ptr
 
         def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
             result = resize(storage, nbytes)
@@ -315,12 +314,20 @@ class Surface:
                 memory.resize(life, nbytes)
             return result
 
+        def data_ptr(storage: torch.UntypedStorage) -> int:
+            # By this libraries tell which tensors share a storage.
+            life = memory.lives.get(storage._cdata)
+            if life is None:
+                return pointer(storage)
+            return 0 if life.block is None else life.block.address
+
         def get_device(storage: torch.UntypedStorage) -> torch.device:
             if storage._cdata in memory.lives:
                 return CUDA
             return device.__get__(storage)
 
         patches.set(torch.UntypedStorage, "resize_", resize_)
+        patches.set(torch.UntypedStorage, "data_ptr", data_ptr)
         patches.set(torch.UntypedStorage, "device", property(get_device))
 
     # -- versions and tools ------------------------------------------------------------------
@@ -348,4 +355,4 @@ class Surface:
 
 def is_simulated(value: Any) -> bool:
     """Is ``value`` a tensor of the simulated device?"""
-    return type(value) is SimulatedTensor
+    return isinstance(value, DeviceTensor)

@@ -9,9 +9,14 @@ the dispatch keys are CUDA's all the same, so autograd and autocast treat it as 
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._mode_utils import no_dispatch
+
+from trainfit.simgpu.errors import SeveralGpusError
+from trainfit.simgpu.location import user_frame
 
 if TYPE_CHECKING:
     from trainfit.simgpu.engine import Engine
@@ -21,6 +26,7 @@ META = torch.device("meta")
 CPU = torch.device("cpu")
 
 _make_subclass = torch.Tensor._make_subclass
+_torch_function = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _specs: dict[tuple[Any, ...], Spec] = {}
 
 # The engine that simulated tensors report to; set by the session while it is active.
@@ -28,16 +34,14 @@ _engine: Engine | None = None
 
 
 def check_ordinal(device: Any) -> None:
-    """The simulated machine has one GPU; raises what CUDA raises for another."""
+    """The simulated machine has one GPU; raises :class:`SeveralGpusError` for another."""
     index = device
     if isinstance(device, str):
         device = torch.device(device)
     if isinstance(device, torch.device):
         index = device.index
     if index not in (None, 0, -1):
-        raise RuntimeError(
-            "CUDA error: invalid device ordinal (the simulated machine has one GPU, cuda:0)"
-        )
+        raise SeveralGpusError(f"cuda:{index} (invalid device ordinal)", user_frame())
 
 
 class SimulationEndedError(RuntimeError):
@@ -115,24 +119,25 @@ def spec_of(meta: torch.Tensor) -> Spec:
     return spec
 
 
-class SimulatedTensor(torch.Tensor):
-    """A tensor on the simulated ``cuda:0``: geometry and a storage life, no data.
+class DeviceTensor(torch.Tensor):
+    """What Python sees of a tensor on the simulated ``cuda:0``.
 
-    Attributes: ``_meta`` is the plain meta tensor that shares the storage, ``_spec`` its
-    interned geometry, ``_life`` the allocation behind the storage.
+    Two kinds there are: :class:`SimulatedTensor`, which every operator makes, and the classes of
+    :mod:`trainfit.simgpu.subclasses`, for tensors of the user's own classes.
     """
-
-    _meta: torch.Tensor
-    _spec: Spec
-    _life: Any
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return current_engine().run(func, args, kwargs or {})
+        if len(types) > 1 and wrapped(types):
+            return NotImplemented  # a tensor that holds simulated ones knows what to do
+        return current_engine().run_plain(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Tensor's own, which PyTorch disables for classes that have a __torch_dispatch__.
+        return _torch_function(cls, func, types, args, kwargs)
 
     # What Python code asks of a CUDA tensor. C++ getters would say "meta".
     @property
@@ -158,8 +163,10 @@ class SimulatedTensor(torch.Tensor):
         return False
 
     def data_ptr(self) -> int:
-        block = self._life.block
-        return 0 if block is None else block.address + self._spec.offset * self.element_size()
+        simulated = plain(self)
+        block = simulated._life.block
+        offset: int = simulated._spec.offset * self.element_size()
+        return 0 if block is None else block.address + offset
 
     def type(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is None:
@@ -169,7 +176,7 @@ class SimulatedTensor(torch.Tensor):
             dtype = torch.empty(0).type(dtype).dtype
         return self.to(dtype)
 
-    def cuda(self, *_: Any, **__: Any) -> SimulatedTensor:
+    def cuda(self, *_: Any, **__: Any) -> DeviceTensor:
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -189,6 +196,9 @@ class SimulatedTensor(torch.Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        raise BufferError("a tensor of the simulated GPU has no data to share through DLPack")
+
     def new_tensor(  # type: ignore[override]
         self, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any
     ) -> Any:
@@ -204,9 +214,9 @@ class SimulatedTensor(torch.Tensor):
         return torch.empty(*(args or (0,)), dtype=self.dtype, device=CUDA)
 
     def record_stream(self, stream: Any) -> None:
-        current_engine().memory.record_stream(self._life, stream.stream_id)
+        current_engine().memory.record_stream(plain(self)._life, stream.stream_id)
 
-    def share_memory_(self) -> SimulatedTensor:
+    def share_memory_(self) -> DeviceTensor:
         return self
 
     def is_shared(self) -> bool:
@@ -218,9 +228,14 @@ class SimulatedTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        from trainfit.simgpu.subclasses import replace_data
+
         replace_data(self, value)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedTensor:
+    def __copy__(self) -> torch.Tensor:
+        return _like(self, self.detach(), vars_of(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]  # type: ignore[no-any-return]
         if not self.is_leaf:
@@ -229,33 +244,27 @@ class SimulatedTensor(torch.Tensor):
                 "support the deepcopy protocol at the moment."
             )
         with torch.no_grad():
-            copy = self.detach().clone()
+            memo[id(self)] = made = _like(self, _copied(plain(self), memo), {})
         if getattr(self, "_is_param", False):
-            copy = torch.nn.Parameter(copy, requires_grad=self.requires_grad)
-        else:
-            copy.requires_grad_(self.requires_grad)
+            return made  # as Parameter.__deepcopy__: neither gradient nor attributes
         if self.grad is not None:
-            copy.grad = self.grad.detach().clone()
-        memo[id(self)] = copy
-        return copy  # type: ignore[return-value]
+            made.grad = copy.deepcopy(self.grad, memo)
+        vars(made).update(copy.deepcopy(vars_of(self), memo))
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Checkpoints written during the simulated steps get plausible CPU data.
         from trainfit.simgpu.checkpoints import mark
 
-        host = self.detach().cpu()
+        host = plain(self).detach().cpu()
         mark(host.untyped_storage())
-        if getattr(self, "_is_param", False):
-            host = torch.nn.Parameter(host, requires_grad=self.requires_grad)
-        else:
-            host.requires_grad_(self.requires_grad)
-        return host.__reduce_ex__(protocol)
+        return _like(self, host, vars_of(self)).__reduce_ex__(protocol)
 
     def __repr__(  # type: ignore[override]
         self, *, tensor_contents: Any = None
     ) -> str:
-        dtype = str(self._spec.dtype)
-        return f"tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={dtype}, simulated)"
+        spec = plain(self)._spec
+        return f"tensor(..., device='cuda:0', size={spec.size}, dtype={spec.dtype}, simulated)"
 
     def __format__(self, format_spec: str) -> str:
         if self.dim() == 0:
@@ -263,9 +272,34 @@ class SimulatedTensor(torch.Tensor):
         return object.__format__(self, format_spec)
 
 
-def to_device(
-    tensor: SimulatedTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.Tensor:
+class SimulatedTensor(DeviceTensor):
+    """A tensor on the simulated ``cuda:0``: geometry and a storage life, no data.
+
+    Attributes: ``_meta`` is the plain meta tensor that shares the storage, ``_spec`` its
+    interned geometry, ``_life`` the allocation behind the storage.
+    """
+
+    _meta: torch.Tensor
+    _spec: Spec
+    _life: Any
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if len(types) > 1 and wrapped(types):
+            return NotImplemented
+        return current_engine().run(func, args, kwargs or {})
+
+
+def wrapped(types: Any) -> bool:
+    """Is there a tensor of another class with operators of its own (a DTensor) among ``types``?"""
+    return not all(issubclass(kind, DeviceTensor) for kind in types)
+
+
+def to_device(tensor: DeviceTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """``Tensor.to`` for a simulated tensor: a move to its own device is no move.
 
     C++ cannot see that, for it believes the tensor to be on ``meta``.
@@ -285,33 +319,47 @@ def to_device(
     if device is not None:
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if device.type == "meta":
-            return torch.empty_like(tensor._meta, dtype=given.get("dtype"), device=META)
+            meta = plain(tensor)._meta
+            return torch.empty_like(meta, dtype=given.get("dtype"), device=META)
         if device.type != "cuda":
             given["device"] = device
-    return super(SimulatedTensor, tensor).to(**{"dtype": tensor.dtype} | given)
-
-
-def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
-    """``target.data = value`` where one of them is simulated; ``target`` stays the object.
-
-    Between host and device the two objects swap what they are, since the type tells which.
-    """
-    if type(target) is type(value):
-        current_engine().set_data(target, value)  # type: ignore[arg-type]
-        return
-    moved = value.detach()
-    if isinstance(target, torch.nn.Parameter):
-        moved = torch.nn.Parameter(moved, requires_grad=target.requires_grad)
-    else:
-        moved.requires_grad_(target.requires_grad)
-    marks = {name: mark for name, mark in vars(target).items() if name not in _OWN}
-    target.grad = None
-    torch.utils.swap_tensors(target, moved)
-    vars(target).update(marks)
+    return super(DeviceTensor, tensor).to(**{"dtype": tensor.dtype} | given)
 
 
 #: Attributes that belong to the simulation, not to the user.
 _OWN = ("_meta", "_spec", "_life", "_is_param")
+
+
+def vars_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that the user gave a tensor."""
+    if type(tensor) is not SimulatedTensor:
+        return dict(vars(tensor))
+    return {name: value for name, value in vars(tensor).items() if name not in _OWN}
+
+
+def _like(tensor: torch.Tensor, data: torch.Tensor, attributes: dict[str, Any]) -> torch.Tensor:
+    """A leaf over the data of ``data`` that is to Python what ``tensor`` is, on either side."""
+    requires_grad = tensor.requires_grad
+    if getattr(tensor, "_is_param", False):
+        made: torch.Tensor = torch.nn.Parameter(data, requires_grad=requires_grad)
+    elif type(tensor) is SimulatedTensor:
+        made = data.detach().requires_grad_(requires_grad)
+    else:
+        made = torch.Tensor._make_subclass(type(tensor), data, requires_grad)
+    vars(made).update(attributes)
+    return made
+
+
+def _copied(tensor: SimulatedTensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A deep copy is one of the whole storage, so that views of one storage stay together."""
+    spec, life = tensor._spec, tensor._life
+    if (life.nbytes == spec.nbytes and spec.contiguous) or life.nbytes % spec.dtype.itemsize:
+        return tensor.clone()
+    whole = memo.get(id(life))
+    if whole is None or whole.dtype is not spec.dtype:
+        count = life.nbytes // spec.dtype.itemsize
+        whole = memo[id(life)] = tensor.as_strided((count,), (1,), 0).clone()
+    return whole.as_strided(spec.size, spec.stride, spec.offset).detach()
 
 
 def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:
@@ -323,3 +371,21 @@ def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:
     tensor._spec = spec
     tensor._life = life
     return tensor
+
+
+def plain(tensor: torch.Tensor) -> SimulatedTensor:
+    """A tensor on the device as the engine knows them: itself, or one over the same storage."""
+    if type(tensor) is SimulatedTensor:
+        return tensor
+    # Views that inference mode makes of an ordinary tensor are ordinary ones.
+    with torch._C._InferenceMode(tensor.is_inference()):
+        meta = view_of(tensor)
+        return wrap(meta, spec_of(meta), current_engine().memory.adopt(meta))
+
+
+def view_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain meta tensor with the present C++ geometry and storage of ``tensor``."""
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        meta = torch.empty(0, dtype=tensor.dtype, device=META)
+        meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return meta

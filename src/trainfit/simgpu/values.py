@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainfit.simgpu.storage import Life
 
 #: Storages up to this many elements keep integer or boolean content …
-MAX_INTEGERS = 1 << 16
+MAX_INTEGERS = 1 << 18
 #: … and floating-point content up to this many.
 MAX_FLOATS = 64
 
@@ -142,7 +142,7 @@ class Values:
         operands = []
         for value in args:
             if type(value) is SimulatedTensor:
-                value = self.read(value)
+                value = self._content(value)
                 if value is None:
                     return None
             elif isinstance(value, (list, tuple)):
@@ -152,6 +152,14 @@ class Values:
                 value = type(value)(inner)
             operands.append(value)
         return tuple(operands)
+
+    def _content(self, tensor: SimulatedTensor) -> torch.Tensor | None:
+        """What a tensor holds, or is assumed to hold everywhere; ``None`` if unknown."""
+        known, fill = self.read(tensor), tensor._life.fill
+        if known is not None or fill is None or not worth_keeping(tensor._meta):
+            return known
+        with no_dispatch():
+            return torch.full(tensor._spec.size, fill, dtype=tensor._spec.dtype)
 
     def _assume(self, info: OperatorInfo, args: Any, out: Any) -> bool:
         """Follow assumed values; false if every operand has a real one."""

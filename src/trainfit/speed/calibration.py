@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trainfit.results.measurement import MeasuringOutcome, MeasuringRequest, RateReadings
-from trainfit.simgpu.measuring import attempt, serve
+from trainfit.scripts.measuring import attempt, serve
 
 MIB = 1 << 20
 

@@ -19,8 +19,8 @@ from torch.utils.data import dataloader
 
 from trainfit.results.trace import Status
 from trainfit.results.versus_cpu import CpuRunOutcome, CpuRunRequest
+from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.script_run import ScriptRun
 from trainfit.speed.stand_in import cpu_for_cuda
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.recorder import Recorder
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.step import Machine, launch
+from trainfit.speed.step import Costed, Machine
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import Work
 
@@ -52,7 +52,7 @@ class StepClock:
             work, machine = Work(table, stream, own, np.zeros(1, np.int64)), self._idle()
         else:
             work, machine = Work(table, stream, own, phase), self._machine
-        launch(self._timeline, work, machine)
+        Costed(work, machine).launch(self._timeline)
 
     def _idle(self) -> Machine:
         """The same with operators that take no time."""

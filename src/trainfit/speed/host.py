@@ -12,6 +12,7 @@ import dataclasses
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainfit.results.kernels import KINDS
 from trainfit.results.recording import PHASES
@@ -52,6 +53,17 @@ _LIBRARY: Final = tuple(
 )
 
 
+def _in_graphs(work: Work) -> NDArray[np.bool_]:
+    """Which rows are launched by a graph's launch."""
+    starts = np.flatnonzero(work.is_kind("graph"))
+    changes = np.zeros(len(work.table) + 1, dtype=np.int64)
+    np.add.at(changes, starts + 1, 1)
+    ends = np.minimum(starts + 1 + work.column("rows")[starts], len(work.table))
+    np.add.at(changes, ends, -1)
+    covered: NDArray[np.bool_] = np.cumsum(changes[:-1]) > 0
+    return covered
+
+
 def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Floats, float]:
     """When each kernel is launched, from the step's begin if the CPU never waits, and when the
     last operator is done.
@@ -64,6 +76,7 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
     of_operators = by_phase[work.op_phase]
     launches = work.column("launches") * costs.launch_s
     launches = launches + np.where(work.is_kind(*_LIBRARY), costs.library_s, 0.0)
+    launches = np.where(_in_graphs(work), 0.0, launches)
     of_kernels = np.bincount(work.op, weights=launches, minlength=len(of_operators))
     done = np.cumsum(of_operators + of_kernels)
     # A kernel is launched when its operator has been dispatched, after the kernels before it.

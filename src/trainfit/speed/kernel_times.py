@@ -104,6 +104,8 @@ _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
 )
 _THREE_BY_THREE: Final = tuple(name for name in KINDS if "_3x3" in name)
+#: Of each kind the one that has the same constants.
+PLAIN: Final = {name: name.replace("_3x3", "") for name in KINDS}
 _GROUPED_NHWC: Final = tuple(name for name in KINDS if name.startswith("grouped_nhwc"))
 _OF_INPUT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("input_gradient"))
 _OF_WEIGHT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("weight_gradient"))
@@ -265,12 +267,7 @@ class KernelTimes:
 
     def _shares(self, by_kind: Mapping[str, float]) -> Floats:
         """Of each kernel by its kind; 1 where nothing is said."""
-        return np.array([by_kind.get(plain(name), 1.0) for name in KINDS])[self._kinds]
-
-
-def plain(kind: str) -> str:
-    """The kind that has the same constants."""
-    return kind.replace("_3x3", "")
+        return np.array([by_kind.get(name, 1.0) for name in PLAIN.values()])[self._kinds]
 
 
 def peak_flops(gpu: GpuSpec) -> Floats:

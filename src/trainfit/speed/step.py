@@ -12,7 +12,7 @@ from trainfit.results.kernels import KINDS
 from trainfit.results.speed import Bound
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.host import REFERENCE_HZ, HostCosts, issue_seconds
-from trainfit.speed.kernel_times import KernelTimes, plain
+from trainfit.speed.kernel_times import PLAIN, KernelTimes
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import Floats, Work
 
@@ -74,37 +74,45 @@ def step_time(work: Work, machine: Machine) -> StepTime:
 
     With several streams: of a step after another, which may have copied its data before.
     """
-    timeline = Timeline()
-    times, seconds, copies = launch(timeline, work, machine)
+    timeline, costed = Timeline(), Costed(work, machine)
+    costed.launch(timeline)
     ended = host = waited = 0.0
     if timeline.several:
         ended, host, waited = timeline.end_s, timeline.host_s, timeline.waited_s
-        launch(timeline, work, machine)
+        costed.launch(timeline)
     host_s, waited_s = timeline.host_s - host, timeline.waited_s - waited
-    gpu_s, copies_s = float(seconds.sum()), float(copies.sum())
+    seconds = costed.seconds
+    gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
     by_kind: dict[str, float] = {}
     totals = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
-    for name, total in zip(KINDS, totals.tolist(), strict=True):
+    for name, total in zip(PLAIN.values(), totals.tolist(), strict=True):
         if total:
-            by_kind[plain(name)] = by_kind.get(plain(name), 0.0) + total
+            by_kind[name] = by_kind.get(name, 0.0) + total
     return StepTime(
         timeline.end_s - ended,
         gpu_s,
         host_s,
         copies_s,
-        _bound(times, machine, seconds, host_s, copies_s),
+        _bound(costed.times, machine, seconds, host_s, copies_s),
         by_kind,
         host_s + (0.0 if machine.gpu.shared_memory_device else waited_s),
     )
 
 
-def launch(timeline: Timeline, work: Work, machine: Machine) -> tuple[KernelTimes, Floats, Floats]:
-    """Add work to a timeline; its kernels' times, and the seconds of kernels and of copies."""
-    times = KernelTimes(work.table, machine.gpu)
-    seconds, copies = times.seconds(machine.efficiency), _copy_seconds(work, machine)
-    issued, host_s = issue_seconds(work, machine.host, machine.core_speed)
-    timeline.add(work, seconds + copies, issued, host_s)
-    return times, seconds, copies
+class Costed:
+    """Work with what it takes on a machine: ``seconds`` of each kernel, ``copies`` of those between
+    host and device."""
+
+    def __init__(self, work: Work, machine: Machine) -> None:
+        self._work = work
+        self.times = KernelTimes(work.table, machine.gpu)
+        self.seconds = self.times.seconds(machine.efficiency)
+        self.copies = _copy_seconds(work, machine)
+        self._issued, self._host_s = issue_seconds(work, machine.host, machine.core_speed)
+
+    def launch(self, timeline: Timeline) -> None:
+        """It comes next on the timeline."""
+        timeline.add(self._work, self.seconds + self.copies, self._issued, self._host_s)
 
 
 def _copy_seconds(work: Work, machine: Machine) -> Floats:

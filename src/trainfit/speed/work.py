@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.results.kernels import KINDS
-from trainfit.results.recording import IntArray, Recording
+from trainfit.results.recording import KINDS as PURPOSES
+from trainfit.results.recording import PHASES, IntArray, Recording
+from trainfit.simgpu.recorder import REPLAY
+from trainfit.simgpu.steady import steady_step
 
 Floats = NDArray[np.float64]
 
@@ -26,6 +29,10 @@ COLUMNS: Final = (
     "batches",
     "launches",
 )
+#: What is allocated once, by operators that no later step has.
+_MADE_ONCE: Final = tuple(map(PURPOSES.index, ("parameter", "buffer", "optimizer_state")))
+_SETUP, _FORWARD = PHASES.index("setup"), PHASES.index("forward")
+
 CODES: Final = {name: code for code, name in enumerate(KINDS)}
 
 
@@ -57,6 +64,25 @@ class Work:
             recording.op_phase[first : last + 1],
         )
 
+    @classmethod
+    def of_steady_step(cls, recording: Recording) -> Work:
+        """What the step launches that stands for all others (:func:`simgpu.steady.steady_step`).
+
+        Where the first is the only one, it comes without what is done once: the model's
+        set-up, uploads of parameters, and making the optimizer's state.
+        """
+        step = steady(recording)
+        work = cls.of_step(recording, step)
+        return work if step else work.without(one_off(recording)[recording.op_step == 0])
+
+    def without(self, ops: NDArray[np.bool_]) -> Work:
+        """The work without the operators that ``ops`` (a value each) marks, and their kernels."""
+        if len(ops) != len(self.op_phase) or not ops.any():
+            return self
+        kept = ~ops[self.op]
+        number = np.cumsum(~ops) - 1
+        return Work(self.table[kept], self.stream[kept], number[self.op[kept]], self.op_phase[~ops])
+
     def part(self, first: int, last: int) -> Work:
         """The kernels from number ``first`` on and before ``last``."""
         part = slice(first, last)
@@ -71,3 +97,42 @@ class Work:
     def is_kind(self, *names: str) -> NDArray[np.bool_]:
         """Which rows are of one of these kinds."""
         return np.isin(self.column("kind"), [CODES[name] for name in names])
+
+
+def steady(recording: Recording) -> int:
+    """The number (from 0) of the step that stands for all others; there must be one."""
+    steps = recording.steps
+    operators = np.bincount(recording.op_step, minlength=steps)[:steps]
+    # Kernels before the first operator belong to the first step.
+    step_of = recording.op_step[np.maximum(recording.kernel_op, 0)] if len(operators) else ()
+    work = [
+        np.bincount(step_of, weights=column, minlength=steps)[:steps].tolist()
+        for column in (
+            recording.kernel_flops,
+            recording.kernel_read + recording.kernel_written,
+        )
+    ]
+    makeup = recording.makeup
+    return steady_step(
+        operators.tolist(),
+        list(zip(*work, strict=True)),
+        makeup.per_step if makeup is not None else (),
+        makeup.accumulation if makeup is not None else None,
+        _replaying(recording),
+    )
+
+
+def _replaying(recording: Recording) -> frozenset[int]:
+    """Steps that replay a CUDA graph: those before are its warm-up."""
+    names = [number for number, name in enumerate(recording.strings) if name == REPLAY]
+    return frozenset(recording.op_step[np.isin(recording.op_name, names)].tolist())
+
+
+def one_off(recording: Recording) -> NDArray[np.bool_]:
+    """Which operators do what no later step does, as far as the recording tells."""
+    found: NDArray[np.bool_] = recording.op_phase == _SETUP
+    if not (recording.op_phase == _FORWARD).any():  # no module was called: set-up has no end
+        found = np.zeros_like(found)
+    made = np.isin(recording.alloc_kind, _MADE_ONCE) & (recording.alloc_op >= 0)
+    found[recording.alloc_op[made]] = True
+    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from trainfit.results.trace import Compute, Finding, ForwardCalls, InterventionRequest
 from trainfit.simgpu.interventions.accumulation import Accumulation
 from trainfit.simgpu.interventions.attention import AttentionWithoutWeights, WrittenAttention
@@ -99,11 +101,16 @@ class Interventions:
         """Call ``callback`` after every call of a model."""
         self._scene.after_call.append(lambda module: callback())
 
+    def before_call(self, callback: Callable[[torch.nn.Module], None]) -> None:
+        """Call ``callback`` before every call of a model, as the script left it: before
+        :meth:`install`."""
+        self._scene.on_call.append(callback)
+
     def forward_calls(self) -> ForwardCalls:
         return self._scene.forward_calls()
 
     def compute(self) -> Compute | None:
-        return self._operators.last_step()
+        return self._operators.steady_step()
 
     def findings(self) -> tuple[Finding, ...]:
         """What each would change, after a survey; empty after a trial."""

@@ -6,19 +6,33 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data import dataloader as loader_module
 
-from trainfit.results.trace import LoaderInfo, LoaderOverride
+from trainfit.results.trace import LoaderInfo, LoaderOverride, SampleOverride, SampleScan
+from trainfit.scripts.batch_sizes import FetchedSizes
+from trainfit.scripts.fed_batches import FedBatches
+from trainfit.scripts.sample_scan import repeated, scan_samples
 from trainfit.simgpu.location import user_frame
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.tensor import SimulatedTensor
+from trainfit.simgpu.tensor import DeviceTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenBatch:
+    """A batch that a DataLoader gave: its samples (``None``: not known), whether gradients were
+    enabled then, and which loader it was, the same for one that is made again for each epoch."""
+
+    loader: object
+    samples: int | None
+    with_grad: bool
 
 
 class _Made:
@@ -36,6 +50,7 @@ class _Made:
         self.where = where
         self.batches = 0
         self.on_gpu = False
+        self.fed = FedBatches()
         #: What it was when it was last iterated: the script may keep no more than the iterator.
         self.known: LoaderInfo | None = None
 
@@ -44,17 +59,29 @@ class LoaderTracker:
     """Numbers the DataLoaders in the order of their construction.
 
     With ``override`` one of them gets another batch size; with ``keep`` all of them stay
-    alive, for :meth:`loader`.
+    alive, for :meth:`loader`. With ``sample`` the batches of one of them are made of that alone.
     """
 
-    def __init__(self, override: LoaderOverride | None = None, *, keep: bool = False) -> None:
+    def __init__(
+        self,
+        override: LoaderOverride | None = None,
+        *,
+        sample: SampleOverride | None = None,
+        keep: bool = False,
+    ) -> None:
         self._override = override
+        self._sample = sample
         self._keep = keep
         self._made: list[_Made] = []
         self._of_iterator: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
         self._latest: _Made | None = None
         self._fed_by: LoaderInfo | None = None
         self._feeding: _Made | None = None
+        self._sizes = FetchedSizes()
+        self.on_batch: Callable[[GivenBatch], None] = lambda batch: None
+        """Called with each batch, before :attr:`after_batch`."""
+        self.waited_s = 0.0
+        """Seconds that the script waited for batches so far."""
         self.after_batch: Callable[[], None] = lambda: None
         """Called after each batch, in the script's own call of ``next``."""
 
@@ -63,13 +90,21 @@ class LoaderTracker:
         """DataLoaders constructed so far."""
         return len(self._made)
 
+    def override(
+        self, override: LoaderOverride | None, sample: SampleOverride | None = None
+    ) -> None:
+        """Give a loader that is yet to be made another batch size, or one sample alone."""
+        self._override, self._sample = override, sample
+
     def install(self, patches: PatchSet) -> None:
         """Watch every DataLoader that is made from now on, until ``patches`` is restored."""
         construct, iterate = DataLoader.__init__, DataLoader.__iter__
+        make = DataLoader._get_iterator
         iterator = loader_module._BaseDataLoaderIter
         advance = iterator.__next__
         signature = inspect.signature(construct)
         tracker = self
+        self._sizes.install(patches)
 
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             where = user_frame()
@@ -84,23 +119,40 @@ class LoaderTracker:
             batches = iterate(loader)
             made = tracker._find(loader)
             if made is not None and isinstance(batches, iterator):
-                tracker._of_iterator[batches] = made
                 made.known = tracker._describe(made)
             return batches
 
+        def _get_iterator(loader: Any) -> Any:
+            """What ``__iter__`` calls, and endless loaders (Ultralytics') themselves."""
+            batches = make(loader)
+            made = tracker._find(loader)
+            if made is not None:
+                tracker._of_iterator[batches] = made
+                made.known = tracker._describe(made)
+                _keep_loader(batches, loader)
+            return batches
+
         def __next__(batches: Any) -> Any:
+            began = time.perf_counter()
             batch = advance(batches)
+            tracker.waited_s += time.perf_counter() - began
             made = tracker._of_iterator.get(batches)
             if made is not None:
                 if tracker._keep and not made.batches:
                     made.on_gpu = is_simulated(batch)
                 made.batches += 1
+                samples = tracker._sizes.of(batches, batch)
+                if samples is not None:
+                    batch = tracker._replaced(batch, made, samples)
+                made.fed.note(batch, samples)
                 tracker._latest = made
+                tracker.on_batch(_given(made, batches, samples))
                 tracker.after_batch()
             return batch
 
         patches.set(DataLoader, "__init__", __init__)
         patches.set(DataLoader, "__iter__", __iter__)
+        patches.set(DataLoader, "_get_iterator", _get_iterator)
         patches.set(iterator, "__next__", __next__)
 
     def note_step(self) -> None:
@@ -112,8 +164,33 @@ class LoaderTracker:
     def feeding(self) -> LoaderInfo | None:
         """The loader that gave the first step its batch, else the one that gave the last."""
         if self._feeding is not None and self._fed_by is not None:
-            return _with_batches(self._fed_by, self._feeding.batches)
+            return _with_batches(self._fed_by, self._feeding)
         return self._describe(self._latest) if self._latest is not None else None
+
+    def without_batches(self) -> LoaderInfo | None:
+        """The last that was iterated but gave nothing, having fewer samples than one batch."""
+        for made in reversed(self._made):
+            known = made.known
+            if known is None or made.batches or not known.samples or not known.batch_size:
+                continue
+            if known.samples < known.batch_size:
+                return known
+        return None
+
+    def scan(self) -> SampleScan | None:
+        """Sizes of the samples of :meth:`feeding`, where its batches vary in shape."""
+        made = self._feeding or self._latest
+        loader = made.loader() if made is not None else None
+        if made is None or loader is None or not made.fed.varies:
+            return None
+        return scan_samples(loader)
+
+    def _replaced(self, batch: Any, made: _Made, samples: int) -> Any:
+        """The batch, or one of the sample that was asked for."""
+        sample, loader = self._sample, made.loader()
+        if sample is None or loader is None or self._original(made).index != sample.index:
+            return batch
+        return repeated(loader, sample, samples)
 
     def loader(self) -> DataLoader[Any] | None:
         """The DataLoader that :meth:`feeding` tells of, with ``keep``.
@@ -162,7 +239,7 @@ class LoaderTracker:
         """
         loader = made.loader()
         if loader is None:
-            return None if made.known is None else _with_batches(made.known, made.batches)
+            return None if made.known is None else _with_batches(made.known, made)
         sampler = getattr(loader, "batch_sampler", None)
         batch_size = loader.batch_size
         if batch_size is None:
@@ -176,7 +253,23 @@ class LoaderTracker:
             num_workers=int(loader.num_workers),
             dataset=type(getattr(loader, "dataset", None)).__name__,
             where=original.where,
+            fed=tuple(made.fed.samples),
+            varies=made.fed.varies,
+            drops_last=bool(getattr(sampler, "drop_last", False)),
         )
+
+
+def _keep_loader(batches: Any, loader: Any) -> None:
+    """Let a loader live as long as its iterator: ``for batch in DataLoader(...)`` keeps only the
+    latter, which holds the data set. Persistent workers' iterator belongs to the loader, and is
+    to end with it."""
+    if not loader.persistent_workers:
+        batches._trainfit_loader = loader
+
+
+def _given(made: _Made, batches: Any, samples: int | None) -> GivenBatch:
+    """What is to be known of a batch that the iterator ``batches`` gave."""
+    return GivenBatch((made.where, id(batches._dataset)), samples, torch.is_grad_enabled())
 
 
 def is_simulated(value: Any, most: int = 10_000) -> bool:
@@ -189,7 +282,7 @@ def is_simulated(value: Any, most: int = 10_000) -> bool:
     while stack and seen < most:
         item = stack.pop()
         seen += 1
-        if isinstance(item, SimulatedTensor):
+        if isinstance(item, DeviceTensor):
             return True
         if isinstance(item, str | bytes | int | float | torch.Tensor) or id(item) in known:
             continue
@@ -212,13 +305,19 @@ def _override(arguments: dict[str, Any], batch_size: int) -> None:
         sampler.batch_size = batch_size
 
 
-def _with_batches(info: LoaderInfo, batches: int) -> LoaderInfo:
-    return dataclasses.replace(info, batches=batches)
+def _with_batches(info: LoaderInfo, made: _Made) -> LoaderInfo:
+    """What is known of it by now."""
+    return dataclasses.replace(
+        info, batches=made.batches, fed=tuple(made.fed.samples), varies=made.fed.varies
+    )
 
 
 def _samples(loader: Any, batch_sampler: Any) -> int | None:
     """Samples of an epoch: as many as the sampler gives, which may be part of the data set."""
-    for source in (getattr(batch_sampler, "sampler", None), getattr(loader, "dataset", None)):
+    sampler = getattr(batch_sampler, "sampler", None)
+    if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
+        sampler = sampler.sampler
+    for source in (sampler, getattr(loader, "dataset", None)):
         try:
             return len(source)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError, AttributeError):

@@ -9,14 +9,11 @@ Transformers' ``TrainingArguments`` do.
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
-import sys
 from types import ModuleType
 from typing import Any
 
+from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
@@ -27,7 +24,7 @@ class AccelerateWatch:
     """Looks at the first ``AcceleratorState`` of a process, whenever it is imported."""
 
     def __init__(self) -> None:
-        self._finder: _Finder | None = None
+        self._hook: ImportHook | None = None
         self._before = os.environ.get(VARIABLE)
         #: The precision that came from the environment; ``None``: none did.
         self.from_environment: str | None = None
@@ -35,16 +32,13 @@ class AccelerateWatch:
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
         self._before = os.environ.get(VARIABLE)
-        if _MODULE in sys.modules:
-            self._patch(patches, sys.modules[_MODULE])
-            return
-        self._finder = _Finder(functools.partial(self._patch, patches))
-        sys.meta_path.insert(0, self._finder)
+        self._hook = ImportHook(_MODULE, functools.partial(self._patch, patches))
+        self._hook.install()
 
     def remove(self) -> None:
         """Take the import hook away; the patches are their owner's to restore."""
-        if self._finder is not None and self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
+        if self._hook is not None:
+            self._hook.remove()
 
     def _patch(self, patches: PatchSet, module: ModuleType) -> None:
         state = getattr(module, "AcceleratorState", None)
@@ -61,31 +55,3 @@ class AccelerateWatch:
                 watch.from_environment = str(getattr(own, "mixed_precision", "no"))
 
         patches.set(state, "__init__", __init__)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Calls ``seen`` with accelerate.state as soon as it has been imported."""
-
-    def __init__(self, seen: Any) -> None:
-        self._seen = seen
-        self._busy = False
-
-    def find_spec(
-        self, name: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != _MODULE or self._busy:
-            return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._seen(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

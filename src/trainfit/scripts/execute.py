@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import faulthandler
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import runpy
@@ -20,7 +21,6 @@ import threading
 import time
 import traceback
 import types
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from trainfit.results.trace import Status, Target
+from trainfit.scripts import sandbox
 from trainfit.simgpu.errors import UnsupportedOperatorError
 from trainfit.simgpu.location import claim, frame_of_user, is_library, line_of_user
 
@@ -35,6 +36,8 @@ from trainfit.simgpu.location import claim, frame_of_user, is_library, line_of_u
 _PATIENCE = 3
 #: Seconds after the time limit at which the process ends even where Python cannot act.
 _LAST_RESORT_S = 10.0
+#: Seconds between looks at whether a run has to end.
+_TICK_S = 0.3
 
 
 class StopScript(BaseException):
@@ -61,33 +64,13 @@ class Stopper:
         raise StopScript
 
 
-class MainOptimizer:
-    """The optimizer whose steps count: the first one alive (a search by trial makes one for
-    each batch size)."""
+def run_script(target: Target, arguments: list[str] | None = None) -> tuple[Status, dict[str, Any]]:
+    """Run the target to its stop or its end; status and details of what became of it.
 
-    def __init__(self) -> None:
-        self._first: weakref.ref[Any] | None = None
-
-    def before_step(self, optimizer: Any) -> bool:
-        """``optimizer`` is about to make a step; is it the first to, and the one from now on?"""
-        if self._first is not None and self._first() is not None:
-            return False
-        self.choose(optimizer)
-        return True
-
-    def choose(self, optimizer: Any) -> None:
-        """Let the steps of ``optimizer`` count."""
-        self._first = weakref.ref(optimizer)
-
-    def made(self, optimizer: Any) -> bool:
-        """Is a step of ``optimizer`` one that counts?"""
-        return self._first is not None and self._first() is optimizer
-
-
-def run_script(target: Target) -> tuple[Status, dict[str, Any]]:
-    """Run the target to its stop or its end; status and details of what became of it."""
+    ``arguments`` are its ``sys.argv``, in another form than a plain list.
+    """
     try:
-        execute(target)
+        execute(target, arguments)
     except SystemExit as error:
         if error.code not in (None, 0):
             return "exited", {"message": _exit_message(error.code)}
@@ -99,32 +82,44 @@ def run_script(target: Target) -> tuple[Status, dict[str, Any]]:
 
 
 def watch(
-    started: float, limit_s: float, done: threading.Event, late: Callable[[Any], bool]
-) -> None:
-    """End the process when its time is over or its parent has died.
+    started: float,
+    limit_s: float,
+    done: threading.Event,
+    late: Callable[[Any], bool],
+    stopped: Callable[[str, Any], bool] | None = None,
+) -> threading.Thread:
+    """End the process when its time is over, its sandbox asks for it, or its parent has died.
 
     ``late(place)`` writes the outcome of a run whose time is over and returns whether it did;
-    ``place`` is the user's line. Nothing is ended once ``done`` is set.
+    ``place`` is the user's line. ``stopped(reason, place)`` does that for a run that wrote more
+    than it may. Nothing is ended once ``done`` is set, with which the thread that is returned
+    ends.
     """
     main, parent = threading.main_thread().ident, os.getppid()
     deadline = started + limit_s
     faulthandler.dump_traceback_later(limit_s + _LAST_RESORT_S, exit=True)
 
     def look() -> None:
-        while not done.wait(max(0.0, min(1.0, deadline - time.monotonic()))):
+        while not done.wait(max(0.0, min(_TICK_S, deadline - time.monotonic()))):
             if os.getppid() != parent:
                 os._exit(1)
+            if stopped is not None and (reason := sandbox.stopped()):
+                place = frame_of_user(sys._current_frames().get(main or 0))
+                if stopped(reason, place):
+                    os._exit(0)
             if time.monotonic() >= deadline:
                 place = frame_of_user(sys._current_frames().get(main or 0))
                 if late(place):
                     os._exit(0)
 
-    threading.Thread(target=look, daemon=True).start()
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    return thread
 
 
-def execute(target: Target) -> None:
+def execute(target: Target, arguments: list[str] | None = None) -> None:
     """Run the target as ``python script.py args…`` or ``python -m module args…`` would."""
-    sys.argv = [target.name, *target.args]
+    sys.argv = [target.name, *target.args] if arguments is None else arguments
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     if target.kind == "module":
@@ -135,6 +130,7 @@ def execute(target: Target) -> None:
         return
     path = Path(target.name)
     claim(path.parent)
+    _claim_entry_point(path)
     if not sys.flags.safe_path:
         sys.path[0] = str(path.resolve().parent)
     main.__file__ = target.name
@@ -149,9 +145,17 @@ def _claim_module(name: str) -> None:
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name.partition(".")[0])
-    if spec is not None and spec.origin is not None:
-        for folder in spec.submodule_search_locations or ():
-            claim(folder)
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+        claim(folder)
+
+
+def _claim_entry_point(path: Path) -> None:
+    """What an installed console script (``yolo``, ``lerobot-train``) runs is the user's: the
+    script has but two lines of its own."""
+    if path.suffix:
+        return
+    for entry in importlib.metadata.entry_points(group="console_scripts", name=path.name):
+        _claim_module(entry.module)
 
 
 def _end_by_force() -> None:
@@ -172,7 +176,7 @@ def _exit_message(code: Any) -> str:
 def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
     """Status and details of a script that raised."""
     details = {
-        "message": f"{type(error).__name__}: {error}".removesuffix(": "),
+        "message": f"{type(error).__name__}: {error}".removesuffix(": ") + sandbox.hint(error),
         "traceback": "".join(_own_traceback(error).format()),
         "location": line_of_user(error.__traceback__),
     }

@@ -2,7 +2,7 @@
 optimizer, or calls of its model.
 
 In a process of its own. The script is not disturbed: errors of ours never reach it, and it is
-stopped from within the step that is the last one wanted (:mod:`trainfit.simgpu.script`).
+stopped from within the step that is the last one wanted (:mod:`trainfit.scripts.execute`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
 from trainfit.results.trace import Status, Target
+from trainfit.scripts.execute import Stopper, run_script, watch
+from trainfit.simgpu.main_optimizer import MainOptimizer
 from trainfit.simgpu.modules import has_parameters
-from trainfit.simgpu.script import MainOptimizer, Stopper, run_script, watch
 
 
 class ScriptRun(abc.ABC):
@@ -60,7 +61,7 @@ class ScriptRun(abc.ABC):
 
     def run(self) -> None:
         """Run the script to its stop or its end and keep what came of it."""
-        watch(self._started, self._time_limit_s, self._done, self._late)
+        watch(self._started, self._time_limit_s, self._done, self._late, self._stopped)
         hooks = self._hooks()
         try:
             status, details = run_script(self._target)
@@ -109,6 +110,9 @@ class ScriptRun(abc.ABC):
 
     def _late(self, place: str | None) -> bool:
         return self._finish("timeout", {"location": place})
+
+    def _stopped(self, reason: str, place: str | None) -> bool:
+        return self._finish("failed", {"message": reason, "location": place})
 
     def _finish(self, status: Status, details: dict[str, Any]) -> bool:
         """Keep what there is, once; what the script does later does not count.

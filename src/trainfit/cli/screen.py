@@ -1,0 +1,52 @@
+"""The short answer of a plan on standard output, in colour on a terminal; the whole on demand."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from trainfit.report.plan_screen import Style, plan_screen, screen_text
+from trainfit.report.plan_text import plan_text
+from trainfit.results.plan import PlanResult
+
+#: In rich's words; NO_COLOR leaves bold and dim, a pipe nothing at all.
+_STYLES: Final[dict[Style, str]] = {
+    "good": "bold green",
+    "bad": "bold red",
+    "title": "bold",
+    "plain": "",
+    "quiet": "dim",
+}
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Add ``--explain`` and ``-v``."""
+    parser.add_argument(
+        "-v",
+        "--explain",
+        action="store_true",
+        help="the whole report: breakdown, remedies, notes and where the figures are from",
+    )
+
+
+def print_plan(result: PlanResult, options: argparse.Namespace) -> None:
+    """As ``--json`` and ``--explain`` ask for it."""
+    if options.json:
+        print(result.printed(), flush=True)
+    elif options.explain:
+        print(plan_text(result), flush=True)
+    else:
+        _print_screen(result)
+
+
+def _print_screen(result: PlanResult) -> None:
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        print(screen_text(result), flush=True)
+        return
+    for line in plan_screen(result, console.width):
+        # A line of the launch command that is too long stays one line when it is copied.
+        console.print(Text(line.text, _STYLES[line.style]), soft_wrap=True)

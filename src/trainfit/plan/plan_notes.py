@@ -1,0 +1,115 @@
+"""Which notes a plan has, but for those of the step that finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfit.memory.fit import LARGEST
+from trainfit.memory.replay import Stream
+from trainfit.plan.amp_choice import AmpSetting
+from trainfit.plan.batches import Batches
+from trainfit.plan.effective_batch import Accumulation
+from trainfit.plan.failures import INTERRUPTED, shortfall
+from trainfit.plan.full_batches import is_full
+from trainfit.plan.judge import Judge
+from trainfit.plan.notes import CHANGES, MAY_CHANGE, Notes
+from trainfit.plan.planned_job import PlannedJob
+from trainfit.plan.tracing import Trace, recording_of
+from trainfit.results.plan import Remedies
+from trainfit.results.words import count, size
+from trainfit.simgpu.settling import LEAST_STEPS
+
+
+def note_first_run(notes: Notes, judge: Judge, first: Trace, whole: Trace | None) -> None:
+    """That figures are of calls of the model (``whole`` is the run with all of them), and what
+    the run itself says."""
+    if whole is not None:
+        calls = count(first.outcome.steps, "call")
+        notes.append(f"the script does not train: figures are of {calls} of the model")
+        peaks = [judge.shown(Stream.of(recording_of(t)))[0] for t in (first, whole)]
+        if peaks[1].peak_allocated > peaks[0].peak_allocated:
+            all_calls = count(whole.outcome.forward.calls, "call")
+            notes.add(
+                f"over {all_calls} the peak is larger: {size(peaks[1].peak_allocated)} allocated, "
+                f"{size(peaks[1].peak_reserved)} reserved",
+                CHANGES,
+            )
+    for text in recording_of(first).header.get("notes", ()):
+        notes.add(str(text), MAY_CHANGE)
+
+
+def note_steps(job: PlannedJob, asked: int | None) -> None:
+    """That the first run made fewer steps than were ``asked`` for, and why."""
+    first = job.first
+    what = shortfall(first, job.command)
+    if what is not None:
+        job.notes.add(f"{what}; planned from what it did until then", CHANGES, first=True)
+        return
+    wanted = asked or LEAST_STEPS
+    if first.outcome.status == "ended" and first.outcome.steps < wanted:
+        what = "call" if job.infers else "optimizer step"
+        steps = count(first.outcome.steps, what)
+        more = "; a second step can need more" if first.outcome.steps == 1 else ""
+        job.notes.add(
+            f"the script ended after {steps} of the {wanted} asked for{more}",
+            MAY_CHANGE,
+            first=True,
+        )
+
+
+def note_batches(job: PlannedJob, found: Batches) -> None:
+    """What the user has to do for the recommended batch size, and what is odd about it."""
+    notes, batch = job.notes, job.batch
+    best, loader = found.recommended, job.first.outcome.loader
+    if "batch_size" not in job.command.present and best and best != batch:
+        where = f" at {loader.where}" if loader is not None and loader.where else ""
+        notes.add(
+            f"set batch_size={best} for the DataLoader{where}: the command has no "
+            f"{{batch_size}} (write the option as --batch_size={{batch_size:{batch}}})",
+            kind="action",
+        )
+    data_set = found.limits.data_set if found.limits is not None else None
+    if found.largest is not None and found.largest >= LARGEST:
+        unknown = "" if data_set is not None else ", and the number of samples is not known"
+        notes.append(f"memory sets no limit up to batch size {LARGEST}{unknown}")
+    if data_set is not None and not is_full(job.first, batch):
+        notes.append(
+            f"the data set has {data_set} samples: batches of {batch} were asked for, "
+            f"{data_set} were given"
+        )
+    is_used = found.limits is not None and found.limits.trains is not None
+    if job.noise_scale is not None and not is_used:
+        notes.append(
+            "--noise-scale changes nothing here: it takes gradients, a batch size that fits, "
+            "and step times that are predicted for several"
+        )
+
+
+def note_interrupt(
+    job: PlannedJob,
+    present: AmpSetting,
+    others: Sequence[AmpSetting],
+    remedies: Remedies | None,
+) -> None:
+    """What is missing of a plan that the user ended early."""
+    here = present.batches
+    missing = {
+        "other batch sizes": not here.pair and here.basis == "one trace",
+        "AMP the other way round": not others,
+        "remedies": remedies is not None and _is_interrupted(remedies),
+    }
+    names = ", ".join(name for name, is_missing in missing.items() if is_missing)
+    if job.runs.is_over and names:
+        job.notes.add(f"interrupted: {names} not simulated", CHANGES, first=True)
+
+
+def note_accumulation(notes: Notes, kept: Accumulation) -> None:
+    """What becomes of the effective batch size."""
+    if kept.action:
+        notes.add(kept.action, kind="action")
+    if kept.note:
+        notes.append(kept.note)
+
+
+def _is_interrupted(remedies: Remedies) -> bool:
+    return INTERRUPTED in (remedies.failure, *(item.reason for item in remedies.items))

@@ -1,0 +1,186 @@
+"""The job that is planned, as its first run shows it: what every later step of a plan needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from trainfit.hardware import GpuSpec
+from trainfit.memory.breakdown import by_kind, by_module
+from trainfit.memory.device import context_parts
+from trainfit.memory.growth import step_pattern
+from trainfit.memory.replay import Stream
+from trainfit.plan.batches import Batches, BatchSizes
+from trainfit.plan.command import Command
+from trainfit.plan.failures import ScriptError
+from trainfit.plan.full_batches import most_full, pairs_of
+from trainfit.plan.judge import Judge
+from trainfit.plan.memory_growth import Growth
+from trainfit.plan.notes import Notes
+from trainfit.plan.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.shapes import VaryingShapes, varying_shapes
+from trainfit.plan.speed import step_seconds
+from trainfit.plan.tracing import Trace, recording_of
+from trainfit.results.plan import BatchShapes, Configuration, Recorded
+from trainfit.results.recording import Recording
+from trainfit.results.steps import StepPattern
+from trainfit.speed.step import Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedJob:
+    """A command on a GPU, with ``first``, its run as it is written, at ``batch`` samples (``None``:
+    not known).
+
+    ``judge`` knows what the job's process uses of the GPU; steps are costed on ``machine``.
+    ``infers``: steps are calls of the model, because the script does not train. ``noise_scale`` is
+    the gradients', in samples, as the user said. ``pattern`` says how memory goes on, ``shapes``
+    what stands for batches that vary in shape (``None``: they do not), ``pairs`` the pairs of batch
+    sizes to derive a law from. ``notes`` collects what is to be said.
+    """
+
+    command: Command
+    gpu: GpuSpec
+    machine: Machine
+    judge: Judge
+    runs: Runs
+    notes: Notes
+    first: Trace
+    batch: int | None
+    infers: bool
+    noise_scale: float | None
+    pattern: StepPattern
+    shapes: VaryingShapes | None
+    pairs: tuple[tuple[int, int], ...]
+
+    @property
+    def recording(self) -> Recording:
+        """Of the first run."""
+        return recording_of(self.first)
+
+    @property
+    def samples(self) -> int | None:
+        """Of an epoch; ``None`` where they are not known."""
+        loader = self.first.outcome.loader
+        return loader.samples if loader is not None else None
+
+    def batches(self, trace: Trace, variant: Variant, *, by_trial: bool) -> Batches:
+        """What is known of other batch sizes of ``variant``; ``trace`` is its run at ``batch``."""
+        return self.batch_sizes().find(trace, self.batch, self.pairs, variant, by_trial=by_trial)
+
+    def batch_sizes(self) -> BatchSizes:
+        """What looks for other batch sizes of this job."""
+        return BatchSizes(
+            self.command,
+            self.runs,
+            self.judge,
+            self.machine,
+            self.notes,
+            None if self.infers else self.noise_scale,
+            Growth.of(self.pattern, self.judge),
+            self.shapes,
+        )
+
+    def configuration(self, trace: Trace, batches: Batches) -> Configuration:
+        """What a run at ``batch`` needs, with what is known of other batch sizes."""
+        recording = recording_of(trace)
+        stream = Stream.of(recording)
+        shown, fits = self.judge.shown(stream)
+        return Configuration(
+            batch_size=self.batch,
+            amp=trace.outcome.autocast or "off",
+            memory=self.judge.figures(shown, context_parts(recording)),
+            fits=fits,
+            by_kind_bytes=by_kind(recording, stream, shown),
+            by_module_bytes=by_module(recording, stream, shown),
+            step_peak_allocated_bytes=tuple(peak for peak, _ in shown.step_peaks),
+            largest_batch=batches.largest,
+            recommended_batch=batches.recommended,
+            limits=batches.limits,
+            step_s=step_seconds(recording, self.machine),
+        )
+
+    def start_runs(self, flipped: Variant) -> None:
+        """Begin the runs that a plan without surprises needs first."""
+        self.runs.start(self.batch, flipped)
+        self.start_pair(AS_WRITTEN)
+
+    def start_pair(self, variant: Variant) -> None:
+        """Begin the runs that a rule for other batch sizes is from."""
+        if self.shapes is not None and self.shapes.longest is None:
+            return
+        sized = variant if self.shapes is None else self.shapes.sized(variant)
+        for each in self.pairs[0] if self.pairs else ():
+            self.runs.start(each, sized)
+
+    def recorded(self, others: tuple[tuple[int, Recording], ...]) -> tuple[Recorded, ...]:
+        """The job as other GPUs are judged by it, and the other batch sizes that its law is from;
+        where batches vary in shape, its run with the longest."""
+        trace = self._longest()
+        kept = Recorded.of(self.batch, self.recording if trace is None else recording_of(trace))
+        return (kept, *(Recorded.of(at, other) for at, other in others if at != self.batch))
+
+    def batch_shapes(self) -> BatchShapes | None:
+        """What batches of the longest sample need, where batches vary in shape."""
+        if self.shapes is None:
+            return None
+        scan, trace = self.shapes.scan, self._longest()
+        found = BatchShapes(
+            looked_at=scan.looked_at or None,
+            samples=scan.samples,
+            median_elements=scan.typical_elements or None,
+            longest_elements=scan.longest_elements or None,
+            typical_step_s=step_seconds(self.recording, self.machine),
+            reason=self.shapes.reason,
+        )
+        if trace is None:
+            return found
+        longest = recording_of(trace)
+        shown, fits = self.judge.shown(Stream.of(longest))
+        return dataclasses.replace(
+            found,
+            longest=self.judge.figures(shown, context_parts(longest)),
+            longest_fits=fits,
+            longest_step_s=step_seconds(longest, self.machine),
+        )
+
+    def _longest(self) -> Trace | None:
+        """The run whose batches are all of the longest sample; ``None`` where there is none."""
+        if self.shapes is None or self.shapes.longest is None or self.batch is None:
+            return None
+        try:
+            return self.runs.trace(self.batch, self.shapes.sized(AS_WRITTEN))
+        except ScriptError:
+            return None  # was noted
+
+
+def planned_job(
+    command: Command,
+    gpu: GpuSpec,
+    machine: Machine,
+    judge: Judge,
+    runs: Runs,
+    notes: Notes,
+    first: Trace,
+    batch: int | None,
+    *,
+    infers: bool,
+    noise_scale: float | None,
+) -> PlannedJob:
+    """What the first run says of the job; see :class:`PlannedJob`."""
+    peak = judge.shown(Stream.of(recording_of(first)))[0].peak_reserved
+    pairs = pairs_of(batch, most_full(first, batch)) if batch is not None else ()
+    return PlannedJob(
+        command,
+        gpu,
+        machine,
+        judge,
+        runs,
+        notes,
+        first,
+        batch,
+        infers,
+        noise_scale,
+        step_pattern(recording_of(first), reserved_bytes=peak),
+        varying_shapes(first),
+        tuple(pairs),
+    )

@@ -1,0 +1,60 @@
+"""Notes as text: what each is about, how often it was made, and at which of the user's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from trainfit.report.sizes import printable, wrapped
+from trainfit.report.steps_text import pattern_notes
+from trainfit.results.notes import Note, Severity, complete
+from trainfit.results.plan import PlanResult
+
+#: Lines of the user's code that a note names.
+_LINES = 3
+#: Parts of a path that are left where room is scarce: the file and its folder.
+_PARTS = 2
+
+
+def profile_note(profile: str) -> list[str]:
+    """What a result says of the calibration profile that it used; nothing without one."""
+    return [f"CUDA context and libraries from the profile {profile}"] if profile else []
+
+
+def notes_section(notes: Iterable[Note]) -> str:
+    """One note after the other; empty where there is none."""
+    texts = [note_text(note) for note in notes]
+    return "\n".join(
+        ["Notes", *(wrapped(printable(t), "  - ", "    ") for t in texts)] if texts else []
+    )
+
+
+def plain(texts: Iterable[str]) -> list[Note]:
+    """Texts of which nothing is known but that they are notes."""
+    return complete((), texts, {})
+
+
+def note_text(note: Note, *, short: bool = False) -> str:
+    """A note on one line; ``short`` names files without their folders."""
+    text = f"assumed: {note.text}" if note.kind == "assumption" else note.text
+    lines = [short_place(line) if short else line for line in note.lines]
+    shown = [*lines[:_LINES], *([f"{len(lines) - _LINES} more"] if len(lines) > _LINES else [])]
+    parts = [f"{note.count}×"] if note.count > 1 else []
+    parts += [f"at {', '.join(shown)}"] if shown else []
+    return f"{text} ({', '.join(parts)})" if parts else text
+
+
+def short_place(place: str) -> str:
+    """``folder/file.py:31`` of ``/long/path/folder/file.py:31``."""
+    return "/".join(PurePath(place).parts[-_PARTS:])
+
+
+def plan_notes(result: PlanResult) -> list[Note]:
+    """All notes of a plan as data, those that change the figures first."""
+    unsettled: Severity = "changes the figures"
+    if result.pattern is not None and result.pattern.course == "unknown":
+        unsettled = "may change the figures"
+    pattern = [Note("note", text, 1, (), unsettled) for text in pattern_notes(result.pattern)]
+    speed = result.speed.notes if result.speed is not None else ()
+    texts = [*result.notes, *speed, *profile_note(result.profile)]
+    return complete([*pattern, *result.structured_notes], texts, result.assumptions)

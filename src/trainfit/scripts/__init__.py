@@ -1,0 +1,1 @@
+"""Runs a user's script: on the simulated GPU, for real, or up to its DataLoader."""

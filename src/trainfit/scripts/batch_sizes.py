@@ -1,0 +1,115 @@
+"""How many samples does a batch have?"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from torch.utils.data import dataloader as loader_module
+
+from trainfit.simgpu.patching import PatchSet
+
+#: Parts of a batch that are looked at, and how deep they may lie.
+_PARTS: Final = 200
+_DEPTH: Final = 4
+#: So many tensors of one shape are samples, not fields.
+_MANY: Final = 3
+
+
+class FetchedSizes:
+    """Counts the samples that a DataLoader asks its data set for, batch by batch.
+
+    That is exact whatever ``collate_fn`` makes of them. Workers are asked ahead: sizes wait until
+    their batch is handed out, in its order.
+    """
+
+    def __init__(self) -> None:
+        self._asked: weakref.WeakKeyDictionary[Any, collections.deque[int | None]]
+        self._asked = weakref.WeakKeyDictionary()
+
+    def install(self, patches: PatchSet) -> None:
+        """Count from now on, until ``patches`` is restored."""
+        kind: Any = loader_module._BaseDataLoaderIter
+        ask, reset = kind._next_index, kind._reset
+        asked = self._asked
+
+        def _next_index(batches: Any) -> Any:
+            index = ask(batches)
+            counted = batches._auto_collation and hasattr(index, "__len__")
+            asked.setdefault(batches, collections.deque()).append(len(index) if counted else None)
+            return index
+
+        def _reset(batches: Any, *args: Any, **kwargs: Any) -> None:
+            asked.pop(batches, None)  # what a persistent worker had been asked for
+            reset(batches, *args, **kwargs)
+
+        patches.set(kind, "_next_index", _next_index)
+        patches.set(kind, "_reset", _reset)
+
+    def of(self, batches: Any, batch: Any) -> int | None:
+        """The samples of ``batch``, which the iterator ``batches`` has just given."""
+        waiting = self._asked.get(batches)
+        asked = waiting.popleft() if waiting else None
+        if asked is not None and batches._dataset_kind == loader_module._DatasetKind.Map:
+            return asked
+        # What an iterable data set gives can be less than it was asked for.
+        return samples_in(batch, asked)
+
+
+def samples_in(batch: Any, likely: int | None = None) -> int | None:
+    """By the look of a batch: the first dimension of its tensors, the length of its lists.
+
+    ``likely`` is the batch size asked for; it is taken where any part of the batch has it.
+    ``None`` where nothing in it has a length.
+    """
+    graphs = getattr(batch, "num_graphs", None)  # graphs of a batch share their tensors
+    if type(graphs) is int:
+        return graphs
+    found = list(itertools.islice(_lengths(batch, 0), _PARTS))
+    if not found:
+        return None
+    return likely if likely in found else collections.Counter(found).most_common(1)[0][0]
+
+
+def _lengths(part: Any, depth: int) -> Iterator[int]:
+    """What could be the number of samples, of each part of a batch."""
+    shape = getattr(part, "shape", None)
+    if shape is not None:
+        if len(shape) and type(shape[0]) is int:
+            yield shape[0]
+    elif depth < _DEPTH and isinstance(part, Mapping):
+        for value in itertools.islice(part.values(), _PARTS):
+            yield from _lengths(value, depth + 1)
+    elif depth < _DEPTH and isinstance(part, list | tuple) and part:
+        yield from _of_sequence(part, depth)
+    elif depth < _DEPTH and hasattr(part, "__dataclass_fields__"):
+        for name in part.__dataclass_fields__:
+            yield from _lengths(getattr(part, name, None), depth + 1)
+
+
+def _of_sequence(part: list[Any] | tuple[Any, ...], depth: int) -> Iterator[int]:
+    """A list of samples has their number; fields each have it."""
+    parts = part[:_PARTS]
+    if not _are_samples(parts):
+        for each in parts:
+            yield from itertools.islice(_lengths(each, depth + 1), 1)
+    yield len(part)
+
+
+def _are_samples(parts: list[Any] | tuple[Any, ...]) -> bool:
+    """Is each of these a sample, not a field of all samples?
+
+    Fields of one batch have the same first dimension; of several images of one size nothing but
+    their being many, and of several dimensions, tells that they are no fields.
+    """
+    if all(isinstance(each, Mapping) for each in parts):
+        return True
+    shapes = [tuple(getattr(each, "shape", ())) for each in parts]
+    if not all(shapes) or len(shapes) < 2:
+        return False
+    if len({shape[0] for shape in shapes}) > 1:
+        return True
+    return len(shapes) >= _MANY and len(set(shapes)) == 1 and len(shapes[0]) > 1

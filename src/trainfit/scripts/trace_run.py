@@ -1,0 +1,314 @@
+"""Runs a user's script on the simulated GPU: ``main()`` with a request file as argument.
+
+This is the child process. The script is stopped with the optimizer step that completes the
+wanted number of them, or with which memory has settled. What happened goes to the outcome
+file; it and the recording are written before the script is unwound (see
+:mod:`trainfit.scripts.execute`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainfit.hardware import find_gpu
+from trainfit.results.recording import Recording
+from trainfit.results.run_status import STATUS_FILE, RunStatus
+from trainfit.results.steps import StepMakeup
+from trainfit.results.trace import LoaderInfo, Status, StepFeed, TraceOutcome, TraceRequest
+from trainfit.scripts import sandbox
+from trainfit.scripts.accelerate_watch import AccelerateWatch
+from trainfit.scripts.autocast_switch import AutocastSwitch
+from trainfit.scripts.coverage import CoverageWatch
+from trainfit.scripts.dataloader_tracker import LoaderTracker
+from trainfit.scripts.execute import Stopper, execute, run_script, watch
+from trainfit.scripts.fork_server import become_run
+from trainfit.scripts.inference_watch import CacheWatch, InferenceWatch
+from trainfit.scripts.launch_in_place import LaunchInPlace
+from trainfit.scripts.stem import Stem
+from trainfit.scripts.step_makeup import with_makeup
+from trainfit.scripts.step_watch import StepWatch
+from trainfit.simgpu.interventions import Interventions
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.session import Simulation
+from trainfit.simgpu.settling import LEAST_STEPS, judge
+
+#: Seconds between two words of a run about itself, if no step is over meanwhile.
+_TELL_S = 0.5
+#: Attempts at a snapshot of a run that goes on meanwhile.
+_SNAPSHOTS = 5
+
+
+class Runner:
+    """One run of a script on the simulated GPU."""
+
+    def __init__(self, request: TraceRequest, stem: Stem | None = None) -> None:
+        self._stem = stem
+        gpu = find_gpu(request.gpu)
+        if request.gpu_memory_bytes is not None:
+            gpu = dataclasses.replace(gpu, memory_bytes=request.gpu_memory_bytes)
+        self._request = request
+        self._simulation = Simulation(
+            gpu, limited=request.limited, constants=request.constants, command=request.command
+        )
+        self._loaders = LoaderTracker(request.loader, sample=request.sample)
+        self._step = StepWatch(self._simulation, self._loaders)
+        self._autocast = AutocastSwitch(
+            request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
+        )
+        self._accelerate = AccelerateWatch()
+        self._launch = LaunchInPlace(execute)
+        self._coverage = CoverageWatch(self._loaders.feeding)
+        self._interventions = Interventions(self._simulation, request.interventions, request.survey)
+        self._patches = PatchSet()
+        self._stopper = Stopper()
+        self._inference = InferenceWatch(self._simulation, self._interventions)
+        self._cache = CacheWatch(self._simulation)
+        self._finishing = threading.Lock()
+        self._begin()
+
+    def run(self) -> None:
+        """Run the script to its stop or its end and write recording and outcome."""
+        target = self._request.target
+        words = [target.name, *target.args]
+        with self._simulation:
+            self._loaders.install(self._patches)
+            self._autocast.install(self._patches)
+            self._accelerate.install(self._patches)
+            self._launch.install(self._patches)
+            self._step.install(self._patches)
+            self._coverage.install(self._patches)
+            self._interventions.before_call(self._coverage.called)
+            self._interventions.install(self._patches)
+            self._simulation.on_step(self._after_step)
+            self._loaders.after_batch = self._after_batch
+            self._interventions.after_call(self._after_call)
+            try:
+                arguments = None if self._stem is None else self._stem.arguments(self, words)
+                status, details = run_script(target, arguments)
+            finally:
+                self._step.remove()
+                self._interventions.remove()
+                self._coverage.remove()
+                self._launch.remove()
+                self._accelerate.remove()
+                self._autocast.remove()
+                self._patches.restore()
+        self._finish(status, details)
+
+    def _begin(self) -> None:
+        """This process runs the script from now on."""
+        self._started = self._told = time.monotonic()
+        self._process = os.getpid()
+        self._done = threading.Event()
+        limit = self._request.time_limit_s
+        self._watch = watch(self._started, limit, self._done, self._late, self._stopped)
+
+    # -- as a stem -------------------------------------------------------------------------
+
+    def hold(self) -> str:
+        """Stop what would not outlive a fork; why there must be none, empty if there may."""
+        self._done.set()
+        faulthandler.cancel_dump_traceback_later()
+        self._watch.join()
+        self._simulation.pause()
+        if not self._simulation.is_untouched or self._interventions.optimizers:
+            return "something was simulated already"
+        if self._loaders.count or self._autocast.made:
+            return "a DataLoader or an autocast region was made already"
+        self._printed = Path(self._request.outcome).with_name("output.txt").read_bytes()
+        return ""
+
+    def become(self, folder: str) -> list[str]:
+        """In a process that was forked when the script looked at its arguments: be the run that
+        ``folder`` asks for. It has no interventions, which would have to be made before."""
+        sandbox.begin(Path(folder))
+        become_run(folder, self._printed)
+        self._request = request = _request_in(folder)
+        self._simulation.rename(request.command)
+        self._loaders.override(request.loader, request.sample)
+        self._autocast.force(request.amp)
+        self._begin()
+        self._simulation.go_on()
+        return [request.target.name, *request.target.args]
+
+    def _is_run(self) -> bool:
+        """Is this the process of a run, neither a worker of it nor a stem? A stem ends here."""
+        if os.getpid() != self._process:
+            return False
+        if self._stem is not None:
+            self._stem.give_up("the script did not look at its arguments")
+        return True
+
+    # -- while it runs ---------------------------------------------------------------------
+
+    def _after_step(self, steps: int) -> None:
+        self._loaders.note_step()
+        self._step.note_step()
+        self._coverage.stepped(steps)
+        if not self._seen_enough(steps):
+            self._tell()
+            return
+        self._finish("finished", {})
+        self._stopper.stop()
+
+    def _after_batch(self) -> None:
+        if time.monotonic() - self._told >= _TELL_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Say how far the run is; a full disk is no reason to end it."""
+        if not self._is_run():
+            return
+        self._told = time.monotonic()
+        request = self._request
+        status = RunStatus(
+            steps=self._simulation.steps,
+            least=LEAST_STEPS if request.until_settled else request.steps,
+            most=request.steps,
+            seconds=self._told - self._started,
+            loading_s=self._loaders.waited_s,
+        )
+        with contextlib.suppress(OSError):
+            status.save(Path(request.outcome).with_name(STATUS_FILE))
+
+    def _after_call(self) -> None:
+        """A model was called: a step where calls are counted, else maybe the last of an
+        inference that would go on and on."""
+        if self._request.count == "calls":
+            self._cache.note_call()
+            self._simulation.end_step()
+        elif self._inference.only_infers():
+            self._finish("ended", {})
+            self._stopper.stop()
+
+    def _late(self, place: str | None) -> bool:
+        return self._finish("timeout", {"location": place})
+
+    def _stopped(self, reason: str, place: str | None) -> bool:
+        return self._finish("failed", {"message": reason, "location": place})
+
+    def _seen_enough(self, steps: int) -> bool:
+        """Are there as many steps as were asked for, or has memory settled before?
+
+        Steps beyond the least number are worth half of the time limit, not all of it. The warm-up
+        of a CUDA graph comes in addition, up to as many steps again. Calls over which a cache grows
+        go on to where it is let go, or to the script's end.
+        """
+        request, simulation = self._request, self._simulation
+        late = time.monotonic() - self._started > request.time_limit_s / 2
+        if request.count == "calls" and request.until_settled:
+            if self._cache.grows():
+                return late
+            if self._cache.released():
+                return True
+        if not request.until_settled:
+            return steps >= request.steps
+        steps -= min(simulation.warm_up_steps, request.steps)
+        if steps >= request.steps:
+            return True
+        if steps < LEAST_STEPS:
+            return False
+        return late or judge(simulation.step_uses()).course in ("settled", "growing")
+
+    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+        """Write recording and outcome, once; what the script does later does not count.
+
+        Returns whether this call was the one that did.
+        """
+        with self._finishing:
+            if self._done.is_set() or not self._is_run():
+                return False
+            self._done.set()
+        faulthandler.cancel_dump_traceback_later()
+        recording = self._snapshot()
+        if recording is not None:
+            recording.save(Path(self._request.recording))
+        TraceOutcome(
+            status=status,
+            steps=self._simulation.steps,
+            seconds=time.monotonic() - self._started,
+            loader=self._feeding(status),
+            loaders=self._loaders.count,
+            autocast=self._autocast.used,
+            autocast_at=self._autocast.where,
+            gpu_operators=len(recording.op_name) if recording is not None else 0,
+            module_calls=int(recording.header["module_calls"]) if recording is not None else 0,
+            optimizers=self._interventions.optimizers,
+            forward=self._interventions.forward_calls(),
+            compute=self._interventions.compute(),
+            findings=self._interventions.findings(),
+            changed=self._interventions.changed(),
+            accelerate=self._accelerate.from_environment,
+            feeds=self._feeds(),
+            coverage=self._coverage.result(),
+            peak_ram_bytes=_peak_ram_bytes(),
+            loading_s=self._loaders.waited_s,
+            **details,
+        ).save(Path(self._request.outcome))
+        return True
+
+    def _feeds(self) -> tuple[StepFeed, ...]:
+        return tuple(self._step.feeds) if self._request.count == "steps" else ()
+
+    def _makeup(self) -> StepMakeup | None:
+        return self._step.makeup(self._request.batch_size) if self._feeds() else None
+
+    def _feeding(self, status: Status) -> LoaderInfo | None:
+        """The DataLoader; where its batches vary in shape, with a look at its samples. Without an
+        optimizer step, the one whose data set is too small for it."""
+        found = self._loaders.feeding()
+        if not self._simulation.steps and self._interventions.optimizers:
+            found = self._loaders.without_batches() or found
+        if found is None or not found.varies or status not in ("finished", "ended"):
+            return found
+        return dataclasses.replace(found, scan=self._loaders.scan())
+
+    def _snapshot(self) -> Recording | None:
+        """The recording so far. At the time limit the script goes on in another thread and
+        may tear it: then once more, and ``None`` if that does not help."""
+        for _ in range(_SNAPSHOTS):
+            try:
+                recording = with_makeup(self._simulation.recording, self._makeup())
+                recording.check()
+            except (IndexError, ValueError, RuntimeError):
+                continue
+            return recording
+        return None
+
+
+def main() -> None:
+    """The child process's entry point."""
+    request = TraceRequest.from_json(Path(sys.argv[1]).read_text())
+    Runner(request).run()
+
+
+def grow(folder: str, serve: Callable[[], str | None], status: int) -> None:
+    """The entry point of a stem, and of every run that is forked from it."""
+    Runner(_request_in(folder), Stem(serve, status)).run()
+
+
+def _peak_ram_bytes() -> int:
+    """The most that this process held; what it shares with its parent counts too."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _request_in(folder: str) -> TraceRequest:
+    """What is asked of the run in ``folder``; its files are those."""
+    request = TraceRequest.from_json((Path(folder) / "request.json").read_text())
+    recording, outcome = Path(request.recording).name, Path(request.outcome).name
+    return dataclasses.replace(
+        request, recording=str(Path(folder) / recording), outcome=str(Path(folder) / outcome)
+    )
