@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-from collections.abc import Iterator
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from trainfit.results.truth import AnyTruth, read_truth
 
 TRUTH = Path(__file__).resolve().parent / "gpu" / "truth"
+#: The exit status of a script that found nothing to compare with.
+NO_TRUTH = 3
+
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
 
 
 def truth_options(about: str | None, quick: str) -> argparse.ArgumentParser:
@@ -48,3 +57,33 @@ def read_truths(options: argparse.Namespace) -> Iterator[AnyTruth]:
         found = read_truth(path)
         if found is not None and found.simulated is options.rehearsal:
             yield found
+
+
+def say_none(text: str, options: argparse.Namespace) -> int:
+    """Nothing was recorded: print how to; returns the exit status."""
+    text = text.format(folder=options.truth)
+    if options.json:
+        print(json.dumps({"figures": [], "details": {"truth": "none was recorded yet"}}))
+        print(text, file=sys.stderr)
+    else:
+        print(text)
+    return NO_TRUTH
+
+
+def say_rehearsal(options: argparse.Namespace) -> None:
+    """Above the tables."""
+    if options.rehearsal:
+        print("a rehearsal: the simulation compared with itself, no truth\n")
+
+
+def prefix(options: argparse.Namespace) -> str:
+    """Of the names of figures."""
+    return "rehearsal" if options.rehearsal else "truth"
+
+
+def in_processes(
+    function: Callable[[_Given], _Found], given: Sequence[_Given], jobs: int
+) -> list[_Found]:
+    """A process for each: a simulation leaves nothing behind for the next."""
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
+        return pool.map(function, given, chunksize=1)

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import multiprocessing
 import statistics
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from _bench import Figure, finish
-from _truth import read_truths, truth_options
+from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
 from gpu import cases, simulated
 
 from trainfit.memory.device_trace import replay_trace
@@ -38,7 +36,6 @@ from trainfit.results.truth import (
 )
 
 QUICK_FILES = 8
-NO_TRUTH = 3
 WORST_KERNELS = 5
 MIB = 1 << 20
 
@@ -115,18 +112,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench/memory_truth.py: error: {error}", file=sys.stderr)
         return 2
     if not truths:
-        return say_none(options)
-    # A process for each: a simulation leaves nothing behind for the next.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, maxtasksperchild=1) as pool:
-        results = [pool.apply_async(compare_any, (truth,)) for truth in truths]
-        found = [result.get() for result in results]
+        return say_none(NONE_YET, options)
+    found = in_processes(compare_any, truths, options.jobs)
     rows = [each for each in found if isinstance(each, Compared)]
     limits = [each for each in found if isinstance(each, ComparedLimit)]
     kernels = [each for each in found if isinstance(each, ComparedKernels)]
     if not options.json:
-        if options.rehearsal:
-            print("a rehearsal: the simulation compared with itself, no truth\n")
+        say_rehearsal(options)
         print_rows(rows)
         print_limits(limits)
         print_kernels(kernels)
@@ -136,8 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         "limits": [dataclasses.asdict(row) for row in limits],
         "kernels": [dataclasses.asdict(row) for row in kernels],
     }
-    prefix = "rehearsal" if options.rehearsal else "truth"
-    return finish(figures(rows, limits, prefix), options.json, details)
+    return finish(figures(rows, limits, prefix(options)), options.json, details)
 
 
 OfMemory = Truth | LimitTruth | KernelFamily
@@ -159,16 +150,6 @@ def thin(found: list[OfMemory]) -> list[OfMemory]:
     """Some at equal distances: a choice that sees no error."""
     step = max(len(found) / QUICK_FILES, 1)
     return [found[int(index * step)] for index in range(min(QUICK_FILES, len(found)))]
-
-
-def say_none(options: argparse.Namespace) -> int:
-    text = NONE_YET.format(folder=options.truth)
-    if options.json:
-        print(json.dumps({"figures": [], "details": {"truth": "none was recorded yet"}}))
-        print(text, file=sys.stderr)
-    else:
-        print(text)
-    return NO_TRUTH
 
 
 # -- one file --------------------------------------------------------------------------------------

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import multiprocessing
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from _bench import Figure, finish
-from _truth import read_truths, truth_options
+from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
 from gpu import simulated
 from gpu.cases import Case
 
@@ -34,7 +32,6 @@ from trainfit.results.profile import Profile
 from trainfit.results.truth import TimedSteps
 from trainfit.speed.host import REFERENCE_OPERATOR_S
 
-NO_TRUTH = 3
 PERCENT, PERCENT_WITH_PROFILE = 15.0, 8.0
 
 NONE_YET = """no step times in {folder}: none were recorded yet, so nothing is compared.
@@ -54,6 +51,10 @@ class Compared:
     measured_s: float
     predicted_s: float
     by_profile_s: float | None
+
+    def off(self, predicted_s: float) -> float:
+        """By how much of what was measured a prediction is more."""
+        return predicted_s / self.measured_s - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,26 +77,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench/speed_truth.py: error: {error}", file=sys.stderr)
         return 2
     if not work:
-        text = NONE_YET.format(folder=options.truth)
-        if options.json:
-            print(json.dumps({"figures": [], "details": {"truth": "none was recorded yet"}}))
-        print(text, file=sys.stderr if options.json else sys.stdout)
-        return NO_TRUTH
+        return say_none(NONE_YET, options)
     try:
-        # A process for each: a simulation leaves nothing behind for the next.
-        with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
-            rows = pool.map(compare, work, chunksize=1)
+        rows = in_processes(compare, work, options.jobs)
     except (ProfileMismatch, ValueError) as error:
         print(f"bench/speed_truth.py: error: {error}", file=sys.stderr)
         return 2
     if not options.json:
-        if options.rehearsal:
-            print("a rehearsal: the simulation compared with itself, no truth\n")
+        say_rehearsal(options)
         print_rows(rows)
     details = {"rehearsal": options.rehearsal, "steps": [dataclasses.asdict(row) for row in rows]}
-    return finish(
-        figures(rows, "rehearsal" if options.rehearsal else "truth"), options.json, details
-    )
+    return finish(figures(rows, prefix(options)), options.json, details)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -128,8 +120,8 @@ def compare(work: _Work) -> Compared:
     gpu = simulated.spec_of(dataclasses.asdict(truth.machine))
     if not gpu.sources:
         raise ValueError(f"{truth.machine.gpu}: not in the catalogue, so its rates are not known")
-    case = dataclasses.replace(Case(**dataclasses.asdict(truth.case)), batch=work.batch)
-    recording = simulated.record(case, gpu)
+    case = Case(**dataclasses.asdict(truth.case))
+    recording = simulated.record(dataclasses.replace(case, batch=work.batch), gpu)
     core = None if truth.operator_s is None else REFERENCE_OPERATOR_S / truth.operator_s
     cpu = HostCpu(None, None, core)
     predicted = step_seconds(recording, machine_of(gpu, cpu))
@@ -139,19 +131,16 @@ def compare(work: _Work) -> Compared:
         check_profile(work.profile, work.title, gpu, truth.machine.driver, force=False)
         machine = machine_of(gpu, None, work.profile.rates, work.title)
         by_profile = step_seconds(recording, machine)
-    name = truth.case.name.removesuffix(f"-b{truth.case.batch}")
-    return Compared(gpu.name, name, work.batch, work.measured_s, predicted, by_profile)
+    return Compared(gpu.name, case.job, work.batch, work.measured_s, predicted, by_profile)
 
 
 def print_rows(rows: Sequence[Compared]) -> None:
     print(f"{'job':<24} {'batch':>5} {'measured':>9} {'predicted':>10} {'':>5}  by profile")
     for row in rows:
         line = f"{row.name:<24} {row.batch:>5} {1e3 * row.measured_s:>6.1f} ms "
-        line += f"{1e3 * row.predicted_s:>7.1f} ms {row.predicted_s / row.measured_s - 1:>+5.0%}"
+        line += f"{1e3 * row.predicted_s:>7.1f} ms {row.off(row.predicted_s):>+5.0%}"
         if row.by_profile_s is not None:
-            line += (
-                f"  {1e3 * row.by_profile_s:.1f} ms {row.by_profile_s / row.measured_s - 1:+.0%}"
-            )
+            line += f"  {1e3 * row.by_profile_s:.1f} ms {row.off(row.by_profile_s):+.0%}"
         print(line)
     print()
 
@@ -166,7 +155,7 @@ def figures(rows: Sequence[Compared], prefix: str) -> list[Figure]:
 
 
 def _figure(name: str, rows: Sequence[Compared], goal: float, column: str) -> Figure:
-    errors = [abs(getattr(row, column) / row.measured_s - 1) for row in rows]
+    errors = [abs(row.off(getattr(row, column))) for row in rows]
     return Figure(name, 100 * statistics.median(errors), goal, at_most=True, unit="%")
 
 

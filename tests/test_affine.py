@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
+from trainfit.memory import fit
 from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.fit import fits, largest_batch
+from trainfit.memory.fit import LARGEST, fits, largest_batch
 from trainfit.memory.replay import Stream, replay
 from trainfit.results.recording import Recording
 
@@ -137,6 +138,27 @@ def test_the_largest_batch_that_fits_is_the_last_that_does() -> None:
     assert largest_batch(law, context, context) == 0
 
 
+@pytest.mark.parametrize("guess", [64, 5261, 8222, LARGEST])
+@pytest.mark.parametrize(
+    ("good", "largest"),
+    [
+        (lambda batch: batch <= 7100 and (batch < 5000 or batch % 2 == 0), 7100),
+        (lambda batch: batch <= 5, 5),
+        (lambda batch: batch <= 71, 71),
+        (lambda batch: True, LARGEST),
+    ],
+    ids=["odd ones need more", "few", "some", "any"],
+)
+def test_the_largest_batch_is_the_same_from_any_guess(
+    good: Callable[[int], bool], largest: int, guess: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waveforms: 5094 or 6934 it was, as some odd batch sizes above 5000 do not fit."""
+    monkeypatch.setattr(fit, "fits", lambda law, batch, *args, **more: good(batch))
+    monkeypatch.setattr(fit, "_guess", lambda law, free: guess)
+    law = cast(AffineStream, None)  # "fits" and "_guess" alone look at it
+    assert largest_batch(law, GiB, 0) == largest
+
+
 # Where recordings part ----------------------------------------------------------------------------
 
 
@@ -238,3 +260,45 @@ def test_a_workspace_that_only_larger_batches_take() -> None:
         assert predicted.peak_reserved == seen.peak_reserved
         assert predicted.granted[taken] == seen.granted[taken]
     assert replay(Stream.of(small)).granted[taken] == 0
+
+
+def loaded_in(order: tuple[int, ...], batch: int) -> Recording:
+    """A step of a model whose weights come to the GPU in ``order``, as from several threads."""
+    with trainfit.simulate("RTX 4090", limited=False) as sim:
+        model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16), nn.Linear(16, 4))
+        for index in order:
+            layer = model[index]
+            layer.weight = nn.Parameter(layer.weight.detach().cuda())
+            layer.bias = nn.Parameter(layer.bias.detach().double().cuda().float())
+        update = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            loss = model(torch.empty(batch, 64).cuda()).pow(2).mean()
+            loss.backward()
+            update.step()
+            update.zero_grad()
+    return sim.recording
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_the_order_in_which_weights_are_loaded_is_no_matter(order: tuple[int, ...]) -> None:
+    """Loaders of weights copy from several threads: the order differs from run to run."""
+    fixed = loaded_in((0, 1, 2), 8)
+    law = AffineStream.between(fixed, 8, loaded_in(order, 16), 16)
+    assert_same_memory(law, loaded_in((0, 1, 2), 24), 24)
+    # The larger is the template: its parameters are named by the new numbers.
+    sizes = [4 * int(np.prod(each.shape)) for each in law.template.parameters() or ()]
+    allocs = [each.alloc for each in law.template.parameters() or ()]
+    assert law.template.alloc_bytes[allocs].tolist() == sizes
+    law.template.check()
+
+
+def assert_same_memory(law: AffineStream, run: Recording, batch: int) -> None:
+    predicted, measured = law.at(batch), Stream.of(run)
+    assert np.array_equal(predicted.alloc_bytes, measured.alloc_bytes)
+    assert np.array_equal(predicted.events, measured.events)
+
+
+def test_more_than_another_order_of_loading_is_no_law() -> None:
+    one, other = loaded_in((0, 1, 2), 8), loaded_in((0, 1, 2, 2), 16)
+    with pytest.raises(NotAffineError):
+        AffineStream.between(one, 8, other, 16)

@@ -17,6 +17,7 @@ BENCH = Path(__file__).resolve().parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import speed_truth  # noqa: E402
+from _truth import NO_TRUTH  # noqa: E402
 from gpu import measure, timing  # noqa: E402
 from gpu.cases import case  # noqa: E402
 from gpu.training import Job  # noqa: E402
@@ -87,7 +88,7 @@ def test_without_truth_it_says_how_to_record(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rehearsal is none."""
-    assert speed_truth.main(["--truth", str(folder)]) == speed_truth.NO_TRUTH
+    assert speed_truth.main(["--truth", str(folder)]) == NO_TRUTH
     said = capsys.readouterr().out
     assert "python bench/gpu/campaign.py --only steps-" in said and "holds" not in said
 

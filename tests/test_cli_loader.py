@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from helpers_cli import ROOT, SCRIPTS, error_line, json_of, trainfit
 from helpers_loader import result
 from trainfit.cli import loader
 from trainfit.cli.main import main
-from trainfit.cli.progress_bar import ProgressBar, ProgressLines
+from trainfit.cli.progress_bar import ProgressLines
 from trainfit.plan.loading import LoadingOptions, Stage, Tuned
 from trainfit.report.loader_text import loader_text
 from trainfit.results.loader import LoaderResult
@@ -45,7 +44,7 @@ def test_a_command_is_tuned_and_its_result_shown_again(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "infer.py:24: TensorDataset, batch size 64" in done.stdout
-    assert "a step of the GPU takes 40 ms: given" in done.stdout
+    assert "a step of the GPU needs 40 ms: given" in done.stdout
     assert '"confirm": 1' in " ".join(done.stdout.split())
     assert "infer.py until its first step" in done.stderr and "2 workers" in done.stderr
     again = trainfit("show", "tuned.json", cwd=tmp_path)
@@ -135,30 +134,6 @@ def test_times_of_a_step(text: str, seconds: float) -> None:
 
 
 # -- progress ----------------------------------------------------------------------------------
-
-
-def test_the_bar_estimates_the_time_from_the_share_that_is_done() -> None:
-    stream = io.StringIO()
-    with ProgressBar(stream, width=80) as bar:
-        bar.stage(Stage("running train.py", 1.0, None))
-        bar.tick(Stage("running train.py", 2.0, None))
-        bar.stage(Stage("1 worker", 5.0, 0.0))
-        bar.stage(Stage("2 workers", 12.5, 0.25))
-        bar.tick(Stage("2 workers", 17.5, 0.25))
-        bar.tick(Stage("2 workers", 40.0, 0.25))
-    drawn = [line.rstrip() for line in stream.getvalue().split("\r") if line.strip()]
-    assert drawn == [
-        "[          ] 2 s: running train.py",
-        "[=====>    ] 18 s of about 35 s: 2 workers",
-        "[=========>] 40 s of about 40 s: 2 workers",
-    ]
-    assert stream.getvalue().endswith(" \r")  # the line is left empty
-
-
-def test_the_bar_fits_the_terminal_and_shows_no_escapes() -> None:
-    stream = io.StringIO()
-    ProgressBar(stream, width=30).tick(Stage("a\x1b[2J" + "x" * 50, 1.0, None))
-    assert "\x1b" not in stream.getvalue() and len(stream.getvalue()) == 30
 
 
 def test_elsewhere_each_stage_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

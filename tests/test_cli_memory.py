@@ -206,13 +206,15 @@ def test_variable_shapes_are_no_silent_number(tmp_path: Path) -> None:
 )
 def test_a_plan_says_when_memory_does_not_settle(habit: str, words: str, tmp_path: Path) -> None:
     command = ("python", LEAKS, "--habit", habit, "--batch_size", "{batch_size:16}")
-    done = trainfit("plan", *GPU, "--output", "p.json", "--", *command, cwd=tmp_path)
+    done = trainfit("plan", *GPU, "-v", "--output", "p.json", "--", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert words in text
     assert "simulated steps only)" in text
-    shown = trainfit("show", "p.json", cwd=tmp_path)
+    shown = trainfit("show", "--explain", "p.json", cwd=tmp_path)
     assert shown.stdout == done.stdout
+    screen = trainfit("show", "p.json", cwd=tmp_path).stdout
+    assert words in " ".join(screen.partition("Notes\n")[2].split())
 
 
 # -- bad input -------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ def test_accumulation_is_the_micro_batch_with_all_gradients_kept(
 
 def test_chosen_remedies_and_the_text(tmp_path: Path) -> None:
     done = plan(
-        *("--gpu", "custom:2GiB", "--remedies=sgd,global-pooling", "--output", "plan.json", "--"),
+        *("--gpu", "custom:2GiB", "--remedies=sgd,global-pooling", "--explain"),
+        *("--output", "plan.json", "--"),
         *("python", SCRIPT, "--batch_size={batch_size:8}"),
         cwd=tmp_path,
     )
@@ -97,8 +98,10 @@ def test_chosen_remedies_and_the_text(tmp_path: Path) -> None:
     assert "there, torch.optim.SGD(…)" in section
     assert "global-pooling" not in section
     assert max(map(len, done.stdout.splitlines())) <= 100
-    shown = trainfit("show", "plan.json", cwd=tmp_path)
+    shown = trainfit("show", "--explain", "plan.json", cwd=tmp_path)
     assert shown.stdout == done.stdout
+    short = trainfit("show", "plan.json", cwd=tmp_path).stdout
+    assert "What lowers the memory\n  - " in short and "[sgd]: " in short
     json_shown = json_of(trainfit("show", "--json", "plan.json", cwd=tmp_path))
     assert [each["name"] for each in json_shown["remedies"]["items"]] == ["sgd", "global-pooling"]
 

@@ -313,9 +313,7 @@ def test_console_scripts_name_their_interpreter(
         ("folder/no.py", "'folder/no.py': there is no such program"),
         ("no-such-program", "there is no such program"),
         ("ls -l", "is no Python program"),
-        ("torchrun --nproc_per_node 2 train.py", "launcher 'torchrun'"),
-        ("nice accelerate launch train.py", "launcher 'accelerate'"),
-        ("python -m torch.distributed.run train.py", "launcher 'torch.distributed.run'"),
+        ("deepspeed train.py", "launcher 'deepspeed'"),
         ("bash -c 'python train.py'", "launcher 'bash'"),
     ],
 )

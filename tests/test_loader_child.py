@@ -28,7 +28,7 @@ from trainfit.plan.loading import Listener, LoadingOptions, Stage, step_from, tu
 from trainfit.results.loader import LoaderResult
 from trainfit.results.loading import StepTime
 from trainfit.results.trace import Compute, TraceOutcome
-from trainfit.simgpu.loaders import LoaderTracker, is_simulated
+from trainfit.scripts.dataloader_tracker import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
@@ -343,7 +343,7 @@ def test_the_step_is_predicted_else_bounded_by_its_work_else_takes_no_time() -> 
     trace = TraceOutcome("finished", 1, 1.0, compute=compute, autocast="bfloat16")
     predicted = step_from(trace, gpu, recording)
     assert 0 < predicted.step_s < 0.01
-    assert predicted.source.startswith("the fast end of what is predicted for RTX 4090: ")
+    assert predicted.source.startswith("the fast end of the 90% prediction interval for RTX 4090: ")
     least = step_from(trace, gpu)
     assert "no RTX 4090 makes the step in less than" in least.source and least.step_s > 0.001
     # What torch.compile fuses was not seen; a device made to measure has no rates.

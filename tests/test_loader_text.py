@@ -64,7 +64,7 @@ def test_present_and_recommended_stand_beside_each_other_with_what_was_measured(
     assert row(told, "recommended").split() == (
         ["recommended", "4", "2", "yes", "yes", "yes", "24.8", "24.1", "1%", "(measured", "2%)"]
     )
-    assert "how sure: 1 real run differed by -3% from what was predicted" in told
+    assert "confidence: 1 real run differed by -3% from what was predicted" in told
 
 
 def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
@@ -73,7 +73,7 @@ def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
     assert list(rows) == ["0", "1", "2", "3", "4", "6", "8", "16"]
     assert rows["4"][2:4] == ["24.1*", "2%"] and rows["4"][-1] == "recommended"
     assert rows["1"][-1] == "present" and rows["2"][2:4] == ["16.7", "33%"]
-    assert "cannot be: 16.0 GiB of RAM" in told
+    assert "infeasible: 16.0 GiB of RAM" in told
 
 
 def test_settings_that_differ_in_persistence_alone_have_the_same_rates() -> None:
@@ -95,7 +95,7 @@ def test_a_long_table_is_cut() -> None:
 def test_without_real_runs_and_without_a_step_that_is_said() -> None:
     text = loader_text(result(confirmed=(), step_s=0.0, step_source="nobody said"))
     told = " ".join(text.split())
-    assert "how sure: predicted only, by no real run" in told
+    assert "confidence: predicted only, not confirmed by a real run" in told
     assert "was taken to last no time (nobody said)" in told and "--step-time 40ms" in told
     assert row(text, "present").split()[-1] == "-"  # how long it waits means nothing
 
@@ -270,7 +270,7 @@ def test_the_launch_line_is_the_plans() -> None:
 
 def test_a_bound_of_the_step_is_called_one() -> None:
     told = " ".join(loader_text(result(step_is_bound=True)).split())
-    assert "a step of the GPU takes at least 40 ms" in told
+    assert "a step of the GPU needs at least 40 ms" in told
     assert "The real step is longer" in told
 
 

@@ -283,7 +283,7 @@ def test_prices_are_read(tmp_path: Path) -> None:
 def test_the_table_is_within_its_width_and_names_every_gpu(job: Job) -> None:
     prices = Prices("USD", {gpu.key: 0.5 for gpu in catalogue()})
     text = offers_text(offers(job, catalogue(), prices))
-    table = text.partition("takes: ")[0]
+    table = text.partition("memory: ")[0]
     for gpu in catalogue():
         assert any(line.startswith(gpu.key) for line in table.splitlines()), gpu.key
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -267,7 +267,7 @@ Data loading (train.py:12: Pictures, batch size 8)
   the loader is the limit by up to 2x if the GPU is as fast as it can be
     8 cores are busy with decoding
     1.9x with: decoded samples in RAM: cache=True
-  more of it, at the present batch size:
+  details, at the present batch size:
     trainfit loader --gpu 'RTX 4090' -- python train.py --batch_size=8"""
     )
 
@@ -407,7 +407,8 @@ def test_plan_tunes_the_loader_of_a_script(real_plan: Plan) -> None:
     assert shlex.split(plan["launch"])[-5:] == ["python", "fit.py", str(batch), "4", "yes"]
     assert loading["step_is_bound"]
     assert loading["result"]["step_s"] > 0
-    assert "fast end of what is predicted for RTX 4090" in loading["result"]["step_source"]
+    source = loading["result"]["step_source"]
+    assert "fast end of the 90% prediction interval for RTX 4090" in source
     seen = json.loads(loading["result"]["notes"][0])
     # The data set does not fill the recommended batch size.
     assert seen["argv"][1:] == ["4", "0", "no"]

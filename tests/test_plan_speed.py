@@ -13,7 +13,7 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import batch_sizes, curve_of, enough, knee, machine_of, speed
+from trainfit.plan.speed import batch_sizes, curve_of, knee, machine_of, saturation_batch, speed
 from trainfit.report.sizes import WIDTH
 from trainfit.report.speed_text import speed_section
 from trainfit.results.plan import HostCpu
@@ -132,16 +132,16 @@ def test_text() -> None:
         speed_section(SPEED)
         == """\
 Speed at batch size 8, if the DataLoader keeps up (predicted)
-  a step    85 ms, 94.1 samples/s; 70 ms to 102 ms in nine of ten jobs
+  a step    85 ms, 94.1 samples/s; 90% prediction interval 70 ms to 102 ms
             limited by the GPU's memory bandwidth: kernels 80 ms, launching them 36 ms, copies 4 ms;
             17% of the peak FLOP/s (MFU)
-  kernels   product 75%, convolution weight gradient 25%
+  kernels   matmul 75%, convolution weight gradient 25%
   constants assumed
   an epoch  12 min 34 s
   batch size      a step   samples/s   limited by
            1       10 ms         100   launches
            2       20 ms         100   launches
-           3       30 ms         100   launches; enough: 95% of the most samples/s
+           3       30 ms         100   launches; saturation: 95% of the best throughput
            4       40 ms         100   launches
            8       80 ms         100   launches
   a \\x1b[2Jnote"""
@@ -181,7 +181,7 @@ def test_a_slower_core_launches_later(pair: tuple[tuple[int, Recording], ...]) -
     assert same == usual
     assert slow.now.host_s == pytest.approx(3 * usual.now.host_s)
     assert slow.now.gpu_s == pytest.approx(usual.now.gpu_s)
-    assert "a core of 1 GHz" in slow.constants and "a core of 3 GHz" in usual.constants
+    assert "assumed CPU: 1 GHz" in slow.constants and "assumed CPU: 3 GHz" in usual.constants
     here = speed(recording, 64, machine_of(GPU, HostCpu(2.0, None, 0.5)))
     assert here is not None and here.now.host_s == pytest.approx(2 * usual.now.host_s)
     assert "measured (0.5 times the reference's speed at 3 GHz)" in here.constants
@@ -218,21 +218,24 @@ def test_a_lower_clock_between_calls_costs_who_launches() -> None:
     assert "launches a call" not in speed_section(training)
 
 
-def test_enough_is_a_multiple_of_eight(pair: tuple[tuple[int, Recording], ...]) -> None:
+def test_the_saturation_batch_is_a_multiple_of_eight(
+    pair: tuple[tuple[int, Recording], ...],
+) -> None:
     found = speed(pair[0][1], 64, MACHINE, curve_of(pair, MACHINE, 4096))
-    most = enough(curve_of(pair, MACHINE, 4096))
+    most = saturation_batch(curve_of(pair, MACHINE, 4096))
     assert found is not None and found.knee is not None and most is not None
     assert most % 8 == 0 and found.knee <= most < found.knee + 8
-    assert enough(curve_of(pair, MACHINE, 3)) == 3
-    assert enough(curve_of(pair, machine_of(find_gpu("custom:24GiB")), 4096)) is None
+    assert saturation_batch(curve_of(pair, MACHINE, 3)) == 3
+    assert saturation_batch(curve_of(pair, machine_of(find_gpu("custom:24GiB")), 4096)) is None
 
 
 @given(st.floats(1, 1e6))
 def test_with_a_noise_scale_smaller_batches_train_as_fast(noise_scale: float) -> None:
-    """Samples a second over 1 + batch / noise scale; without end it is the knee."""
+    """Samples a second over 1 + samples of a step / noise scale; without end it is the knee."""
+    took = {n: 0.05 + 0.001 * n for n in range(1, 513)}
     curve = [
-        StepSpeed(n, 0.0, (0.0, 0.0), 0.0, 0.0, 0.0, "bandwidth", n / (0.05 + 0.001 * n))
-        for n in range(1, 513)
+        StepSpeed(n, seconds, (0.0, 0.0), 0.0, 0.0, 0.0, "bandwidth", n / seconds)
+        for n, seconds in took.items()
     ]
     plain, found = knee(curve), knee(curve, noise_scale)
     assert plain is not None and found is not None and found <= plain

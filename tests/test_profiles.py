@@ -479,7 +479,8 @@ def test_plan_with_a_profile_and_other_processes(tmp_path: Path) -> None:
 def test_bad_device_memory(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("open('it-ran', 'w')")
     for verb in (("simulate",), ("plan",)):
-        done = run(*verb, *options, "--", "python", "s.py", cwd=tmp_path)
+        words = (*verb, "--allow-writes", *options)
+        done = run(*words, "--", "python", "s.py", cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert says in error_line(done)
     assert not (tmp_path / "it-ran").exists()

@@ -9,6 +9,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,21 @@ def test_buffers_are_buffers() -> None:
         model(torch.randn(2, 3, 8, 8, device="cuda")).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert rounded(sim.recording, "buffer") == 1024 + 1024 + 512
+
+
+def test_weights_of_one_allocation_are_all_parameters() -> None:
+    """cuDNN's recurrent layers keep all of their weights in one; tied weights are one parameter."""
+    with trainfit.simulate("RTX 4090") as sim:
+        embedding, lstm = nn.Embedding(50, 16).cuda(), nn.LSTM(16, 16, 2).cuda()
+        out = nn.Linear(16, 50, bias=False).cuda()
+        out.weight = embedding.weight
+        model = nn.ModuleList([embedding, lstm, out])
+        hidden, _ = lstm(embedding(torch.zeros(5, 3, dtype=torch.long, device="cuda")))
+        out(hidden).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    found = sim.recording.parameters() or ()
+    assert sum(prod(each.shape) for each in found) == 50 * 16 + 2 * 4 * 16 * (16 + 16 + 2)
+    assert all(each.trained for each in found)
 
 
 def test_the_replay_agrees_with_the_run() -> None:

@@ -453,7 +453,7 @@ def test_what_the_loaders_model_said_stands_beside() -> None:
             dataclasses.replace(
                 tuned, candidates=(dataclasses.replace(said, infeasible="1 GiB of RAM"),)
             ),
-            "cannot be: 1 GiB of RAM",
+            "infeasible: 1 GiB of RAM",
         ),
     ):
         found = with_prediction(RESULT, other)

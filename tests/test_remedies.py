@@ -155,7 +155,7 @@ def test_the_section() -> None:
     assert "CHANGES TRAINING: another optimizer" in text
     assert "[accumulate]: DOES NOT FIT" in text
     assert "        python train.py --b=4" in text
-    assert "wins no memory here: inplace (±0), channels-last (+512 MiB)" in text
+    assert "saves no memory here: inplace (±0), channels-last (+512 MiB)" in text
     assert "global-pooling was tried and failed: the script failed at a.py:3" in text
     assert "nothing to win" not in text
 

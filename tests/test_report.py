@@ -18,7 +18,7 @@ from trainfit.report.launch_text import launch_lines
 from trainfit.report.plan_text import plan_text
 from trainfit.report.recording_text import recording_json, recording_text
 from trainfit.report.sizes import WIDTH, printable, share, size
-from trainfit.results.plan import Configuration, MemoryFigures, PlanResult
+from trainfit.results.plan import BatchCheck, Configuration, MemoryFigures, PlanResult
 from trainfit.results.steps import GrowthSource, StepPattern
 from trainfit.results.summary import RecordingSummary
 
@@ -96,7 +96,7 @@ At the peak, by module
 
 Batch size (from two simulated batch sizes)
   largest that fits       30
-  recommended             24   the largest that leaves 10% of the GPU free, as a multiple of 8
+  recommended             24   largest batch with 10% of the GPU free, as set, as a multiple of 8
                                (tensor cores)
                                allocated 6.00 GiB, reserved 7.00 GiB, device 7.39 GiB
 
@@ -105,12 +105,28 @@ Mixed precision (AMP)
   off        allocated 6.00 GiB, reserved 7.00 GiB, largest batch size 15
 
 Notes
+  - assumed: something unknown was taken as False at train.py:3 (2×)
   - a note
-  - assumed: something unknown was taken as False at train.py:3 (2 times)
 
 Launch
   python train.py --batch_size=24"""
     )
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (BatchCheck(24, "", 0.001, -0.012), "the rule from others: reserved +0.1%, step -1.2%"),
+        (BatchCheck(24, "", 0.0, None), "itself; against the rule from others: reserved +0.0%"),
+        (BatchCheck(24, "it\x1b takes 90 s"), r"not simulated itself: it\x1b takes 90 s"),
+        (BatchCheck(24), ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_whether_the_recommended_batch_was_simulated(check: BatchCheck | None, words: str) -> None:
+    text = section(plan_text(dataclasses.replace(PLAN, batch_check=check)), "Batch size")
+    assert words in " ".join(text.split())
+    assert ("itself" in text) == bool(words)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +171,9 @@ def test_memory_that_has_settled_is_no_note() -> None:
 
 
 def test_the_present_batch_size_may_be_the_recommended() -> None:
-    assert "   24   the present one; the largest that leaves" in plan_text(with_now(batch_size=24))
+    assert "   24   the present one; largest batch with 10% of the" in plan_text(
+        with_now(batch_size=24)
+    )
 
 
 def test_a_present_batch_size_that_does_not_fit() -> None:
@@ -222,6 +240,12 @@ def test_lines_are_no_wider_than_the_page() -> None:
         launch=" ".join(["python train.py", *(f"--option_{i} value_{i}" for i in range(20))]),
     )
     assert max(map(len, plan_text(plan).splitlines())) <= WIDTH
+
+
+def test_long_module_paths_keep_their_ends() -> None:
+    path = "PeftModelForCausalLM.base_model.model.model.layers"
+    text = plan_text(with_now(by_module_bytes={path: GIB}))
+    assert "  …elForCausalLM.base_model.model.model.layers   1.00 GiB   17%\n" in text
 
 
 def test_terminal_escapes_in_user_text_do_nothing() -> None:

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from helpers_loader import result as loader_result
 from trainfit.results.constants import Constant
+from trainfit.results.coverage import Coverage
 from trainfit.results.decoding import DecodingError, decode
 from trainfit.results.errors import ResultFileError
+from trainfit.results.notes import Note
 from trainfit.results.plan import (
     VERSION,
     Combination,
@@ -126,6 +128,27 @@ _PLAN = st.builds(
     remedies=st.none() | _REMEDIES,
     inference=st.none()
     | st.builds(Inference, st.booleans(), st.none() | _MEMORY, st.none() | _MEMORY),
+    structured_notes=st.lists(
+        st.builds(
+            Note,
+            kind=st.sampled_from(["assumption", "action", "note"]),
+            text=_TEXT,
+            count=st.integers(1, 99),
+            lines=st.lists(_TEXT, max_size=2).map(tuple),
+            severity=st.sampled_from(
+                ["changes the figures", "may change the figures", "information"]
+            ),
+        ),
+        max_size=3,
+    ).map(tuple),
+    coverage=st.none()
+    | st.builds(
+        Coverage,
+        st.booleans(),
+        st.booleans(),
+        st.none() | st.floats(0, 1e6),
+        st.none() | st.integers(1, 1 << 30),
+    ),
 )
 
 _FIGURES = MemoryFigures(1, 2, 3, 4, (3, 5))
@@ -183,6 +206,14 @@ def test_a_plan_of_version_1_is_read() -> None:
     assert document.pop("remedies") is None
     assert document.pop("inference") is None
     text = json.dumps({**document, "version": 1})
+    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
+
+
+def test_a_plan_of_version_8_is_read() -> None:
+    document = json.loads(PLAN.to_json())
+    assert document.pop("structured_notes") == []
+    assert document.pop("coverage") is None
+    text = json.dumps({**document, "version": 8})
     assert PlanResult.from_json(text, Path("plan.json")) == PLAN
 
 

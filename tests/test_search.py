@@ -85,3 +85,37 @@ def test_trials_that_fail_are_left_out() -> None:
     found, _ = run(lambda b: 10_000 * b, fails=lambda batch: batch > 50)
     assert found.largest is not None
     assert found.largest <= 50
+
+
+def test_below_those_that_fail_the_search_goes_on() -> None:
+    """The first guess is far off and cannot be simulated."""
+    found, asked = run(
+        lambda b: 50_000 + 0.4 * b**3, known=(32, 40), fails=lambda batch: batch > 256
+    )
+    assert asked[0] > 256  # the line through two small ones
+    assert found.largest is not None and found.recommended is not None
+    assert 0.75 * 133 <= found.largest <= 133
+    assert found.too_large is not None
+
+
+def test_what_failed_is_not_said_to_be_too_large() -> None:
+    found, _ = run(lambda b: 1000 + b, fails=lambda batch: batch > 50)
+    assert found.too_large is None
+    assert found.largest is not None and 40 <= found.largest <= 50
+
+
+def test_a_jump_of_memory_does_not_make_trials_creep() -> None:
+    """The line through 38 and 39 says that 40 is too large; it would go on so, one by one."""
+
+    def trial(batch: int) -> Trial:
+        peak = 100 * batch + 3000 * (batch >= 39)
+        return Trial(batch, peak, peak <= 7000, peak <= 7000)
+
+    found = search(
+        [trial(38), trial(39)],
+        lambda batches: map(trial, batches),
+        free_bytes=7000,
+        free_with_headroom_bytes=7000,
+        most=1000,
+    )
+    assert (found.largest, found.too_large, found.tried) == (39, 41, (38, 39, 41))

@@ -552,10 +552,9 @@ def test_numbers_are_taken_as_healthy(sim: Simulation) -> None:
 
 
 def test_an_operator_without_a_shape_function_is_named(sim: Simulation) -> None:
-    @torch.library.custom_op("trainfit_tests::unknown", mutates_args=())
-    def unknown(x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
+    library = torch.library.Library("trainfit_tests", "FRAGMENT")
+    library.define("unknown(Tensor x) -> Tensor")
+    unknown = torch.ops.trainfit_tests.unknown
     with pytest.raises(UnsupportedOperatorError) as caught:
         unknown(random(3))
     message = str(caught.value)
@@ -563,6 +562,23 @@ def test_an_operator_without_a_shape_function_is_named(sim: Simulation) -> None:
     assert 'register_fake("trainfit_tests::unknown")' in message
     line = inspect.currentframe().f_lineno  # type: ignore[union-attr]
     assert caught.value.location == f"{__file__}:{line - 4}"
+
+
+def test_an_operator_written_in_python_is_run(sim: Simulation) -> None:
+    @torch.library.custom_op("trainfit_tests::spread", mutates_args=("out",))
+    def spread(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        wide = torch.zeros(x.shape[0], 1024, device="cuda") + x[:, None]
+        out.copy_(wide.sum(1))
+        return wide[:, :2].clone()
+
+    x, out = random(512), random(512)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = spread(x, out)
+    assert y.shape == (512, 2) and y.is_cuda
+    assert torch.cuda.memory_allocated() == before + 4096
+    # The zeros, and the sum with them.
+    assert torch.cuda.max_memory_allocated() == before + 2 * 512 * 1024 * 4
 
 
 def test_a_registered_fake_kernel_is_enough(sim: Simulation) -> None:
@@ -588,11 +604,6 @@ def test_sparse_tensors_are_refused_by_name(sim: Simulation) -> None:
     embedding = nn.Embedding(10, 4, sparse=True).cuda()
     with pytest.raises(UnsupportedOperatorError, match=r"torch\.sparse_coo.*only dense"):
         embedding(torch.zeros(3, dtype=torch.long, device="cuda")).sum().backward()
-
-
-def test_cuda_graphs_are_refused(sim: Simulation) -> None:
-    with pytest.raises(NotImplementedError, match="CUDA graphs are not simulated"):
-        torch.cuda.CUDAGraph()
 
 
 # Kernels that only CUDA has -----------------------------------------------------------------------
@@ -629,3 +640,35 @@ def test_backward_kernels_arrive_whole(sim: Simulation, layer: type[nn.Module]) 
     name = f"aten.{layer.__name__.lower()}_backward.default"
     assert name in operators(sim)
     assert torch.cuda.max_memory_allocated() <= before + 4096 + 512
+
+
+def test_compiled_callables_that_nobody_calls_are_no_news(sim: Simulation) -> None:
+    torch.compile(mlp())
+    unused = torch.compile(mlp().cpu())
+
+    @torch.compile(dynamic=True)
+    def of_a_library(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    of_a_library(torch.zeros(2))
+    unused(torch.zeros(2, 64))
+    mlp()(random(2, 64)).sum().backward()
+    assert "torch.compile" not in assumptions(sim)
+
+
+def test_compiled_callables_are_named_once_with_the_line_that_calls_them(sim: Simulation) -> None:
+    model = mlp()
+    model.compile()
+
+    @torch.compile
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    for _ in range(3):
+        double(model(random(2, 64)))
+    notes = sim.recording.header["assumptions"]
+    assert list(notes.values()) == [1, 1]
+    first, second = notes
+    assert first.startswith("torch.compile was left out: a Sequential ran in eager mode (at ")
+    assert second.startswith("torch.compile was left out: double() ran in eager mode (at ")
+    assert f"({'at '}{__file__}:" in second and double.__name__ == "double"

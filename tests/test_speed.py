@@ -19,7 +19,7 @@ from trainfit.speed.efficiency import DEFAULT, Efficiency
 from trainfit.speed.host import HostCosts, issue_seconds
 from trainfit.speed.kernel_times import KernelTimes, clock_share, peak_flops
 from trainfit.speed.scaling import NotAffineError, WorkLaw
-from trainfit.speed.step import Machine, launch, step_time
+from trainfit.speed.step import Costed, Machine, step_time
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import COLUMNS, Work
 
@@ -453,8 +453,9 @@ def test_a_timeline_is_what_launching_kernels_one_by_one_makes(
         timeline.pause(before)
         if part:
             rows = [row(kind, read=read, launches=launches) for kind, read, launches in part]
-            _, seconds, copies = launch(timeline, work(*rows), machine)
-            took += (seconds + copies).tolist()
+            costed = Costed(work(*rows), machine)
+            costed.launch(timeline)
+            took += (costed.seconds + costed.copies).tolist()
     waits = [kind != "pointwise" for kind, *_ in kernels]
     cpu, gpu = by_hand(took, waits, gaps, queue)
     assert timeline.cpu_s == pytest.approx(cpu)

@@ -461,10 +461,11 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a 
 @needs_no_gpu
 def test_without_a_gpu_there_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('it-ran', 'w')\n" + TRAIN.format(extra=""))
-    done = run("simulate", "--gpu", "RTX 4090", "train.py", "64", "9", cwd=tmp_path)
+    words = ("--gpu", "RTX 4090", "--allow-writes", "train.py", "64", "9")
+    done = run("simulate", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "it-ran").unlink()
-    verified = run("verify", "recording.trainfit", cwd=tmp_path)
+    verified = run("verify", "--allow-writes", "recording.trainfit", cwd=tmp_path)
     assert (verified.returncode, verified.stdout) == (2, "")
     assert error_line(verified).startswith("no GPU to verify on: PyTorch finds none")
     assert not (tmp_path / "it-ran").exists()

@@ -31,7 +31,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> PlanResult:
     folder = tmp_path_factory.mktemp("versus")
     words = (*TRAIN, "--batch_size={batch_size:4}", "--width=64", "--samples=400")
     done = trainfit(
-        "plan", "--gpu=T4", "--versus-cpu", "--output=plan.json", "--", *words, cwd=folder
+        "plan", "--gpu=T4", "--versus-cpu", "-v", "--output=plan.json", "--", *words, cwd=folder
     )
     assert done.returncode == 0, done.stderr
     (folder / "plan.txt").write_text(done.stdout)
@@ -73,21 +73,16 @@ def on_cuda(tmp_path: Path) -> str:
     return str(tmp_path / "on_cuda.py")
 
 
+@pytest.mark.parametrize(("what", "counts"), [("train", "steps"), ("infer", "calls")])
 def test_a_script_with_the_gpu_written_into_it_gets_the_cpu_for_it(
-    planned: PlanResult, on_cuda: str
+    planned: PlanResult, on_cuda: str, what: str, counts: str
 ) -> None:
-    found = with_cpu(planned, parse_command(["python", on_cuda, "train"]), 60.0).versus_cpu
+    """Its steps are measured, or the calls of a model that is not trained."""
+    if what == "infer":
+        planned = dataclasses.replace(planned, inference=Inference(True, None, None))
+    found = with_cpu(planned, parse_command(["python", on_cuda, what]), 60.0).versus_cpu
     assert found is not None and found.stand_in and not found.why
-    assert found.counts == "steps" and len(found.step_seconds) == 29
-
-
-def test_calls_of_a_model_that_is_not_trained_are_measured(
-    planned: PlanResult, on_cuda: str
-) -> None:
-    infers = dataclasses.replace(planned, inference=Inference(True, None, None))
-    found = with_cpu(infers, parse_command(["python", on_cuda, "infer"]), 60.0).versus_cpu
-    assert found is not None and found.stand_in and not found.why
-    assert found.counts == "calls" and len(found.step_seconds) == 29
+    assert found.counts == counts and len(found.step_seconds) == 29
 
 
 def test_a_script_that_needs_a_gpu_is_told_how_to_do_without(

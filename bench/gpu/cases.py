@@ -38,6 +38,11 @@ class Case:
     cap_bytes: int | None = None
     steps: int = 3
 
+    @property
+    def job(self) -> str:
+        """The name without the batch size."""
+        return self.name.removesuffix(f"-b{self.batch}")
+
     def at(self, batch: int) -> Case:
         """The same job with another batch size, and a name that says so."""
         return dataclasses.replace(self, name=f"{self.name}-b{batch}", batch=batch)
@@ -156,8 +161,7 @@ def _capped() -> list[Case]:
 
     def capped(model: str, gib: int, *words: str, **options: Any) -> Case:
         made = case(model, 4, *words, **options, cap_bytes=gib * GIB)
-        name = made.name.removesuffix("-b4")
-        return dataclasses.replace(made, name=f"cap{gib}-{name}")
+        return dataclasses.replace(made, name=f"cap{gib}-{made.job}")
 
     return [
         capped("resnet50", 6),
@@ -181,7 +185,7 @@ class TimedCase:
 
     @property
     def name(self) -> str:
-        return f"steps-{self.case.name.removesuffix(f'-b{self.case.batch}')}"
+        return f"steps-{self.case.job}"
 
 
 def timed_cases() -> list[TimedCase]:

@@ -1,0 +1,9 @@
+"""``GPUTarget``."""
+
+from typing import NamedTuple
+
+
+class GPUTarget(NamedTuple):
+    backend: str
+    arch: int
+    warp_size: int

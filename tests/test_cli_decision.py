@@ -1,0 +1,185 @@
+"""What ``trainfit plan`` recommends, called as a user calls it, from several starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_cli import SCRIPTS, error_line, json_of, trainfit
+from trainfit.hardware import find_gpu
+from trainfit.plan import confirmation, planner
+from trainfit.plan.command import parse_command
+from trainfit.plan.speed import batch_sizes
+
+STARTS = (1, 2, 3, 7, 8, 32, 100)
+
+
+def plan(script: str, *words: str, cwd: Path, gpu: str = "RTX 4060") -> dict[str, Any]:
+    command = ("python", str(SCRIPTS / script), *words)
+    done = trainfit("plan", "--gpu", gpu, "--no-loader", "--json", "--", *command, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json_of(done)
+
+
+def place(batch: int) -> int:
+    """On the grid of what is recommended: 1, 2, 3, 4, then multiples of 8."""
+    return sum(size < batch for size in batch_sizes(1 << 20) if size <= 4 or size % 8 == 0)
+
+
+@pytest.mark.parametrize("start", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_tiny_data_set_bounds_the_batch_and_memory_has_its_own_limit(
+    start: int, tmp_path: Path
+) -> None:
+    """64 samples: "recommended 229376" it was."""
+    result = plan("tiny.py", f"--batch_size={{batch_size:{start}}}", cwd=tmp_path)
+    now = result["now"]
+    assert now["limits"]["data_set"] == 64
+    assert now["recommended_batch"] == 64 and f"--batch_size={64}" in result["launch"]
+    assert now["limits"]["epoch_steps"] == 1
+    assert now["largest_batch"] > 64 and not now["limits"]["at_least"]
+    asked = [note for note in result["notes"] if "batches of 100 were asked for" in str(note)]
+    assert len(asked) == (start == 100)
+
+
+def test_a_batch_above_the_data_set_with_drop_last_is_told(tmp_path: Path) -> None:
+    command = ("python", str(SCRIPTS / "tiny.py"), "--batch_size={batch_size:100}", "--drop_last")
+    done = trainfit("plan", "--gpu", "RTX 4060", "--no-loader", "--", *command, cwd=tmp_path)
+    assert done.returncode == 2
+    line = error_line(done)
+    assert "the data set has 64 samples, fewer than one batch of 100 with drop_last" in line
+    assert "write {batch_size:64} (or less) into the command" in line
+
+
+@pytest.mark.slow
+def test_the_recommended_batch_makes_a_step_with_drop_last(tmp_path: Path) -> None:
+    result = plan("tiny.py", "--batch_size={batch_size:8}", "--drop_last", cwd=tmp_path)
+    assert result["now"]["recommended_batch"] <= 64
+    done = trainfit("simulate", "--gpu", "RTX 4060", "--", *result["launch"].split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("train.py", ["--batch_size={batch_size:START}", "--samples=20000"]),
+        ("train.py", ["--batch_size={batch_size:START}", "--samples=20000", "--amp={amp:true}"]),
+        ("variable.py", ["--batch_size={batch_size:START}"]),
+        ("contrastive.py", ["--batch_size={batch_size:START}"]),
+        ("padded.py", ["--batch_size={batch_size:START}"]),
+        ("tiny.py", ["--batch_size={batch_size:START}"]),
+    ],
+    ids=["train", "amp", "variable", "contrastive", "padded", "tiny"],
+)
+def test_the_recommendation_does_not_depend_on_the_start(
+    script: str, words: list[str], tmp_path: Path
+) -> None:
+    found = {}
+    for start in STARTS:
+        own = [word.replace("START", str(start)) for word in words]
+        result = plan(script, *own, cwd=tmp_path)
+        choice = result["amp_choice"] or {}
+        chosen = choice.get("configuration") or result["now"]
+        found[start] = chosen["recommended_batch"], choice.get("value")
+    places = [place(batch) for batch, _ in found.values()]
+    assert max(places) - min(places) <= 1, found
+    assert len({value for _, value in found.values()}) == 1, found
+
+
+@pytest.mark.slow
+def test_the_start_in_the_script_does_not_matter(tmp_path: Path) -> None:
+    """plain.py has its batch size written in: another DataLoader argument, the same answer."""
+    text = (SCRIPTS / "plain.py").read_text()
+    found = []
+    for start in STARTS:
+        (tmp_path / "plain.py").write_text(text.replace("batch_size=16", f"batch_size={start}"))
+        command = ("python", "plain.py")
+        done = trainfit(
+            "plan", "--gpu", "RTX 4060", "--no-loader", "--json", "--", *command, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json_of(done)["now"]["recommended_batch"])
+    places = list(map(place, found))
+    assert max(places) - min(places) <= 1, found
+
+
+@pytest.mark.slow
+def test_padded_batches_are_sized_for_the_longest(tmp_path: Path) -> None:
+    result = plan("padded.py", "--batch_size={batch_size:16}", "--texts=500", cwd=tmp_path)
+    shapes, now = result["shapes"], result["now"]
+    assert (shapes["looked_at"], shapes["samples"]) == (500, 500)
+    assert shapes["median_elements"] < shapes["longest_elements"] <= 256
+    # Most batches of 16 are padded to about the longest; lengths that are no multiple of 8 need
+    # slightly more in places.
+    assert shapes["longest"]["allocated_bytes"] > 0.98 * now["memory"]["allocated_bytes"]
+    assert result["basis"] == "two traces"
+    assert now["largest_batch"] > 16
+
+
+def leaking(what: str, folder: Path) -> dict[str, Any]:
+    """The plan of a script that keeps ``what`` of each step."""
+    text = (SCRIPTS / "tiny.py").read_text()
+    text = text.replace("optimizer.zero_grad()", f"optimizer.zero_grad(); kept.append({what})")
+    text = text.replace("optimizer = ", "kept = []\noptimizer = ")
+    (folder / "leak.py").write_text(text)
+    command = ("python", "leak.py", "--batch_size={batch_size:8}")
+    done = trainfit(
+        "plan", "--gpu", "RTX 4060", "--no-loader", "--json", "--", *command, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    result = json_of(done)
+    assert result["pattern"]["course"] == "growing"
+    return result
+
+
+def test_the_losses_that_are_kept_do_not_matter(tmp_path: Path) -> None:
+    """512 bytes a step: half a gigabyte in a million of them, less than the headroom."""
+    result = leaking("batch.mean().cuda()", tmp_path)
+    assert result["pattern"]["growth_bytes_per_step"] == 512
+    assert result["now"]["recommended_batch"] > 8
+
+
+def test_none_is_recommended_while_memory_grows(tmp_path: Path) -> None:
+    result = leaking("batch.cuda()", tmp_path)
+    assert result["now"]["recommended_batch"] is None
+    assert "no batch size is recommended while memory grows" in result["now"]["limits"]["reason"]
+    assert result["launch"].endswith("--batch_size=8")
+
+
+@pytest.mark.slow
+def test_an_emulated_bfloat16_is_not_asked_for(tmp_path: Path) -> None:
+    words = ("--batch_size={batch_size:8}", "--amp={amp:false}", "--width=1024")
+    choice = plan("train.py", *words, cwd=tmp_path, gpu="T4")["amp_choice"]
+    assert (choice["value"], choice["configuration"]) == ("false", None)
+    assert "float16 would give" in choice["by_hand"] and "train.py:70" in choice["by_hand"]
+
+
+def test_a_rule_that_does_not_hold_at_the_recommended_batch_is_found_out(tmp_path: Path) -> None:
+    """From a batch of 64 on the network does more: a rule from 8 and 16 knows nothing of it."""
+    found = {}
+    for start in (8, 96):
+        result = plan("branching.py", f"--batch_size={{batch_size:{start}}}", cwd=tmp_path)
+        found[start] = result["now"]["recommended_batch"]
+        check = result["batch_check"]
+        assert (check["batch_size"], check["reason"]) == (found[start], "")
+        assert abs(check["peak_share"]) <= 0.01 and abs(check["step_share"]) <= 0.03
+        told = [note for note in result["notes"] if "does not hold at" in note]
+        assert len(told) == (start == 8), result["notes"]
+    assert abs(place(found[8]) - place(found[96])) <= 1
+    assert min(found.values()) >= 64
+
+
+def test_a_recommended_batch_that_takes_long_to_load_is_said_not_to_be_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmation, "_LOADING_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    words = ("python", str(SCRIPTS / "branching.py"), "--batch_size={batch_size:8}")
+    gpu = find_gpu("RTX 4060")
+    result = planner.plan(parse_command(words), gpu, gpu.key, planner.Settings())
+    check = result.batch_check
+    assert check is not None and check.batch_size == result.now.recommended_batch
+    assert check.reason.endswith("s to load here") and check.peak_share is None
+    assert any(f"{check.batch_size} was not simulated" in note for note in result.notes)

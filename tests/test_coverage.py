@@ -1,0 +1,154 @@
+"""Were an evaluation and a checkpoint among the simulated steps?"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from helpers_cli import json_of, trainfit
+from trainfit.results.coverage import Coverage
+from trainfit.results.trace import LoaderInfo
+from trainfit.scripts.coverage import CoverageWatch
+from trainfit.simgpu.import_hook import ImportHook
+from trainfit.simgpu.patching import PatchSet
+
+
+def loader(batches: int, samples: int | None = 96, batch_size: int | None = 8) -> LoaderInfo:
+    return LoaderInfo(0, batch_size, samples, batches, 0, "Data", "train.py:3")
+
+
+class Watched:
+    """A watch that is installed, with a DataLoader that the test moves on."""
+
+    def __init__(self) -> None:
+        self.info: LoaderInfo | None = None
+        self.watch = CoverageWatch(lambda: self.info)
+        self.patches = PatchSet()
+
+    def __enter__(self) -> Watched:
+        self.watch.install(self.patches)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.watch.remove()
+        self.patches.restore()
+
+    def step(self, number: int, batches: int) -> None:
+        self.info = loader(batches)
+        self.watch.stepped(number)
+
+
+def test_a_model_that_is_trained_and_called_in_evaluation_mode() -> None:
+    with Watched() as watched:
+        model, teacher = nn.Linear(2, 2), nn.Linear(2, 2).eval()
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        for module in (model, teacher):  # a frozen teacher infers in each step: no evaluation
+            watched.watch.called(module)
+        assert not watched.watch.result().evaluated
+        watched.watch.called(nn.Sequential(model).eval())
+        assert watched.watch.result().evaluated
+
+
+def test_odd_modules_do_no_harm() -> None:
+    class Odd(nn.Module):
+        def parameters(self, recurse: bool = True):  # type: ignore[no-untyped-def]
+            raise RuntimeError("no")
+
+    with Watched() as watched:
+        watched.watch.called(Odd().eval())
+        assert not watched.watch.result().evaluated
+
+
+def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
+    with Watched() as watched:
+        torch.save({"a": torch.ones(2)}, io.BytesIO())
+        assert watched.watch.result().saved
+    with Watched() as watched:
+        safetensors = pytest.importorskip("safetensors.torch")
+        assert not watched.watch.result().saved
+        safetensors.save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+        assert watched.watch.result().saved
+        assert (tmp_path / "model.safetensors").stat().st_size > 0
+    assert not hasattr(torch.save, "__wrapped__")
+    assert not hasattr(safetensors.serialize_file, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("batches", "epochs", "steps"),
+    [
+        ([1, 2, 3], 0.25, 12),
+        ([2, 3, 4], 0.25, 12),  # one batch is read ahead
+        ([4, 8, 12], 1.0, 3),  # four micro-batches a step
+        ([1], 1 / 12, 12),
+        ([2], 1 / 6, 6),
+        ([12, 12, 12], None, None),
+    ],
+)
+def test_steps_of_an_epoch(batches: list[int], epochs: float | None, steps: int | None) -> None:
+    with Watched() as watched:
+        for number, given in enumerate(batches, start=1):
+            watched.step(number, given)
+        found = watched.watch.result()
+    assert (found.epochs, found.steps_per_epoch) == (pytest.approx(epochs), steps)
+
+
+def test_data_of_unknown_size_has_no_epochs() -> None:
+    with Watched() as watched:
+        assert watched.watch.result() == Coverage(False, False)
+        watched.info = loader(3, samples=None)
+        watched.watch.stepped(1)
+        assert watched.watch.result() == Coverage(False, False)
+
+
+def test_a_module_is_watched_for_until_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watched_for.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[ModuleType] = []
+    watch = ImportHook("watched_for", seen.append)
+    watch.install()
+    import watched_for  # type: ignore[import-not-found]
+
+    watch.remove()
+    assert seen == [watched_for]
+    assert watch not in sys.meta_path
+    ImportHook("watched_for", seen.append).install()
+    assert seen == [watched_for] * 2
+    del sys.modules["watched_for"]
+
+
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+data = DataLoader(TensorDataset(torch.randn(64, 16)), batch_size=8)
+net = torch.nn.Linear(16, 16).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(9):
+    for (x,) in data:
+        optimizer.zero_grad()
+        net(x.cuda()).sum().backward()
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        net(torch.randn(512, 16, device="cuda"))
+    net.train()
+    torch.save(net.state_dict(), "last.pt")
+"""
+
+
+@pytest.mark.slow
+def test_steps_reach_the_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("simulate", "--gpu", "T4", "--json", "--steps")
+    few = json_of(trainfit(*words, "3", "train.py", cwd=tmp_path))["coverage"]
+    assert few == {"evaluated": False, "saved": False, "epochs": 3 / 8, "steps_per_epoch": 8}
+    done = trainfit(*words[:-2], "--steps", "9", "train.py", cwd=tmp_path)
+    assert "evaluation and checkpoint in 9 steps" in done.stdout

@@ -1,0 +1,63 @@
+"""What is said of scripts that came to nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainfit.plan.command import parse_command
+from trainfit.plan.failures import ScriptError, require_step
+from trainfit.plan.tracing import Trace
+from trainfit.results.trace import Status, TraceOutcome
+
+
+def said(tmp_path: Path, status: Status, message: str) -> str:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    outcome = TraceOutcome(status=status, steps=0, seconds=1.0, message=message)
+    with pytest.raises(ScriptError) as caught:
+        require_step(Trace(outcome, None, ""), parse_command(["python", str(script)]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "KeyError: 'LOCAL_RANK'",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment "
+        "variable RANK expected, but not set",
+    ],
+)
+def test_a_script_without_its_launcher(tmp_path: Path, message: str) -> None:
+    assert "begin the command with `torchrun --nproc-per-node=1`" in said(
+        tmp_path, "failed", message
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "exit code 1: This example requires at least 2 GPUs",
+        "exit code 1: needs two CUDA devices",
+        "exit code 1: run me on more than one GPU",
+        "exit code 1: multiple gpus are needed",
+    ],
+)
+def test_a_script_that_needs_several_gpus(tmp_path: Path, message: str) -> None:
+    assert "one GPU is simulated, cuda:0" in said(tmp_path, "exited", message)
+
+
+def test_deepspeeds_own_kernels(tmp_path: Path) -> None:
+    text = said(tmp_path, "failed", "RuntimeError: Error building extension 'fused_adam'")
+    assert '"torch_adam": true' in text
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["exit code 1: 2 files are missing", "exit code 1: no CUDA device", "KeyError: 'image'"],
+)
+def test_other_messages_are_left_alone(tmp_path: Path, message: str) -> None:
+    text = said(tmp_path, "exited", message)
+    assert "one GPU is simulated" not in text
+    assert "torchrun" not in text

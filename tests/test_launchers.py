@@ -1,0 +1,175 @@
+"""Commands that a launcher starts: unwrapped where it starts one process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfit.plan import launchers
+from trainfit.plan.command import Command, CommandError, parse_command
+from trainfit.results.launcher import Launched
+from trainfit.scripts import launcher_words
+
+_RUN = subprocess.run
+
+#: What torchrun sets and scripts read.
+RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # no configuration of Accelerate's
+    return tmp_path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    """The launcher's words are read in this process, which has imported PyTorch already."""
+    seen: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        seen.append(words[3:])
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["-c", *words[3:]])
+            capsys.readouterr()
+            launcher_words.main()
+        return subprocess.CompletedProcess(words, 0, capsys.readouterr().out, "")
+
+    launchers._ask.cache_clear()
+    monkeypatch.setattr(launchers.subprocess, "run", run)
+    return seen
+
+
+def parse(line: str) -> Command:
+    return parse_command(shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun train.py --lr 1",
+        "torchrun --standalone --nproc-per-node=1 train.py --lr 1",
+        "torchrun --nproc_per_node gpu --nnodes 1 train.py --lr 1",
+        "OMP_NUM_THREADS=4 nice torchrun --nproc_per_node auto train.py --lr 1",
+        "python -m torch.distributed.run --max-restarts 3 train.py --lr 1",
+        "torchrun --rdzv-backend c10d --rdzv-endpoint=localhost:0 train.py --lr 1",
+    ],
+)
+def test_torchrun_starts_one_process(asked: list[Any], line: str) -> None:
+    command = parse(line)
+    assert (command.kind, command.name) == ("script", "train.py")
+    assert command.target().args == ("--lr", "1")
+    assert command.line() == line
+    assert RANKS.items() <= command.environment().items()
+    assert command.python == sys.executable
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in command.environment()
+
+
+def test_its_variables_outrank_the_commands(asked: list[Any]) -> None:
+    environment = parse("RANK=5 A=1 torchrun train.py").environment()
+    assert (environment["RANK"], environment["A"]) == ("0", "1")
+
+
+def test_torchrun_runs_modules_and_programs(asked: list[Any], folder: Path) -> None:
+    command = parse("torchrun -m package.module --x")
+    assert (command.kind, command.name, command.target().args) == (
+        "module", "package.module", ("--x",),
+    )  # fmt: skip
+    program = folder / "run.py"
+    program.write_text("#!/usr/bin/env python3\n")
+    program.chmod(0o755)
+    command = parse("torchrun --no-python ./run.py --x")
+    assert (command.kind, Path(command.name).name, command.target().args) == (
+        "script", "run.py", ("--x",),
+    )  # fmt: skip
+
+
+def test_the_old_launcher_passes_the_rank_as_an_argument(asked: list[Any]) -> None:
+    command = parse("python -m torch.distributed.launch train.py --lr {batch_size:1}")
+    assert command.target(batch_size="2").args == ("--local-rank=0", "--lr", "2")
+    command = parse("python -m torch.distributed.launch --use-env train.py")
+    assert command.target().args == ()
+
+
+def test_tunables_of_the_script_ask_the_launcher_once(asked: list[Any]) -> None:
+    command = parse("torchrun train.py --batch {batch_size:8}")
+    for batch in ("8", "16", "24"):
+        assert command.target(batch_size=batch).args == ("--batch", batch)
+        assert command.environment(batch_size=batch)["WORLD_SIZE"] == "1"
+    assert len(asked) == 1
+
+
+def test_accelerate_sets_what_it_is_told(asked: list[Any]) -> None:
+    pytest.importorskip("accelerate")
+    line = "accelerate launch --num_processes 1 --mixed_precision={amp:bf16} train.py --lr 1"
+    command = parse(line)
+    assert command.target().args == ("--lr", "1")
+    assert command.environment()["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert command.environment(amp="no")["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert command.line(amp="no") == line.replace("{amp:bf16}", "no")
+    assert "RANK" not in command.environment()
+
+
+def test_accelerate_reads_its_configuration(asked: list[Any], folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    (folder / "fsdp.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 1\n"
+        "num_machines: 1\nmixed_precision: bf16\nuse_cpu: false\n"
+        "fsdp_config:\n  fsdp_version: 2\n"
+    )
+    environment = parse("accelerate launch --config_file fsdp.yaml train.py").environment()
+    assert environment["ACCELERATE_USE_FSDP"] == "true"
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert RANKS.items() <= environment.items()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("torchrun --nproc_per_node 2 train.py", "starts 2 processes"),
+        ("torchrun --nnodes 1:4 train.py", "starts 4 processes"),
+        ("torchrun --nproc_per_node 2 train.py", "--nproc-per-node=1, with its own batch size"),
+        ("accelerate launch --num_processes 4 --multi_gpu train.py", "--num_processes 1"),
+        ("torchrun --no-such-option train.py", "unrecognized arguments: --no-such-option"),
+        ("torchrun", "refuses its words"),
+        ("torchrun nowhere.py", "'nowhere.py': there is no such file"),
+        ("torchrun --nproc_per_node=many train.py", "refuses its words"),
+    ],
+)
+def test_launchers_that_do_not_start_one_process(asked: list[Any], line: str, says: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        parse(line)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_interpreter_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    launchers._ask.cache_clear()
+    monkeypatch.setattr(
+        launchers.subprocess,
+        "run",
+        lambda words, **_: subprocess.CompletedProcess(words, 1, "", "broken"),
+    )
+    with pytest.raises(CommandError, match="'torchrun' did not say what it starts"):
+        parse("torchrun train.py")
+
+
+def test_a_process_of_its_own_reads_the_words() -> None:
+    launchers._ask.cache_clear()
+    assert parse("torchrun --nproc-per-node 1 train.py --lr 1").target().args == ("--lr", "1")
+
+
+def test_answers_are_checked() -> None:
+    answer = Launched(words=2, arguments=("--local-rank=0",), variables={"RANK": "0"})
+    assert Launched.from_json(answer.to_json()) == answer
+    with pytest.raises(ValueError, match="processes"):
+        Launched.from_json('{"processes": "2"}')
+    assert os.environ.get("RANK") is None

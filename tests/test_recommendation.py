@@ -1,0 +1,344 @@
+"""The recommended batch size: by throughput, within memory and data set, whatever the start."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import trainfit
+from trainfit.hardware import find_gpu
+from trainfit.plan.code_paths import other_path
+from trainfit.plan.command import parse_command
+from trainfit.plan.effective_batch import EffectiveBatch
+from trainfit.plan.full_batches import full_part, full_steps
+from trainfit.plan.recommendation import Bounds, recommend, rounded
+from trainfit.plan.search import Trial, search
+from trainfit.plan.speed import Curve, batch_sizes, curve_of, machine_of, saturation_batch
+from trainfit.plan.tracing import Trace, recording_of
+from trainfit.plan.trial_curve import MOST_TRIALS, curve_through, refine, timed
+from trainfit.results.recording import Recording
+from trainfit.results.speed import KNEE, StepSpeed
+from trainfit.results.steps import StepMakeup
+from trainfit.results.trace import LoaderInfo, TraceOutcome
+
+STARTS = (1, 2, 3, 7, 8, 32, 100)
+MACHINE = machine_of(find_gpu("RTX 3090"))
+
+
+def step(batch: int, seconds: float) -> StepSpeed:
+    return StepSpeed(
+        batch, seconds, (0.8 * seconds, 1.2 * seconds), seconds, 0.0, 0.0, "launches",
+        batch / seconds,
+    )  # fmt: skip
+
+
+def curve(time: Callable[[int], float], most: int) -> Curve:
+    return Curve(tuple(step(size, time(size)) for size in batch_sizes(most)))
+
+
+def line(batch: int) -> float:
+    return max(10.0, 2.0 + 0.5 * batch)
+
+
+#: What is recommended is one of these: 1, 2, 3, 4, then multiples of 8.
+def grid(most: int) -> list[int]:
+    sizes = [size for size in batch_sizes(most) if size <= 4 or size % 8 == 0]
+    return sorted({*sizes, most})
+
+
+def are_neighbours(answers: Sequence[int], most: int) -> bool:
+    """Do they lie within one step of the grid?"""
+    places = [sum(size < answer for size in grid(most)) for answer in answers]
+    return max(places) - min(places) <= 1
+
+
+# -- within what is possible -------------------------------------------------------------------
+
+
+def test_the_smallest_that_is_nearly_as_fast_as_any() -> None:
+    found = recommend(Bounds(1000, 100_000), curve(line, 1000), 8)
+    assert found.batch == found.limits.knee == 80
+    assert (found.limits.reason, found.limits.epoch_steps) == ("", None)
+
+
+def test_no_batch_is_larger_than_the_data_set() -> None:
+    """A data set of 64 samples: the memory's limit stays what it is."""
+    bounds = Bounds(229_376, 64)
+    found = recommend(bounds, curve(line, 64), 8)
+    assert bounds.most == 64
+    assert found.batch == 40 and found.limits.memory == 229_376
+    assert found.limits.epoch_steps == 2
+    assert recommend(Bounds(229_376, 64), curve(lambda batch: 1.0, 64), 8).batch == 64
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(640, None), (639, 8), (200, 3), (81, 2), (80, 1)])
+def test_an_epoch_of_few_steps_is_told(samples: int, steps: int | None) -> None:
+    found = recommend(Bounds(1000, samples), curve(lambda batch: 1.0, 80), 8)
+    assert (found.batch, found.limits.epoch_steps) == (80, steps)
+
+
+def test_an_epoch_of_full_batches_alone() -> None:
+    """4096 samples in batches of 2560 whose last one is dropped: one step."""
+    flat = curve(lambda batch: 1.0, 2560)
+    found = recommend(Bounds(10_000, 4096, drops_last=True), flat, 256)
+    assert (found.batch, found.limits.epoch_steps) == (2560, 1)
+    assert recommend(Bounds(10_000, 4096), flat, 256).limits.epoch_steps == 2
+
+
+def accumulating(*words: str, accumulation: int = 4) -> EffectiveBatch:
+    """The job of ``words`` with micro-batches of 8."""
+    makeup = StepMakeup(8, accumulation, 8 * accumulation, "DataLoader", accumulation)
+    return EffectiveBatch(parse_command(["python", "-m", "json.tool", *words]), makeup, 8)
+
+
+def test_steps_of_an_epoch_are_the_optimizers() -> None:
+    """Of four micro-batches each: 16 batches of 80 are 4 steps."""
+    bounds, flat = Bounds(1000, 16 * 80), curve(lambda batch: 1.0, 80)
+    found = recommend(bounds, flat, 8, effective=accumulating("{batch_size:8}"))
+    assert (found.batch, found.limits.epoch_steps) == (80, 4)
+    # With no curve, too: what stays is the present batch size.
+    kept = recommend(Bounds(1000, 64), Curve(), 8, effective=accumulating())
+    assert (kept.batch, kept.limits.epoch_steps) == (8, 2)
+    unknown = EffectiveBatch(accumulating().command, StepMakeup(None, 4, None, loader_batches=4), 8)
+    assert recommend(Bounds(1000, 64), Curve(), 8, effective=unknown).limits.epoch_steps == 2
+
+
+def test_steps_of_an_epoch_are_with_the_accumulation_of_the_launch_command() -> None:
+    """Effective batch 128: micro-batches of 64 become two a step, not the present 16."""
+    effective = accumulating("{batch_size:8}", "{grad_accum:16}", accumulation=16)
+    found = recommend(Bounds(1000, 640), curve(lambda batch: 1.0, 64), 8, effective=effective)
+    assert (found.batch, found.limits.epoch_steps) == (64, 5)
+
+
+def test_the_placeholder_for_accumulation_bounds_the_batch() -> None:
+    effective = accumulating("{batch_size:8}", "{grad_accum:4}")
+    found = recommend(Bounds(1000, 100_000), curve(line, 1000), 8, effective=effective)
+    assert found.batch == 32 and found.limits.knee == 80
+    assert found.limits.reason == "{grad_accum} keeps the effective batch size of 32"
+    # Without it, or where it has no effect, throughput decides.
+    for words in ((), ("{grad_accum:2}",)):
+        free = accumulating("{batch_size:8}", *words)
+        assert recommend(Bounds(1000), curve(line, 1000), 8, effective=free).batch == 80
+
+
+def test_without_a_curve_the_present_one_stays_with_the_reason() -> None:
+    why = "no throughput prediction for a custom GPU"
+    kept = recommend(Bounds(500), Curve(), 8, without_curve=why)
+    assert (kept.batch, kept.limits.reason) == (8, f"{why}: keeping 8")
+    # It does not fit, or the data set has no more.
+    for bounds in (Bounds(5), Bounds(500, 5)):
+        less = recommend(bounds, Curve(), 8, without_curve=why)
+        assert less.batch == 5 and "the largest" in less.limits.reason
+    unknown = recommend(Bounds(None), Curve(), None, without_curve=why)
+    assert (unknown.batch, unknown.limits.reason) == (None, why)
+
+
+def test_none_is_recommended_while_memory_grows() -> None:
+    found = recommend(Bounds(500), curve(line, 500), 8, unfit="memory grows")
+    assert (found.batch, found.limits.reason) == (None, "memory grows")
+
+
+def test_not_even_one_sample() -> None:
+    assert recommend(Bounds(0, 100), Curve(), 8).batch == 0
+
+
+# -- whatever the start: jobs without a law --------------------------------------------------------
+
+
+def by_trial(start: int, memory: Callable[[int], int], time: Callable[[int], float]) -> int | None:
+    """What is recommended from batches that are simulated one by one."""
+    free, most = 1_000_000, 100_000
+
+    def trial(batch: int) -> Trial:
+        return Trial(batch, memory(batch), memory(batch) <= free, memory(batch) <= free)
+
+    def measure(batch: int) -> StepSpeed:
+        return step(batch, time(batch))
+
+    found = search(
+        [trial(batch) for batch in {start, max(2, start), 2 * start}],
+        lambda batches: map(trial, batches),
+        free_bytes=free,
+        free_with_headroom_bytes=free,
+        most=most,
+    )
+    if not found.recommended:
+        return found.recommended
+    bounds = Bounds(rounded(found.recommended), most)
+    assert bounds.most is not None
+    known = {batch: measure(batch) for batch in found.tried if batch <= bounds.most}
+    known = known or {min(start, bounds.most): measure(min(start, bounds.most))}
+    refined = refine(known, bounds.most, measure)
+    assert len(refined) <= len(known) + MOST_TRIALS
+    return recommend(bounds, curve_through(refined, bounds.most), start).batch
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(1.0, 500.0),  # of launches, in the time that a sample takes
+    st.floats(0.0, 200.0),  # of weights and the optimizer
+    st.floats(0.0, 0.02),  # with the square of the batch size
+    st.integers(20, 30_000),  # a sample's bytes
+)
+@example(10.0, 2.0, 0.0, 30)
+@example(300.0, 2.0, 0.01, 20)
+@example(1.0, 82.0, 0.00390625, 2893)
+@example(219.0, 0.0, 0.0, 139)
+def test_the_start_does_not_matter_without_a_law(
+    launches: float, base: float, square: float, sample: int
+) -> None:
+    def time(batch: int) -> float:
+        return 1e-3 * max(launches, base + batch + square * batch * batch)
+
+    answers = [by_trial(start, lambda batch: 5_000 + sample * batch, time) for start in STARTS]
+    assert all(answers)
+    assert are_neighbours([each for each in answers if each], 100_000), answers
+    rates = {size: size / time(size) for size in batch_sizes((1_000_000 - 5_000) // sample)}
+    # Nearly as fast as any: but for a sixteenth of the memory, and for multiples of 8 below it.
+    least = 0.8 * KNEE * max(rates.values())
+    assert all(each and each / time(each) > least for each in answers), answers
+
+
+def test_steps_between_two_that_were_simulated() -> None:
+    known = {size: step(size, line(size)) for size in (4, 32, 64, 128)}
+    found = curve_through(known, 100)
+    sizes = [each.batch_size for each in found.steps]
+    assert sizes[0] == 1 and sizes[-1] == 64 and sizes == sorted(set(map(int, sizes)))  # type: ignore[arg-type]
+    at = {each.batch_size: each for each in found.steps}
+    assert at[48].seconds == pytest.approx(line(48))
+    assert at[48].samples_per_s == pytest.approx(48 / line(48))
+    assert at[32] == known[32]
+    assert "4, 32, 64" in found.notes[0]
+    assert curve_through(known, 2) == Curve()
+
+
+def test_a_script_that_keeps_its_effective_batch_has_fewer_micro_batches() -> None:
+    """Between two trials a micro-batch takes what the line says; a step has another number."""
+    effective = 64
+
+    def accumulated(batch: int) -> StepSpeed:
+        parts = effective / batch
+        seconds = parts * line(batch)
+        whole = step(batch, seconds)
+        return dataclasses.replace(whole, samples_per_s=effective / seconds)
+
+    found = curve_through({size: accumulated(size) for size in (8, 32, 64)}, 64)
+    at = {each.batch_size: each for each in found.steps}
+    assert at[48].samples_per_s == pytest.approx(48 / line(48))
+    assert at[40].samples_per_s == pytest.approx(40 / line(40))
+    trials = refine({8: accumulated(8), 64: accumulated(64)}, 64, accumulated)
+    assert recommend(Bounds(64, 64), curve_through(trials, 64), 8).batch == 40  # 95% of the best
+
+
+def test_a_trial_that_fails_is_not_made_again() -> None:
+    asked: list[int] = []
+
+    def measure(batch: int) -> StepSpeed | None:
+        asked.append(batch)
+        return None if batch > 50 else step(batch, line(batch))
+
+    refine({8: step(8, line(8)), 16: step(16, line(16))}, 400, measure)
+    assert len(asked) == len(set(asked)) <= MOST_TRIALS
+
+
+# -- whatever the start: jobs with a law -----------------------------------------------------------
+
+
+@functools.cache
+def recorded(batch: int, width: int, layers: int) -> Recording:
+    """Three steps of a perceptron with images of 8 x 8."""
+    with trainfit.simulate("RTX 3090", limited=False) as simulation:
+        blocks = (nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers))
+        model = nn.Sequential(nn.Conv2d(3, width, 1), nn.Flatten(2), nn.Linear(64, width), *blocks)
+        optimizer = torch.optim.AdamW(model.cuda().parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.zeros(batch, 3, 8, 8, device="cuda")).square().mean().backward()
+            optimizer.step()
+    return simulation.recording
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.sampled_from([32, 64, 256]), st.integers(1, 4))
+def test_the_curve_does_not_depend_on_the_pair(width: int, layers: int) -> None:
+    """The law of (b, 2b) is one law: the saturation batch size is the same."""
+    found = []
+    for start in (3, 32):
+        pair = [(b, recorded(b, width, layers)) for b in (start, 2 * start)]
+        found.append(curve_of(pair, MACHINE, 4096))
+    for one, other in itertools.pairwise(found):
+        for here, there in zip(one.steps, other.steps, strict=True):
+            assert here.seconds == pytest.approx(there.seconds, rel=1e-3)
+    assert len({saturation_batch(each) for each in found}) == 1
+
+
+def test_a_trial_is_timed_by_its_usual_step() -> None:
+    """The first step sets the optimizer's state up; it is not what a step takes."""
+    recording = recorded(8, 64, 2)
+    whole = timed(recording, 8, MACHINE)
+    assert whole is not None and whole.batch_size == 8
+    pair = [(b, recorded(b, 64, 2)) for b in (8, 16)]
+    assert whole.seconds == pytest.approx(curve_of(pair, MACHINE, 8).steps[-1].seconds)
+    custom = dataclasses.replace(MACHINE, gpu=find_gpu("custom:24GiB"))
+    assert timed(recording, 8, custom) is None
+
+
+def short_epoch(*sizes: int) -> Trace:
+    """A run with batches of these sizes, all of its data set."""
+    with trainfit.simulate("RTX 3090", limited=False) as simulation:
+        model = nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048)).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for samples in sizes:
+            model(torch.zeros(samples, 2048, device="cuda")).square().mean().backward()
+            optimizer.step()
+    loader = LoaderInfo(0, sizes[0], sum(sizes), len(sizes), 0, "list", None, fed=sizes)
+    return Trace(TraceOutcome("ended", len(sizes), 1.0, loader=loader), simulation.recording, "")
+
+
+def test_a_short_last_batch_does_not_pass_for_a_full_one() -> None:
+    """Of 2054 samples, the third batch of 1024 has 6."""
+    trace = short_epoch(1024, 1024, 6, 6)
+    assert full_steps(trace) == 2
+    every = timed(recording_of(trace), 1024, MACHINE)
+    full = timed(recording_of(trace), 1024, MACHINE, full_steps(trace))
+    assert every is not None and full is not None
+    assert full.seconds > 2 * every.seconds
+    assert full_part(trace).steps == 2
+    assert full_steps(dataclasses.replace(trace, recording=None)) is None
+
+
+def test_one_full_step_tells_no_time() -> None:
+    """What the script does after it (an average of the weights, say) is of the next, short one."""
+    trace = short_epoch(1024, 6)
+    assert full_steps(trace) == 1
+    assert timed(recording_of(trace), 1024, MACHINE, full_steps(trace)) is None
+    alone = short_epoch(1024)
+    assert timed(recording_of(alone), 1024, MACHINE, full_steps(alone)) is not None
+
+
+def test_a_short_last_batch_is_no_other_path() -> None:
+    """A script that loops over a batch's samples runs few operators for an epoch's last one."""
+
+    def run(batch: int) -> Trace:
+        with trainfit.simulate("RTX 3090", limited=False) as simulation:
+            model = nn.Linear(8, 8).cuda()
+            optimizer = torch.optim.SGD(model.parameters())
+            fed = (batch, batch, 40 - 2 * batch) if 40 - 2 * batch < batch else (batch,) * 3
+            for samples in fed:
+                sum(model(torch.zeros(8, device="cuda")).sum() for _ in range(samples)).backward()  # type: ignore[union-attr]
+                optimizer.step()
+        loader = LoaderInfo(0, batch, 40, 3, 0, "list", None, fed=fed)
+        return Trace(TraceOutcome("ended", 3, 1.0, loader=loader), simulation.recording, "")
+
+    runs = {size: run(size) for size in (4, 19)}
+    whole = {size: recording_of(trace) for size, trace in runs.items()}
+    assert other_path(4, whole)
+    assert not other_path(4, {size: full_part(trace) for size, trace in runs.items()})

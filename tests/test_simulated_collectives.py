@@ -1,0 +1,253 @@
+"""``torch.distributed`` with the one process that is simulated."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+import trainfit
+from trainfit.results.recording import KINDS
+from trainfit.simgpu.errors import SeveralGpusError
+
+BLOCK = 2 * 256 * 1024 * 4  # bytes of the parameters of block()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A simulated GPU in the process that ``torchrun --nproc-per-node=1`` starts."""
+    set_launcher(monkeypatch, 1)
+    with trainfit.simulate("RTX 4090") as simulation:
+        yield simulation
+
+
+def set_launcher(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": size, "MASTER_PORT": 29500}
+    for name, value in (values | {"MASTER_ADDR": "localhost"}).items():
+        monkeypatch.setenv(name, str(value))
+
+
+def block() -> nn.Module:
+    """Two layers without biases, of 1 MiB each."""
+    return nn.Sequential(
+        nn.Linear(256, 1024, bias=False), nn.ReLU(), nn.Linear(1024, 256, bias=False)
+    )
+
+
+def train(model: nn.Module, steps: int = 4) -> list[int]:
+    """Bytes allocated after each step, without cuBLAS's workspace."""
+    layer = nn.Linear(2, 2, device="cuda")
+    start = torch.cuda.memory_allocated()
+    layer(torch.zeros(2, 2, device="cuda")).sum().backward()
+    start = torch.cuda.memory_allocated() - start  # the workspaces of cuBLAS
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    allocated = []
+    for _ in range(steps):
+        loss = model(torch.randn(8, 256, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        del loss
+        allocated.append(torch.cuda.memory_allocated() - start)
+    return allocated
+
+
+def rounded(nbytes: int) -> int:
+    """In 64 KiB, so that scalars do not count."""
+    return round(nbytes / (64 * 1024))
+
+
+def test_ddp_holds_parameters_gradients_state_and_buckets(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(block().cuda(), device_ids=[0])
+    # Parameters, gradients, two moments, and buckets as large as the gradients.
+    assert rounded(train(model)[-1]) == rounded(5 * BLOCK)
+    assert gpu.steps == 4
+
+
+def test_ddp_with_gradients_in_its_buckets_holds_them_once(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(block().cuda(), gradient_as_bucket_view=True)
+    assert rounded(train(model)[-1]) == rounded(4 * BLOCK)
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
+def test_ddp_runs_with_its_options(gpu: Any, options: dict[str, bool]) -> None:
+    distributed.init_process_group()
+    model = nn.parallel.DistributedDataParallel(block().cuda(), **options)
+    assert len(set(train(model)[1:])) == 1
+
+
+def test_buckets_are_gradients(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    train(nn.parallel.DistributedDataParallel(block().cuda()), 2)
+    recording = gpu.recording
+    buckets = recording.alloc_bytes[recording.alloc_kind == KINDS.index("gradient")]
+    # Gradients, and the buckets before and after they were rebuilt in the order of the backward.
+    assert (buckets == BLOCK).sum() + (buckets == BLOCK // 2).sum() >= 3
+
+
+def test_fully_shard_keeps_each_parameter_and_gradient(gpu: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("nccl")
+    model = nn.Sequential(block(), block()).cuda()
+    for each in model:
+        fully_shard(each)
+    fully_shard(model)
+    assert rounded(train(model)[-1]) == rounded(2 * 4 * BLOCK)
+    assert all(parameter.device == torch.device("cuda", 0) for parameter in model.parameters())
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_collectives_of_one_process_return_what_they_were_given(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    values = torch.arange(4, device="cuda")
+    gathered = torch.zeros(4, dtype=torch.int64, device="cuda")
+    distributed.all_gather_into_tensor(gathered, values)
+    several = [torch.zeros(4, dtype=torch.int64, device="cuda")]
+    distributed.all_gather(several, values)
+    distributed.all_reduce(values)
+    distributed.broadcast(values, 0)
+    scattered = torch.zeros(4, dtype=torch.int64, device="cuda")
+    distributed.reduce_scatter_tensor(scattered, values)
+    distributed.barrier()
+    for each in (gathered, several[0], values, scattered):
+        assert each.tolist() == [0, 1, 2, 3]
+
+
+def test_objects_travel(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    objects: list[Any] = [None]
+    distributed.all_gather_object(objects, {"loss": 0.5})
+    assert objects == [{"loss": 0.5}]
+    distributed.broadcast_object_list(objects, src=0)
+    assert objects == [{"loss": 0.5}]
+
+
+def test_what_is_in_place_launches_nothing(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    values = torch.zeros(1 << 20, device="cuda")
+    before = len(gpu.recording.kernel_op)
+    distributed.all_reduce(values)
+    assert len(gpu.recording.kernel_op) == before
+    distributed.all_gather_into_tensor(torch.empty_like(values), values)
+    assert len(gpu.recording.kernel_op) == before + 1
+
+
+def test_work_can_be_waited_for(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    work = distributed.all_reduce(torch.zeros(4, device="cuda"), async_op=True)
+    work.wait()
+    assert work.is_completed()
+
+
+def test_gloo_and_both_at_once(gpu: Any) -> None:
+    distributed.init_process_group("cpu:gloo,cuda:nccl")
+    on_host = torch.ones(2)
+    distributed.all_reduce(on_host)
+    distributed.all_reduce(torch.ones(2, device="cuda"))
+    assert on_host.tolist() == [1, 1]
+    assert distributed.get_world_size(distributed.new_group([0])) == 1
+
+
+def test_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_launcher(monkeypatch, 1)
+    module = distributed.distributed_c10d
+    before = (module.rendezvous, module.is_nccl_available, sys.excepthook)
+    with trainfit.simulate("RTX 4090"):
+        distributed.init_process_group("nccl")
+    assert not distributed.is_initialized()
+    assert (module.rendezvous, module.is_nccl_available, sys.excepthook) == before
+
+
+def _by_arguments() -> None:
+    distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:1", rank=0, world_size=2)
+
+
+def _by_environment() -> None:
+    distributed.init_process_group("gloo")
+
+
+def _by_own_store() -> None:
+    store = distributed.HashStore()
+    distributed.init_process_group("nccl", store=store, rank=0, world_size=4)
+
+
+@pytest.mark.parametrize("start", [_by_arguments, _by_environment, _by_own_store])
+def test_several_processes_are_refused(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
+) -> None:
+    set_launcher(monkeypatch, 2)
+    with trainfit.simulate("RTX 4090"), pytest.raises(SeveralGpusError, match=r"of [24] processes"):
+        start()
+
+
+def test_without_a_launcher_it_fails_as_it_does_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    wanted = "environment variable RANK expected, but not set"
+    with trainfit.simulate("RTX 4090"), pytest.raises(ValueError, match=wanted):
+        distributed.init_process_group("nccl")
+
+
+def test_communication_hooks_and_tensor_parallel_modules_run(gpu: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    distributed.init_process_group("nccl")
+    mesh = distributed.device_mesh.init_device_mesh("cuda", (1,))
+    model = parallelize_module(nn.Linear(256, 256).cuda(), mesh, ColwiseParallel())
+    model(torch.randn(2, 256, device="cuda")).sum().backward()
+    wrapped = nn.parallel.DistributedDataParallel(block().cuda())
+    wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    assert len(set(train(wrapped)[2:])) == 1
+
+
+def test_spawning_one_process_runs_it_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(rank: int, size: int) -> None:
+        distributed.init_process_group("nccl", "tcp://127.0.0.1:1", rank=rank, world_size=size)
+        train(nn.parallel.DistributedDataParallel(block().to(rank), device_ids=[rank]), 2)
+        distributed.destroy_process_group()
+
+    with trainfit.simulate("RTX 4090") as simulation:
+        count = torch.cuda.device_count()
+        torch.multiprocessing.spawn(work, args=(count,), nprocs=count)
+        assert simulation.steps == 2
+        assert torch.multiprocessing.spawn(work, (count,), join=False).join()
+        with pytest.raises(SeveralGpusError, match="spawn of 2 processes"):
+            torch.multiprocessing.spawn(work, args=(2,), nprocs=2)
+
+
+def test_an_overflow_check_over_unknown_gradients_finds_none(gpu: Any) -> None:
+    """As DeepSpeed's ZeRO makes it: it adds to a count in place, and reduces that."""
+    distributed.init_process_group("nccl")
+    count = torch.zeros([1], dtype=torch.float, device="cuda")
+    for _ in range(2):
+        gradient = torch.randn(1 << 12, device="cuda")
+        bad = gradient.isnan().logical_or(gradient.isinf())
+        count += bad.float().max()
+    found = count.bool().byte()
+    distributed.all_reduce(found, op=distributed.ReduceOp.MAX)
+    assert found[0].item() == 0
+
+
+def test_parameters_move_although_weak_references_are_held_to_them(gpu: Any) -> None:
+    layer = nn.Linear(2, 2)
+    weight = layer.weight
+    reference = weakref.ref(weight)
+    layer.cuda()
+    assert layer.weight is weight and reference() is weight
+    assert weight.is_cuda
+
+
+def test_a_model_on_the_host_can_leave_its_data(gpu: Any) -> None:
+    """As Accelerate does before it shards a model with FSDP2."""
+    layer = nn.Linear(2, 2).to(torch.device("meta"))
+    assert layer.weight.device.type == "meta"
+    assert layer.to_empty(device="cuda").weight.is_cuda

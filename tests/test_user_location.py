@@ -1,0 +1,100 @@
+"""Which frames are the user's, and which belong to libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers_cli import environment
+
+_ASK = """\
+import sys
+from pathlib import Path
+from trainfit.scripts import execute
+from trainfit.simgpu import location
+
+script, *files = sys.argv[1:]
+if script:
+    location.claim(Path(script).parent)
+    execute._claim_entry_point(Path(script))
+print([location.is_library(each) for each in files])
+"""
+
+
+def is_library(*files: Path | str, script: Path | str = "", cwd: Path, path: Path) -> list[bool]:
+    """Asked in a process that was started in ``cwd`` with ``path`` on its path."""
+    variables = environment()
+    variables["PYTHONPATH"] += os.pathsep + str(path)
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK, *map(str, (script, *files))],
+        cwd=cwd, env=variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found: list[bool] = json.loads(done.stdout.lower())
+    return found
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder of installed packages: one is editable (project/lib), one has a console script."""
+    folder = tmp_path / "env" / "site-packages"
+    editable = folder / "lib-1.0.dist-info"
+    editable.mkdir(parents=True)
+    (editable / "METADATA").write_text("Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n")
+    url = (tmp_path / "project of lib").as_uri()
+    (editable / "direct_url.json").write_text(
+        json.dumps({"url": url, "dir_info": {"editable": True}})
+    )
+    tool = folder / "tool-1.0.dist-info"
+    tool.mkdir()
+    (tool / "METADATA").write_text("Metadata-Version: 2.1\nName: tool\nVersion: 1.0\n")
+    (tool / "entry_points.txt").write_text("[console_scripts]\nmytool = mytool.cli:main\n")
+    (folder / "mytool").mkdir()
+    (folder / "mytool" / "__init__.py").touch()
+    damaged = folder / "damaged-1.0.dist-info"
+    damaged.mkdir()
+    (damaged / "METADATA").write_text("Metadata-Version: 2.1\nName: damaged\nVersion: 1.0\n")
+    (damaged / "direct_url.json").write_text("{")
+    for name in ("project of lib/lib", "project of lib/scripts", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    return folder
+
+
+def test_an_editable_install_is_a_library_of_other_projects(
+    tmp_path: Path, installed: Path
+) -> None:
+    module = tmp_path / "project of lib" / "lib" / "net.py"
+    script = tmp_path / "work" / "train.py"
+    other = tmp_path / "work" / "models" / "net.py"
+    found = is_library(module, script, other, script=script, cwd=tmp_path, path=installed)
+    assert found == [True, False, False]
+
+
+@pytest.mark.parametrize("where", ["the script", "the working directory"])
+def test_the_users_own_project_is_his_although_it_is_installed(
+    where: str, tmp_path: Path, installed: Path
+) -> None:
+    project = tmp_path / "project of lib"
+    inside = where == "the script"
+    script = (project / "scripts" if inside else tmp_path / "work") / "train.py"
+    cwd = tmp_path / "work" if inside else project
+    module = project / "lib" / "net.py"
+    assert is_library(module, script=script, cwd=cwd, path=installed) == [False]
+
+
+def test_what_a_console_script_runs_is_the_users(tmp_path: Path, installed: Path) -> None:
+    own, other = installed / "mytool" / "train.py", installed / "other" / "train.py"
+    script = tmp_path / "env" / "bin" / "mytool"
+    found = is_library(own, other, script=script, cwd=tmp_path, path=installed)
+    assert found == [False, True]
+    plain = is_library(own, script=tmp_path / "work" / "train.py", cwd=tmp_path, path=installed)
+    assert plain == [True]
+
+
+def test_debians_packages_are_libraries(tmp_path: Path, installed: Path) -> None:
+    files = ("/usr/lib/python3/dist-packages/torch/nn/linear.py", "<string>", "train.py")
+    assert is_library(*files, cwd=tmp_path, path=installed) == [True, True, False]
