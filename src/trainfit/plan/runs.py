@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from trainfit.plan.command import Command
@@ -24,6 +24,8 @@ from trainfit.results.trace import (
 
 #: Simulated runs at a time; each is a process that computes on one core.
 PARALLEL = 2
+#: Seconds between looks whether Ctrl-C came.
+_TICK_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Runs:
         if self._only_finished:
             return self._finished(batch, variant)
         self.start(batch, variant)
-        return self._futures[batch, variant].result()
+        return result_of(self._futures[batch, variant])
 
     @property
     def is_over(self) -> bool:
@@ -174,3 +176,14 @@ class Runs:
         if variant.force is not None:
             return f"simulating {self._command.name}{at}, AMP {variant.force}"
         return f"simulating {self._command.name}{at}"
+
+
+def result_of(future: Future[Trace]) -> Trace:
+    """A run's trace when it is over.
+
+    A signal that comes just before a thread goes to sleep on a lock does not wake it
+    (``Future.result()`` would sleep on after Ctrl-C): the wait is made of short ones.
+    """
+    while not future.done():
+        wait([future], _TICK_S)
+    return future.result()
