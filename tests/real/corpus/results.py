@@ -11,13 +11,14 @@ from typing import Any
 from corpus.families import all_families
 from corpus.family import Family
 from corpus.judge import Outcome, judged
-from corpus.measure import ROOT, Bare, Planned, bare, places, planned, prepare
+from corpus.measure import ROOT, Bare, Planned, bare, places, planned, prepare, read_packages
 
 STORE = ROOT / "docs" / "compatibility.json"
 
 
 def measure(family: Family) -> Outcome:
     """Run a family whole and keep its outcome."""
+    read_packages()
     work, data, home = places(family)
     prepare(family, work, data, home)
     alone = bare(family, work, data, home)
