@@ -15,6 +15,7 @@ from trainfit.plan.tracing import Trace
 def test_ctrl_c_is_heard_that_does_not_wake_the_main_thread() -> None:
     """A signal handled in another thread does not, nor one that comes just before the wait."""
     future: Future[Trace] = Future()
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores it
     threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
     late = threading.Timer(30.0, future.cancel)
     late.start()
@@ -24,3 +25,4 @@ def test_ctrl_c_is_heard_that_does_not_wake_the_main_thread() -> None:
         assert not future.done()
     finally:
         late.cancel()
+        signal.signal(signal.SIGINT, former)
