@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if record is not None and isinstance(system, Recorder):
         documents.save(record, json.dumps(system.document(), indent=1))
     result = DoctorResult(
-        checks=diagnose(machine, names),
+        checks=diagnose(machine, names, script.pools if script is not None else None),
         machine=machine,
         script=script,
         seconds=time.monotonic() - began,
