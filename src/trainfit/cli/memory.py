@@ -11,7 +11,9 @@ from typing import Any
 
 from trainfit.cli.common import UsageError, whole_number
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.memory.by_hand import by_hand
 from trainfit.memory.explain import Source, explain, source
+from trainfit.report.by_hand_text import by_hand_text
 from trainfit.report.explain_text import explain_text
 from trainfit.results import documents
 from trainfit.results.errors import ResultFileError
@@ -39,6 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="batch sizes of recordings that do not know theirs",
     )
+    parser.add_argument(
+        "--by-hand",
+        action="store_true",
+        help="the usual formula (parameters x 16 bytes, each layer's result, 10 to 30%%) beside "
+        "the simulated peak, with the reasons for each difference",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
@@ -55,10 +63,16 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             f"--batch-size names {len(options.batch_size)} batch sizes for "
             f"{len(files)} recording; give a second recording, or one batch size"
         )
+    if options.by_hand and options.second is not None:
+        raise UsageError("--by-hand takes one recording; leave the second out")
     given = [*options.batch_size, None, None]
     sources = [_source(file, batch) for file, batch in zip(files, given, strict=False)]
     with shown_progress() as progress:
         progress("explaining " + " and ".join(each.file for each in sources))
+        if options.by_hand:
+            beside = by_hand(sources[0])
+            print(beside.to_json() if options.json else by_hand_text(beside))
+            return 0
         report = explain(*sources)
     print(report.to_json() if options.json else explain_text(report))
     return 0 if report.fits else 1

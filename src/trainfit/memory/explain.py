@@ -51,7 +51,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
     Raises :class:`ExplainError` where the two do not belong together.
     """
     recording, header = first.recording, first.recording.header
-    device = _device(recording)
+    device = device_of(recording)
     stream = Stream.of(recording)
     limited = device.replay(stream)
     full = header.get("out_of_memory")
@@ -152,7 +152,8 @@ def _name(key: str, value: object) -> object:
     return Path(str(value)).name if key == "script" else value
 
 
-def _device(recording: Recording) -> Device:
+def device_of(recording: Recording) -> Device:
+    """The recorded GPU, less what other processes held, with the recorded allocator settings."""
     header = recording.header
     return Device(
         int(header["gpu_memory_bytes"]) - int(header.get("other_processes_bytes") or 0),

@@ -1,0 +1,223 @@
+"""The arithmetic by hand beside the simulated peak, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfit.report.sizes import GIB, WIDTH, printable, size, wrapped
+from trainfit.results.by_hand import Cause, HandReport, HandRow
+
+#: Lines of the whole screen.
+_LINES = 25
+#: Rows with less than this share of both sums are one row together.
+_SMALL = 0.02
+#: Rows that have a line of their own, whatever they hold.
+_ALONE = ("weights", "gradients", "optimizer's states", "input", "kept, and not in the formula")
+_REST = "temporaries, workspaces"
+#: Causes that the rows say already: what the 10 to 30% are for.
+_SAID = ("temporaries", "workspaces")
+
+#: Characters of a row's causes, and the share of the largest that another needs to be named.
+_ROOM = 25
+_WORTH = 0.1
+
+_LABELS = {
+    "not_kept": "freed at once",
+    "in_place": "in place",
+    "precision": "other type",
+    "casts": "casts",
+    "dropout": "dropout",
+    "statistics": "indices",
+    "weight_copies": "copies of weights",
+    "used": "used up before",
+    "later": "not computed yet",
+    "fused": "fused: not kept",
+    "gradients_missing": "not there at the peak",
+    "frozen": "frozen parameters",
+    "narrow_parameters": "other type",
+    "unknown_optimizer": "no figure by hand",
+    "states_missing": "made after the peak",
+    "earlier": "kept from before",
+    "uncounted": "other results",
+    "input_freed": "freed before the peak",
+    "other_inputs": "of another batch",
+    "temporaries": "temporaries",
+    "workspaces": "library workspaces",
+    "buffers": "not in the formula",
+    "rounding": "rounding",
+}
+_TEXTS = {
+    "not_kept": "results that the backward pass does not need, freed at once",
+    "in_place": "computed in place: no result of their own",
+    "casts": "autocast's casts of activations, kept for the backward pass",
+    "dropout": "masks and results of dropout, which the formula leaves out",
+    "statistics": "indices and statistics that the backward pass needs",
+    "weight_copies": "autocast keeps a half-precision copy of the weights",
+    "later": "results that are not computed yet at the peak",
+    "fused": "fused attention keeps neither scores nor probabilities",
+    "frozen": "frozen parameters have no gradient and no state",
+    "narrow_parameters": "parameters of another type than 4 bytes",
+    "states_missing": "the optimizer makes its states in its first step, after the peak",
+    "earlier": "kept since an earlier step or micro-batch",
+    "input_freed": "inputs that were freed before the peak",
+    "other_inputs": "other inputs on the GPU, of another batch",
+    "buffers": "buffers of the model, which the formula leaves out",
+    "rounding": "the allocator's rounding to its blocks",
+}
+_GRADIENTS_MISSING = {
+    "backward": "gradients that do not exist at the peak: the backward pass makes them one by one",
+    "forward": "no gradients at the peak: they are freed between steps",
+}
+_USED = {
+    "backward": "results that the backward pass has used and freed before the peak",
+    "optimizer": "no activations at the peak, which is in the optimizer's step",
+}
+
+
+def by_hand_text(report: HandReport) -> str:
+    """At most 25 lines: the parts of both, then the causes of the difference, largest first."""
+    lines = [*_head(report), *_table(report), *_sums(report)]
+    causes = [cause for cause in report.causes if cause.name not in _SAID]
+    lines.append(
+        f"From the sum by hand ({size(report.by_hand_bytes)}) to what is kept "
+        f"({size(_kept(report))}):"
+    )
+    return "\n".join([*lines, *_causes(report, causes, _LINES - len(lines))])
+
+
+def _head(report: HandReport) -> list[str]:
+    batch = "unknown" if report.batch_size is None else str(report.batch_size)
+    optimizer = printable(report.optimizer) or "no optimizer known"
+    each = 8 + (report.state_bytes or 0)
+    moment = report.moment
+    text = (
+        f"{report.parameters / 1e6:.3g} million parameters x {each} bytes ({optimizer}), results "
+        f"of layers x {report.activation_bytes} bytes (computed in {report.compute}); peak in the "
+        f"{moment.phase} of step {moment.step}"
+    )
+    return [
+        f"{printable(report.file)}: arithmetic by hand beside the simulation "
+        f"({printable(report.gpu)}, batch size {batch})",
+        *wrapped(text, "", "  ").splitlines(),
+        _row("", "by hand", "simulated", "difference", "mostly because"),
+    ]
+
+
+def _table(report: HandReport) -> list[str]:
+    """The rows, without what is too small for one."""
+    least = _SMALL * max(report.by_hand_bytes, report.allocated_bytes)
+    shown: list[HandRow] = []
+    small: list[HandRow] = []
+    for row in report.rows:
+        if row.name == _REST:
+            continue
+        large = max(row.by_hand_bytes or 0, row.simulated_bytes) >= least
+        (shown if large or row.name in _ALONE else small).append(row)
+    lines = [_numbers(row, _labels(report, row.name)) for row in shown]
+    if small:
+        hand = sum(row.by_hand_bytes or 0 for row in small)
+        together = HandRow("others", hand, sum(row.simulated_bytes for row in small))
+        lines.append(_numbers(together, ", ".join(row.name for row in small)))
+    return lines
+
+
+def _numbers(row: HandRow, why: str) -> str:
+    hand = "-" if row.by_hand_bytes is None else size(row.by_hand_bytes)
+    line = _row(row.name, hand, size(row.simulated_bytes), _signed(row.difference_bytes), why)
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+
+
+def _labels(report: HandReport, row: str) -> str:
+    """The largest causes of a row's difference, as many as there is room for."""
+    causes = sorted(
+        ((cause.rows[row], cause.name) for cause in report.causes if cause.rows.get(row)),
+        key=lambda each: -abs(each[0]),
+    )
+    text = ""
+    for nbytes, name in causes:
+        label = "kept in float32" if name == "precision" and nbytes > 0 else _LABELS[name]
+        if abs(nbytes) < _WORTH * abs(causes[0][0]) or len(text) + len(label) + 2 > _ROOM:
+            break
+        text += f", {label}" if text else label
+    return text
+
+
+def _sums(report: HandReport) -> list[str]:
+    low, high = (report.by_hand_bytes + part for part in report.buffer_bytes)
+    rest = report.allocated_bytes - _kept(report)
+    twice = (
+        f"with each result twice, for its gradient: {size(report.doubled_bytes)} by hand; but the "
+        "backward pass frees gradients of results as it goes: all of its temporaries have "
+        f"{size(report.most_temporaries_bytes)} at most"
+    )
+    return [
+        _row(
+            "10 to 30% for the rest",
+            _range(*report.buffer_bytes),
+            size(rest),
+            "",
+            _labels(report, _REST),
+        ),
+        _row("allocated", _range(low, high), size(report.allocated_bytes), "", ""),
+        *wrapped(twice, "  ", "    ").splitlines(),
+    ]
+
+
+def _range(low: int, high: int) -> str:
+    """ "4.69 to 5.54 GiB": the unit once where both have the same."""
+    first, second = size(low), size(high)
+    if first.partition(" ")[2] == second.partition(" ")[2]:
+        first = first.partition(" ")[0]
+    return f"{first} to {second}"
+
+
+def _kept(report: HandReport) -> int:
+    """What the simulated peak has in rows of the formula's parts."""
+    rest = sum(row.simulated_bytes for row in report.rows if row.name == _REST)
+    return report.allocated_bytes - rest
+
+
+def _causes(report: HandReport, causes: Sequence[Cause], room: int) -> list[str]:
+    unexplained = []
+    if report.unexplained_rows:
+        rows = ", ".join(f"{name} {_signed(n)}" for name, n in report.unexplained_rows.items())
+        unexplained = [_cause_line(report.unexplained_bytes, f"not explained: {rows}")]
+    room -= len(unexplained)
+    shown = causes if len(causes) <= room else causes[: room - 1]
+    lines = [_cause_line(cause.nbytes, _text(report, cause)) for cause in shown]
+    if others := causes[len(shown) :]:
+        total = sum(cause.nbytes for cause in others)
+        lines.append(_cause_line(total, f"{len(others)} smaller ones together (--json has them)"))
+    return [*lines, *unexplained]
+
+
+def _cause_line(nbytes: int, text: str) -> str:
+    return f"  {_signed(nbytes):>11}  {text}"
+
+
+def _text(report: HandReport, cause: Cause) -> str:
+    phase = report.moment.phase
+    if cause.name == "gradients_missing":
+        return _GRADIENTS_MISSING.get(phase, "gradients that were freed before the peak")
+    if cause.name == "used":
+        return _USED.get(phase, "results that were freed before the peak")
+    if cause.name == "unknown_optimizer":
+        name = printable(report.optimizer) or "this optimizer"
+        return f"the formula has no figure for the states of {name}"
+    if cause.name == "uncounted":
+        return f"results that the formula leaves out ({', '.join(map(printable, cause.operators))})"
+    if cause.name == "precision":
+        wide = "float32" if cause.nbytes > 0 else "a narrower type"
+        return f"kept in {wide} where the formula takes {report.activation_bytes} bytes"
+    return _TEXTS[cause.name]
+
+
+def _row(name: str, hand: str, simulated: str, difference: str, why: str) -> str:
+    return f"  {name:<31}{hand:>19}{simulated:>11}{difference:>11}  {why}".rstrip()
+
+
+def _signed(nbytes: int) -> str:
+    sign = "+" if nbytes > 0 else "-"
+    if not nbytes:
+        return "0"
+    return f"{sign}{abs(nbytes) / GIB:.2f} GiB" if abs(nbytes) >= GIB else sign + size(abs(nbytes))
