@@ -30,6 +30,13 @@ class Growth:
             return cls()
         return cls(pattern.growth_bytes_per_step or 0, judge.capacity_bytes - judge.usable_bytes)
 
+    @classmethod
+    def on(cls, pattern: StepPattern, free_bytes: int) -> Growth:
+        """On another GPU, of which the job as it was simulated leaves ``free_bytes``."""
+        if pattern.course != "growing" or pattern.unit == "model call":
+            return cls()
+        return cls(pattern.growth_bytes_per_step or 0, max(free_bytes, 0))
+
     @property
     def unfit(self) -> str:
         """Why no batch size at all is to be recommended; empty where one may be."""

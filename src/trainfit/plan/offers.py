@@ -17,9 +17,11 @@ from trainfit.doctor.wheels import index_for
 from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory import affine
 from trainfit.memory.device import context_parts
+from trainfit.memory.growth import step_pattern
 from trainfit.memory.summary import recorded_settings
 from trainfit.plan.judge import Judge
 from trainfit.plan.laws import Pair, memory_law, steady_work, work_law
+from trainfit.plan.memory_growth import Growth
 from trainfit.plan.prices import Prices
 from trainfit.plan.room import Room
 from trainfit.plan.speed import (
@@ -36,6 +38,7 @@ from trainfit.results.kernels import DTYPES
 from trainfit.results.offers import Anchor, Effect, Offer, OffersResult
 from trainfit.results.recording import Recording
 from trainfit.results.speed import StepSpeed
+from trainfit.results.steps import StepPattern
 from trainfit.simgpu.allocator import AllocatorSettings
 from trainfit.speed import scaling
 from trainfit.speed.scaling import WorkLaw
@@ -104,6 +107,15 @@ class Job:
         """The allocator's during the recorded run."""
         return recorded_settings(self.recording)
 
+    @functools.cached_property
+    def pattern(self) -> StepPattern:
+        """How memory goes on from step to step."""
+        return step_pattern(self.recording, reserved_bytes=0)
+
+    def growth_on(self, offer: Offer) -> Growth:
+        """What stays behind with each step, if that fills the GPU."""
+        return Growth.on(self.pattern, offer.memory_bytes - offer.device_bytes)
+
     def work_at(self, batch: int | None) -> Work | None:
         """The kernels of a step at this batch size; ``None`` where they are not known."""
         if batch is None or batch == self.batch:
@@ -139,6 +151,7 @@ def offers(
     within = [o for o in best if o.runs and (budget is None or _costs_at_most(o, budget))]
     priced = [offer for offer in within if offer.cost is not None]
     timed = [offer for offer in within if offer.samples_per_s is not None]
+    notes += _growth_notes(job, best)
     if not any(offer.runs for offer in best):
         notes.append(_too_large(best))
     elif budget is not None and not within:
@@ -179,6 +192,31 @@ def _job_notes(job: Job) -> list[str]:
     if not len(job.work.table):
         notes.append("no step's time is known: the recording has no kernels; record it again")
     return notes
+
+
+def _grows(job: Job, offer: Offer) -> bool:
+    """Does what stays behind with each step fill this GPU?"""
+    return bool(job.growth_on(offer).unfit)
+
+
+def _growth_notes(job: Job, found: Sequence[Offer]) -> list[str]:
+    """What is left out where memory grows, and when the GPUs are full."""
+    filled = [offer for offer in found if offer.runs and _grows(job, offer)]
+    if not filled:
+        return []
+    growth, steps = job.growth_on(filled[0]), job.pattern.steps
+    until = {
+        offer.gpu: steps + max(offer.memory_bytes - offer.device_bytes, 0) // growth.bytes_per_step
+        for offer in filled
+    }
+    first, last = min(until, key=lambda gpu: until[gpu]), max(until, key=lambda gpu: until[gpu])
+    full = f"after about {until[first]:,} steps on {first}"
+    full += f", {until[last]:,} on {last}" if last != first else ""
+    return [
+        f"{growth.unfit}; the GPU would be full {full}: no saturation batch size and no run is "
+        f"given, and the largest batch is for the {steps} simulated steps only; see `trainfit "
+        "memory` for what stays behind"
+    ]
 
 
 def _anchor(
@@ -224,7 +262,7 @@ def _offer(
     )
     if not has_rates(gpu) or not len(job.work.table) or not offer.runs:
         return offer
-    return _with_price(_with_speed(offer, job, gpu, factor), prices)
+    return _with_price(_with_speed(offer, job, gpu, factor), prices, grows=_grows(job, offer))
 
 
 def _with_effects(offer: Offer, job: Job, gpu: GpuSpec) -> Offer:
@@ -290,9 +328,10 @@ def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
 
 
 def _with_speed(offer: Offer, job: Job, gpu: GpuSpec, factor: float) -> Offer:
-    machine = machine_of(gpu)
+    machine, grows = machine_of(gpu), _grows(job, offer)
     now = _step(job, machine, job.batch, factor) if offer.fits else None
-    enough = _saturated(job, machine, offer.largest_batch, factor)
+    # While memory grows, no batch size lasts: none is said to be enough, and no run ends.
+    enough = None if grows else _saturated(job, machine, offer.largest_batch, factor)
     run = now or enough
     if run is None:
         return offer
@@ -304,7 +343,7 @@ def _with_speed(offer: Offer, job: Job, gpu: GpuSpec, factor: float) -> Offer:
         run_batch=run.batch_size,
         samples_per_s=rate,
         samples_per_joule=rate / offer.power_w if rate and offer.power_w else None,
-        run_s=job.samples / rate if rate and job.samples else None,
+        run_s=job.samples / rate if rate and job.samples and not grows else None,
     )
 
 
@@ -331,7 +370,7 @@ def _coarse(sizes: Sequence[int]) -> list[int]:
     return [each for each in sizes if not each & (each - 1) or each == sizes[-1]]
 
 
-def _with_price(offer: Offer, prices: Prices | None) -> Offer:
+def _with_price(offer: Offer, prices: Prices | None, *, grows: bool) -> Offer:
     price = prices.per_hour.get(offer.gpu) if prices is not None else None
     if price is None:
         return offer
@@ -339,7 +378,7 @@ def _with_price(offer: Offer, prices: Prices | None) -> Offer:
     return dataclasses.replace(
         offer,
         price_per_hour=price,
-        samples_per_unit=3600 * rate / price if rate and price else None,
+        samples_per_unit=3600 * rate / price if rate and price and not grows else None,
         cost=offer.run_s / 3600 * price if offer.run_s is not None else None,
     )
 

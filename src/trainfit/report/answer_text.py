@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainfit.report.sizes import rate_text, size, time_text
 from trainfit.results.plan import PlanResult
 from trainfit.results.speed import StepSpeed
+from trainfit.results.words import count
 
 
 def answer(result: PlanResult) -> str:
@@ -20,6 +21,8 @@ def _fits(result: PlanResult) -> str:
         at = f" at batch size {now.batch_size}"
     if chosen is not now:
         at += f" with AMP {now.amp}"
+    if now.fits and (until := _full_after(result)) is not None:
+        return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits:
         return f"Fits: {need} of {there}{at}."
     only = " (nothing simulated fits)" if now.largest_batch == 0 else ""
@@ -29,6 +32,8 @@ def _fits(result: PlanResult) -> str:
 def _batches(result: PlanResult) -> str:
     chosen = result.chosen
     best, limits = chosen.recommended_batch, chosen.limits
+    if result.now.fits and _full_after(result) is not None:
+        return "No batch size is recommended."
     amp = f" with AMP {chosen.amp}" if chosen is not result.now else ""
     if chosen.largest_batch is None:
         if best:
@@ -42,6 +47,16 @@ def _batches(result: PlanResult) -> str:
         return f"{largest}, recommended {best}{amp}{_speed(result)}."
     why = ": none leaves the safety margin" if best == 0 else ""
     return f"{largest}, none recommended{why}."
+
+
+def _full_after(result: PlanResult) -> str | None:
+    """When the GPU is full, where memory grows by too much for a batch size to be recommended."""
+    pattern = result.pattern
+    if pattern is None or pattern.course != "growing" or pattern.unit != "optimizer step":
+        return None
+    if result.chosen.recommended_batch or pattern.steps_until_full is None:
+        return None
+    return count(pattern.steps_until_full, "optimizer step")
 
 
 def _speed(result: PlanResult) -> str:
