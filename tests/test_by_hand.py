@@ -24,6 +24,7 @@ from trainfit.memory.hand_operators import ATTENTION, PRODUCTS
 from trainfit.report.by_hand_text import by_hand_text
 from trainfit.results.by_hand import HandReport
 from trainfit.results.recording import Recording
+from trainfit.simgpu.torchvision_shim import define_torchvision_operators
 
 ACT = Path(__file__).parents[1] / "examples" / "act"
 
@@ -209,6 +210,7 @@ def test_the_rule_gives_the_note_on_acts_figure_for_an_encoder_layer() -> None:
 def test_the_note_on_vgg16_does_not_add_up() -> None:
     """``(0.138 * 4 + 0.096 * 2 * 32) * 4 ~= 6.4 GB``: it is 26.8, and 6.7 without the last 4,
     which counts bytes a second time: 96 million are bytes, not numbers, of an image."""
+    define_torchvision_operators()  # which a CPU build of torchvision lacks
     torchvision = pytest.importorskip("torchvision")
     without = 0.138 * 4 + 0.096 * 2 * 32
     assert without == pytest.approx(6.7, abs=0.05)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.peak import moment
 from trainfit.memory.replay import Stream
 from trainfit.plan.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.pricing import cost_percent, extra_compute, ordered
@@ -17,7 +18,7 @@ from trainfit.plan.remedy_trials import Job, NotApplicable, Trial, Trials
 from trainfit.plan.runs import Variant
 from trainfit.plan.speed import step_seconds
 from trainfit.plan.tracing import Trace, recording_of
-from trainfit.results.plan import LEAST_GAIN, Combination, Remedies, Remedy
+from trainfit.results.plan import LEAST_GAIN, Combination, MemoryFigures, Remedies, Remedy
 from trainfit.results.recording import FREE, MALLOC
 from trainfit.results.words import count
 
@@ -101,6 +102,9 @@ class _Remedies:
         except NotApplicable as error:
             return remedy or _without_figures(trial.kind, "not applicable", str(error))
         except ScriptError as error:
+            if name == "fewer-cameras":
+                reason = f"the model does not do without {trial.finding.detail}"
+                return _without_figures(trial.kind, "not applicable", reason)
             return _without_figures(trial.kind, "failed", str(error))
         return remedy
 
@@ -146,7 +150,7 @@ class _Remedies:
             name=kind.name,
             title=kind.title,
             status=status,  # type: ignore[arg-type]
-            reason=_ESTIMATE if status == "estimated" else "",
+            reason=_ESTIMATE if status == "estimated" else self._why_nothing(kind, memory),
             changes=kind.changes,
             changes_detail=detail,
             found=trial.finding.detail,
@@ -159,6 +163,15 @@ class _Remedies:
             launch=self._trials.launch([trial]),
             step_change=change,
         )
+
+    def _why_nothing(self, kind: RemedyKind, memory: MemoryFigures) -> str:
+        """Why a change of the activations saves none of the memory; empty where it does."""
+        if kind.name not in _ACTIVATIONS or memory.allocated_bytes < self._before.allocated_bytes:
+            return ""
+        peak, _ = self._judge.shown(self._trials.stream)
+        if moment(recording_of(self._survey), peak.peak_event).phase == "optimizer":
+            return "the peak is in the optimizer's step, where no activations are left"
+        return _SAME_RESULTS if kind.name == "inplace" else ""
 
     def _step_change(self, trace: Trace) -> float | None:
         """How much longer an optimizer's step takes than in the job as it is."""
@@ -217,10 +230,12 @@ class _Remedies:
         chain: list[Remedy] = []
         taken: set[str] = set()
         for item in items:
-            slots = BY_NAME[item.name].slots
-            if item.status != "estimated" and self._wins(item) and not slots & taken:
+            kind = BY_NAME[item.name]
+            if item.status == "estimated" or not kind.combines:
+                continue
+            if self._wins(item) and not kind.slots & taken:
                 chain.append(item)
-                taken |= slots
+                taken |= kind.slots
         missing = self._before.device_bytes - self._judge.capacity_bytes
         saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
         enough = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
@@ -264,6 +279,14 @@ class _Remedies:
         return Combination(names, figures, fits, batch, extra, launch, step_change=change)
 
 
+#: Remedies that lower activations alone.
+_ACTIVATIONS = (
+    *("inplace", "checkpoint", "lower-resolution", "fewer-cameras", "attention-weights"),
+    *("channels-last", "no-grad-eval"),
+)
+_SAME_RESULTS = (
+    "only the result is kept for the backward pass, in place or not; the input is freed anyway"
+)
 _ESTIMATE = (
     "not simulated: estimated by leaving the scores and probabilities out of the recording; "
     "the script's own code would have to change"

@@ -23,7 +23,7 @@ class RemedyKind:
 
     ``slots`` are what it occupies: two that share one exclude each other in a combination.
     ``how`` makes the instructions from what a survey found; the lines of the user's code
-    that it names are added to them.
+    that it names are added to them. ``combines``: what a survey found for others holds with it.
     """
 
     name: str
@@ -32,6 +32,7 @@ class RemedyKind:
     changes_detail: str
     how: Callable[[Finding], tuple[str, ...]]
     slots: frozenset[str] = frozenset()
+    combines: bool = True
 
 
 def instructions(kind: RemedyKind, finding: Finding) -> tuple[str, ...]:
@@ -152,6 +153,21 @@ KINDS = (
         "training",
         "small things in the images may be lost",
         _shrunk,
+    ),
+    RemedyKind(
+        "fewer-cameras",
+        "one camera or frame less",
+        "training",
+        "what it shows is lost; a camera is simulated with images of 32 pixels a side",
+        lambda finding: (f"leave out of the data set and of the model {finding.detail}",),
+    ),
+    RemedyKind(
+        "smaller-model",
+        "the next smaller model of the same family",
+        "training",
+        "another model; how accurate it is, is not known",
+        lambda finding: (f"there, or where the name comes from: {finding.detail}",),
+        combines=False,
     ),
     RemedyKind(
         "global-pooling",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 from trainfit.memory.affine import AffineStream
@@ -50,7 +51,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A remedy's run: how it differs, and what it would be launched with."""
+    """A remedy's run: how it differs, and what it would be launched with.
+
+    ``word`` is one in the command that becomes another: a model's name.
+    """
 
     kind: RemedyKind
     finding: Finding
@@ -60,6 +64,7 @@ class Trial:
     precision: str | None = None
     allocator: str | None = None
     how: tuple[str, ...] = ()
+    word: tuple[str, str] | None = None
 
 
 class NotApplicable(Exception):
@@ -99,7 +104,16 @@ class Trials:
             return self.accumulation(kind, finding, 0)
         variant = self._variant(kind, finding.targets)
         how = instructions(kind, finding)
+        if kind.name == "smaller-model":
+            return self._smaller_model(Trial(kind, finding, variant, job.batch, how=how))
         return Trial(kind, finding, variant, job.batch, how=how)
+
+    def _smaller_model(self, trial: Trial) -> Trial:
+        """Where the command has the model's name, that is what to change."""
+        name, smaller = trial.finding.targets
+        if _replaced(self._job.command.line(), name, smaller) == self._job.command.line():
+            return trial
+        return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
 
     def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> Variant:
         request = InterventionRequest(kind.name, targets)
@@ -221,4 +235,12 @@ class Trials:
             new = quote(f"{name}={value}")
             old = command.environment(**values).get(name)
             line = f"{new} {line}" if old is None else line.replace(quote(f"{name}={old}"), new, 1)
-        return line if values or variables else None
+        words = [trial.word for trial in trials if trial.word is not None]
+        for name, other in words:
+            line = _replaced(line, name, other)
+        return line if values or variables or words else None
+
+
+def _replaced(line: str, word: str, other: str) -> str:
+    """``line`` with ``other`` for ``word`` where that is an argument, or the value of one."""
+    return re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", other, line)

@@ -142,13 +142,19 @@ def _rest(remedies: Remedies) -> list[str]:
     won = {each.name for each in remedies.won}
     none = [e for e in remedies.items if e.saved_bytes is not None and e.name not in won]
     if none:
-        named = ", ".join(f"{each.name} ({_more(-(each.saved_bytes or 0))})" for each in none)
+        named = ", ".join(f"{each.name} ({_nothing(each)})" for each in none)
         lines.append(wrapped(f"saves no memory here: {printable(named)}", "  - ", "    "))
     for each in remedies.items:
         if each.status == "failed":
             text = f"{each.name} was tried and failed: {each.reason}"
             lines.append(wrapped(printable(text), "  - ", "    "))
     return lines
+
+
+def _nothing(remedy: Remedy) -> str:
+    """What a remedy changes that saves nothing, and why it does not, where that is known."""
+    change = _more(-(remedy.saved_bytes or 0))
+    return f"{change}: {remedy.reason}" if remedy.reason else change
 
 
 def _more(nbytes: int) -> str:

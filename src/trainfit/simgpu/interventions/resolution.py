@@ -17,9 +17,9 @@ SCALE = math.sqrt(0.5)
 #: Sides stay multiples of what networks divide them by.
 _MULTIPLE = 32
 #: Channels of an image: grey, colour, with depth or alpha.
-_MOST_CHANNELS = 4
+MOST_CHANNELS = 4
 #: Smaller maps are no images to shrink.
-_LEAST_SIDE = 64
+LEAST_SIDE = 64
 
 
 class LowerResolution(Intervention):
@@ -47,7 +47,7 @@ class LowerResolution(Intervention):
         if not self._sizes:
             return self.no(
                 "no DataLoader gives image batches (B, C, H, W) of 1 to 4 channels and sides "
-                f"of {_LEAST_SIDE} or more"
+                f"of {LEAST_SIDE} or more"
             )
         sizes = ", ".join(
             f"{height}×{width} to {smaller(height)}×{smaller(width)}"
@@ -77,8 +77,8 @@ def image_sizes(batch: Any) -> list[tuple[int, int]]:
         for leaf in tree.tree_leaves(batch)
         if isinstance(leaf, torch.Tensor)
         and leaf.dim() == 4
-        and leaf.shape[1] <= _MOST_CHANNELS
-        and min(leaf.shape[-2:]) >= _LEAST_SIDE
+        and leaf.shape[1] <= MOST_CHANNELS
+        and min(leaf.shape[-2:]) >= LEAST_SIDE
     ]
 
 

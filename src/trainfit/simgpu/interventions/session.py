@@ -12,6 +12,7 @@ from trainfit.simgpu.interventions.attention import AttentionWithoutWeights, Wri
 from trainfit.simgpu.interventions.backward_step import OptimizerInBackward
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.checkpointing import Checkpointing
+from trainfit.simgpu.interventions.fewer_cameras import FewerCameras
 from trainfit.simgpu.interventions.freezing import FreezeBackbone
 from trainfit.simgpu.interventions.grad_mode import ForwardGrad, NoGradInEvaluation
 from trainfit.simgpu.interventions.inplace import InplaceActivations
@@ -27,6 +28,7 @@ from trainfit.simgpu.interventions.optimizers import (
 from trainfit.simgpu.interventions.pooling import GlobalPooling
 from trainfit.simgpu.interventions.resolution import LowerResolution
 from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.smaller_model import SmallerModel
 from trainfit.simgpu.interventions.zero_grad import SetToNone
 from trainfit.simgpu.operator_watch import OperatorWatch
 from trainfit.simgpu.patching import PatchSet
@@ -34,10 +36,12 @@ from trainfit.simgpu.session import Simulation
 
 #: In the order in which several are applied: what wraps ``optimizer.step`` last is outermost.
 _KINDS: tuple[type[Intervention], ...] = (
+    SmallerModel,
     GlobalPooling,
     FreezeBackbone,
     ChannelsLast,
     LowerResolution,
+    FewerCameras,
     InplaceActivations,
     AttentionWithoutWeights,
     WrittenAttention,
