@@ -513,6 +513,50 @@ def test_shapes_that_depend_on_known_data_are_exact(sim: Simulation) -> None:
 
 
 @pytest.mark.parametrize(
+    ("decide", "answer"),
+    [
+        (lambda known, unknown: known | unknown, True),
+        (lambda known, unknown: unknown | known, True),
+        (lambda known, unknown: torch.logical_or(known, unknown), True),
+        (lambda known, unknown: ~known & unknown, False),
+        (lambda known, unknown: torch.logical_and(unknown, ~known), False),
+        (lambda known, unknown: unknown.long() * (1 - known.long()), False),
+    ],
+)
+def test_one_known_operand_decides(decide: Any, answer: bool) -> None:
+    """Generation that has reached its length is over, whichever tokens were drawn."""
+    with trainfit.simulate("RTX 3090") as sim:
+        known = torch.full((4,), True, device="cuda")
+        decided = decide(known, torch.randn(4, device="cuda") > 0)
+        assert decided.bool().any().item() is answer
+        assert decided.bool().all().item() is answer
+    assert not sim.recording.header["assumptions"]
+
+
+def test_one_operand_of_two_does_not_decide_for_floats_or_the_other_way() -> None:
+    with trainfit.simulate("RTX 3090") as sim:
+        unknown = torch.randn(4, device="cuda")
+        bool((unknown * torch.zeros(4, device="cuda")).any())  # infinity times nought
+        bool(((unknown > 0) & torch.full((4,), True, device="cuda")).any())
+    assert len(sim.recording.header["assumptions"]) > 0
+
+
+def test_generation_ends_at_its_length() -> None:
+    """As Transformers does it: a flag for each sequence, read on the host after each token."""
+    with trainfit.simulate("RTX 3090"):
+        unfinished = torch.ones(4, dtype=torch.long, device="cuda")
+        length, over = 0, False
+        while not over and length < 50:
+            length += 1
+            is_done = torch.full((4,), length >= 12, device="cuda")
+            token = torch.randint(100, (4,), device="cuda")
+            is_done = is_done | torch.isin(token, torch.tensor([5], device="cuda"))
+            unfinished = unfinished & ~is_done
+            over = bool(unfinished.max() == 0)
+    assert length == 12
+
+
+@pytest.mark.parametrize(
     ("use", "text"),
     [
         (lambda x: x[x > 0], "indexing by an unknown mask was taken to select all of its 20"),

@@ -40,7 +40,7 @@ from trainfit.simgpu.tensor import (
     view_of,
     wrap,
 )
-from trainfit.simgpu.values import Values
+from trainfit.simgpu.values import DECIDED, Values
 from trainfit.simgpu.workspaces import workspace_bytes
 
 aten = torch.ops.aten
@@ -333,6 +333,8 @@ class Engine:
             self.accounting.attempt(info.func, info.kernel, self, args, out)
         if self.values.known(args):
             self.accounting.attempt(info.func, self.values.compute, info, args, kwargs, out)
+        elif info.func in DECIDED:
+            self.accounting.attempt(info.func, self.values.decide, info.func, args, out)
         return out
 
     def _view(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:

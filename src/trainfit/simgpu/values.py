@@ -37,6 +37,14 @@ _KEEPS_ASSUMPTION = {
 }  # fmt: skip
 
 
+#: Operators that one operand can decide, whatever the others are, by what it then is everywhere:
+#: a generation that has reached its length is over, whichever tokens were drawn.
+DECIDED = {
+    aten.bitwise_or.Tensor: True, aten.logical_or.default: True,
+    aten.bitwise_and.Tensor: False, aten.logical_and.default: False, aten.mul.Tensor: False,
+}  # fmt: skip
+
+
 def worth_keeping(tensor: torch.Tensor) -> bool:
     """Is the content of a tensor of this geometry followed?"""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
@@ -106,6 +114,23 @@ class Values:
         for tensor, real in _pairs(out, content):
             if tensor._spec.size == real.shape and tensor._spec.dtype is real.dtype:
                 self.write(tensor, real)
+
+    def decide(self, func: Any, args: Any, out: Any) -> None:
+        """Follow one of ``DECIDED`` of which not every operand is known."""
+        if type(out) is not SimulatedTensor or not worth_keeping(out._meta):
+            return
+        wanted = DECIDED[func]
+        for operand in args:
+            dtype = getattr(operand, "dtype", None)
+            # Of numbers, only nought decides, and not of floats: infinity times nought is none.
+            if dtype is None or dtype.is_floating_point or (wanted and dtype is not torch.bool):
+                continue
+            content = self._content(operand) if type(operand) is SimulatedTensor else operand
+            with no_dispatch():
+                if content is not None and bool((content == wanted).all()):
+                    made = torch.full(out._spec.size, wanted, dtype=out._spec.dtype)
+                    self.write(out, made)
+                    return
 
     def mutate(self, info: OperatorInfo, args: Any, kwargs: Any) -> None:
         """Follow an operator that writes into its arguments."""
