@@ -21,7 +21,10 @@ def tune_here(
     """:func:`trainfit.loader.tuning.tune` as one of ``ranks`` processes that share this machine,
     with the CPUs to run on and what of the machine cannot be told."""
     machine = survey(System())
-    result = tune(workload, loader_machine(machine, ranks), consumer, step_source, **options)
+    share = loader_machine(machine, ranks)
+    if ranks > 1:
+        options = {**options, "ranks": ranks, "whole": loader_machine(machine)}
+    result = tune(workload, share, consumer, step_source, **options)
     return dataclasses.replace(
         result,
         cores=cores(machine, result.recommended, ranks),
