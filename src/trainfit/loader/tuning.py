@@ -34,7 +34,7 @@ from trainfit.loader.ranks import alone_note, share_of
 from trainfit.loader.runs import Run
 from trainfit.loader.saving import predicted_save_s, save_seconds
 from trainfit.loader.undisturbed import others_note, slowed_note, with_speeds
-from trainfit.loader.verdicts import Decision, decide
+from trainfit.loader.verdicts import Decision, decide, nothing_ran
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
     Candidate,
@@ -167,7 +167,7 @@ def _blank(
         recommended=present,
         verdict="cannot_tell",
         limit="unknown",
-        reason="no run of the loader came through",
+        reason=nothing_ran(measured.probe.faults),
         candidates=(),
         confirmed=(),
         faults=measured.probe.faults,

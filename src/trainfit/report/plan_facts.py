@@ -157,7 +157,8 @@ def _loader(result: PlanResult) -> str:
     settings = f"num_workers={found.recommended.num_workers}"
     factor = loading.factor or 0.0
     if loading.bottleneck == "unknown":
-        return f"cannot tell whether {settings} keeps up: see --explain"
+        why = f": {found.reason}" if found.faults and not found.candidates else ""
+        return f"cannot tell whether {settings} keeps up{why}: see --explain"
     if loading.bottleneck == "gpu":
         more = f" ({by_factor(factor)} the GPU's rate)" if factor >= _SAME else ""
         return f"{settings} keeps up{more}"
