@@ -40,6 +40,12 @@ thing = 3
 
 def slow():
     time.sleep(0.05)
+
+def chunk():
+    global calls
+    calls += 1
+    if calls % 20 == 1:
+        time.sleep(0.01)
 """
 
 
@@ -108,6 +114,25 @@ def test_a_rate_that_cannot_be_reached(folder: Path) -> None:
     )
     assert done.returncode == 0
     assert "40 Hz cannot be reached: a call takes 50" in done.stdout
+
+
+def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -> None:
+    done = trainfit(
+        "pace", "policy.py:chunk", "--hz", "50,2", "--duration", "1", "--no-attribution",
+        "--output", "pace.json", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "trainfit: 50 Hz: the work is done in every 20th call" in done.stderr
+    assert "trainfit: 2 Hz: the work is done in every 20th call, every 10 s" in done.stderr
+    assert "\n50 Hz " in done.stdout and "\n  2 Hz was not measured: " in done.stdout
+    found = PaceResult.load(folder / "pace.json")
+    assert [rate.hz for rate in found.rates] == [50.0]
+    assert [each.hz for each in found.unmeasured] == [2.0]
+    nothing = trainfit(
+        "pace", "policy.py:chunk", "--hz", "2", "--duration", "1", "--no-attribution", cwd=folder
+    )
+    assert nothing.returncode == 2
+    assert nothing.stdout.endswith("Nothing was measured: give --duration 52\n")
 
 
 def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:

@@ -122,6 +122,53 @@ def test_pageable_copies_speak_for_pinning() -> None:
     assert search(fitted(), Goal(consumer, PRESENT, 8)).best().pin_memory
 
 
+# --- Threads of libraries -----------------------------------------------------------------------
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    cores=st.integers(1, 4),
+    free_s=st.floats(0.005, 0.1),
+    held_s=st.floats(0.005, 0.1),
+    step_s=st.sampled_from([0.0, 0.03]),
+)
+def test_libraries_are_held_down_where_that_is_faster(
+    cores: int, free_s: float, held_s: float, step_s: float
+) -> None:
+    free, held = fitted(cores, mean_s=free_s), fitted(cores, mean_s=held_s)
+    choice = search(free, goal(step_s), {1: held})
+    best = choice.best()
+    assert choice.see(best).batches_per_s >= WITHIN * choice.best_rate()
+    without = search(free, goal(step_s))
+    assert choice.best_rate() >= without.best_rate()
+    if best.library_threads is None:  # no more workers than it would take held down
+        others = [s for s in choice.candidates if s.num_workers < best.num_workers]
+        assert all(choice.see(s).batches_per_s < WITHIN * choice.best_rate() for s in others)
+
+
+def test_as_good_without_a_variable_it_stays_unset() -> None:
+    choice = search(fitted(), goal(), {1: fitted()})
+    assert choice.best().library_threads is None
+    assert {each.library_threads for each in choice.candidates} == {None, 1}
+    # Without workers there is nothing to hold down.
+    assert all(s.library_threads is None for s in choice.candidates if not s.num_workers)
+
+
+def test_held_settings_are_confirmed_and_refitted_by_their_own_model() -> None:
+    """They are 1.5 times as fast by the model, and half as fast as that in truth."""
+    free, held = fitted(mean_s=0.03), fitted(mean_s=0.02)
+
+    def runner(settings: LoaderSettings, consumer: Consumer) -> Run:
+        model, factor = (free, 1.0) if settings.library_threads is None else (held, 0.5)
+        return real(settings, factor * model.predict(settings, consumer).batches_per_s)
+
+    confirmation = Confirmation(search(free, goal(), {1: held}), runner, 4)
+    chosen = confirmation.run()
+    assert confirmation.trials[0].settings.library_threads == 1
+    assert confirmation.refitted and confirmation.choice.fitted is free
+    assert chosen.library_threads is None
+
+
 # --- Confirmation -----------------------------------------------------------------------------
 
 

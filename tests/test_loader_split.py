@@ -340,6 +340,8 @@ def test_callables_have_names() -> None:
     assert named(functools.partial(np.load, "x")) == named(np.load)
     assert named(np.add) == ("numpy", "add")
     assert named(str.upper) == ("builtins", "str.upper")
+    drawn = named(np.random.default_rng(0).standard_normal)  # Cython's own type, as PyAV's
+    assert drawn == ("numpy.random._generator", "Generator.standard_normal")
 
 
 def test_code_without_a_source_is_nothing() -> None:

@@ -12,7 +12,7 @@ from helpers_probe import machine, probe
 from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.survey import survey
 from trainfit.loader.affinity import cores
-from trainfit.loader.threads import variables, verdict
+from trainfit.loader.threads import may_be_held, variables, verdict
 from trainfit.results.loader import CoreAdvice, CostPart, LoaderSettings
 from trainfit.results.machine import CoreKind, NumaNode, TorchBuild
 
@@ -34,6 +34,34 @@ def test_one_thread_a_batch_needs_nothing() -> None:
     said = verdict(probe(thread_pools={"openblas": 16}), machine(), EIGHT)
     assert said.startswith("no oversubscription found: a batch kept 1.0 threads busy; 8 workers")
     assert "openblas 16" in said
+
+
+@pytest.mark.parametrize(
+    ("seen", "may"),
+    [
+        ({"threads": 1.0, "thread_pools": {"openblas": 16}}, False),  # not used
+        ({"threads": 1.0, "thread_pools": {"openblas": 16}, "started_threads": 15}, True),
+        ({"threads": 3.0, "thread_pools": {"openblas": 16}}, True),
+        ({"threads": 3.0, "started_threads": 8}, False),  # FFmpeg's, in no pool
+        ({"threads": 3.0, "thread_pools": {"torch": 16}}, False),  # workers hold it already
+    ],
+)
+def test_what_a_second_probe_is_made_for(seen: dict[str, Any], may: bool) -> None:
+    assert may_be_held(probe(**seen)) is may
+
+
+def test_what_was_measured_decides_on_variables() -> None:
+    """Two workers' OpenBLAS on 16 cores does not outnumber them, and one thread may be faster."""
+    seen = {"threads": 2.0, "thread_pools": {"openblas": 2}, "started_threads": 1}
+    held = LoaderSettings(2, library_threads=1)
+    (advice,) = variables(probe(**seen), machine(), held, {}, was_held=True)
+    assert advice.line == "export OPENBLAS_NUM_THREADS=1"
+    assert "libraries start 1 thread in a worker" in advice.evidence
+    assert verdict(probe(**seen), machine(), held).startswith("workers are faster with one thread")
+    # Threads outnumber cores here, but the same with one of each was no faster.
+    many = {"threads": 4.0, "thread_pools": {"openblas": 16, "arrow": 16}}
+    assert variables(probe(**many), machine(), EIGHT, {}, was_held=True) == ()
+    assert len(variables(probe(**many), machine(), EIGHT, {})) == 2
 
 
 def test_opencv_in_each_of_eight_workers() -> None:

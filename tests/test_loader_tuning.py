@@ -29,6 +29,7 @@ from torch.utils.data import (
 
 from trainfit.loader import isolated
 from trainfit.loader.instrument import CPU, collected
+from trainfit.loader.library_threads import pools
 from trainfit.loader.model import Consumer
 from trainfit.loader.probing import Measured, probe_workload
 from trainfit.loader.runs import run_loader
@@ -101,6 +102,33 @@ def test_batches_that_take_long_are_no_fault() -> None:
     measured = probed(Sleeping(0.5), batch_size=1)
     assert measured.probe.faults == ()
     assert measured.fitted is not None
+
+
+class Products(Dataset[Any]):
+    """Matrix products, which OpenBLAS shares among threads of its own in each worker."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        matrix = np.full((300, 300), 1e-3 * index)
+        return torch.from_numpy((matrix @ matrix)[:8, :8].copy())
+
+
+@pytest.mark.skipif(pools().get("openblas", 1) < 2, reason="OpenBLAS has one thread here")
+def test_threads_of_libraries_are_probed_both_ways() -> None:
+    result = tuned(Products(), num_workers=2, seconds=0.6, confirm=0)
+    assert result.probe.thread_pools["openblas"] > 1 and result.probe.started_threads
+    assert result.held is not None and result.held.batches > 0
+    assert result.held.parts == result.probe.parts
+    held = {each.settings.library_threads for each in result.candidates}
+    assert held == {None, 1}
+    assert any("with one thread for each library" in note for note in result.notes)
+    named = {each.name for each in result.variables}
+    chosen = result.recommended
+    if chosen.num_workers:
+        assert ("OPENBLAS_NUM_THREADS" in named) is (chosen.library_threads == 1)
+    assert LoaderResult.from_json(result.to_json(), Path("x")) == result
 
 
 class WorkersOnly(IterableDataset[Any]):

@@ -52,14 +52,14 @@ def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:
 
 
 class Chunked(SimulatedCallee):
-    """Runs the network in every fifth call, and takes from a queue in the others."""
+    """Runs the network in every ``period``-th call, and takes from a queue in the others."""
 
-    def __init__(self, machine: SimulatedMachine) -> None:
+    def __init__(self, machine: SimulatedMachine, period: int = 5) -> None:
         super().__init__(machine)
-        self.machine, self.number = machine, 0
+        self.machine, self.number, self.period = machine, 0, period
 
     def __call__(self) -> None:
-        if self.number % 5 == 0:
+        if self.number % self.period == 0:
             super().__call__()
         else:
             self.machine.spin_until(self.machine.now() + 30e-6)
@@ -81,6 +81,63 @@ def test_calls_that_only_pop_a_queue_are_told_apart() -> None:
     text = pace_text(found)
     assert "the work is done in every 5th call" in text
     assert all(len(line) <= WIDTH for line in text.splitlines())
+
+
+def of_chunks(period: int, hz: tuple[float, ...], seconds: float, said: list[str]) -> PaceResult:
+    machine = SimulatedMachine(HEALTHY, ACT)
+    callee = Chunked(machine, period)
+    return measure(callee, machine, Options(hz, seconds), say=said.append)
+
+
+def test_each_rate_has_its_row_though_the_work_is_rare() -> None:
+    """ACT's chunk of 30 at 30 Hz: a fifth of 4 s has 24 calls, none of which may do the work."""
+    said: list[str] = []
+    found = of_chunks(30, (30.0, 60.0), 4.0, said)
+    assert [rate.hz for rate in found.rates] == [30.0, 60.0] and not found.unmeasured
+    assert [rate.calls.count for rate in found.rates] == [3, 5]
+    assert found.rates[0].ratio is not None and not found.rates[0].is_slower
+    (before,) = said
+    assert "every 30th call, every 1 s at this rate; 4 s hold 3 of 5 blocks" in before
+    assert "--duration 6.7 all" in before
+    text = pace_text(found)
+    assert "\n30 Hz " in text and "\n60 Hz " in text
+    assert "30 Hz: 3 calls with work: too few for p95; --duration 22 gives about 20" in text
+    full: list[str] = []
+    longer = of_chunks(30, (30.0,), 6.7, full)
+    assert not full and longer.rates[0].calls.count >= 5
+    assert of_chunks(30, (30.0,), 22.0, full).rates[0].calls.count >= 20
+
+
+def test_a_rate_that_the_time_is_too_short_for_is_said_before_and_after() -> None:
+    said: list[str] = []
+    found = of_chunks(100, (15.0, 60.0), 4.0, said)
+    assert [rate.hz for rate in found.rates] == [60.0]
+    (missing,) = found.unmeasured
+    assert (missing.hz, missing.least_s, missing.wanted_s) == (15.0, 7.1, 36.0)
+    assert said[0] == f"15 Hz: {missing.text}"
+    text = pace_text(found)
+    assert "15 Hz was not measured: the work is done in every 100th call, every 6.67 s" in text
+    assert "--duration 7.1 has one, --duration 36 one in each" in text.replace("\n    ", " ")
+    assert "60 Hz: too few calls to compare" in text
+    assert text.endswith("15 Hz was not measured")
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert of_chunks(100, (15.0,), 7.1, []).rates[0].calls.count == 1
+    assert PaceResult.from_json(found.to_json(), Path("again")) == found
+
+
+def test_nothing_that_was_asked_for_can_be_measured() -> None:
+    found = of_chunks(100, (15.0,), 1.0, [])
+    assert not found.rates and not found.blocks
+    assert pace_text(found).endswith("Nothing was measured: give --duration 36")
+
+
+def test_a_period_that_shows_late_leaves_no_rate_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first calls may be too few to see it: blocks are made longer when it is known."""
+    monkeypatch.setattr("trainfit.pace.measuring._WARM_UP_MOST", 5)
+    found = of_chunks(30, (30.0, 60.0), 4.0, [])
+    assert [rate.hz for rate in found.rates] == [30.0, 60.0]
+    found = of_chunks(300, (30.0, 60.0), 4.0, [])
+    assert {rate.hz for rate in (*found.rates, *found.unmeasured)} == {30.0, 60.0}
 
 
 def test_slow_calls_by_chance_are_no_kind() -> None:
@@ -129,7 +186,7 @@ def test_paced_calls_that_are_as_fast_when_looked_into_have_no_cause() -> None:
 
         def __call__(self) -> None:
             now = self.machine.now()
-            if now - self.last > 5e-3 and now < 9.3:
+            if now - self.last > 5e-3 and now < 10.2:
                 self.machine.spin_until(now + 4e-3)
             super().__call__()
             self.last = self.machine.now()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.pace.kinds import Rhythm, rhythm
+from trainfit.pace.loop import settling_s
 from trainfit.pace.pacer import Pacer
+from trainfit.pace.schedule import ROUNDS, Schedule, needed_s, said_before, scheduled, too_short
 from trainfit.pace.statistics import Counted, Sample, estimate, is_slower, ratio, spread, summary
 from trainfit.pace.trust import machine_warnings, warnings_of
 from trainfit.results.pace import Block, Estimate, Readings
@@ -141,7 +145,9 @@ def test_no_calls_no_summary() -> None:
 def test_doubts_are_said() -> None:
     even = np.full(30, 0.01) + np.linspace(0, 1e-5, 30)
     assert warnings_of(sample(even), "30 Hz") == []
-    assert "are few" in warnings_of(sample(even[:5]), "30 Hz")[0]
+    (few,) = warnings_of(sample(even[:5]), "30 Hz", 39.5)
+    assert few == "30 Hz: 5 calls with work: too few for p95; --duration 40 gives about 20"
+    assert warnings_of(sample(even[:1]), "30 Hz")[0].endswith("too few for p95; 20 are enough")
     odd = even.copy()
     odd[7] = 0.2
     assert "far beyond the others (up to 200 ms)" in warnings_of(sample(odd), "30 Hz")[0]
@@ -202,3 +208,37 @@ def test_a_tick_that_was_missed_is_met_at_once_and_those_before_are_left_out() -
 def test_impossible_rates(hz: float, spin_s: float) -> None:
     with pytest.raises(ValueError, match="rate above 0"):
         Pacer(hz, spin_s)
+
+
+# --- Blocks of each rate ------------------------------------------------------------------------
+@given(
+    hz=st.floats(1, 500),
+    period=st.integers(2, 300),
+    seconds=st.floats(0.1, 100),
+)
+def test_each_block_has_a_call_with_work_that_counts(
+    hz: float, period: int, seconds: float
+) -> None:
+    plan = scheduled(hz, period, seconds)
+    assert 0 <= plan.blocks <= ROUNDS
+    assert (plan.blocks > 0) == (needed_s(hz, period) <= seconds * (1 + 1e-6))
+    # Calls are due a period after the block's begin, and every period from there on.
+    calls = max(plan.least, math.ceil(plan.seconds * hz) - 1)
+    settled = min(math.ceil(settling_s(plan.seconds) * hz), calls // 2)
+    if plan.blocks:
+        assert calls - settled >= period
+        assert plan.blocks * calls / hz <= seconds + 3 * plan.blocks / hz
+    assert bool(said_before([hz], period, seconds)) == (plan.blocks < ROUNDS)
+
+
+@given(hz=st.floats(1, 500), period=st.integers(2, 300), seconds=st.floats(0.01, 10))
+def test_the_duration_that_is_named_is_long_enough(hz: float, period: int, seconds: float) -> None:
+    missing = too_short(hz, period, seconds)
+    assert missing.least_s is not None and missing.wanted_s is not None
+    assert scheduled(hz, period, missing.least_s).blocks >= 1
+    assert scheduled(hz, period, missing.wanted_s).blocks == ROUNDS
+
+
+def test_calls_that_all_do_the_work_need_no_longer_blocks() -> None:
+    assert scheduled(30.0, 1, 4.0) == Schedule(30.0, ROUNDS, 0.8)
+    assert said_before([30.0], 1, 0.1) == []

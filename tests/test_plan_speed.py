@@ -14,7 +14,7 @@ from torch import nn
 import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.speed import batch_sizes, curve_of, knee, machine_of, saturation_batch, speed
-from trainfit.report.sizes import WIDTH
+from trainfit.report.sizes import WIDTH, time_text
 from trainfit.report.speed_text import speed_section
 from trainfit.results.plan import HostCpu
 from trainfit.results.recording import Recording
@@ -209,9 +209,12 @@ def test_a_lower_clock_between_calls_costs_who_launches() -> None:
     assert narrow.now.seconds < high.seconds < low.seconds
     assert low.seconds == pytest.approx(narrow.now.seconds * 4.0 / 1.7, rel=0.05)
     assert narrow.paced.launches > 20
-    text = speed_section(narrow)
-    assert f"{narrow.paced.launches} launches a call: at 1.3 GHz instead of 3" in text
-    assert "`trainfit pace` measures it" in " ".join(text.split())
+    text = " ".join(speed_section(narrow).split())
+    assert f"{narrow.paced.launches} launches a call: where the CPU's clock falls" in text
+    assert "to 2.6 to 1.3 GHz instead of 3, expect" in text
+    ends = f"{time_text(high.seconds)} to {time_text(low.seconds)}"
+    more = [time_text(each.seconds - narrow.now.seconds) for each in (high, low)]
+    assert f"{ends}, {more[0]} to {more[1]} more; `trainfit pace` measures it" in text
     assert "changes nothing" in " ".join(speed_section(wide).split())
     training = speed(recorded(8, width=64), 8, MACHINE)
     assert training is not None and training.paced is None

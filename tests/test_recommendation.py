@@ -249,6 +249,26 @@ def test_a_trial_that_fails_is_not_made_again() -> None:
     assert len(asked) == len(set(asked)) <= MOST_TRIALS
 
 
+@given(samples=st.integers(64, 600), start=st.sampled_from([8, 16, 24, 40]))
+def test_no_run_is_made_beyond_what_a_data_set_lets_be_timed(samples: int, start: int) -> None:
+    """Of a run with one step an epoch no step can be timed; the first that is says so."""
+    asked: list[int] = []
+    bounds: list[int] = []
+
+    def measure(batch: int) -> StepSpeed | None:
+        asked.append(batch)
+        if batch <= samples // 2:
+            return step(batch, line(batch))
+        bounds.append(samples // 2)
+        return None
+
+    trials = refine(
+        {start: step(start, line(start))}, samples, measure, None, lambda: min(bounds, default=None)
+    )
+    assert len([batch for batch in asked if batch > samples // 2]) <= 1
+    assert max(trials) == max(samples // 2, start)
+
+
 # -- whatever the start: jobs with a law -----------------------------------------------------------
 
 

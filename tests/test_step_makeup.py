@@ -55,6 +55,35 @@ def test_a_batch_that_is_fetched_ahead_is_of_the_next_step() -> None:
     assert figures(fed(5, 4), fed(4, 4)) == (8, 4, 32, 4)
 
 
+@pytest.mark.parametrize("steps", [2, 5, 6])
+def test_in_epochs_of_two_steps_a_batch_is_fetched_ahead_too(steps: int) -> None:
+    """Preferences: a model is given two answers for each sample, and one batch at a time."""
+    both, none = StepFeed((128, 128), 1, 256, 1), StepFeed((), 1, 256, 1)
+    assert figures(*[both, none, both, none, both, none][:steps]) == (128, 1, 128, 1)
+    # Two batches that are joined for one call are what the step had.
+    assert figures(both, both) == (256, 1, 256, 2)
+
+
+@given(
+    per_step=st.integers(1, 4),
+    ahead=st.integers(1, 3),
+    epochs=st.integers(1, 3),
+    steps=st.integers(2, 6),
+)
+def test_batches_fetched_ahead_never_change_a_step(
+    per_step: int, ahead: int, epochs: int, steps: int
+) -> None:
+    total = per_step * steps
+    feeds = []
+    for _ in range(epochs):
+        given_so_far = 0
+        for step in range(1, steps + 1):
+            now = min(total, step * per_step + ahead)
+            feeds.append(StepFeed((8,) * (now - given_so_far), per_step, 8, per_step))
+            given_so_far = now
+    assert figures(*feeds) == (8, per_step, 8 * per_step, per_step)
+
+
 def test_short_last_batches_of_short_epochs_are_not_the_typical_ones() -> None:
     # A data set of 512: two batches of 192, one of 128; each is fetched one step ahead.
     ahead = [StepFeed((192, 192), 1, 192, 1), StepFeed((128,), 1, 192, 1), StepFeed((), 1, 128, 1)]

@@ -17,6 +17,7 @@ from trainfit.doctor.script import read_script
 from trainfit.hardware.recorded import Recorder, replayed
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
+from trainfit.report.cpu_text import CHECKS, cpu_text
 from trainfit.report.doctor_text import doctor_text
 from trainfit.results import documents
 from trainfit.results.doctor import DoctorResult
@@ -47,6 +48,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip", type=_names, default=(), metavar="NAMES", help="leave these checks out"
     )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="the processor as a table: governor and clocks by group of cores, C-states",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     parser.add_argument("--output", metavar="FILE", help="also write the result to a file")
     parser.add_argument(
@@ -68,7 +74,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError("--record writes down this machine; leave --machine out")
     if options.data is not None and options.machine is None and not os.path.exists(options.data):
         raise UsageError(f"--data {options.data!r}: there is no such file; check the path")
-    names = chosen(options.only, options.skip)
+    if options.cpu and (options.only or options.skip or options.script or options.data):
+        raise UsageError(
+            "--cpu shows the processor alone; leave --only, --skip, --script, --data out"
+        )
+    names = chosen(CHECKS if options.cpu else options.only, options.skip)
     output = output_file(options.output) if options.output is not None else None
     record = output_file(options.record) if options.record is not None else None
     script = read_script(options.script) if options.script is not None else None
@@ -78,7 +88,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if record is not None and isinstance(system, Recorder):
         documents.save(record, json.dumps(system.document(), indent=1))
     result = DoctorResult(
-        checks=diagnose(machine, names),
+        checks=diagnose(machine, names, script.pools if script is not None else None),
         machine=machine,
         script=script,
         seconds=time.monotonic() - began,
@@ -86,7 +96,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else doctor_text(result))
+    shown = cpu_text if options.cpu else doctor_text
+    print(result.to_json() if options.json else shown(result))
     return 1 if result.is_bad else 0
 
 

@@ -106,7 +106,13 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
                 shown.tick(stage)
 
             result = measure(
-                callee, RealHost(), wanted, target=name, progress=progress, machine=facts
+                callee,
+                RealHost(),
+                wanted,
+                target=name,
+                progress=progress,
+                say=shown.warn,
+                machine=facts,
             )
     finally:
         callee.close()
@@ -117,7 +123,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         sys.stdout.flush()
         raise KeyboardInterrupt
     unfixed = wanted.fix is not None and result.cure is None
-    return 2 if result.ended == "failed" or unfixed else 0
+    return 2 if result.ended == "failed" or unfixed or not result.rates else 0
 
 
 class _TargetError(UsageError):

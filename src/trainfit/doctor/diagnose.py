@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from trainfit.doctor import threads
 from trainfit.doctor.checks import MACHINE_CHECKS
+from trainfit.doctor.threads import check_threads
 from trainfit.doctor.visibility import check_visibility
-from trainfit.results.doctor import Check
+from trainfit.results.doctor import Check, WorkerPools
 from trainfit.results.errors import TrainfitError
 from trainfit.results.machine import Machine
 
@@ -23,9 +25,16 @@ class CheckNameError(TrainfitError):
     """A name after --only or --skip that no check has."""
 
 
-def diagnose(machine: Machine, names: Collection[str] = NAMES) -> tuple[Check, ...]:
-    """The checks of these names; one that does not apply to the machine gives none."""
-    return tuple(check for name, make in CHECKS if name in names for check in make(machine))
+def diagnose(
+    machine: Machine, names: Collection[str] = NAMES, pools: WorkerPools | None = None
+) -> tuple[Check, ...]:
+    """The checks of these names; one that does not apply to the machine gives none. ``pools`` is
+    what the workers of a script run."""
+    found: list[Check] = []
+    for name, make in CHECKS:
+        if name in names:
+            found += check_threads(machine, pools) if name == threads.NAME else make(machine)
+    return tuple(found)
 
 
 def chosen(only: Sequence[str] | None, skip: Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainfit.doctor.script_flow import follow
 from trainfit.doctor.script_imports import read_files
+from trainfit.doctor.script_pools import worker_pools
 from trainfit.doctor.script_project import Project
 from trainfit.doctor.script_rules import RULES
 from trainfit.doctor.script_source import ScriptError, UnreadableError
@@ -33,7 +34,11 @@ def read_script(path: Path) -> ScriptReport:
     order = {file.source.name: file.number for file in files}
     findings = sorted(found.values(), key=lambda f: (order[f.file], f.line, f.column, f.rule))
     return ScriptReport(
-        str(path), tuple(file.source.name for file in files), tuple(findings), tuple(unread)
+        str(path),
+        tuple(file.source.name for file in files),
+        tuple(findings),
+        tuple(unread),
+        worker_pools(project),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from trainfit.doctor import policy
 from trainfit.doctor.cores import threads_set
 from trainfit.doctor.figures import all_gpus, restore, short, whole
+from trainfit.doctor.script_threads import check_workers
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
-from trainfit.results.doctor import Check, Evidence, Remedy
+from trainfit.results.doctor import Check, Evidence, Remedy, WorkerPools
 from trainfit.results.machine import Machine
 from trainfit.results.words import cores
 
@@ -24,8 +25,9 @@ COUNTS = (
 )
 
 
-def check_threads(machine: Machine) -> tuple[Check, ...]:
-    """OMP, MKL, OpenBLAS and OpenCV, against the usable cores and what workers add."""
+def check_threads(machine: Machine, pools: WorkerPools | None = None) -> tuple[Check, ...]:
+    """OMP, MKL, OpenBLAS and OpenCV, against the usable cores and what workers add; ``pools`` is
+    what a script's workers run (``None``: no script was read)."""
     found = _found(machine)
     invalid = _invalid(machine, found)
     if invalid is not None:
@@ -35,7 +37,10 @@ def check_threads(machine: Machine) -> tuple[Check, ...]:
         needed = "the number of cores that a job gets, see check cores"
         return (unsure(NAME, "no usable cores are known to hold threads against", needed, found),)
     check = _too_many(machine, usable, found) or _default_over_quota(machine, usable, found)
-    return (check or _fine(machine, usable, found),)
+    added = check_workers(machine, usable, pools) if pools is not None else ()
+    if check is None and not added:
+        return (_fine(machine, usable, found, is_read=pools is not None),)
+    return (check, *added) if check is not None else added
 
 
 def _found(machine: Machine) -> list[Evidence]:
@@ -146,25 +151,42 @@ def _in_workers(machine: Machine, usable: float) -> str:
         "PyTorch sets its own threads to 1 in each DataLoader worker, but not those of OpenCV, "
         "NumPy's BLAS or FFmpeg"
     )
-    threads = machine.threads.opencv_default.value
     workers = whole(usable / 2)
-    if threads is None or workers * threads <= policy.THREADS_PER_CORE * usable:
+    added = _opencv_in(machine, usable, workers)
+    if not added:
         return note
     return (
-        f"{note}: {workers} workers that use OpenCV would run {workers * threads} threads on "
+        f"{note}: {workers} workers that use OpenCV would run {added} threads on "
         f"{cores(usable)} cores. Call cv2.setNumThreads(0) in worker_init_fn, or export "
-        "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1"
+        "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1; `trainfit doctor --script FILE` tells "
+        "whether the workers of a script do"
     )
 
 
-def _fine(machine: Machine, usable: float, found: list[Evidence]) -> Check:
+def _opencv_in(machine: Machine, usable: float, workers: int) -> int:
+    """Threads of so many workers, if they used OpenCV; 0 where that is not known or not many."""
+    threads = machine.threads.opencv_default.value
+    if threads is None or workers * threads <= policy.THREADS_PER_CORE * usable:
+        return 0
+    return workers * threads
+
+
+def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bool) -> Check:
     threads = threads_set(machine)
     if threads is None:
         default = machine.threads.torch_default.value
         number = f"{default} threads" if default else "its own number of threads"
+        workers = whole(usable / 2)
+        said = f"OMP_NUM_THREADS is not set: PyTorch takes {number} on {cores(usable)} cores"
+        if not is_read and (added := _opencv_in(machine, usable, workers)):
+            said = short(
+                f"PyTorch takes {number} on {cores(usable)} cores; OpenCV in {workers} workers "
+                f"would take {added}: --script tells",
+                99,
+            )
         return good(
             NAME,
-            f"OMP_NUM_THREADS is not set: PyTorch takes {number} on {cores(usable)} cores",
+            said,
             found,
             f"{_in_workers(machine, usable)}; torchrun sets OMP_NUM_THREADS=1 for several ranks",
         )

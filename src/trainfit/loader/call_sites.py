@@ -261,7 +261,11 @@ def named(function: Any) -> tuple[str, str]:
     if isinstance(function, type | types.FunctionType):
         return function.__module__ or "", function.__qualname__
     name = _plain_text(function, "__name__") or type(function).__qualname__
-    return type(function).__module__, name
+    module = type(function).__module__
+    if module.startswith("_cython"):  # the type is Cython's, the function of the module it is in
+        name = _plain_text(function, "__qualname__") or name
+        module = _plain_text(function, "__module__") or module
+    return module, name
 
 
 def _plain_text(value: Any, name: str) -> str:

@@ -65,11 +65,21 @@ class Goal:
 
 @dataclass
 class Choice:
-    """Candidates with what the model says of them, and which of them is chosen."""
+    """Candidates with what the model says of them, and which of them is chosen.
+
+    ``fitted`` is the loader as it is, ``held`` the same with libraries in workers held to so many
+    threads, where that was measured.
+    """
 
     goal: Goal
     fitted: Fitted
+    held: Mapping[int, Fitted] = field(default_factory=dict)
     candidates: dict[LoaderSettings, Candidate] = field(default_factory=dict)
+
+    def model(self, settings: LoaderSettings) -> Fitted:
+        """What predicts these settings."""
+        threads = settings.library_threads
+        return self.fitted if threads is None or not settings.num_workers else self.held[threads]
 
     def see(self, settings: LoaderSettings) -> Candidate:
         """The candidate of these settings, from now on one to choose from."""
@@ -82,7 +92,7 @@ class Choice:
         known = self.candidates.get(settings)
         if known is not None:
             return known
-        outcome = self.fitted.predict(settings, self.goal.consumer)
+        outcome = self.model(settings).predict(settings, self.goal.consumer)
         return Candidate(
             settings,
             outcome.batches_per_s,
@@ -117,8 +127,9 @@ class Choice:
     def _see(self, count: int, factors: Sequence[int]) -> None:
         either = self.goal.any_order and count > 1
         orders = (True, False) if either else (self.goal.present.in_order,)
-        for factor, pinned, in_order in itertools.product(
-            factors if count else [2], (False, True), orders
+        threads = (None, *self.held) if count else (None,)
+        for factor, pinned, in_order, held in itertools.product(
+            factors if count else [2], (False, True), orders, threads
         ):
             self.see(
                 dataclasses.replace(
@@ -127,6 +138,7 @@ class Choice:
                     prefetch_factor=factor,
                     pin_memory=pinned,
                     in_order=in_order,
+                    library_threads=held,
                 )
             )
 
@@ -155,20 +167,21 @@ class Choice:
         good = [settings for settings, rate in rates.items() if rate >= least]
         return min(good, key=self._size, default=self.goal.present)
 
-    def _size(self, settings: LoaderSettings) -> tuple[int, bool, bool, bool, bool, bool]:
-        """Workers first (each costs RAM and a core), then what changes nothing, then the order of
-        batches, then memory."""
+    def _size(self, settings: LoaderSettings) -> tuple[int, bool, bool, bool, bool, bool, bool]:
+        """Workers first (each costs RAM and a core), then what changes nothing, then what needs no
+        variable, then the order of batches, then memory."""
         present, factor = self.goal.present, settings.prefetch_factor
         reordered = settings.in_order != present.in_order
         differs = settings.pin_memory != present.pin_memory
         # A factor of 1 leaves a worker idle until its batch is fetched: only if it must be.
         memory = (factor == 1, reordered, factor > 2, differs or factor > 2)
-        return settings.num_workers, settings != present, *memory
+        held = settings.library_threads is not None
+        return settings.num_workers, settings != present, held, *memory
 
 
-def search(fitted: Fitted, goal: Goal) -> Choice:
-    """All candidates that it takes to find the knee."""
-    choice = Choice(goal, fitted)
+def search(fitted: Fitted, goal: Goal, held: Mapping[int, Fitted] | None = None) -> Choice:
+    """All candidates that it takes to find the knee; ``held`` as in :class:`Choice`."""
+    choice = Choice(goal, fitted, held or {})
     choice.search()
     return choice
 
@@ -191,7 +204,7 @@ class Trial:
         return full if full is not None else self.run.batches_per_s
 
 
-def measured(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
+def measured_rate(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
     """Batches a second of these settings; ``None`` where they were not run, or failed."""
     return next((each.measured for each in trials if each.settings == settings), None)
 
@@ -314,8 +327,8 @@ class Confirmation:
         assert trial.measured is not None
         if self.refitted or trial.measured > trial.predicted:
             return
-        fitted = self.choice.fitted
-        consumer = self.choice.goal.consumer
+        choice, threads = self.choice, trial.settings.library_threads
+        fitted, consumer = choice.model(trial.settings), choice.goal.consumer
 
         def predicted(model: Fitted) -> float:
             return same_rate(model, trial.run, consumer)
@@ -323,9 +336,13 @@ class Confirmation:
         contention = fit_contention(fitted, predicted, trial.measured, 1.0)
         if contention > fitted.cores.contention:
             self.refitted = True
-            goal = self.choice.goal
-            barred = {s: c for s, c in self.choice.candidates.items() if c.infeasible}
-            self.choice = search(fitted.with_contention(contention), goal)
+            barred = {s: c for s, c in choice.candidates.items() if c.infeasible}
+            slower = fitted.with_contention(contention)
+            if threads is None or not trial.settings.num_workers:
+                self.choice = search(slower, choice.goal, choice.held)
+            else:
+                held = {**choice.held, threads: slower}
+                self.choice = search(choice.fitted, choice.goal, held)
             for each in self.trials:  # what was run stays among what is chosen from
                 self.choice.see(each.settings)
             self.choice.candidates |= barred

@@ -299,4 +299,5 @@ _PUBLIC: Final = (
 _MODULES: Final = {"_io": "io", "posix": "os", "_thread": "threading", "_queue": "queue"} | {
     "numpy._core.memmap": "numpy",
     "numpy.core.memmap": "numpy",
+    "numpy.random._generator": "numpy.random",
 }

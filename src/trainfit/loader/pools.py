@@ -1,55 +1,42 @@
-"""Threads that libraries keep ready in a worker.
+"""What threads libraries have in a worker, and whether a batch makes them start any.
 
-What OpenMP, OpenBLAS, MKL and BLIS have is asked of threadpoolctl, which knows their ways;
-OpenCV, numba and Arrow have pools of their own and a call that tells.
+After a fork a library's threads are gone until they are used again: what a worker has more
+after a batch than before is at work in it, other than most pools.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Final
-
-import torch
-from threadpoolctl import threadpool_info
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trainfit.loader import isolated
+from trainfit.loader.library_threads import native_threads, pools
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
-#: Modules that a data set may have imported, and how each tells of its threads.
-_CALLS: Final[Mapping[str, Callable[[Any], int]]] = {
-    "cv2": lambda module: int(module.getNumThreads()),
-    "numba": lambda module: int(module.get_num_threads()),
-    "pyarrow": lambda module: int(module.cpu_count()),
-}
-_NAMES: Final = {"cv2": "opencv", "pyarrow": "arrow"}
+
+@dataclass(frozen=True)
+class WorkerThreads:
+    """``pools``: threads by library, only those above one; ``started``: how many a batch started,
+    ``None`` where that is not told."""
+
+    pools: Mapping[str, int] = field(default_factory=dict)
+    started: int | None = None
 
 
-def thread_pools(workload: Workload, limit_s: float = 5.0) -> dict[str, int]:
-    """Threads by library, once a batch was made as in a worker; only those above one.
+def worker_threads(workload: Workload, limit_s: float = 5.0) -> WorkerThreads:
+    """Once a batch was made as in a worker.
 
     Empty where no batch could be made in ``limit_s`` seconds: other parts of a probe say why.
     """
     ended = isolated.call(functools.partial(_after_a_batch, workload), limit_s)
-    return ended.value or {}
+    return ended.value or WorkerThreads()
 
 
-def _after_a_batch(workload: Workload) -> dict[str, int]:
+def _after_a_batch(workload: Workload) -> WorkerThreads:
+    before = native_threads()
     next(iter(workload.loader(LoaderSettings(0))), None)
-    return here()
-
-
-def here() -> dict[str, int]:
-    """Of this process, as it is now."""
-    pools = {"torch": torch.get_num_threads()}
-    for info in threadpool_info():
-        # PyTorch's own OpenMP and MKL are set with PyTorch's threads.
-        if "/torch/lib/" not in str(info.get("filepath", "")):
-            name = str(info.get("internal_api") or info.get("user_api"))
-            pools[name] = max(pools.get(name, 0), int(info.get("num_threads") or 0))
-    for module, ask in _CALLS.items():
-        if module in sys.modules:
-            pools[_NAMES.get(module, module)] = ask(sys.modules[module])
-    return {name: threads for name, threads in sorted(pools.items()) if threads > 1}
+    after = native_threads()
+    started = None if before is None or after is None else max(0, after - before)
+    return WorkerThreads(pools(), started)

@@ -34,7 +34,7 @@ from trainfit.loader.oom import between, oom_kills
 from trainfit.loader.others import is_beside_others
 from trainfit.loader.output import captured_stderr
 from trainfit.loader.picklability import LARGE_BYTES, pickled
-from trainfit.loader.pools import thread_pools
+from trainfit.loader.pools import worker_threads
 from trainfit.loader.progress import Progress, Silent
 from trainfit.loader.ranks import others
 from trainfit.loader.readings import (
@@ -78,6 +78,8 @@ _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
 _START_S: Final = 6.0
 #: Tries of one kind of run: as it is, and with what two faults leave.
 _ATTEMPTS: Final = 3
+#: Seconds until a batch is given up that is only made to see threads, at least.
+_POOLS_S: Final = 2.0
 #: Seconds that one check before any run may take.
 _CHECK_S: Final = 3.0
 #: Seconds that one try of other means may take where a worker failed.
@@ -132,11 +134,14 @@ def probe_workload(
     seconds: float = SECONDS,
     progress: Progress | None = None,
     watch: CoreSpeeds | None = None,
+    *,
+    known: Probe | None = None,
 ) -> Measured:
     """Measure for about so many seconds, and fit the model.
 
     What was measured while something from outside slowed the cores is brought to their full
-    speed; ``watch`` is who watches that, if somebody does already.
+    speed; ``watch`` is who watches that, if somebody does already. ``known`` is a probe of the
+    same data set: what it is made of, its storage and how workers start are taken from there.
 
     Batches that take long make it longer: each kind of run happens once, whatever it takes.
     Where a run fails, the fault is named and what it leaves is tried. It never raises for what
@@ -144,12 +149,13 @@ def probe_workload(
     """
     if watch is None:
         with CoreSpeeds() as watch:
-            return probe_workload(workload, machine, seconds, progress, watch)
+            return probe_workload(workload, machine, seconds, progress, watch, known=known)
     began = time.monotonic()
     progress = progress or Silent()
     readings = Readings(machine)
     progress("checks before any run", 0.0)
-    readings.faults += check(workload, limit_s=min(_CHECK_S, seconds / 8))
+    if known is None:
+        readings.faults += check(workload, limit_s=min(_CHECK_S, seconds / 8))
     for name in _series(readings, began, _SERIES * seconds, watch):
         share = (time.monotonic() - began) / seconds
         progress(_words(readings.settings(name)), min(_SERIES, share))
@@ -159,7 +165,11 @@ def probe_workload(
     readings = readings.at_full_speed(slowing, pieces_of(watch))
     fitted = fit(readings, model_cores(machine, 0.0))
     probe = _probe(workload, readings, fitted)
-    if fitted is not None:
+    if known is not None:
+        probe = dataclasses.replace(
+            probe, parts=known.parts, storage=known.storage, start_s=known.start_s
+        )
+    elif fitted is not None:
         progress("what a batch's time is spent in", _SERIES)
         probe = _with_parts(probe, workload, seconds, machine)
         progress("starting workers by other means", 1 - _STARTS)
@@ -393,8 +403,14 @@ def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: Loade
     with same_order(workload):
         parts = split(workload, _SPLIT * seconds)
         storage = measure_storage(workload, _STORAGE * seconds, machine.available_bytes)
-        pools = thread_pools(workload, seconds / 4)
-    return dataclasses.replace(probe, parts=parts, storage=storage, thread_pools=pools)
+        threads = worker_threads(workload, max(_POOLS_S, seconds / 4))
+    return dataclasses.replace(
+        probe,
+        parts=parts,
+        storage=storage,
+        thread_pools=threads.pools,
+        started_threads=threads.started,
+    )
 
 
 def _is_small(workload: Workload) -> bool:

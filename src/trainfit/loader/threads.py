@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from trainfit.loader.library_threads import HELD
 from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe, VariableAdvice
 from trainfit.results.words import cores as cores_text
 from trainfit.results.words import count
@@ -92,19 +93,29 @@ _LIBRARIES: Final = (
 )  # fmt: skip
 
 
+def may_be_held(probe: Probe) -> bool:
+    """Do libraries start threads in workers, of which some can be held down from outside?"""
+    at_work = (probe.started_threads or 0) > 0 or (probe.threads or 0.0) >= _SEVERAL
+    return at_work and not HELD.isdisjoint(probe.thread_pools)
+
+
 def variables(
     probe: Probe,
     machine: LoaderMachine,
     settings: LoaderSettings,
     environment: Mapping[str, str],
+    *,
+    was_held: bool = False,
 ) -> tuple[VariableAdvice, ...]:
     """What to set so that threads do not outnumber cores; only what there is evidence for.
 
     ``environment`` is the one that the job runs in: what it sets already is not repeated.
+    ``was_held``: whether holding libraries down is faster was measured, and ``settings`` are
+    what came out of that.
     """
     advice = [*_main_process(machine, settings, environment)]
     if settings.num_workers > 0:
-        advice += _workers(probe, machine, settings)
+        advice += _workers(probe, machine, settings, was_held)
     known: dict[str, VariableAdvice] = {}
     for each in advice:
         if environment.get(each.name) != each.value:
@@ -118,6 +129,8 @@ def verdict(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> s
     if probe.threads is None:
         return f"whether threads outnumber cores was not measured: {seen}"
     if not _outnumber(probe, machine, settings):
+        if settings.library_threads is not None:
+            return f"workers are faster with one thread for each library: {seen}"
         return f"no oversubscription found: {seen}"
     if _named(probe, machine, settings):
         return f"threads outnumber cores: {seen}"
@@ -126,14 +139,16 @@ def verdict(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> s
 
 # --- Workers ----------------------------------------------------------------------------------
 def _workers(
-    probe: Probe, machine: LoaderMachine, settings: LoaderSettings
+    probe: Probe, machine: LoaderMachine, settings: LoaderSettings, was_held: bool
 ) -> list[VariableAdvice]:
     found = []
     if settings.worker_threads * settings.num_workers > machine.usable_cores + 1e-9:
         found += _set_by_script(machine, settings)
-    if _outnumber(probe, machine, settings):
+    if settings.library_threads is not None or _outnumber(probe, machine, settings):
         seen = _evidence(probe, machine, settings)
         for library, what in _named(probe, machine, settings):
+            if was_held and settings.library_threads is None and _is_held(library):
+                continue  # it was tried, and is not faster
             reason = (
                 f"{what}: each worker has threads of its own there, which take turns on the "
                 "cores; workers already keep them busy"
@@ -174,6 +189,10 @@ def _outnumber(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -
     return settings.num_workers * most > machine.usable_cores + 1e-9
 
 
+def _is_held(library: _Library) -> bool:
+    return not HELD.isdisjoint(library.pools)
+
+
 def _named(
     probe: Probe, machine: LoaderMachine, settings: LoaderSettings
 ) -> list[tuple[_Library, str]]:
@@ -183,7 +202,8 @@ def _named(
     found = []
     for library in _LIBRARIES:
         threads = max((probe.thread_pools.get(name, 1) for name in library.pools), default=1)
-        if threads * settings.num_workers > machine.usable_cores and threads > 1:
+        held = settings.library_threads is not None
+        if threads > 1 and (held or threads * settings.num_workers > machine.usable_cores):
             found.append((library, f"{library.title} has {threads} threads"))
         elif any(_is_of(name, library.modules) for name in functions):
             found.append((library, f"batches are made in {library.title}"))
@@ -202,6 +222,8 @@ def _evidence(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) ->
     parts = [f"{workers} on {usable} cores"]
     if probe.threads is not None:
         parts.insert(0, f"a batch kept {probe.threads:.1f} threads busy")
+    if probe.started_threads:
+        parts.append(f"libraries start {count(probe.started_threads, 'thread')} in a worker")
     if probe.thread_pools:
         pools = ", ".join(f"{name} {n}" for name, n in sorted(probe.thread_pools.items()))
         parts.append(f"pools in a worker: {pools}")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import psutil
@@ -23,9 +24,9 @@ from trainfit.loader.choosing import (
     Trial,
     beyond_knee,
     keep_workers,
+    measured_rate,
     search,
 )
-from trainfit.loader.fitting import Fitted
 from trainfit.loader.limits import limit
 from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
@@ -52,13 +53,17 @@ CONFIRM: Final = 4
 #: Seconds of one, and of a probe's time the share that one takes at most.
 RUN_S: Final = 4.0
 _RUN_SHARE: Final = 0.2
-#: So many times a probe's time may have gone when a run is begun that only looks for something
-#: faster than what was chosen.
-_EXPLORING: Final = 1.4
+#: Of a probe's time, what may have gone since its end when a run is begun that only looks for
+#: something faster than what was chosen.
+_EXPLORING_S: Final = 0.4
 #: Batches that one should count.
 _RUN_BATCHES: Final = 25
 #: Of all its time, what a tuning's probe takes.
 _PROBE_SHARE: Final = 0.65
+#: Threads that libraries in workers are held to where they start some of their own, and of a
+#: probe's time, what a second probe takes that does so.
+_HELD: Final = 1
+_HELD_TIME: Final = 0.6
 #: Bytes a second at which a driver copies what is not pinned to a GPU, through buffers of its
 #: own, while the main thread waits. An assumption: 3 to 9 GB/s over PCIe 3 and 4, by the
 #: core's speed; what is pinned goes at the bus' speed and needs no core.
@@ -114,19 +119,39 @@ def tune(
         result = _blank(workload, machine, consumer, step_source, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
+            held = _held(workload, machine, measured.probe, seconds, progress, watch)
             tuner = _Tuner(
                 workload,
                 machine,
                 consumer,
                 measured,
+                held,
                 seconds,
                 progress,
                 result,
                 watch,
-                began,
             )
             result = tuner.tuned(confirm, max_workers, any_order)
     return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _held(
+    workload: Workload,
+    machine: LoaderMachine,
+    probe: Probe,
+    seconds: float,
+    progress: Progress,
+    watch: CoreSpeeds,
+) -> dict[int, Measured]:
+    """The same with libraries held to one thread in each worker, where they start more."""
+    if not threads.may_be_held(probe):
+        return {}
+    progress("one thread for each library in a worker", _PROBE_SHARE)
+    part = Part(progress, _PROBE_SHARE, _PROBE_SHARE)
+    measured = probe_workload(
+        workload.held_to(_HELD), machine, _HELD_TIME * seconds, part, watch, known=probe
+    )
+    return {_HELD: measured} if measured.fitted is not None else {}
 
 
 def _shared_bytes() -> int | None:
@@ -184,20 +209,22 @@ class _Tuner:
         machine: LoaderMachine,
         consumer: Consumer,
         measured: Measured,
+        held: Mapping[int, Measured],
         seconds: float,
         progress: Progress,
         result: LoaderResult,
         watch: CoreSpeeds,
-        began: float,
     ) -> None:
-        self._began = began
+        # Without any run that only looks for something faster it would take so long, about.
+        self._probed = time.monotonic()
+        self._held = held
         self._workload, self._machine, self._consumer = workload, machine, consumer
         self._measured, self._seconds, self._progress = measured, seconds, progress
         self._result, self._watch = result, watch
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Fault] = {}
         self._asked: int | None = None
-        self._alone_of: Fitted | None = None
+        self._alone_of: Choice | None = None
         self._alone: dict[LoaderSettings, float] = {}
         self._runs = 0
         save_seconds()  # the first finds cold caches
@@ -209,14 +236,15 @@ class _Tuner:
         fitted = self._measured.fitted
         assert fitted is not None
         self._progress("simulating settings", _PROBE_SHARE)
-        choice = search(fitted, self._goal(max_workers, any_order))
+        models = {most: each.fitted for most, each in self._held.items() if each.fitted}
+        choice = search(fitted, self._goal(max_workers, any_order), models)
         self._progress.keep(self._explained(choice, choice.best(), []))
         confirmation = Confirmation(
             choice,
             self._run,
             max(0, min(confirm, CONFIRM)),
             after=self._keep,
-            in_time=lambda: time.monotonic() < self._began + _EXPLORING * self._seconds,
+            in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._seconds,
         )
         chosen = confirmation.run()
         return self._explained(confirmation.choice, chosen, confirmation.trials)
@@ -272,7 +300,12 @@ class _Tuner:
         return feasible.infeasible(settings, self._measured.probe, self._machine)
 
     def _oversubscribed(self, settings: LoaderSettings, busy_cores: float) -> str:
-        return feasible.oversubscribed(settings, self._measured.probe, self._machine, busy_cores)
+        return feasible.oversubscribed(settings, self._probe(settings), self._machine, busy_cores)
+
+    def _probe(self, settings: LoaderSettings) -> Probe:
+        """What was measured with the threads of these settings."""
+        most = settings.library_threads
+        return (self._measured if most is None else self._held[most]).probe
 
     def _run(self, settings: LoaderSettings, consumer: Consumer) -> Run:
         """One confirming run, long enough for some batches."""
@@ -280,7 +313,7 @@ class _Tuner:
         share = _PROBE_SHARE + (1 - _PROBE_SHARE) * self._runs / CONFIRM
         self._progress(f"confirming {count_of(count, 'worker')}", share)
         self._runs += 1
-        fetch_s = self._measured.probe.fetch_s or 0.0
+        fetch_s = self._probe(settings).fetch_s or 0.0
         length = min(RUN_S, _RUN_SHARE * self._seconds)
         least = _RUN_BATCHES * max(fetch_s / max(1, count), consumer.step_s)
         length = max(length, min(least, self._seconds / 2))
@@ -313,16 +346,18 @@ class _Tuner:
     ) -> LoaderResult:
         """The result with these settings chosen."""
         probe, machine = self._measured.probe, self._machine
-        load = choice.fitted.load(self._consumer, chosen.worker_threads)
-        bound = limit(load, chosen, probe)
+        load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
+        bound = limit(load, chosen, self._probe(chosen))
         if self._measured.bounds.workers == 0:
             bound = "main_process"
         decision = decide(choice, trials, chosen, bound)
-        if decision.gains_nothing and chosen.num_workers >= choice.goal.present.num_workers:
+        if decision.keeps:
             chosen = choice.goal.present
         recommended = self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
         notes = [threads.verdict(probe, machine, recommended)]
+        if self._held:
+            notes.append(_held_note(choice, trials, chosen))
         if self._consumer.pageable_s:
             rate = PAGEABLE_BYTES_PER_S / 1e9
             notes.append(
@@ -346,18 +381,17 @@ class _Tuner:
             verdict=decision.verdict,
             limit=bound,
             reason=decision.reason,
-            candidates=tuple(
-                self._with_needs(each, choice.fitted) for each in choice.candidates.values()
-            ),
+            candidates=tuple(self._with_needs(each, choice) for each in choice.candidates.values()),
             confirmed=tuple(map(self._confirmed, trials)),
-            variables=threads.variables(probe, machine, recommended, os.environ),
-            advice=beyond(load, probe, recommended, self._consumer, machine, epoch),
-            too_many=tuple(
-                self._with_needs(each, choice.fitted) for each in beyond_knee(choice, chosen)
+            variables=threads.variables(
+                probe, machine, recommended, os.environ, was_held=bool(self._held)
             ),
+            advice=beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
+            too_many=tuple(self._with_needs(each, choice) for each in beyond_knee(choice, chosen)),
             faults=tuple(self._faults),
             notes=tuple(notes),
             save_alone_s=self._save_s,
+            held=next((each.probe for each in self._held.values()), None),
         )
 
     def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
@@ -382,12 +416,12 @@ class _Tuner:
         persistent = keep_workers(choice.goal.present, chosen, start_s, epoch_s)
         return dataclasses.replace(chosen, persistent_workers=persistent)
 
-    def _with_needs(self, candidate: Candidate, fitted: Fitted) -> Candidate:
+    def _with_needs(self, candidate: Candidate, choice: Choice) -> Candidate:
         """With the memory that it takes, and its rate with a consumer that takes no time."""
-        needs = feasible.needs(candidate.settings, self._measured.probe)
+        needs = feasible.needs(candidate.settings, self._probe(candidate.settings))
         alone = candidate.batches_per_s
         if self._consumer.step_s:
-            alone = self._alone_rate(candidate.settings, fitted)
+            alone = self._alone_rate(candidate.settings, choice)
         return dataclasses.replace(
             candidate,
             ram_bytes=needs.ram_bytes,
@@ -399,16 +433,17 @@ class _Tuner:
     def _predicted_save_s(self, candidate: Candidate) -> float | None:
         if self._save_s is None:
             return None
-        batch_s = self._measured.probe.fetch_cpu_s or 0.0
+        batch_s = self._probe(candidate.settings).fetch_cpu_s or 0.0
         settings, cores = candidate.settings, self._machine.usable_cores
         return predicted_save_s(self._save_s, settings, candidate.waiting_share, batch_s, cores)
 
-    def _alone_rate(self, settings: LoaderSettings, fitted: Fitted) -> float:
+    def _alone_rate(self, settings: LoaderSettings, choice: Choice) -> float:
         """Simulated once, though what there is is explained after each run."""
-        if self._alone_of is not fitted:
-            self._alone_of, self._alone = fitted, {}
+        if self._alone_of is not choice:
+            self._alone_of, self._alone = choice, {}
         if settings not in self._alone:
-            self._alone[settings] = fitted.predict(settings, Consumer(0.0)).batches_per_s
+            outcome = choice.model(settings).predict(settings, Consumer(0.0))
+            self._alone[settings] = outcome.batches_per_s
         return self._alone[settings]
 
     def _confirmed(self, trial: Trial) -> Confirmed:
@@ -428,3 +463,19 @@ class _Tuner:
             core_speed=run.core_speed.speed if run.core_speed is not None else None,
             save_s=run.save_s,
         )
+
+
+def _held_note(choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings) -> str:
+    """What holding libraries to one thread does to the rate, other settings alike."""
+    if not chosen.num_workers:
+        chosen = dataclasses.replace(chosen, num_workers=1)
+    held, free = (dataclasses.replace(chosen, library_threads=threads) for threads in (_HELD, None))
+    ours, theirs = measured_rate(trials, held), measured_rate(trials, free)
+    how = "measured"
+    if ours is None or theirs is None:
+        ours, theirs = choice.look(held).batches_per_s, choice.look(free).batches_per_s
+        how = "predicted from a probe of each"
+    return (
+        f"{count_of(chosen.num_workers, 'worker')} with one thread for each library: {ours:.3g} "
+        f"batches/s; with the threads that libraries take by themselves: {theirs:.3g} ({how})"
+    )

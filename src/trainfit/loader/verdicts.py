@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainfit.loader.choosing import WITHIN, Choice, Trial, measured
+from trainfit.loader.choosing import WITHIN, Choice, Trial, measured_rate
 from trainfit.results.loader import Fault, Limit, LoaderSettings
 from trainfit.results.words import count
 
@@ -36,6 +36,8 @@ class Decision:
 
     verdict: Verdict
     reason: str
+    keeps: bool = False
+    """Are the present settings the ones to recommend?"""
 
     @property
     def gains_nothing(self) -> bool:
@@ -66,7 +68,8 @@ def decide(
         return Decision(
             "nothing_to_gain",
             f"the GPU is the limit: it waits {100 * waits:.0f}% of its time for batches"
-            + _fewer(present, chosen),
+            + (_fewer(present, chosen) if gain >= WITHIN else ""),
+            keeps=chosen.num_workers >= present.num_workers or gain < WITHIN,
         )
     if chosen.num_workers < present.num_workers and gain >= WITHIN:
         return Decision(
@@ -75,8 +78,8 @@ def decide(
             f"{present.num_workers}: fewer cores and less memory; {_LIMITS[limit]}",
         )
     if limit in ("gpu", "unknown"):
-        return Decision("keep", "the present settings are as good as any")
-    return Decision("no_setting_helps", _LIMITS[limit])
+        return Decision("keep", "the present settings are as good as any", keeps=True)
+    return Decision("no_setting_helps", _LIMITS[limit], keeps=True)
 
 
 def nothing_ran(faults: Sequence[Fault]) -> str:
@@ -95,7 +98,7 @@ def _rates(
     choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings, present: LoaderSettings
 ) -> tuple[float, float]:
     """Both measured, or both predicted: one of each compares the model with the machine."""
-    ours, theirs = measured(trials, chosen), measured(trials, present)
+    ours, theirs = measured_rate(trials, chosen), measured_rate(trials, present)
     if ours is not None and theirs is not None:
         return ours, theirs
     return choice.look(chosen).batches_per_s, choice.look(present).batches_per_s

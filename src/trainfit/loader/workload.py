@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from trainfit.loader.library_threads import hold_down
 from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import DatasetKind, LoaderSettings, StartMethod
 
@@ -28,10 +29,12 @@ class Workload:
 
     Args:
         loader: the user's DataLoader; it is neither iterated nor changed.
+        library_threads: what libraries in workers are held to where settings do not say.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], library_threads: int | None = None) -> None:
         self._loader = loader
+        self._library_threads = library_threads
         self.kind: DatasetKind = "iterable" if is_iterable(loader.dataset) else "map"
         self.sampler_seconds: list[float] = []
         """What the sampler took for each batch's indices, in this process, so far."""
@@ -49,6 +52,10 @@ class Workload:
                 "with __getitem__ and __len__, an IterableDataset, or a DataLoader of it"
             )
         return cls(DataLoader(source, batch_size))
+
+    def held_to(self, library_threads: int) -> Workload:
+        """The same, where libraries in workers have so many threads."""
+        return Workload(self._loader, library_threads)
 
     @property
     def dataset(self) -> Any:
@@ -127,6 +134,8 @@ class Workload:
         init = own.worker_init_fn
         if settings.worker_threads != 1:
             init = functools.partial(_set_threads, settings.worker_threads, init)
+        if (most := settings.library_threads or self._library_threads) is not None:
+            init = functools.partial(_hold_down, most, init)
         common: dict[str, Any] = {
             "collate_fn": own.collate_fn,
             "pin_memory": settings.pin_memory,
@@ -234,5 +243,12 @@ class _EndlessIterable(IterableDataset[Any]):
 def _set_threads(count: int, init: Callable[[int], None] | None, worker: int) -> None:
     """A ``worker_init_fn``: so many threads, then what the user's does."""
     torch.set_num_threads(count)
+    if init is not None:
+        init(worker)
+
+
+def _hold_down(count: int, init: Callable[[int], None] | None, worker: int) -> None:
+    """A ``worker_init_fn``: so many threads for each library, then what the user's does."""
+    hold_down(count)
     if init is not None:
         init(worker)

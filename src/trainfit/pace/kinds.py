@@ -60,6 +60,11 @@ def rhythm(blocks: Sequence[Block]) -> Rhythm:
     return found if len(np.intersect1d(due, slow)) >= _REGULAR * len(due) else Rhythm()
 
 
+def are_mixed(walls: Sequence[float]) -> bool:
+    """Are there calls of two kinds, too few of the slow ones to tell their period?"""
+    return 0 < len(_slow(np.asarray(walls))) < _LEAST
+
+
 def _numbers(block: Block) -> NDArray[np.intp]:
     return block.first_call + np.arange(len(block.wall_s))
 

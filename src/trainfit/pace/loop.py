@@ -20,8 +20,8 @@ from trainfit.results.pace import Arm, Block, CallFailure, Fix, Phase
 
 #: Of a block, the part at its beginning that does not count, in seconds, and its share at most:
 #: utilisation averages have a half-life of 32 ms (kernel, schedutil), clocks follow later.
-_SETTLING_S: Final = 0.4
-_SETTLING: Final = 0.25
+SETTLING_S: Final = 0.4
+SETTLING: Final = 0.25
 #: Seconds of the last part of the wait, which is spent at work.
 HYBRID_S: Final = 2e-3
 #: Arms in which the GPU is kept at work, the one that is only that first.
@@ -153,7 +153,7 @@ class Caller:
 
     def _made(self, plan: Plan, rows: _Rows, first: int) -> Block:
         device, count = self._host.device, len(rows.wall)
-        settling = min(_SETTLING_S, _SETTLING * plan.seconds)
+        settling = settling_s(plan.seconds)
         begin = rows.started[0] if count else 0.0
         settled = sum(at - begin < settling for at in rows.started)
         return Block(
@@ -200,6 +200,11 @@ class _Rows:
         self.before.append(before)
         self.after.append(after)
         self.marks.append(marks)
+
+
+def settling_s(seconds: float) -> float:
+    """Of a block that lasts ``seconds``, the part at its beginning that does not count."""
+    return min(SETTLING_S, SETTLING * seconds)
 
 
 def _failure(number: int, error: Exception) -> CallFailure:

@@ -19,11 +19,20 @@ from trainfit.pace.callee import Callee
 from trainfit.pace.cures import Fixer
 from trainfit.pace.device import Kernels
 from trainfit.pace.host import Host
-from trainfit.pace.kinds import rhythm
+from trainfit.pace.kinds import Rhythm, are_mixed, rhythm
 from trainfit.pace.loop import OF_THE_GPU, Caller, CallError, Plan
 from trainfit.pace.proving import Proof, prove
+from trainfit.pace.schedule import (
+    ROUNDS,
+    enough_s,
+    needed_s,
+    said_before,
+    scheduled,
+    too_short,
+    with_durations,
+)
 from trainfit.pace.statistics import Counted, Sample, summary
-from trainfit.pace.trust import machine_warnings, warnings_of
+from trainfit.pace.trust import FEW, machine_warnings, warnings_of
 from trainfit.results.errors import TrainfitError
 from trainfit.results.pace import (
     Arm,
@@ -35,18 +44,22 @@ from trainfit.results.pace import (
     Phase,
     RateSummary,
     Readings,
+    Unmeasured,
 )
 
-#: Blocks of each arm, of the base measurement and of the attribution.
-ROUNDS: Final = 5
+#: Blocks of each arm of the attribution.
 _ATTRIBUTION_ROUNDS: Final = 4
 #: Of a paced block's seconds, those of one back to back, and the least calls of it.
 _BACK_TO_BACK: Final = 0.5
 _LEAST_BACK_TO_BACK: Final = 10
 #: Calls of a paced block in an attribution, at least.
 _LEAST_CALLS: Final = 12
-#: Calls before anything counts, at least, and seconds for more of them at most.
-_WARM_UP_CALLS, _WARM_UP_S = 3, 1.0
+#: Calls before anything counts, at least and at most, and seconds for more of them: 400 calls
+#: have three with work of a policy that makes chunks of 100 actions (ACT's default).
+_WARM_UP_CALLS, _WARM_UP_MOST, _WARM_UP_S = 3, 400, 1.0
+#: Where some calls took a multiple of the others, as many times the slowest are waited for more
+#: of these at most: three show their period.
+_WARM_UP_SLOW: Final = 5
 #: Calls whose kernels are looked at.
 _PROFILED: Final = 6
 #: Time on the GPU over that of a call, above which the call did not wait for it.
@@ -56,6 +69,7 @@ _FAST: Final = 0.02
 
 Progress = Callable[[str, float], None]
 """What is done now, and which share of everything is done."""
+Ended = Literal["finished", "failed", "interrupted"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,23 +90,25 @@ def measure(
     target: str = "",
     fixer: Fixer | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
     machine: Mapping[str, str] | None = None,
 ) -> PaceResult:
     """Measure, and say what it means. What a call raises ends it, as Ctrl-C does: the result has
-    what there is by then (``ended``)."""
+    what there is by then (``ended``). ``say`` is told before the measurement what the time is too
+    short for."""
     session = Session(callee, host, options, fixer or Fixer(), progress or _silent)
     failure: CallFailure | None = None
-    ended: Literal["finished", "failed", "interrupted"] = "finished"
+    ended: Ended = "finished"
     try:
-        session.run()
+        session.run(say or _unheard)
     except CallError as error:
         failure, ended = error.failure, "failed"
     except KeyboardInterrupt:
         ended = "interrupted"
     if ended != "finished":
         session.keep_unfinished()
-    made = session.result(target, machine or {})
-    return dataclasses.replace(made, ended=ended, failure=failure)
+    made = session.result(target, machine or {}, ended)
+    return dataclasses.replace(made, failure=failure)
 
 
 class Session:
@@ -105,6 +121,7 @@ class Session:
         self._progress = progress
         self._caller = Caller(callee, host)
         self._blocks: list[Block] = []
+        self._first_calls: Block | None = None
         self._kernels: dict[Arm, Kernels] = {}
         self._why_not: dict[Arm, str] = {}
         self._first_call_s: float | None = None
@@ -118,9 +135,11 @@ class Session:
             self._blocks.append(block)
 
     # --- Making blocks --------------------------------------------------------------------------
-    def run(self) -> None:
+    def run(self, say: Callable[[str], None]) -> None:
         """All of it; raises :class:`CallError` where a call raises."""
         self._warm_up()
+        for words in said_before(self._options.hz, self._rhythm().period, self._options.seconds):
+            say(words)
         self._baseline()
         slow = self._slowest()
         if slow is not None and self._options.attributes:
@@ -142,26 +161,39 @@ class Session:
         self._progress("first calls", 0.0)
         self._first_call_s = self._caller.once()
         self._host.look_for_device()
-        begin = self._host.now()
-        for number in range(_WARM_UP_CALLS * 20):
-            if number >= _WARM_UP_CALLS and self._host.now() - begin > _WARM_UP_S:
-                break
-            self._caller.once()
+        begin, first, walls = self._host.now(), self._caller.calls, list[float]()
+        while _goes_on(walls, self._host.now() - begin):
+            walls.append(self._caller.once())
+        times, none = tuple(walls), (0.0,) * len(walls)
+        self._first_calls = Block("back_to_back", None, "profile", first, none, none, times, none)
+
+    def _rhythm(self) -> Rhythm:
+        """Of all calls so far but the very first, which is like no other."""
+        first = [self._first_calls] if self._first_calls is not None else []
+        return rhythm([*first, *self._blocks])
 
     def _baseline(self) -> None:
         rates = list(self._options.hz)
         text = f"back to back and at {', '.join(f'{hz:g}' for hz in rates)} Hz, in turns"
         for number in range(ROUNDS):
             self._progress(text, 0.05 + 0.4 * number / ROUNDS)
+            period = self._rhythm().period
             for hz in rates if number % 2 == 0 else rates[::-1]:
-                self._block(self._back_to_back(self._options.seconds / ROUNDS, "baseline"))
-                self._block(Plan("sleep", hz, self._options.seconds / ROUNDS))
+                each = scheduled(hz, period, self._options.seconds)
+                if number < each.blocks:
+                    self._block(self._back_to_back(each.seconds, "baseline"))
+                    self._block(Plan("sleep", hz, each.seconds, least=each.least))
 
     def _back_to_back(self, seconds: float, phase: Phase) -> Plan:
-        return Plan("back_to_back", None, _BACK_TO_BACK * seconds, phase, _LEAST_BACK_TO_BACK)
+        # Half of the calls count at least, and of any ``period`` in a row one does the work.
+        least = max(_LEAST_BACK_TO_BACK, 2 * self._rhythm().period)
+        return Plan("back_to_back", None, _BACK_TO_BACK * seconds, phase, least)
 
     def _block_s(self, hz: float) -> float:
-        return max(self._options.seconds / ROUNDS, _LEAST_CALLS / hz)
+        period = self._rhythm().period
+        # One call more: the clock of a block begins a period before its first call.
+        chunk = needed_s(hz, period + 1) if period > 1 else 0.0
+        return max(self._options.seconds / ROUNDS, _LEAST_CALLS / hz, chunk)
 
     def _attribute(self, hz: float) -> None:
         arms = [arm for arm in TRIED if self._can(arm)]
@@ -192,7 +224,7 @@ class Session:
         """Kernels of paced calls and of those back to back; these blocks do not count."""
         if not self._host.device.is_there:
             return
-        found = rhythm(self._blocks)
+        found = self._rhythm()
         count = _PROFILED * found.period
         for plan in (
             Plan("sleep", hz, 0.0, "profile", least=count),
@@ -214,7 +246,7 @@ class Session:
         return [b for b in self._blocks if b.arm == arm and b.hz == hz and b.phase == phase]
 
     def _counted(self) -> Counted:
-        found = rhythm(self._blocks)
+        found = self._rhythm()
         reference = Sample.of(self._of("back_to_back", None, "baseline"), found)
         return Counted(found, fast_probe(self._blocks), reference if reference.count else None)
 
@@ -250,7 +282,7 @@ class Session:
         )
         return attribute(evidence)
 
-    def result(self, target: str, machine: Mapping[str, str]) -> PaceResult:
+    def result(self, target: str, machine: Mapping[str, str], ended: Ended) -> PaceResult:
         """Of all blocks that there are."""
         counted = self._counted()
         back = summary(self._of("back_to_back", None, "baseline"), counted)
@@ -261,6 +293,7 @@ class Session:
             for words in warnings_of(
                 Sample.of(self._of("sleep", each.hz, "baseline"), counted.rhythm),
                 f"{each.hz:g} Hz",
+                self._enough_s(each, counted.rhythm.period),
             )
         ]
         usual = back.calls.p50 if back is not None else None
@@ -281,9 +314,31 @@ class Session:
             cure=self._proof.cure if self._proof is not None else None,
             warnings=tuple(said),
             notes=tuple(self._notes(rates)),
-            ended="finished",
+            ended=ended,
             machine=machine,
+            unmeasured=self._unmeasured(rates, counted.rhythm.period, ended),
         )
+
+    def _enough_s(self, row: RateSummary, period: int) -> float:
+        """A duration that has calls enough of this rate."""
+        if period > 1 and row.hz is not None:
+            return enough_s(FEW, row.hz, period)
+        return self._options.seconds * FEW / row.calls.count
+
+    def _unmeasured(
+        self, rates: Sequence[RateSummary], period: int, ended: Ended
+    ) -> tuple[Unmeasured, ...]:
+        """Every rate that was asked for and has no row, with the reason."""
+        seconds, found = self._options.seconds, []
+        for hz in sorted(set(self._options.hz) - {each.hz for each in rates}):
+            if ended != "finished":
+                found.append(Unmeasured(hz, "the measurement ended before a call of it counted"))
+            elif not scheduled(hz, period, seconds).blocks:
+                found.append(too_short(hz, period, seconds))
+            else:  # the period showed only when most blocks had been made
+                why = f"none of its calls that count did the work, as every {period}th call does"
+                found.append(with_durations(hz, period, why))
+        return tuple(found)
 
     def _notes(self, rates: Sequence[RateSummary]) -> list[str]:
         said = list(self._proof.notes) if self._proof is not None else []
@@ -309,5 +364,20 @@ def fast_probe(blocks: Sequence[Block]) -> float | None:
     return float(np.quantile(values, _FAST)) if len(values) else None
 
 
+def _goes_on(walls: Sequence[float], elapsed_s: float) -> bool:
+    """Are more first calls needed, after these?"""
+    if len(walls) < _WARM_UP_CALLS:
+        return True
+    if len(walls) >= _WARM_UP_MOST:
+        return False
+    if elapsed_s <= _WARM_UP_S:
+        return True
+    return are_mixed(walls) and elapsed_s < _WARM_UP_S + _WARM_UP_SLOW * max(walls)
+
+
 def _silent(text: str, share: float) -> None:
+    pass
+
+
+def _unheard(text: str) -> None:
     pass

@@ -25,6 +25,8 @@ _LOW, _HIGH = 2.5, 97.5
 #: the interval's low end by half of the share.
 SLOWER: Final = 0.05
 _SLOWER_S: Final = 0.1e-3
+#: Calls of each of two medians, for their ratio to have an interval that means something.
+_COMPARED: Final = 3
 #: Resamples are drawn with this seed: the same file always says the same.
 _SEED: Final = 20240229
 
@@ -151,13 +153,16 @@ class Counted:
 
 
 def summary(blocks: Sequence[Block], counted: Counted) -> RateSummary | None:
-    """Of blocks of one arm at one rate; ``None`` where no call of them counts."""
+    """Of blocks of one arm at one rate; ``None`` where no call of them counts. Too few calls are
+    not compared with those back to back (``ratio`` is ``None``)."""
     sample = Sample.of(blocks, counted.rhythm)
     if not sample.count:
         return None
     calls = spread(np.concatenate(sample.wall))
     hz = blocks[0].hz
     compared = counted.reference if hz is not None else None
+    if compared is not None and min(sample.count, compared.count) < _COMPARED:
+        compared = None
     against = ratio(sample.wall, compared.wall) if compared is not None else None
     back_s = median(compared.wall) if compared is not None else None
     misses = _misses(blocks)

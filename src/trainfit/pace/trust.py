@@ -6,6 +6,7 @@ Thresholds are those of hyperfine (outliers), pyperf (deviation) and torch.utils
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,12 +14,13 @@ import numpy as np
 
 from trainfit.pace.statistics import Sample, Values
 from trainfit.results.pace import Block
+from trainfit.results.words import count
 
 #: Times of the median absolute deviation beyond which a call is an outlier (hyperfine), as
 #: 0.6745 × (x - median) / MAD.
 _OUTLIER: Final = 14.826
 #: Calls that the percentiles need: p95 of fewer is their largest.
-_FEW: Final = 20
+FEW: Final = 20
 #: Interquartile range by the median above which calls vary (torch.utils.benchmark).
 _VARIES: Final = 0.25
 #: Change of the median from the first third to the last.
@@ -28,27 +30,27 @@ _OTHERS: Final = 0.3
 _FIRST: Final = 5.0
 
 
-def warnings_of(sample: Sample, name: str) -> list[str]:
-    """Of one rate's calls."""
+def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> list[str]:
+    """Of one rate's calls; ``enough_s`` is the ``--duration`` that gives :data:`FEW` of them
+    (``None``: a user's own loop)."""
     if not sample.count:
         return []
     values = np.concatenate(sample.wall)
     said = []
-    if len(values) < _FEW:
-        said.append(
-            f"{name}: {len(values)} calls that do the work are few; a longer --duration says more"
-        )
+    if len(values) < FEW:
+        more = f"{FEW} are enough"
+        if enough_s is not None:
+            more = f"--duration {math.ceil(enough_s)} gives about {FEW}"
+        said.append(f"{name}: {count(len(values), 'call')} with work: too few for p95; {more}")
     outliers = _outliers(values)
-    if outliers:
+    if outliers and len(values) >= FEW:
         said.append(
             f"{name}: {outliers} of {len(values)} calls are far beyond the others (up to "
-            f"{1e3 * values.max():.3g} ms); something else ran meanwhile"
+            f"{_ms(values.max())}); something else ran meanwhile"
         )
     low, middle, high = np.percentile(values, (25, 50, 75))
     if middle > 0 and (high - low) / middle >= _VARIES:
-        said.append(
-            f"{name}: calls vary (half of them within {1e3 * low:.3g} to {1e3 * high:.3g} ms)"
-        )
+        said.append(f"{name}: calls vary (half of them within {_ms(low)} to {_ms(high)})")
     drift = _drift(values)
     if abs(drift) >= _DRIFT:
         direction = "slower" if drift > 0 else "faster"
@@ -82,6 +84,11 @@ def machine_warnings(
     return said
 
 
+def _ms(seconds: float) -> str:
+    """Three digits, and never as an exponent."""
+    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
 def _outliers(values: Values) -> int:
     middle = np.median(values)
     deviation = np.median(np.abs(values - middle))
@@ -92,7 +99,7 @@ def _outliers(values: Values) -> int:
 
 def _drift(values: Values) -> float:
     third = len(values) // 3
-    if third < _FEW:
+    if third < FEW:
         return 0.0
     first, last = np.median(values[:third]), np.median(values[-third:])
     return float(last / first - 1) if first > 0 else 0.0

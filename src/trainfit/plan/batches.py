@@ -20,6 +20,7 @@ from trainfit.plan.full_batches import (
     full_steps,
     is_full,
     most_full,
+    most_timed,
 )
 from trainfit.plan.judge import Judge
 from trainfit.plan.laws import memory_law
@@ -349,14 +350,20 @@ class BatchSizes:
     ) -> Curve:
         """Steps up to ``most`` samples, from ``known`` runs and as many more as it takes."""
 
+        bounds: list[int] = []
+
         def measure(size: int) -> StepSpeed | None:
             trace = next((run for _, run in self._attempts([size], timing)), None)
-            return self._timed(trace, size) if trace is not None else None
+            if trace is None:
+                return None
+            bounds.extend(filter(None, [most_timed(trace)]))
+            return self._timed(trace, size)
 
         if not has_rates(self._machine.gpu):
             return Curve((), notes)
         steps: dict[int, StepSpeed] = {}
         for size, trace in known.items() if timing == variant else ():
+            bounds.extend(filter(None, [most_timed(trace)]))
             if trace.recording is not None and is_full(trace, size):
                 step = self._timed(trace, size)
                 steps |= {size: step} if step is not None else {}
@@ -365,7 +372,8 @@ class BatchSizes:
             steps = {min(batch, most): step} if step is not None else {}
         if not steps:
             return Curve((), notes)
-        curve = curve_through(refine(steps, most, measure, self._noise_scale), most)
+        found = refine(steps, most, measure, self._noise_scale, lambda: min(bounds, default=None))
+        curve = curve_through(found, most)
         return dataclasses.replace(curve, notes=(*notes, *curve.notes))
 
     def _timed(self, trace: Trace, size: int) -> StepSpeed | None:

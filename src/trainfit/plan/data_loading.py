@@ -226,6 +226,8 @@ def _changed_without_placeholder(command: Command, found: LoaderResult) -> list[
     changed = []
     for field in dataclasses.fields(LoaderSettings):
         value = getattr(found.recommended, field.name)
+        if field.name == "library_threads":  # variables before the command
+            continue
         if field.name in _OF_WORKERS and not found.recommended.num_workers:
             continue
         if value != getattr(found.present, field.name) and field.name not in command.present:

@@ -46,6 +46,20 @@ def full_steps(trace: Trace) -> int | None:
     return max(1, loader.samples // max(loader.fed[0], 1) // of_step)
 
 
+def most_timed(trace: Trace) -> int | None:
+    """The largest batch size of which an epoch has two steps, where the run at hand has one and
+    so tells no step's time; ``None`` where it tells it, or more is not known.
+
+    What a script does at the end of an epoch counts to the step that follows.
+    """
+    loader, recording = trace.outcome.loader, trace.recording
+    if full_steps(trace) != 1 or loader is None or recording is None or recording.steps < 2:
+        return None
+    makeup = recording.makeup
+    of_step = (makeup.loader_batches if makeup is not None else None) or 1
+    return max(1, (loader.samples or 0) // (2 * of_step))
+
+
 def full_part(trace: Trace) -> Recording:
     """The run's steps whose batches are full."""
     recording, full = recording_of(trace), full_steps(trace)

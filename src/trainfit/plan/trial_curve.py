@@ -73,10 +73,12 @@ def refine(
     most: int,
     measure: Callable[[int], StepSpeed | None],
     noise_scale: float | None = None,
+    most_timed: Callable[[], int | None] = lambda: None,
 ) -> dict[int, StepSpeed]:
     """More trials, until the recommended batch size no longer depends on which were made.
 
-    ``measure`` simulates a batch size (``None``: it could not). First the fastest is sought, where
+    ``measure`` simulates a batch size (``None``: it could not); ``most_timed`` says what it has
+    learned of the largest that it can. First the fastest is sought, where
     it may still lie; then the smallest that is nearly as fast is bracketed between one that was
     simulated and falls short and one that was simulated and does not, neighbours but one on the
     grid of batch sizes.
@@ -85,6 +87,8 @@ def refine(
     grid = [size for size in batch_sizes(most) if size <= _TILE // 2 or not size % _TILE]
     grid = sorted({*grid, most})
     for _ in range(MOST_TRIALS):
+        if (bound := most_timed()) is not None and bound < grid[-1]:
+            grid = sorted({*(size for size in grid if size < bound), bound})
         wanted = _next(known, grid, noise_scale, failed)
         if wanted is None:
             break

@@ -11,7 +11,7 @@ from trainfit.report.script_text import script_text
 from trainfit.report.sizes import printable, wrapped
 from trainfit.results.doctor import Check, DoctorResult, Remedy, Verdict
 
-_MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
+MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
 _NAME = 18
 #: How the checks of one GPU begin.
 _GPU = re.compile(r"GPU (\d+) \([^)]*\): ")
@@ -37,7 +37,7 @@ def doctor_text(result: DoctorResult) -> str:
 def check_text(check: Check) -> str:
     """One check: a line, and what is needed to act on it unless it is good."""
     name = printable(check.name).ljust(_NAME)
-    first = f"{_MARKS[check.verdict]:<6}{name}"
+    first = f"{MARKS[check.verdict]:<6}{name}"
     lines = [wrapped(printable(check.summary), first, " " * len(first))]
     if check.verdict == "good":
         return lines[0]
@@ -69,7 +69,7 @@ def _good_texts(checks: Sequence[Check]) -> Iterator[str]:
 
 
 def _headline(result: DoctorResult) -> str:
-    counts = dict.fromkeys(_MARKS, 0)
+    counts = dict.fromkeys(MARKS, 0)
     for check in result.checks:
         counts[check.verdict] += 1
     return (

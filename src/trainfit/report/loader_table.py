@@ -6,7 +6,7 @@ what matters within one (:func:`trainfit.results.loader.steady`).
 
 from __future__ import annotations
 
-from trainfit.report.loader_words import rate, switch
+from trainfit.report.loader_words import library_words, rate, switch
 from trainfit.report.sizes import printable, size, wrapped
 from trainfit.results.loader import (
     SAVE_BYTES,
@@ -83,6 +83,8 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     extra = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
     if settings.worker_threads != 1:
         extra.append(f"{settings.worker_threads} threads a worker")
+    if settings.library_threads is not None:
+        extra.append(library_words(settings.library_threads))
     return row + (f"\n{'':<15}({', '.join(extra)})" if extra else "")
 
 

@@ -51,7 +51,14 @@ def settings_words(settings: LoaderSettings) -> str:
         words.append(settings.start_method)
     if settings.worker_threads != 1:
         words.append(f"{settings.worker_threads} threads each")
+    if settings.library_threads is not None:
+        words.append(library_words(settings.library_threads))
     return ", ".join(words)
+
+
+def library_words(threads: int) -> str:
+    """What libraries in a worker are held to."""
+    return f"{threads} thread{'s' if threads > 1 else ''} a library"
 
 
 def one_of(text: str, most: int = 300) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfit.report.launch_text import launch_lines
+from trainfit.report.loader_words import library_words
 from trainfit.report.sizes import printable, rate_text, wrapped
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan import DataLoading, HostCpu, PlanResult
@@ -56,6 +57,8 @@ def settings_text(settings: LoaderSettings) -> str:
         parts += [] if settings.start_method == "fork" else [f"by {settings.start_method}"]
         threads = settings.worker_threads
         parts += [] if threads == 1 else [f"{threads} threads a worker"]
+        held = settings.library_threads
+        parts += [] if held is None else [library_words(held)]
     return ", ".join(parts)
 
 

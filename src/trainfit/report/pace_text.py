@@ -17,6 +17,7 @@ from trainfit.results.pace import (
     Estimate,
     PaceResult,
     RateSummary,
+    Unmeasured,
 )
 from trainfit.results.words import count
 
@@ -85,12 +86,17 @@ def _heading(result: PaceResult) -> str:
 # --- Times --------------------------------------------------------------------------------------
 def _table(result: PaceResult) -> str:
     rows = [*([result.back_to_back] if result.back_to_back is not None else []), *result.rates]
+    missing = [
+        wrapped(printable(each.text), f"  {each.hz:g} Hz was not measured: ", "    ")
+        for each in result.unmeasured
+    ]
     if not rows:
-        return ""
+        return "\n".join(missing)
     head = f"{'':<14}{'calls':>6}{'p50':>9}{'p95':>9}{'p99':>9}{'max':>9}"
     head += f"{'÷ back to back':>24}{'missed':>8}{'late p99':>10}"
     lines = [head]
     lines += [_row(row) for row in rows]
+    lines += missing
     pops = [row for row in result.rates if row.pops is not None]
     for row in pops:
         assert row.pops is not None
@@ -324,7 +330,8 @@ def _verdict(result: PaceResult) -> str:
     if result.ended == "failed":
         return "The call FAILED; above is what was measured until then"
     if not result.rates:
-        return "Too few calls to tell anything; give a longer --duration"
+        wanted = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
+        return "Nothing was measured: give --duration " + (f"{wanted:g}" if wanted else "more")
     unreached = [row for row in result.rates if not row.is_reached]
     slower = [row for row in result.rates if row.is_slower]
     if result.back_to_back is None:
@@ -337,20 +344,33 @@ def _verdict(result: PaceResult) -> str:
         text = f"At {worst.hz:g} Hz a call takes {time_text(more)} more than back to back"
         text += _why(result.attribution)
     if unreached:
-        text += f"; {', '.join(f'{row.hz:g}' for row in unreached)} Hz cannot be reached"
+        text += f"; {_rates(unreached)} cannot be reached"
+    if result.unmeasured:
+        text += f"; {_rates(result.unmeasured)} was not measured"
     if result.cure is not None and slower:
         text += f"; --fix {result.cure.fix} {'cures it' if result.cure.is_cured else 'does not'}"
     return wrapped(text, "", "  ")
 
 
+def _rates(rows: Sequence[RateSummary | Unmeasured]) -> str:
+    return ", ".join(f"{row.hz:g}" for row in rows) + " Hz"
+
+
 def _not_slower(rates: Sequence[RateSummary]) -> str:
-    most = max((row.ratio.high - 1 for row in rates if row.ratio is not None), default=0.0)
+    compared = [row.ratio for row in rates if row.ratio is not None]
+    alone = [row for row in rates if row.ratio is None]
+    uncompared = f"{_rates(alone)}: too few calls to compare with back to back" if alone else ""
+    if not compared:
+        return uncompared
+    most = max(ratio.high - 1 for ratio in compared)
     if most <= _NOTHING:
-        return "Calls at these rates are as fast as back to back"
-    return (
-        f"No call is slower than back to back as far as this tells; up to {most:.0%} more is "
-        "possible by calls so few or so varied"
-    )
+        text = "Calls at these rates are as fast as back to back"
+    else:
+        text = (
+            f"No call is slower than back to back as far as this tells; up to {most:.0%} more is "
+            "possible by calls so few or so varied"
+        )
+    return f"{text}; {uncompared}" if uncompared else text
 
 
 def _why(found: Attribution | None) -> str:

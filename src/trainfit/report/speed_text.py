@@ -75,21 +75,23 @@ def _graphs(speed: Speed) -> list[str]:
 
 
 def _paced(speed: Speed) -> list[str]:
-    """What a lower clock of the CPU does to a call, where it does something."""
+    """What lower clocks of the CPU do to a call, from the least to the most, where they do
+    something."""
     paced, now = speed.paced, speed.now.seconds
     if paced is None or not paced.slowed:
         return []
-    lowest = paced.slowed[-1]
-    more = lowest.seconds - now
+    highest, lowest = paced.slowed[0], paced.slowed[-1]
     head = f"{count(paced.launches, 'launch', 'launches')} a call"
-    if more < LEAST_FASTER * now:
+    if lowest.seconds - now < LEAST_FASTER * now:
         text = f"{head}: the GPU bounds it, a lower clock of the CPU between calls changes nothing"
     else:
         clock = paced.core_hz / 1e9
-        at = f"{lowest.core_share * clock:.2g} GHz instead of {clock:.2g}"
+        ends = f"{highest.core_share * clock:.2g} to {lowest.core_share * clock:.2g} GHz"
+        more = f"{time_text(max(0.0, highest.seconds - now))} to {time_text(lowest.seconds - now)}"
         text = (
-            f"{head}: at {at} (clocks fall between calls at a fixed rate) expect "
-            f"{time_text(lowest.seconds)}, {time_text(more)} more; `trainfit pace` measures it"
+            f"{head}: where the CPU's clock falls between calls at a fixed rate, to {ends} instead "
+            f"of {clock:.2g}, expect {time_text(highest.seconds)} to {time_text(lowest.seconds)}, "
+            f"{more} more; `trainfit pace` measures it"
         )
     return [wrapped(text, "  paced     ", " " * 12)]
 

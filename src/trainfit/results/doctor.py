@@ -74,14 +74,44 @@ class Finding:
     rewrite: str
 
 
+PoolLibrary = Literal["OpenCV", "OpenBLAS"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolUse:
+    """A library with threads of its own in a script: ``call`` is a function that DataLoader
+    workers certainly run (``in_worker``), or a module that is imported."""
+
+    library: PoolLibrary
+    call: str
+    file: str
+    line: int
+    in_worker: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerPools:
+    """What a script's DataLoader workers run besides PyTorch.
+
+    ``workers`` is the largest ``num_workers`` (``None``: not a number in the script). ``uses``
+    has no library whose threads the script sets itself.
+    """
+
+    has_workers: bool
+    workers: int | None
+    uses: tuple[PoolUse, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class ScriptReport:
-    """What the static reading of a script found; ``unread`` are files that it could not read."""
+    """What the static reading of a script found; ``unread`` are files that it could not read,
+    ``pools`` thread pools of its workers (``None``: not looked for)."""
 
     script: str
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     unread: tuple[str, ...] = ()
+    pools: WorkerPools | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,9 @@ class LoaderSettings:
 
     ``start_method`` is its ``multiprocessing_context`` (Linux' default before Python 3.14 is
     "fork"); ``worker_threads`` is what ``torch.get_num_threads()`` is in a worker (1, unless
-    the script's ``worker_init_fn`` says otherwise).
+    the script's ``worker_init_fn`` says otherwise). ``library_threads`` is what the other
+    libraries of a worker that have threads of their own are held to (OpenMP, OpenBLAS, MKL,
+    OpenCV, …); ``None``: as the script and its environment have it.
     """
 
     num_workers: int
@@ -43,6 +45,7 @@ class LoaderSettings:
     persistent_workers: bool = False
     start_method: StartMethod = "fork"
     worker_threads: int = 1
+    library_threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
@@ -51,6 +54,8 @@ class LoaderSettings:
             raise ValueError(f"prefetch_factor is 1 or more, not {self.prefetch_factor}")
         if self.worker_threads < 1:
             raise ValueError(f"a worker has one thread or more, not {self.worker_threads}")
+        if self.library_threads is not None and self.library_threads < 1:
+            raise ValueError(f"a library has one thread or more, not {self.library_threads}")
 
     @property
     def tokens(self) -> int:
@@ -174,6 +179,9 @@ class Probe:
     not told."""
     collecting: float | None = None
     """Of a worker's CPU time for batches, what Python's garbage collection takes."""
+    started_threads: int | None = None
+    """Threads that libraries started in a worker for its first batch: those of pools that are
+    used, and not only there; ``None``: not told."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,6 +334,9 @@ class LoaderResult:
     notes: tuple[str, ...] = ()
     save_alone_s: float | None = None
     """What saving a checkpoint (``SAVE_BYTES``) took without workers."""
+    held: Probe | None = None
+    """The probe again, with one thread for each library in a worker; ``None``: not made, as a
+    batch starts none of their threads."""
     seconds: float = 0.0
     torch: str = ""
     step_is_bound: bool = False

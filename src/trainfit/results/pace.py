@@ -221,6 +221,30 @@ class CallFailure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Unmeasured:
+    """A rate that was asked for and of which no call counts.
+
+    ``least_s`` is the duration that surely has a call with work at this rate, ``wanted_s`` one
+    with as many as there are blocks (``None``: a longer duration is not what it needs).
+    """
+
+    hz: float
+    why: str
+    least_s: float | None = None
+    wanted_s: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Why, and what to give instead."""
+        if self.least_s is None or self.wanted_s is None:
+            return self.why
+        return (
+            f"{self.why}; --duration {self.least_s:g} has one, --duration {self.wanted_s:g} one in "
+            "each block"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class PaceResult:
     """All of a measurement.
 
@@ -249,6 +273,8 @@ class PaceResult:
     failure: CallFailure | None = None
     machine: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What holds clocks and idle states here, in words, by subject."""
+    unmeasured: tuple[Unmeasured, ...] = ()
+    """Those of ``hz`` that ``rates`` lacks."""
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -31,12 +31,36 @@ def makeup_of(feeds: Sequence[StepFeed], batch_size: int | None = None) -> StepM
     """
     if not feeds:
         return None
-    rounds = [max(feed.calls, feed.backwards) for feed in feeds]
-    usual = most_frequent(rounds)
+    feeds = _in_their_steps(feeds)
+    usual = _usual_rounds(feeds)
     batches = most_frequent([len(feed.batches) for feed in feeds], near=usual)
     if batches:
         return _by_loader(feeds, batches)
     return _by_calls(feeds, batch_size)
+
+
+def _usual_rounds(feeds: Sequence[StepFeed]) -> int:
+    return most_frequent([max(feed.calls, feed.backwards) for feed in feeds])
+
+
+def _in_their_steps(feeds: Sequence[StepFeed]) -> Sequence[StepFeed]:
+    """Batches that were fetched ahead, moved to the steps that used them.
+
+    In an epoch of two steps a loader that is one batch ahead gives the first both: neither
+    number is the usual one then. Only where a step was given none and worked nevertheless.
+    """
+    each = _usual_rounds(feeds)
+    if not each or all(feed.batches or not feed.calls for feed in feeds):
+        return feeds
+    waiting: list[int | None] = []
+    found = []
+    for feed in feeds:
+        waiting += feed.batches
+        if len(waiting) < each:  # several calls share a batch: it is not as was thought
+            return feeds
+        found.append(dataclasses.replace(feed, batches=tuple(waiting[:each])))
+        del waiting[:each]
+    return found
 
 
 def with_makeup(recording: Recording, makeup: StepMakeup | None) -> Recording:

@@ -17,7 +17,7 @@ _LATER: Final = "move each batch in the training loop: batch = batch.to(device, 
 
 def cuda_in_dataset(project: Project) -> Iterator[Finding]:
     """CUDA in what a DataLoader runs for each sample: __getitem__, a collate function."""
-    for index, function, what in _worker_functions(project):
+    for index, function, what in worker_functions(project):
         for call in _moves(project, index, function):
             yield finding(
                 "cuda-in-dataset",
@@ -60,7 +60,8 @@ def _early(index: Index, node: ast.expr) -> Finding:
     )
 
 
-def _worker_functions(project: Project) -> Iterator[tuple[Index, Function, str]]:
+def worker_functions(project: Project) -> Iterator[tuple[Index, Function, str]]:
+    """What a DataLoader runs for each sample or batch, and what it is in words."""
     for index, owner in _dataset_classes(project):
         for name in _PER_SAMPLE:
             found = project.method(owner, name)

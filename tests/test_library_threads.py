@@ -1,0 +1,125 @@
+"""Threads of native libraries: counted, held down, and found at work in a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainfit.loader.library_threads import native_threads, pools
+from trainfit.loader.pools import worker_threads
+from trainfit.loader.workload import Workload
+from trainfit.results.loader import LoaderSettings
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+SEVERAL = pytest.mark.skipif(CORES < 2, reason="a library takes one thread on one core")
+HAS_OPENBLAS = pytest.mark.skipif(
+    "openblas" not in str(np.show_config("dicts")).lower(),  # type: ignore[arg-type]
+    reason="NumPy without OpenBLAS",
+)
+
+#: In a process of its own, in which libraries that are loaded later are too.
+HELD = """
+import json, os, sys, types
+import numpy, torch
+from trainfit.loader import library_threads
+
+class Fake(types.ModuleType):
+    threads = 8
+    def getNumThreads(self): return self.threads
+    def setNumThreads(self, most): self.threads = most
+
+sys.modules["cv2"] = fake = Fake("cv2")
+before = library_threads.pools()
+library_threads.hold_down(1)
+print(json.dumps({
+    "before": before, "after": library_threads.pools(), "cv2": fake.threads,
+    "variable": os.environ["OPENBLAS_NUM_THREADS"],
+}))
+"""
+
+
+@SEVERAL
+@HAS_OPENBLAS
+def test_libraries_are_held_to_one_thread() -> None:
+    held = {name for name in os.environ if name.endswith("_NUM_THREADS")}
+    env = {name: value for name, value in os.environ.items() if name not in held}
+    done = subprocess.run(
+        [sys.executable, "-c", HELD], env=env, capture_output=True, text=True, check=True
+    )
+    seen = json.loads(done.stdout)
+    assert seen["before"]["openblas"] == CORES and seen["before"]["opencv"] == 8
+    assert seen["after"] == {}
+    assert seen["cv2"] == 0  # OpenCV's word for the calling thread alone
+    assert seen["variable"] == "1"
+
+
+class Products(Dataset[Any]):
+    """Matrix products in NumPy, which OpenBLAS shares among its threads; or sums, which it does
+    not make."""
+
+    def __init__(self, *, products: bool) -> None:
+        self.products = products
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        matrix = np.full((256, 256), float(index))
+        made = matrix @ matrix if self.products else matrix + matrix
+        return torch.from_numpy(made)
+
+
+def openblas_in_workers(settings: LoaderSettings, held_to: int | None) -> int:
+    workload = Workload(DataLoader(Pools(), 1))
+    if held_to is not None:
+        workload = workload.held_to(held_to)
+    return int(next(iter(workload.loader(settings)))[0])
+
+
+class Pools(Dataset[Any]):
+    """How many threads OpenBLAS has where the sample is made."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return pools().get("openblas", 1)
+
+
+@SEVERAL
+@HAS_OPENBLAS
+def test_settings_hold_workers_down_and_the_main_process_stays() -> None:
+    free = openblas_in_workers(LoaderSettings(1), None)
+    if free < 2:
+        pytest.skip("OpenBLAS is held down already")
+    assert openblas_in_workers(LoaderSettings(1, library_threads=1), None) == 1
+    assert openblas_in_workers(LoaderSettings(1), 1) == 1
+    assert openblas_in_workers(LoaderSettings(0, library_threads=1), 1) == free
+    assert pools().get("openblas") == free
+
+
+@SEVERAL
+@HAS_OPENBLAS
+@pytest.mark.skipif(native_threads() is None, reason="looks for threads in /proc")
+def test_threads_that_a_batch_starts_are_counted() -> None:
+    if pools().get("openblas", 1) < 2:
+        pytest.skip("OpenBLAS is held down already")
+    used = worker_threads(Workload(DataLoader(Products(products=True), 4)), 20.0)
+    unused = worker_threads(Workload(DataLoader(Products(products=False), 4)), 20.0)
+    assert used.pools == unused.pools and used.pools["openblas"] > 1
+    assert used.started is not None and used.started >= 1
+    assert unused.started == 0
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_library_has_a_thread_at_least(threads: int) -> None:
+    with pytest.raises(ValueError, match="one thread or more"):
+        LoaderSettings(1, library_threads=threads)
