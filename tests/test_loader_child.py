@@ -82,7 +82,10 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
         "confirm": 2,
         "max_workers": 5,
         "any_order": False,
+        "ranks": 2,
     }
+    share, whole = found["cores"]
+    assert whole == 2 * share  # the probe has the whole machine
     assert result.command == "python train.py --workers=2 --samples=500"
     assert result.loader.startswith("train.py:") and "Samples, batch size 8" in result.loader
     assert result.step_source

@@ -46,7 +46,7 @@ def row(text: str, name: str) -> str:
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        ("change", "CHANGE the settings: 8.33 → 24.1 batches/s, 2.89×"),
+        ("change", "CHANGE the settings: 8.33 → 24.8 batches/s, 2.98× (predicted)\n"),
         ("keep", "KEEP the settings: none is better by more than 2% (8.33 batches/s, predicted)"),
         ("nothing_to_gain", "NOTHING TO GAIN: the GPU is the limit (8.33 batches/s, predicted)"),
         ("no_setting_helps", "NO SETTING HELPS: the limit is the storage (8.33 batches/s, pred"),

@@ -20,7 +20,6 @@ from trainfit.plan.command import Command, parse_command
 from trainfit.plan.data_loading import (
     bottleneck,
     has_loader_tunables,
-    input_at_most,
     predicted_step,
     with_loading,
 )
@@ -36,7 +35,7 @@ from trainfit.results.loader import (
     LoaderSettings,
     VariableAdvice,
 )
-from trainfit.results.plan import HostCpu, PlanResult
+from trainfit.results.plan import PlanResult
 from trainfit.results.speed import Speed, StepSpeed
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
@@ -90,29 +89,6 @@ def test_the_loader_keeps_up_with_the_fast_end_of_the_predicted_step() -> None:
     assert found is not None and found.step_s == pytest.approx(0.04)
     assert found.work_s == pytest.approx(0.02)
     assert predicted_step(dataclasses.replace(PLAN, speed=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("cpu", "here_hz", "batches_per_s"),
-    [
-        (HostCpu(2.0, 2.2e9), 3.3e9, 2 / 0.114 * 2 / 3),
-        (HostCpu(2.0, None), None, 2 / 0.114),
-        (HostCpu(2.0, 2.2e9), None, None),
-        (HostCpu(None, 2.2e9), 3.3e9, None),
-        (None, 3.3e9, None),
-    ],
-)
-def test_the_input_that_other_cores_give(
-    cpu: HostCpu | None, here_hz: float | None, batches_per_s: float | None
-) -> None:
-    found = input_at_most(result(), cpu, here_hz)
-    assert found == (None if batches_per_s is None else pytest.approx(batches_per_s))
-    plan = planned(result(), plan=dataclasses.replace(PLAN, cpu=cpu), here_hz=here_hz)
-    text = plan_text(plan)
-    if batches_per_s is not None:
-        assert f"at most {batches_per_s:.3g} batches/s" in text
-    else:
-        assert ("cannot tell, as the clock" in text) == (cpu is not None and cpu.cores is not None)
 
 
 # -- the launch command ------------------------------------------------------------------------

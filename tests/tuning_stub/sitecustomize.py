@@ -16,6 +16,8 @@ import types
 def tune(workload, machine, consumer, step_source, *, command, loader, progress, **options):
     from helpers_loader import result
 
+    whole = options.pop("whole", None)
+
     what = os.environ.get("STUB_TUNER", "facts")
     progress("one worker", 0.25)
     if what.startswith("keep-"):
@@ -32,6 +34,7 @@ def tune(workload, machine, consumer, step_source, *, command, loader, progress,
     if what.endswith("fail"):
         raise RuntimeError("the stub\nfails")
     seen = facts(workload) | {"options": options, "consumer": consumer.step_s}
+    seen["cores"] = [machine.usable_cores, whole.usable_cores if whole is not None else None]
     progress("2 workers", 0.75)
     return result(
         command=command,
@@ -88,7 +91,7 @@ def other_threads():
         time.sleep(0.01)
 
 
-def loader_machine(machine, ranks):
+def loader_machine(machine, ranks=1):
     from helpers_loader import machine as fixture
 
     return fixture(usable_cores=machine.cpu.usable_cores.value / ranks)

@@ -42,7 +42,8 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         metavar="NAME",
-        help='GPU to simulate: "RTX 4090", a100-80gb-sxm, custom:24GiB; default: this machine\'s',
+        help='GPU to simulate: "RTX 4090", a100-80gb-sxm, custom:24GiB, or a rented machine with '
+        'its processor: "Colab T4", g5.xlarge; default: this machine\'s',
     )
 
 

@@ -19,8 +19,10 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.command import Command, parse_command
+from trainfit.plan.failures import ScriptError
 from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.report.loader_text import loader_text
+from trainfit.results.loader import LoaderResult
 from trainfit.results.loading import StepTime
 
 PARSER: dict[str, Any] = {
@@ -141,7 +143,15 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         result.save(output)
     if tuned.interrupt is not None:
         raise tuned.interrupt
+    _check_ran(result)
     return 0
+
+
+def _check_ran(result: LoaderResult) -> None:
+    """Raise :class:`ScriptError` where no settings of the loader gave a batch."""
+    if not result.candidates and result.faults:
+        cure = result.faults[-1].cure
+        raise ScriptError(f"{result.loader}: {result.reason}; {cure}")
 
 
 def source(

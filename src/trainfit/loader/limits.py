@@ -99,8 +99,10 @@ def _of_making(
 ) -> Limit:
     """Why batches are not made faster."""
     if settings.num_workers == 0:
-        alone = any(fault.kind == "main_process_only" for fault in probe.faults)
-        return "main_process" if alone else "workers"
+        if any(fault.kind == "main_process_only" for fault in probe.faults):
+            return "main_process"
+        # On one core, or less, workers would only take turns with the main process.
+        return "cores" if _is_busy(load, settings, count) else "workers"
     workers = settings.num_workers
     more = workers + max(1, workers // 4)
     gained = rate(load, dataclasses.replace(settings, num_workers=more), count) / base - 1
@@ -112,9 +114,14 @@ def _of_making(
     if _is_lock(load, base, settings, count):
         # Workers that wait for a disk wait for one another, too.
         return "disk" if of_disk else "lock"
-    if simulate(load, settings, count).busy_cores >= _BUSY * capacity(load.cores):
+    if _is_busy(load, settings, count):
         return "cores"
     return "disk" if of_disk else "unknown"
+
+
+def _is_busy(load: Load, settings: LoaderSettings, count: int) -> bool:
+    """Are nearly all cores at work?"""
+    return simulate(load, settings, count).busy_cores >= _BUSY * capacity(load.cores)
 
 
 def _is_lock(load: Load, base: float, settings: LoaderSettings, count: int) -> bool:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from trainfit.hardware.cpu_kinds import SIBLING_GAIN
 from trainfit.loader.events import Cores
 from trainfit.results.loader import LoaderMachine
 from trainfit.results.machine import Cpu, Machine, Memory
 
-#: What the second thread of a core adds to the first: of two workers on one core each runs at
-#: 0.6 of its speed alone, together at 1.2. An assumption: published gains of simultaneous
-#: multithreading lie between 0 and 0.3 (Intel Technology Journal, volume 6, issue 1: up to 30%
-#: of server loads); decoders, which keep the execution units busy, are in the middle.
-_SIBLING_GAIN: Final = 0.2
 #: Instructions per clock of Intel's efficiency cores, of its performance cores': Gracemont does
 #: as much a clock as Skylake, Golden Cove 1.19 times Cypress Cove, that 1.19 times Skylake
 #: (Intel Architecture Day 2021; Rocket Lake's announcement). Other makers' kinds are told apart
@@ -129,7 +125,7 @@ def _speeds(
     speeds = []
     for group in groups:
         first, *others = (alone[each] / fastest for each in group)
-        speeds += [first, *(speed * _SIBLING_GAIN for speed in others)]
+        speeds += [first, *(speed * SIBLING_GAIN for speed in others)]
     return tuple(sorted(speeds, reverse=True))
 
 

@@ -36,6 +36,7 @@ from trainfit.loader.output import captured_stderr
 from trainfit.loader.picklability import LARGE_BYTES, pickled
 from trainfit.loader.pools import worker_threads
 from trainfit.loader.progress import Progress, Silent
+from trainfit.loader.ranks import others
 from trainfit.loader.readings import (
     KINDS,
     LAST,
@@ -278,8 +279,10 @@ def run_watched(
     alone_s: float | None = None,
     machine: LoaderMachine | None = None,
     saves: bool = False,
+    ranks: int = 1,
 ) -> tuple[Run, Fault | None]:
-    """One real run, with what is needed to name its fault if it fails.
+    """One real run, with what is needed to name its fault if it fails; beside the loaders of the
+    other ``ranks``.
 
     Each run draws the same order of batches: what differs between runs is the settings alone.
     It is taken to hang ``patience_s`` seconds after its own time, and after what some batches
@@ -287,10 +290,15 @@ def run_watched(
     """
     limit_s = seconds + patience_s + _SLOW_BATCHES * (consumer.step_s + batch_s)
     before = oom_kills()
-    with same_order(workload), captured_stderr() as output:
+    with (
+        same_order(workload),
+        captured_stderr() as output,
+        others(workload, settings, consumer, ranks - 1, limit_s) as at_work,
+    ):
         run = run_loader(
             workload, settings, consumer=consumer, seconds=seconds, limit_s=limit_s, saves=saves
         )
+        run = dataclasses.replace(run, ranks=1 + at_work.working())
     if run.failure is None and not run.exhausted:
         return run, None
     seen = Seen.of(

@@ -121,6 +121,8 @@ class Run:
     """Of the cores while batches were counted, where that was watched."""
     full_speed_batches_per_s: float | None = None
     """The rate that it would have had at the cores' full speed, where that was worked out."""
+    ranks: int = 1
+    """Copies of the loader that were at work until its end, this one among them."""
 
     @property
     def warm(self) -> int:
@@ -238,7 +240,7 @@ def _run(
     records = np.zeros((1 << 14, COLUMNS))
     restore = None if settings.num_workers else time_fetches(records)
     try:
-        with _pinning(settings), Receipts() as receipts:
+        with pinning(settings), Receipts() as receipts:
             loader = workload.loader(settings, notebook.init)
             loop = _Loop(loader, settings, consumer, seconds, most_batches, saves)
             failure = loop.run()
@@ -271,7 +273,8 @@ def _run(
             restore()
 
 
-def _pinning(settings: LoaderSettings) -> contextlib.AbstractContextManager[None]:
+def pinning(settings: LoaderSettings) -> contextlib.AbstractContextManager[None]:
+    """Pinned memory for a loader of these settings in this process, as far as they ask for it."""
     if not settings.pin_memory:
         return contextlib.nullcontext()
     # Without workers it happens in this process, from which others are forked later.

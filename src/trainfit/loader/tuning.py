@@ -31,10 +31,11 @@ from trainfit.loader.limits import limit
 from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
 from trainfit.loader.progress import Part, Progress, Silent
+from trainfit.loader.ranks import alone_note, share_of
 from trainfit.loader.runs import Run
 from trainfit.loader.saving import predicted_save_s, save_seconds
 from trainfit.loader.undisturbed import others_note, slowed_note, with_speeds
-from trainfit.loader.verdicts import Decision, decide
+from trainfit.loader.verdicts import Decision, decide, nothing_ran
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
     Candidate,
@@ -86,6 +87,8 @@ def tune(
     any_order: bool = False,
     progress: Progress | None = None,
     watch: CoreSpeeds | None = None,
+    ranks: int = 1,
+    whole: LoaderMachine | None = None,
 ) -> LoaderResult:
     """Probe the loader, predict all settings, confirm some, and say which and why.
 
@@ -101,14 +104,20 @@ def tune(
         any_order: may batches come in another order than the sampler's (``in_order=False``)?
         progress: is told what is being done, and keeps what there is.
         watch: who watches the cores' speed, if somebody does already.
+        ranks: processes with such a loader, of one of which ``machine`` is the share; ``whole``
+            is what all of them have.
     """
     began = time.monotonic()
     progress = progress or Silent()
     with contextlib.nullcontext(watch) if watch is not None else CoreSpeeds() as watch:
         part = Part(progress, 0.0, _PROBE_SHARE)
-        measured = probe_workload(workload, machine, seconds, part, watch)
+        measured = probe_workload(workload, whole or machine, seconds, part, watch)
+        if ranks > 1 and measured.fitted is not None:
+            fitted = share_of(measured.fitted, machine, ranks)
+            measured = dataclasses.replace(measured, fitted=fitted)
         consumer = _copying(consumer, measured.probe)
         result = _blank(workload, machine, consumer, step_source, measured, command, loader)
+        result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
             held = _held(workload, machine, measured.probe, seconds, progress, watch)
             tuner = _Tuner(
@@ -183,7 +192,7 @@ def _blank(
         recommended=present,
         verdict="cannot_tell",
         limit="unknown",
-        reason="no run of the loader came through",
+        reason=nothing_ran(measured.probe.faults),
         candidates=(),
         confirmed=(),
         faults=measured.probe.faults,
@@ -318,6 +327,7 @@ class _Tuner:
             alone_s=self._measured.probe.alone_s,
             machine=self._machine,
             saves=True,
+            ranks=self._result.ranks,
         )
         if fault is not None:
             self._faults.append(fault)
@@ -359,7 +369,8 @@ class _Tuner:
                 f"of the step, {1e3 * self._consumer.work_s:.3g} ms keep a core busy: launching, "
                 "and waits for the GPU, in which CUDA spins"
             )
-        said = others_note(probe), slowed_note(probe, [trial.run for trial in trials])
+        runs = [trial.run for trial in trials]
+        said = others_note(probe), slowed_note(probe, runs), alone_note(runs, self._result.ranks)
         notes += [note for note in said if note]
         if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
             notes.append(warning)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trainfit.loader.choosing import WITHIN, Choice, Trial, measured_rate
-from trainfit.results.loader import Limit, LoaderSettings
+from trainfit.results.loader import Fault, Limit, LoaderSettings
 from trainfit.results.words import count
 
 Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cannot_tell"]
@@ -80,6 +80,12 @@ def decide(
     if limit in ("gpu", "unknown"):
         return Decision("keep", "the present settings are as good as any", keeps=True)
     return Decision("no_setting_helps", _LIMITS[limit], keeps=True)
+
+
+def nothing_ran(faults: Sequence[Fault]) -> str:
+    """Why nothing can be told of any settings: the last fault, which was met with the least."""
+    said = "no run of the loader came through"
+    return f"{said}: {faults[-1].summary}" if faults else said
 
 
 def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:

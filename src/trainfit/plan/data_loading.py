@@ -9,7 +9,14 @@ from typing import Final
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.effective_batch import accumulation_for
 from trainfit.plan.launch import launch
-from trainfit.plan.notes import Notes
+from trainfit.plan.notes import MAY_CHANGE, Notes
+from trainfit.plan.other_cpu import (
+    CoreHere,
+    OtherInput,
+    is_another,
+    other_input,
+    settings_there,
+)
 from trainfit.plan.speed import fast_end
 from trainfit.plan.tunables import (
     LOADER_TUNABLES,
@@ -21,7 +28,7 @@ from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.loading import StepTime
 from trainfit.results.notes import complete
-from trainfit.results.plan import Bottleneck, DataLoading, HostCpu, PlanResult, rate_of
+from trainfit.results.plan import Bottleneck, DataLoading, PlanResult, rate_of
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
 Tune = Callable[[Command], LoaderResult]
@@ -42,13 +49,13 @@ def with_loading(
     tune: Tune,
     *,
     step_is_bound: bool = True,
-    here_hz: float | None = None,
+    here: CoreHere | None = None,
 ) -> PlanResult:
     """``plan`` with its ``loading``, and the launch command with the recommended settings.
 
     ``tune`` gets the command at the recommended batch size. Whatever goes wrong in it, the
-    memory part of the plan stays, and ``loading.failure`` says what it was. ``here_hz`` is the
-    clock of this machine's cores, for another processor's input (``plan.cpu``).
+    memory part of the plan stays, and ``loading.failure`` says what it was. ``here`` is a core of
+    this machine, for another processor's input (``plan.cpu``).
     """
     batch = _batch(plan)
     amp = _amp(plan, command)
@@ -74,13 +81,26 @@ def with_loading(
     if "batch_size" in command.present and best:
         values["batch_size"] = str(best)
         values |= accumulation_for(command, plan.step, plan.now.batch_size, best).values
-    values |= _values(command, found)
-    line = launch(command, values, plan.variables, found.variables, found.cores)
     loading = DataLoading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
-        input_at_most=input_at_most(found, plan.cpu, here_hz),
     )
-    notes = _notes(plan, command, found)
+    there = other_input(found, plan.cpu, here or CoreHere(None))
+    used = found
+    if there is not None:
+        loading = _with_input(loading, there)
+        if is_another(plan.cpu):
+            # Which cores suit is told of this machine alone.
+            settings = settings_there(found, there)
+            used = dataclasses.replace(found, recommended=settings, cores=None)
+    values |= _values(command, used)
+    line = launch(command, values, plan.variables, used.variables, used.cores)
+    notes = _notes(plan, command, used)
+    if used.recommended != found.recommended:
+        notes.add(
+            f"num_workers={used.recommended.num_workers} is for the processor that was named; on "
+            f"this machine it is {found.recommended.num_workers}",
+            MAY_CHANGE,
+        )
     return dataclasses.replace(
         plan,
         launch=line.line,
@@ -89,6 +109,16 @@ def with_loading(
         structured_notes=tuple(
             complete((*plan.structured_notes, *notes.structured()), line.notes, {})
         ),
+    )
+
+
+def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
+    return dataclasses.replace(
+        loading,
+        input_at_most=there.batches_per_s,
+        input_range=there.range,
+        input_basis=there.basis,
+        input_workers=there.num_workers,
     )
 
 
@@ -128,20 +158,6 @@ def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
         return "loader", ratio
     alone = _alone(found, found.recommended)
     return "gpu", max(1.0, alone * found.step_s) if alone is not None else None
-
-
-def input_at_most(found: LoaderResult, cpu: HostCpu | None, here_hz: float | None) -> float | None:
-    """Batches a second that the cores of ``cpu`` make at best, all of them at work.
-
-    By the CPU time of a batch in a worker here, at another clock (what a core does a cycle is
-    taken to be alike); ``None`` where one of these is not known.
-    """
-    seconds = found.probe.fetch_cpu_s
-    if cpu is None or cpu.cores is None or not seconds:
-        return None
-    if cpu.core_hz is None:
-        return cpu.cores / seconds
-    return cpu.cores / seconds * cpu.core_hz / here_hz if here_hz else None
 
 
 def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:

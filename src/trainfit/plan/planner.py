@@ -25,7 +25,7 @@ from trainfit.plan.first_run import FirstRun
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
 from trainfit.plan.launch import ACCELERATE, launch
-from trainfit.plan.notes import Notes
+from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.plan_notes import (
     note_accumulation,
     note_batches,
@@ -56,7 +56,8 @@ class Settings:
     ``steps`` of ``None`` are until memory has settled.
     ``remedies`` are names of remedies to try; ``None``: all where the job does not fit. ``cpu`` is
     the processor beside the GPU, ``rates`` are what a calibration profile measured,
-    ``noise_scale`` is the gradients', in samples.
+    ``noise_scale`` is the gradients', in samples. ``rented`` says which machine the GPU is of, in
+    words (empty: none was named).
     """
 
     headroom: float | None = None
@@ -66,6 +67,7 @@ class Settings:
     cpu: HostCpu | None = None
     rates: Rates | None = None
     noise_scale: float | None = None
+    rented: str = ""
 
 
 def plan(
@@ -189,6 +191,8 @@ class _Planner:
         """The command as it is written, and what its process uses of the GPU."""
         first, batch = self._first_run.make()
         notes, whole = Notes(), self._first_run.whole
+        if self._settings.rented:
+            notes.add(self._settings.rented, MAY_CHANGE)
         judge = Judge(
             self._gpu,
             allocator_settings(self._command),

@@ -28,10 +28,12 @@ def batch_section(probe: Probe) -> str:
     return "\n".join([f"A batch ({made})", *(_row(name, text) for name, text in rows if text)])
 
 
-def machine_section(machine: LoaderMachine) -> str:
+def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
     """What bounds a loader here; what cannot be told is said so."""
-    cores = f"{machine.usable_cores:g} usable"
-    details = [f"{len(machine.affinity)} logical allowed"] if machine.affinity else []
+    cores = f"{round(machine.usable_cores, 2):g} usable"
+    title = f"Machine (the share of one of {ranks} ranks)" if ranks > 1 else "Machine"
+    of = "of " if ranks > 1 else ""
+    details = [f"{of}{len(machine.affinity)} logical allowed"] if machine.affinity else []
     if machine.physical_cores is not None:
         details.append(f"{machine.physical_cores} physical")
     if machine.quota_cores is not None:
@@ -45,7 +47,7 @@ def machine_section(machine: LoaderMachine) -> str:
         ("/dev/shm", _bytes(machine.shm_free_bytes, "free")),
         ("open files", "cannot tell" if machine.open_files is None else str(machine.open_files)),
     ]
-    return "\n".join(["Machine", *(_row(name, text) for name, text in rows)])
+    return "\n".join([title, *(_row(name, text) for name, text in rows)])
 
 
 def _row(name: str, text: str) -> str:

@@ -48,7 +48,7 @@ def loader_text(result: LoaderResult) -> str:
         _title(result),
         _verdict(result),
         batch_section(result.probe),
-        machine_section(result.machine),
+        machine_section(result.machine, result.ranks),
         settings_section(result),
         table_section(result),
         too_many_section(result),
@@ -89,15 +89,15 @@ def _verdict(result: LoaderResult) -> str:
 
 
 def _gain(result: LoaderResult) -> str:
-    before, after = best_rate(result, result.present), best_rate(result, result.recommended)
-    if before is None or after is None or not before[0]:
+    """Both measured, or both predicted: one of each compares the model with the machine."""
+    found = result.compared()
+    if found is None or not found[0]:
         return settings_words(result.recommended)
-    said = f"{rate(before[0])} → {rate(after[0])} batches/s"
-    if abs(after[0] / before[0] - 1) >= 0.005:
-        said += f", {times(after[0] / before[0])}"
-    if before[1] != after[1]:
-        return f"{said} (first {before[1]}, then {after[1]})"
-    return f"{said} ({after[1]})"
+    before, after, how = found
+    said = f"{rate(before)} → {rate(after)} batches/s"
+    if abs(after / before - 1) >= 0.005:
+        said += f", {times(after / before)}"
+    return f"{said} ({how})" + (" for each rank" if result.ranks > 1 else "")
 
 
 def _now(result: LoaderResult) -> str:
@@ -127,7 +127,9 @@ def _certainty(result: LoaderResult) -> str:
         return "confidence: predicted only, not confirmed by a real run (--confirm N makes some)"
     off = [_deviation(run) for run in runs]
     span = f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
-    text = f"confidence: {count(len(runs), 'real run')} differed by {span} from what was predicted"
+    beside = f", each with {result.ranks} copies of the loader at work," if result.ranks > 1 else ""
+    text = f"confidence: {count(len(runs), 'real run')}{beside} differed by {span} from what was "
+    text += "predicted"
     if max(map(abs, off)) > _OFF:
         text += "; the predictions are off the mark here: trust the measured rates"
     return text

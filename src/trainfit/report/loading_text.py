@@ -8,7 +8,7 @@ from trainfit.report.launch_text import launch_lines
 from trainfit.report.loader_words import library_words
 from trainfit.report.sizes import printable, rate_text, wrapped
 from trainfit.results.loader import LoaderResult, LoaderSettings
-from trainfit.results.plan import DataLoading, PlanResult
+from trainfit.results.plan import DataLoading, HostCpu, PlanResult
 
 #: Where the text beside a name begins.
 _COLUMN = 18
@@ -85,17 +85,61 @@ def _gpu(loading: DataLoading, found: LoaderResult) -> str:
 
 
 def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
-    """What the processor that the user named would give."""
+    """What the processor that the user named would give, how sure that is, and what it is from."""
     cpu = plan.cpu
     if cpu is None or cpu.cores is None:
         return
-    clock = f" at {cpu.core_hz / 1e9:.3g} GHz" if cpu.core_hz is not None else ""
-    where = " of this machine" if cpu.core_speed is not None else ""
-    named = f"{cpu.cores:g} cores{where}{clock}"
+    named = _processor(cpu)
     if loading.input_at_most is None:
-        yield _line(f"with {named}: cannot tell, as the clock of this machine's cores is not known")
+        yield _line(
+            f"with {named}: cannot tell, as the CPU time of a batch or the clock of this machine's "
+            "cores is not known; run trainfit on that machine"
+        )
         return
-    yield _row("other cores", f"{named}: at most {rate_text(loading.input_at_most)} batches/s")
+    yield _row("other cores", f"{named}: {input_text(loading)}")
+    if loading.input_basis:
+        yield _line(f"assumed: {printable('; '.join(loading.input_basis))}", 4)
+
+
+def input_text(loading: DataLoading) -> str:
+    """What the other processor gives at best, and which part would be the limit there."""
+    rate = loading.input_at_most
+    assert rate is not None
+    low, high = loading.input_range or (rate, rate)
+    text = f"at most {rate_text(rate)} batches/s"
+    if low < high:
+        text += f" ({rate_text(low)} to {rate_text(high)})"
+    if loading.input_workers is not None:
+        text += f" with num_workers={loading.input_workers}"
+    return text + _limit_there(loading, low, high)
+
+
+def _processor(cpu: HostCpu) -> str:
+    assert cpu.cores is not None
+    words = f"{cpu.cores:g} core{'s' if cpu.cores != 1 else ''}"
+    if cpu.core_speed is not None:
+        words += " of this machine"
+    if cpu.second_threads:
+        words += f" ({cpu.cores + cpu.second_threads:g} threads)"
+    if cpu.core_hz is not None:
+        words += f" at {cpu.core_hz / 1e9:.3g} GHz"
+    words += f" ({cpu.kind})" if cpu.kind else ""
+    return f"{printable(cpu.name)}, {words}" if cpu.name else words
+
+
+def _limit_there(loading: DataLoading, low: float, high: float) -> str:
+    """Which part would wait for the other there, where that is sure."""
+    found = loading.result
+    if found is None or found.step_s <= 0:
+        return ""
+    wanted = 1 / found.step_s
+    if high < wanted:
+        most = "up to " if loading.step_is_bound else ""
+        by = by_factor(wanted / (loading.input_at_most or high))
+        return f"; the loader is the limit there by {most}{by}"
+    if low >= wanted:
+        return "; the GPU is the limit there"
+    return "; which part is the limit there is within that range"
 
 
 def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:

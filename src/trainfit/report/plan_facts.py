@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from trainfit.report.answer_text import step_at
 from trainfit.report.coverage_text import coverage_text
-from trainfit.report.loading_text import by_factor
+from trainfit.report.loading_text import by_factor, input_text
 from trainfit.report.protection_text import protection_notes
 from trainfit.report.shapes_text import shapes_text
 from trainfit.report.sizes import size, time_text
@@ -151,10 +151,14 @@ def _loader(result: PlanResult) -> str:
     found = loading.result
     if found is None:
         return f"not tuned: {loading.failure}"
+    if loading.input_at_most is not None and result.cpu is not None and not result.cpu.core_speed:
+        where = result.cpu.name or "the other processor"
+        return f"on {where}: {input_text(loading)}; measured here, see --explain"
     settings = f"num_workers={found.recommended.num_workers}"
     factor = loading.factor or 0.0
     if loading.bottleneck == "unknown":
-        return f"cannot tell whether {settings} keeps up: see --explain"
+        why = f": {found.reason}" if found.faults and not found.candidates else ""
+        return f"cannot tell whether {settings} keeps up{why}: see --explain"
     if loading.bottleneck == "gpu":
         more = f" ({by_factor(factor)} the GPU's rate)" if factor >= _SAME else ""
         return f"{settings} keeps up{more}"

@@ -307,6 +307,9 @@ class LoaderResult:
     2% of the best predicted end-to-end rate. ``verdict``: "change", "keep" (they are as good
     as any), "nothing_to_gain" (the GPU is the limit with the present settings),
     "no_setting_helps" (what bounds is no setting), "cannot_tell".
+
+    With several ``ranks``, ``machine`` is what one of them gets and rates are of one; real runs
+    had a copy of the loader at work for each.
     """
 
     command: str
@@ -342,6 +345,20 @@ class LoaderResult:
     """The command with what ``variables`` and ``cores`` put before it; empty without either."""
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
+    ranks: int = 1
+
+    def compared(self) -> tuple[float, float, str] | None:
+        """Batches per second of the present and of the recommended settings, and where both are
+        from: "measured", or "predicted" where one was not run; ``None``: not known."""
+        now, then = self.measured(self.present), self.measured(self.recommended)
+        if now is not None and then is not None:
+            rates = now.measured_batches_per_s, then.measured_batches_per_s
+            if rates[0] is not None and rates[1] is not None:
+                return rates[0], rates[1], "measured"
+        before, after = self.candidate(self.present), self.candidate(self.recommended)
+        if before is None or after is None:
+            return None
+        return before.batches_per_s, after.batches_per_s, "predicted"
 
     def candidate(self, settings: LoaderSettings) -> Candidate | None:
         """What the model said of these settings, if they were among the candidates."""

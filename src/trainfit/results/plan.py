@@ -104,12 +104,20 @@ class HostCpu:
     """The processor beside the GPU, as the user says: cores, and their clock in Hz.
 
     ``core_speed`` is how fast a core of this machine dispatches operators, as a multiple of the
-    reference (:mod:`trainfit.speed.host`), where that was measured.
+    reference (:mod:`trainfit.speed.host`), where that was measured. ``kind`` is the core's design
+    (:mod:`trainfit.hardware.cpu_kinds`; empty: not said), ``second_threads`` are hardware threads
+    in addition to the first of each core, ``hz_range`` what the clock may be, ``name`` the rented
+    machine's (:mod:`trainfit.hardware.rented`) that it is taken from, in words.
     """
 
     cores: float | None
     core_hz: float | None
     core_speed: float | None = None
+    kind: str = ""
+    second_threads: float = 0.0
+    hz_range: tuple[float, float] | None = None
+    ram_bytes: int | None = None
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,7 +347,8 @@ class DataLoading:
     says by how much: what the other part could do, divided by what it can (1 and more; ``None``
     where that is not known). ``step_is_bound``: the GPU's step takes ``result.step_s`` at the
     least, it was not measured. ``input_at_most`` are the batches a second that the cores of
-    ``PlanResult.cpu`` give at best.
+    ``PlanResult.cpu`` give at best, ``input_range`` what they may be, ``input_basis`` what that is
+    from, and ``input_workers`` the fewest workers that give as many as the GPU takes, or all.
     """
 
     result: LoaderResult | None
@@ -349,6 +358,9 @@ class DataLoading:
     factor: float | None = None
     failure: str = ""
     input_at_most: float | None = None
+    input_range: tuple[float, float] | None = None
+    input_basis: tuple[str, ...] = ()
+    input_workers: int | None = None
 
 
 def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:

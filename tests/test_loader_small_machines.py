@@ -1,0 +1,122 @@
+"""A part of a core, one core, odd thread variables, data that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import helpers_machines
+from helpers_cli import error_line, trainfit
+from helpers_loader import machine, probe
+from test_loader_machine import four_cpus_under_a_quota
+from trainfit.hardware.recorded import RecordedSystem
+from trainfit.hardware.survey import survey
+from trainfit.loader.events import Cores
+from trainfit.loader.fitting import Fitted
+from trainfit.loader.here import ignored
+from trainfit.loader.limits import limit
+from trainfit.loader.machine import loader_machine, model_cores
+from trainfit.loader.model import BatchCost, Consumer, HandOff
+from trainfit.loader.threads import variables
+from trainfit.loader.verdicts import nothing_ran
+from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
+
+SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))
+
+
+def model(cores: Cores) -> Fitted:
+    costs = (BatchCost(0.0, 0.01),)
+    return Fitted(costs, costs, HandOff(), HandOff(), cores, 0.03)
+
+
+def rates(found: LoaderMachine) -> list[float]:
+    fitted = model(model_cores(found, 0.0))
+    return [fitted.predict(LoaderSettings(n), Consumer(0.0)).batches_per_s for n in (1, 2, 4)]
+
+
+def test_a_quota_of_one_and_a_half_cores() -> None:
+    found = loader_machine(survey(RecordedSystem(four_cpus_under_a_quota())))
+    one, two, four = rates(found)
+    assert (one, two) == (pytest.approx(100, rel=0.03), pytest.approx(150, rel=0.03))
+    assert four < two  # on second threads, under the same quota
+
+
+def test_one_core_is_one_worker() -> None:
+    document = helpers_machines.document("container-quota")
+    document["calls"]["affinity"] = "1"
+    found = loader_machine(survey(RecordedSystem(document)))
+    assert (found.usable_cores, found.affinity, found.core_speeds) == (1.0, (1,), (1.0,))
+    assert rates(found) == [pytest.approx(100, rel=0.03)] * 3
+
+
+@pytest.mark.parametrize(
+    ("cores", "bound"),
+    [
+        (Cores((1.0,)), "cores"),
+        (Cores((1.0, 1.0), quota=0.75), "cores"),
+        (Cores((1.0, 1.0)), "workers"),
+    ],
+)
+def test_workers_do_not_help_the_main_process_on_one_core(cores: Cores, bound: str) -> None:
+    assert limit(model(cores).load(Consumer(0.0)), LoaderSettings(0), probe()) == bound
+
+
+@given(st.floats(0.05, 4), SETTINGS, st.text(max_size=8))
+def test_advised_threads_are_whole_numbers_on_any_part_of_cores(
+    usable: float, settings: LoaderSettings, said: str
+) -> None:
+    found = variables(
+        probe(), machine(usable_cores=usable, quota_cores=usable), settings,
+        {"OMP_NUM_THREADS": said},
+    )  # fmt: skip
+    for each in found:
+        assert each.where != "environment" or int(each.value) >= 1
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "garbage", "", "1.5", "2,", "0,1", "²"])
+def test_thread_numbers_that_openmp_ignores_are_said(value: str) -> None:
+    (said,) = ignored({"OMP_NUM_THREADS": value})
+    assert said.startswith(f"OMP_NUM_THREADS={value!r} is ignored") and "or unset it" in said
+
+
+@pytest.mark.parametrize("environment", [{}, {"OMP_NUM_THREADS": " 4"}, {"OMP_NUM_THREADS": "4,2"}])
+def test_thread_numbers_that_openmp_takes(environment: dict[str, str]) -> None:
+    assert ignored(environment) == ()
+
+
+GONE = """
+from torch.utils.data import Dataset
+class Gone(Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        return open(f"/nowhere/{index}.jpg").read()
+"""
+
+
+def test_data_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(GONE)
+    words: tuple[Any, ...] = ("--loader", "data.py:Gone", "--batch-size", "4")
+    done = trainfit("loader", "--probe-time", "1", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    said = error_line(done)
+    assert said.startswith("data.py:Gone: Gone, batch size 4: no run of the loader came through: ")
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/0.jpg'; " in said
+    assert "CANNOT TELL which settings suit" in done.stdout
+
+
+def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text("def make():\n    return open('/nowhere/list')\n")
+    done = trainfit("loader", "--loader", "data.py:make", "--batch-size", "4", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert "'data.py:make' failed (FileNotFoundError: [Errno 2] No such file" in error_line(done)
+
+
+def test_the_last_fault_says_why_nothing_ran() -> None:
+    faults = [Fault("a", "with workers", "", ""), Fault("b", "without any", "", "")]
+    assert nothing_ran(faults) == "no run of the loader came through: without any"
+    assert nothing_ran([]) == "no run of the loader came through"
