@@ -100,6 +100,16 @@ def test_recommendations_are_compared(batches: tuple[int, int], independent: boo
     assert got.right is independent
 
 
+def test_a_batch_that_is_kept_is_no_recommendation_where_every_plan_says_why() -> None:
+    kept = replace(FAMILY, noted={"recommended is independent": "not known .*: keeping"})
+    told = ("the step's time is not known at other batch sizes: keeping 8",)
+    both = [_plan(8, told, recommended_batch=8), _plan(16, told, recommended_batch=16)]
+    one = [_plan(8, told, recommended_batch=8), _plan(16, recommended_batch=16)]
+    assert [(got.independent, got.right) for got in (judged(kept, BARE, both),)] == [(None, True)]
+    assert judged(kept, BARE, one).independent is False
+    assert judged(FAMILY, BARE, both).independent is False
+
+
 def test_a_hand_sum_that_the_bare_run_denies_is_wrong() -> None:
     got = judged(FAMILY, replace(BARE, found={**BARE.found, "trained": 999}), [_plan(8), _plan(16)])
     assert got.wrong == ("bare: trained",)

@@ -56,7 +56,7 @@ def judged(family: Family, bare: Bare, plans: Sequence[Planned]) -> Outcome:
     wrong = tuple(each.name for each in checks if not each.holds and not each.noted)
     verdict = _verdict(family, failed, checks)
     independent = _independent(family, plans) if not failed and family.hand else None
-    if independent is False and "recommended is independent" in family.noted:
+    if independent is False and _says_why(family, plans):
         independent = None
     files = tuple(dict.fromkeys(path for each in plans for path in each.files_changed))
     right = verdict == family.expected or (verdict, family.expected) == ("works", "note")
@@ -183,6 +183,14 @@ def _independent(family: Family, plans: Sequence[Planned]) -> bool | None:
     if any(not each for each in batches):
         return False
     return max(batches) <= min(batches) * GRID_STEP + 1e-9
+
+
+def _says_why(family: Family, plans: Sequence[Planned]) -> bool:
+    """Does every plan say that it keeps the batch size it was given, and why?"""
+    pattern = family.noted.get("recommended is independent", "")
+    return bool(pattern) and all(
+        any(re.search(pattern, note) for note in each.notes) for each in plans
+    )
 
 
 def _with_note(family: Family, check: Check, notes: Sequence[str]) -> Check:

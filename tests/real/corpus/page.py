@@ -72,6 +72,8 @@ def _note(outcome: Mapping[str, Any]) -> str:
     wrong = [f"{name.partition(' @')[0]} is wrong" for name in outcome["wrong"]]
     if outcome["independent"] is False:
         wrong.append(f"recommends {' or '.join(map(str, outcome['recommended'].values()))}")
+    elif outcome["independent"] is None and len(set(outcome["recommended"].values())) > 1:
+        said.append("keeps the batch size it is given, and says why")
     if outcome["files_changed"]:
         wrong.append(f"{len(outcome['files_changed'])} files changed")
     return "; ".join(dict.fromkeys((*wrong, *said)))
