@@ -541,6 +541,19 @@ def test_one_operand_of_two_does_not_decide_for_floats_or_the_other_way() -> Non
     assert len(sim.recording.header["assumptions"]) > 0
 
 
+def test_a_write_by_an_unknown_mask_keeps_what_is_known() -> None:
+    """Answers without an end-of-sequence token are as long as they can be (trl's GRPO)."""
+    with trainfit.simulate("RTX 3090") as sim:
+        is_end = torch.randint(100, (4, 12), device="cuda") == 5
+        end = torch.full((4,), 12, device="cuda")
+        end[is_end.any(dim=1)] = is_end.int().argmax(dim=1)[is_end.any(dim=1)]
+        mask = torch.arange(12, device="cuda").expand(4, -1) <= end.unsqueeze(1)
+        assert mask.cpu().sum().item() == 4 * 12
+        end[torch.full((4,), True, device="cuda")] = is_end.sum(1)  # all of it, by what is unknown
+        assert end.cpu().tolist() == [0] * 4  # unknown data read on the host
+    assert any("writing by an unknown mask" in each for each in sim.recording.header["assumptions"])
+
+
 def test_generation_ends_at_its_length() -> None:
     """As Transformers does it: a flag for each sequence, read on the host after each token."""
     with trainfit.simulate("RTX 3090"):

@@ -323,7 +323,24 @@ def index(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return engine.generic(info, (tensor, expanded), kwargs)
 
 
+@handles(aten.index_put_.default, aten._index_put_impl_.default)
+def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Writing by index; what is known of the target outlives a mask that nothing is known of,
+    as a condition on such data is taken as False."""
+    target, indices = args[0], args[1]
+    known = target._life.value if type(target) is SimulatedTensor else None
+    result = engine.generic(engine.info(func), args, kwargs)
+    if known is not None and any(_is_unknown_mask(engine, each) for each in indices):
+        target._life.value = known
+        engine.assume("writing by an unknown mask was taken to change nothing")
+    return result
+
+
 _MASKS = (torch.bool, torch.uint8)
+
+
+def _is_unknown_mask(engine: Engine, index: Any) -> bool:
+    return index is not None and index.dtype in _MASKS and _contents(engine, index) is None
 
 
 def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:

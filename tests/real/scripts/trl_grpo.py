@@ -2,6 +2,7 @@
 
 import sys
 
+import torch
 from common import options
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -17,6 +18,8 @@ trainer = GRPOTrainer(
         num_generations=4,
         max_completion_length=24,
         report_to=[],
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
     ),
     train_dataset=load_dataset(f"{folder}/prompts", split="train"),
 )

@@ -62,7 +62,8 @@ FAMILIES = (
         prepare="python {scripts}/llama_data.py {data}",
         command="python {scripts}/trl_grpo.py {data} --batch-size={batch}",
         starts=(8, 16),
-        hand=HandSum(parameters=LLAMA, samples=128),
+        # Each of 128 prompts is answered 4 times.
+        hand=HandSum(parameters=LLAMA, samples=512),
     ),
     Family(
         name="peft-lora",
