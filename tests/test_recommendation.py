@@ -18,7 +18,7 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.code_paths import other_path
 from trainfit.plan.command import parse_command
 from trainfit.plan.effective_batch import EffectiveBatch
-from trainfit.plan.full_batches import full_part, full_steps
+from trainfit.plan.full_batches import full_part, full_steps, half_epoch, most_timed
 from trainfit.plan.recommendation import Bounds, recommend, rounded
 from trainfit.plan.search import Trial, search
 from trainfit.plan.speed import Curve, batch_sizes, curve_of, machine_of, saturation_batch
@@ -341,7 +341,9 @@ def test_one_full_step_tells_no_time() -> None:
     assert full_steps(trace) == 1
     assert timed(recording_of(trace), 1024, MACHINE, full_steps(trace)) is None
     alone = short_epoch(1024)
-    assert timed(recording_of(alone), 1024, MACHINE, full_steps(alone)) is not None
+    assert timed(recording_of(alone), 1024, MACHINE, full_steps(alone)) is None
+    assert most_timed(trace) == half_epoch(trace, 1030) == 515
+    assert most_timed(alone) == 512
 
 
 def test_a_short_last_batch_is_no_other_path() -> None:

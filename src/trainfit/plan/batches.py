@@ -18,6 +18,7 @@ from trainfit.plan.full_batches import (
     drops_last,
     full_part,
     full_steps,
+    half_epoch,
     is_full,
     most_full,
     most_timed,
@@ -166,6 +167,8 @@ class BatchSizes:
                     return self._by_trial(known, batch, variant, timing, why)
                 pair, law = above
             if not law.depends_on_batch:
+                if batch not in (one, other):
+                    return self._without_effect_above(present, batch, one, other)
                 return self._without_effect(present, batch, one, other)
             return self._by_law(law, pair, known, batch, variant, timing, by_trial=by_trial)
         return self._only_present(present, batch, why)
@@ -264,7 +267,7 @@ class BatchSizes:
         bounds = Bounds(
             memory, data_set_of(known[batch], batch), drops_last=drops_last(known[batch])
         )
-        most = bounds.most
+        most = _compared(bounds, known[batch])
         curve = curve_of(self._timing_pair(pair, variant, timing), self._machine, most or largest)
         if not curve.steps and most and by_trial:
             curve = self._timed_curve(known, batch, most, variant, timing, curve.notes)
@@ -300,9 +303,9 @@ class BatchSizes:
             if len(found.tried) < _LEAST_TRIALS:
                 return self._only_present(present, batch, f"{why}; {_tried(found)}", _PATHS)
             bounds = dataclasses.replace(bounds, at_least=found.too_large is None)
-        if bounds.most:
+        if most := _compared(bounds, present):
             traces = {size: self._runs.attempt(size, variant) for size in found.tried}
-            curve = self._timed_curve(traces, batch, bounds.most, variant, timing)
+            curve = self._timed_curve(traces, batch, most, variant, timing)
         advised = self._recommend(bounds, curve, batch, present)
         peak = None
         if advised.batch:
@@ -319,10 +322,16 @@ class BatchSizes:
         )
 
     def _is_same_path(self, batch: int, present: Trace, size: int, trace: Trace) -> bool:
-        return not takes_other_path(batch, full_part(present), size, full_part(trace))
+        """As far as it can be told: a first step lacks what the script does after a step."""
+        one, other = full_part(present), full_part(trace)
+        if other.steps < 2 <= one.steps:
+            return True
+        return not takes_other_path(batch, one, size, other)
 
     def _note_other_paths(self, batch: int, paths: Mapping[int, Trace]) -> bool:
-        said = other_path(batch, {size: full_part(each) for size, each in paths.items()})
+        parts = {size: full_part(each) for size, each in paths.items()}
+        told = {s: each for s, each in parts.items() if not each.steps < 2 <= parts[batch].steps}
+        said = other_path(batch, told)
         if said and said not in self._notes:
             self._notes.add(said, CHANGES)
         return bool(said)
@@ -471,6 +480,13 @@ class BatchSizes:
             fits_with_headroom=limited.fits and taken <= self._judge.usable_bytes,
         )
 
+    def _without_effect_above(self, present: Trace, batch: int, one: int, other: int) -> Batches:
+        """Something else limits what is trained on: a replay or rollout buffer has its own size."""
+        what = (
+            f"batch sizes {one} and {other} allocate the same, so that something else limits them"
+        )
+        return self._only_present(present, batch, what, what)
+
     def _without_effect(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         what = f"the batch size has no effect: {one} and {other} allocate the same"
         if "batch_size" in self._command.present:
@@ -493,3 +509,12 @@ def _tried(found: Found) -> str:
     if found.largest and found.too_large:
         return f"{text}; the largest lies between {found.largest} and {found.too_large - 1}"
     return text
+
+
+def _compared(bounds: Bounds, present: Trace) -> int | None:
+    """The largest batch size of which throughput is compared: an epoch has two steps or more.
+
+    Of one step an epoch no time can be told from a run, nor is it a training that anybody wants.
+    """
+    half = half_epoch(present, bounds.data_set)
+    return bounds.most if bounds.most is None or half is None else min(bounds.most, half)

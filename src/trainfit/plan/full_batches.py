@@ -50,14 +50,22 @@ def most_timed(trace: Trace) -> int | None:
     """The largest batch size of which an epoch has two steps, where the run at hand has one and
     so tells no step's time; ``None`` where it tells it, or more is not known.
 
-    What a script does at the end of an epoch counts to the step that follows.
+    What a script does after a step counts to the step that follows.
     """
-    loader, recording = trace.outcome.loader, trace.recording
-    if full_steps(trace) != 1 or loader is None or recording is None or recording.steps < 2:
+    loader = trace.outcome.loader
+    if full_steps(trace) != 1 or loader is None:
         return None
-    makeup = recording.makeup
+    return half_epoch(trace, loader.samples)
+
+
+def half_epoch(trace: Trace, samples: int | None) -> int | None:
+    """The largest batch size of which an epoch of so many samples has two steps, each of as many
+    batches as in this run; ``None`` where the samples are not known."""
+    if not samples or trace.recording is None:
+        return None
+    makeup = trace.recording.makeup
     of_step = (makeup.loader_batches if makeup is not None else None) or 1
-    return max(1, (loader.samples or 0) // (2 * of_step))
+    return max(1, samples // (2 * of_step))
 
 
 def full_part(trace: Trace) -> Recording:

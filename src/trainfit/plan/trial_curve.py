@@ -36,10 +36,9 @@ def timed(
     The median of its steps but the first, as shapes may differ from step to step (of an even
     number, the longer of the middle two). After ``full`` steps an epoch's last batch is short:
     what follows is not looked at (``None``: every step has full batches). Nothing is said where
-    the first step alone is full and others follow: what a script does after a step counts to the
-    next one.
+    the first step alone is full: what a script does after a step counts to the next one.
     """
-    if not has_rates(machine.gpu) or not recording.steps or (full == 1 < recording.steps):
+    if not has_rates(machine.gpu) or not recording.steps or full == 1:
         return None
     if full is not None:
         recording = recording.first_steps(min(full, recording.steps))

@@ -82,6 +82,8 @@ FAMILIES = (
         command="python {scripts}/sb3_dqn.py PPO --batch-size={batch}",
         starts=(64, 128),
         hand=HandSum(parameters=134_915),
+        # A rollout of 512 steps bounds the batch, and nothing tells of it.
+        noted={"recommended is independent": "allocate the same.*: keeping"},
     ),
     Family(
         name="lightly-simclr",
