@@ -125,7 +125,7 @@ def test_pageable_copies_speak_for_pinning() -> None:
 # --- Threads of libraries -----------------------------------------------------------------------
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     cores=st.integers(1, 4),
     free_s=st.floats(0.005, 0.1),
