@@ -334,12 +334,15 @@ def test_a_loader_that_is_used_up_is_said_to_be() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_interrupt_keeps_what_was_seen(workers: int) -> None:
+    # A shell that puts the tests into the background has them ignore Ctrl-C.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
         result = run(Numbers(1000), LoaderSettings(workers), 60.0)
     finally:
         timer.cancel()
+        signal.signal(signal.SIGINT, former)
     assert result.ended == "interrupted" and result.fault is None
     assert result.overall is not None and result.overall.batches > 0
 
