@@ -209,6 +209,31 @@ def test_tuning_for_ranks_confirms_beside_the_others(
     assert len(set(data.groups())) == 2
 
 
+def test_threads_of_libraries_are_held_down_for_one_ranks_share_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, workload = logged(tmp_path / "log")
+    whole, probed_on = share(2, 1), []
+
+    def probed(workload: Workload, machine: LoaderMachine, *_: Any, **more: Any) -> Measured:
+        probed_on.append(machine)
+        seen = probe(thread_pools={"openblas": 2}, started_threads=1)
+        return Measured(seen, model(Cores((1.0, 1.0))))
+
+    monkeypatch.setattr(tuning, "probe_workload", probed)
+    found = tuning.tune(
+        *(workload, share(2, 2), Consumer(0.0), "given"),
+        ranks=2,
+        whole=whole,
+        seconds=1.0,
+        confirm=0,
+    )
+    assert probed_on == [whole, whole]
+    held = dataclasses.replace(TWO, library_threads=1)
+    free_rate, held_rate = (found.candidate(each).batches_per_s for each in (TWO, held))  # type: ignore[union-attr]
+    assert held_rate == pytest.approx(free_rate) == pytest.approx(100, rel=0.05)
+
+
 class Dies(Logged):
     """All but the measured one, which is forked with a file there, end at once."""
 

@@ -1,9 +1,9 @@
 """Machines with a GPU that people rent, by name: their GPU, processor and RAM.
 
 All figures are assumptions: what the providers say of them, as far as it is known here; none was
-measured, and prices and offers change. A clock is given as the
-processor's base clock, which a virtual machine shows, and as that with all of its cores at work,
-at which most run (Google, "CPU platforms": virtual machines see the base clock only).
+measured, and prices and offers change. A clock is given as the processor's base clock, which a
+virtual machine shows, and as that with all of its cores at work, at which most run (Google, "CPU
+platforms": virtual machines see the base clock only).
 """
 
 from __future__ import annotations

@@ -109,17 +109,17 @@ def tune(
     """
     began = time.monotonic()
     progress = progress or Silent()
+    whole = whole or machine
     with contextlib.nullcontext(watch) if watch is not None else CoreSpeeds() as watch:
         part = Part(progress, 0.0, _PROBE_SHARE)
-        measured = probe_workload(workload, whole or machine, seconds, part, watch)
-        if ranks > 1 and measured.fitted is not None:
-            fitted = share_of(measured.fitted, machine, ranks)
-            measured = dataclasses.replace(measured, fitted=fitted)
+        alone = probe_workload(workload, whole, seconds, part, watch)
+        measured = _of_one_rank(alone, machine, ranks)
         consumer = _copying(consumer, measured.probe)
         result = _blank(workload, machine, consumer, step_source, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
-            held = _held(workload, machine, measured.probe, seconds, progress, watch)
+            held = _held(workload, whole, measured.probe, seconds, progress, watch)
+            held = {most: _of_one_rank(each, machine, ranks) for most, each in held.items()}
             tuner = _Tuner(
                 workload,
                 machine,
@@ -135,9 +135,16 @@ def tune(
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
+def _of_one_rank(measured: Measured, machine: LoaderMachine, ranks: int) -> Measured:
+    """What was measured with the whole machine, for one of ``ranks`` on its share, ``machine``."""
+    if ranks == 1 or measured.fitted is None:
+        return measured
+    return dataclasses.replace(measured, fitted=share_of(measured.fitted, machine, ranks))
+
+
 def _held(
     workload: Workload,
-    machine: LoaderMachine,
+    whole: LoaderMachine,
     probe: Probe,
     seconds: float,
     progress: Progress,
@@ -149,7 +156,7 @@ def _held(
     progress("one thread for each library in a worker", _PROBE_SHARE)
     part = Part(progress, _PROBE_SHARE, _PROBE_SHARE)
     measured = probe_workload(
-        workload.held_to(_HELD), machine, _HELD_TIME * seconds, part, watch, known=probe
+        workload.held_to(_HELD), whole, _HELD_TIME * seconds, part, watch, known=probe
     )
     return {_HELD: measured} if measured.fitted is not None else {}
 

@@ -41,9 +41,7 @@ def full_steps(trace: Trace) -> int | None:
     loader, recording = trace.outcome.loader, trace.recording
     if loader is None or not loader.samples or not loader.fed or recording is None:
         return None
-    makeup = recording.makeup
-    of_step = (makeup.loader_batches if makeup is not None else None) or 1
-    return max(1, loader.samples // max(loader.fed[0], 1) // of_step)
+    return max(1, loader.samples // max(loader.fed[0], 1) // _batches_of_step(recording))
 
 
 def most_timed(trace: Trace) -> int | None:
@@ -63,9 +61,12 @@ def half_epoch(trace: Trace, samples: int | None) -> int | None:
     batches as in this run; ``None`` where the samples are not known."""
     if not samples or trace.recording is None:
         return None
-    makeup = trace.recording.makeup
-    of_step = (makeup.loader_batches if makeup is not None else None) or 1
-    return max(1, samples // (2 * of_step))
+    return max(1, samples // (2 * _batches_of_step(trace.recording)))
+
+
+def _batches_of_step(recording: Recording) -> int:
+    makeup = recording.makeup
+    return (makeup.loader_batches if makeup is not None else None) or 1
 
 
 def full_part(trace: Trace) -> Recording:
