@@ -17,6 +17,8 @@ Format history
         recommendation follows from: the data set, AMP, batches of varying shape; notes as data;
         what was among the simulated steps; interrupted;
         memory that grows from call to call of a model
+    10  whether the recommended batch size was simulated
+    11  the parts of the launch command, each with its reason
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from trainfit.results import documents
 from trainfit.results.constants import Constant
 from trainfit.results.coverage import Coverage
 from trainfit.results.errors import ResultFileError
+from trainfit.results.launch import LaunchPart
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.notes import Note
 from trainfit.results.recording import Recording
@@ -40,7 +43,7 @@ from trainfit.results.steps import StepMakeup, StepPattern
 from trainfit.results.versus_cpu import VersusCpu
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 10
+VERSION: Final = 11
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
@@ -420,6 +423,8 @@ class PlanResult:
     ``interrupted``: the user ended the plan early; this is what was known by then.
     ``batch_check`` says whether the recommended batch size was simulated (``None``: none is
     recommended, or an older result).
+    ``launch_parts`` are what ``launch`` consists of, and what was left out of it (none: an older
+    result).
     """
 
     command: str
@@ -461,6 +466,7 @@ class PlanResult:
     coverage: Coverage | None = None
     interrupted: bool = False
     batch_check: BatchCheck | None = None
+    launch_parts: tuple[LaunchPart, ...] = ()
 
     @property
     def chosen(self) -> Configuration:

@@ -12,6 +12,7 @@ from trainfit.results.constants import DeviceConstants
 from trainfit.results.coverage import Coverage
 from trainfit.results.decoding import decode
 from trainfit.results.exchange import as_json, write_whole
+from trainfit.results.launch import ScriptOption
 from trainfit.results.sandbox import Protection
 
 Status = Literal[
@@ -242,7 +243,8 @@ class TraceOutcome:
     seconds for which the script waited for its DataLoaders.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
-    ``coverage`` what else was simulated.
+    ``coverage`` what else was simulated. ``options`` are those of the script's command line, by the
+    parser that read it.
     """
 
     status: Status
@@ -268,6 +270,7 @@ class TraceOutcome:
     coverage: Coverage | None = None
     peak_ram_bytes: int = 0
     loading_s: float = 0.0
+    options: tuple[ScriptOption, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""
