@@ -58,16 +58,8 @@ def note_steps(job: PlannedJob, asked: int | None) -> None:
 
 
 def note_batches(job: PlannedJob, found: Batches) -> None:
-    """What the user has to do for the recommended batch size, and what is odd about it."""
+    """What is odd about the batch sizes."""
     notes, batch = job.notes, job.batch
-    best, loader = found.recommended, job.first.outcome.loader
-    if "batch_size" not in job.command.present and best and best != batch:
-        where = f" at {loader.where}" if loader is not None and loader.where else ""
-        notes.add(
-            f"set batch_size={best} for the DataLoader{where}: the command has no "
-            f"{{batch_size}} (write the option as --batch_size={{batch_size:{batch}}})",
-            kind="action",
-        )
     data_set = found.limits.data_set if found.limits is not None else None
     if found.largest is not None and found.largest >= LARGEST:
         unknown = "" if data_set is not None else ", and the number of samples is not known"

@@ -6,11 +6,12 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory.device import context_parts
 from trainfit.memory.replay import Stream
+from trainfit.plan.allocator_trial import allocator_trial
 from trainfit.plan.amp_choice import AmpSetting
 from trainfit.plan.amp_settings import (
     chosen_setting,
@@ -24,7 +25,8 @@ from trainfit.plan.effective_batch import accumulation_for
 from trainfit.plan.first_run import FirstRun
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
-from trainfit.plan.launch import ACCELERATE, launch
+from trainfit.plan.launch import ACCELERATE
+from trainfit.plan.launching import with_launch
 from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.plan_notes import (
     note_accumulation,
@@ -177,15 +179,14 @@ class _Planner:
             self._command, job.recording.makeup, job.batch, chosen.batches.recommended
         )
         note_accumulation(job.notes, kept)
-        values = {**_launch_values(self._command, chosen, present), **kept.values}
-        result = self._result(job, present, chosen, values)
-        return dataclasses.replace(
-            result,
+        result = dataclasses.replace(
+            self._result(job, present, chosen),
             other_amp=others[0].configuration if others else None,
             remedies=remedies,
             inference=inference,
             amp_choice=choice,
         )
+        return with_launch(result, self._command)
 
     def _job(self) -> PlannedJob:
         """The command as it is written, and what its process uses of the GPU."""
@@ -254,12 +255,9 @@ class _Planner:
         )
         return try_remedies(planned, names)
 
-    def _result(
-        self, job: PlannedJob, present: AmpSetting, chosen: AmpSetting, values: Mapping[str, str]
-    ) -> PlanResult:
-        """The plan, but for the other settings, remedies and inference."""
+    def _result(self, job: PlannedJob, present: AmpSetting, chosen: AmpSetting) -> PlanResult:
+        """The plan, but for the other settings, remedies, inference and launch line."""
         first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
-        variables = _variables(self._command, first)
         assumptions = dict(job.recording.header["assumptions"])
         return PlanResult(
             command=self._command.line(),
@@ -273,7 +271,7 @@ class _Planner:
             other_amp=None,
             basis=here.basis,
             basis_detail=here.basis_detail,
-            launch=launch(self._command, values, variables).line,
+            launch="",
             assumptions=assumptions,
             notes=tuple(job.notes),
             structured_notes=tuple(complete(job.notes.structured(), (), assumptions)),
@@ -285,7 +283,7 @@ class _Planner:
             pattern=job.pattern,
             other_processes_bytes=self._constants.other_processes_bytes,
             profile=self._constants.profile,
-            variables=variables,
+            variables=_variables(self._command, first),
             batch_in_command="batch_size" in self._command.present,
             samples=job.samples,
             speed=speed(
@@ -302,17 +300,9 @@ class _Planner:
             step=job.recording.makeup,
             shapes=job.batch_shapes(),
             batch_check=chosen.batches.check,
+            allocator=allocator_trial(self._command, job.judge, chosen),
+            loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         )
-
-
-def _launch_values(command: Command, chosen: AmpSetting, present: AmpSetting) -> dict[str, str]:
-    """What the launch command's placeholders for batch size and AMP are filled with."""
-    values = {}
-    if "batch_size" in command.present and chosen.batches.recommended:
-        values["batch_size"] = str(chosen.batches.recommended)
-    if chosen.value is not None and chosen is not present:
-        values["amp"] = chosen.value
-    return values
 
 
 def _variables(command: Command, first: Trace) -> dict[str, str]:

@@ -33,7 +33,7 @@ from trainfit.results import documents
 from trainfit.results.constants import Constant
 from trainfit.results.coverage import Coverage
 from trainfit.results.errors import ResultFileError
-from trainfit.results.launch import LaunchPart
+from trainfit.results.launch import AllocatorTrial, LaunchPart
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.notes import Note
 from trainfit.results.recording import Recording
@@ -352,6 +352,7 @@ class DataLoading:
     least, it was not measured. ``input_at_most`` are the batches a second that the cores of
     ``PlanResult.cpu`` give at best, ``input_range`` what they may be, ``input_basis`` what that is
     from, and ``input_workers`` the fewest workers that give as many as the GPU takes, or all.
+    ``launched`` are the settings in the launch command (``None``: those of ``result``).
     """
 
     result: LoaderResult | None
@@ -364,6 +365,7 @@ class DataLoading:
     input_range: tuple[float, float] | None = None
     input_basis: tuple[str, ...] = ()
     input_workers: int | None = None
+    launched: LoaderSettings | None = None
 
 
 def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
@@ -424,7 +426,9 @@ class PlanResult:
     ``batch_check`` says whether the recommended batch size was simulated (``None``: none is
     recommended, or an older result).
     ``launch_parts`` are what ``launch`` consists of, and what was left out of it (none: an older
-    result).
+    result, or the job does not fit). ``allocator`` is the trial of the allocator's other kind of
+    segment. ``loader_at`` is the line that makes the DataLoader that fed the first step (empty: it
+    could not be told; ``None``: none did, or an older result).
     """
 
     command: str
@@ -467,6 +471,8 @@ class PlanResult:
     interrupted: bool = False
     batch_check: BatchCheck | None = None
     launch_parts: tuple[LaunchPart, ...] = ()
+    allocator: AllocatorTrial | None = None
+    loader_at: str | None = None
 
     @property
     def chosen(self) -> Configuration:
