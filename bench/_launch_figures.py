@@ -17,6 +17,7 @@ from typing import Any
 from _bench import Figure
 from _loader_figures import Reading
 
+from trainfit.loader.others import is_beside_others
 from trainfit.results.decoding import decode
 from trainfit.results.exchange import write_whole
 from trainfit.results.loader import LoaderSettings
@@ -72,7 +73,6 @@ class Study:
     places: Mapping[str, str] = field(default_factory=dict)
     taken: tuple[Taken, ...] = ()
     seconds: float = 0.0
-    notes: tuple[str, ...] = ()
     failure: str = ""
 
     def of(self, stage: str) -> list[Taken]:
@@ -176,6 +176,12 @@ def versus_own(study: Study) -> Versus | None:
 def _by_round(study: Study, key: Key) -> dict[int, float]:
     found = (each.reading for each in study.of(FINALS) if each.key == key)
     return {each.round: each.batches_per_s for each in found if each.batches_per_s}
+
+
+def beside_others(study: Study) -> tuple[int, int]:
+    """Readings of the finals that were taken while other processes took cores, and all of them."""
+    finals = [each.reading.others_cores for each in study.of(FINALS)]
+    return sum(map(is_beside_others, finals)), len(finals)
 
 
 def median(values: Sequence[float]) -> float:

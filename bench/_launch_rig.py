@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from _launch_figures import FINALS, SWEEP, Key, Taken, left_in, top
+from _launch_figures import FINALS, SWEEP, Key, Taken, left_in, rates, top
 from _launch_lines import Line
 from _launch_place import Asked, Failed, Job, Ready
 from _loader_figures import Reading
@@ -29,7 +29,7 @@ from _loader_sweep import QUIET, at_full_speed, quietness, reading_of, slowing
 
 from trainfit.hardware.core_speed import CoreSpeeds
 from trainfit.loader.model import Consumer
-from trainfit.loader.runs import Failure, Run
+from trainfit.loader.runs import Failure, Run, warm_up
 from trainfit.loader.undisturbed import with_speeds
 from trainfit.results.loader import LoaderSettings
 
@@ -40,6 +40,9 @@ START_S, PATIENCE_S, END_S = 240.0, 60.0, 10.0
 GOES_ON = ((0.75, 12), (0.88, 8))
 #: Of the sweep's best, so many are measured again with the launch and the user's own.
 FINALISTS = 3
+#: Batches that a run counts where it is known how fast it is, and how much longer than others it
+#: may be for that.
+COUNTED, LONGEST = 20, 4.0
 
 Say = Callable[[str], None]
 
@@ -191,7 +194,7 @@ class Contest:
         and of those that are ``always`` in them."""
         going = list(dict.fromkeys(grid))
         for number in range(self._effort.rounds):
-            order = list(going)
+            order = list(dict.fromkeys([*going, *always]))
             random.Random(number).shuffle(order)
             self._round(SWEEP, number, order)
             share, most = GOES_ON[min(number, len(GOES_ON) - 1)]
@@ -208,14 +211,13 @@ class Contest:
 
     def _round(self, stage: str, number: int, order: Iterable[Key]) -> None:
         """Read each; those that were disturbed from outside again, after the others."""
-        left = list(order)
+        left, known = list(order), rates(self.taken())
         for _ in range(1 + self._effort.repeats):
             for key in left:
                 began = time.monotonic()
-                run = self._run(
-                    key, Job(key.settings, self._consumer, self._effort.seconds, number)
-                )
-                reading = reading_of(run, number, time.monotonic() - began)
+                seconds = seconds_for(key.settings, known.get(key), self._effort.seconds)
+                run = self._run(key, Job(key.settings, self._consumer, seconds, number))
+                reading = unsettled(reading_of(run, number, time.monotonic() - began), run)
                 self._seen.setdefault((key, stage, number), []).append((reading, run))
             disturbed = {
                 each.key
@@ -242,9 +244,34 @@ class Contest:
         slowed = slowing(list(groups.values()), self._watch)
         found = []
         for (key, stage, _), pairs in seen.items():
-            readings = [at_full_speed(reading, run, slowed) for reading, run in pairs]
+            readings = [
+                at_full_speed(reading, run, slowed) if is_settled(run) else reading
+                for reading, run in pairs
+            ]
             found.append(Taken(key, stage, max(readings, key=quietness)))
         return tuple(found)
+
+
+def seconds_for(settings: LoaderSettings, known: float | None, seconds: float) -> float:
+    """How long a run has to be that is known to give so many batches a second: until the queues
+    are as full as they will be, for which it gets twice its time, and then some batches."""
+    if not known:
+        return seconds
+    wanted = max(COUNTED / known, 0.6 * warm_up(settings) / known)
+    return min(LONGEST * seconds, max(seconds, wanted))
+
+
+def is_settled(run: Run) -> bool:
+    """Did it come to its steady state? Its first batches come in bursts."""
+    return len(run.handed) > warm_up(run.settings) + 1
+
+
+def unsettled(reading: Reading, run: Run) -> Reading:
+    """The reading as it is, or of a run that was too slow to settle what it had made in all."""
+    if reading.batches_per_s is None or is_settled(run):
+        return reading
+    rate = len(run.handed) / float(run.handed[-1] - run.began)
+    return dataclasses.replace(reading, batches_per_s=rate, as_run=rate)
 
 
 def contest(

@@ -280,7 +280,7 @@ def row(study: Study) -> dict[str, Any]:
         "best": shown(best, finals),
         "by_hand": list(study.by_hand),
         "places": dict(study.places),
-        "notes": list(study.notes),
+        "beside_others": found.beside_others(study),
         "failure": study.failure,
     }
 
@@ -323,6 +323,9 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
             print(f"    line    {line}")
         for line in each["by_hand"]:
             print(f"    by hand {line}")
+        beside, finals = each["beside_others"]
+        if beside:
+            print(f"    {beside} of {finals} final readings beside other processes: in doubt")
     print()
 
 
