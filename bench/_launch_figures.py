@@ -58,7 +58,8 @@ class Study:
     ``lines`` are the launch lines of the plans that were made, ``launch`` and ``own`` what the
     first of them and the user's line amount to. ``by_hand`` is what the launch needs besides the
     line. ``places`` are the variables (and programs) of each place, in words. ``step_s`` is the
-    consumer's. ``failure``: it came to no figure, and why.
+    consumer's, ``tuned_step_s`` the one that the plan tuned the loader for. ``failure``: it came to
+    no figure, and why.
     """
 
     script: str
@@ -66,6 +67,7 @@ class Study:
     lines: tuple[str, ...] = ()
     plan_seconds: tuple[float, ...] = ()
     step_s: float = 0.0
+    tuned_step_s: float = 0.0
     batch_size: int | None = None
     launch: Key | None = None
     own: Key | None = None

@@ -168,9 +168,9 @@ class Effort:
     """How much is measured: rounds of the sweep and of the finals, seconds of counted batches a
     run, and how often a reading that was disturbed from outside is taken again."""
 
-    rounds: int = 3
+    rounds: int = 2
     final_rounds: int = 5
-    seconds: float = 1.0
+    seconds: float = 0.8
     repeats: int = 1
 
 

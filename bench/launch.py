@@ -32,12 +32,9 @@ it. Data files are made where they are absent (data/loader-bench).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,31 +46,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 import _launch_figures as found  # noqa: E402
-import _launch_lines as lines  # noqa: E402
-from _launch_cases import BY_CASE, CASES, QUICK, Case  # noqa: E402
+from _launch_cases import BY_CASE, CASES, QUICK  # noqa: E402
 from _launch_figures import Key, Study  # noqa: E402
-from _launch_rig import Effort, PlaceError, Places, contest, keys_of, with_pages  # noqa: E402
+from _launch_rig import Effort  # noqa: E402
+from _launch_study import GPU, Grid, studied  # noqa: E402
 from _loader_sweep import to_stderr  # noqa: E402
 from loader_workloads import DATA, NotInstalledError  # noqa: E402
 
-from trainfit.loader.model import Consumer  # noqa: E402
-from trainfit.loader.tuning import PAGEABLE_BYTES_PER_S  # noqa: E402
-from trainfit.plan.command import CommandError, parse_command  # noqa: E402
-from trainfit.plan.data_loading import predicted_step  # noqa: E402
-from trainfit.results.errors import TrainfitError  # noqa: E402
-from trainfit.results.loader import LoaderResult, LoaderSettings  # noqa: E402
-from trainfit.results.plan import PlanResult  # noqa: E402
+from trainfit.results.loader import LoaderSettings  # noqa: E402
 
-GPU = "RTX 4090"
 THREADS, WORKERS, PREFETCH = (1, 2), (0, 1, 2, 3, 4), (1, 2, 4)
 QUICK_THREADS, QUICK_WORKERS, QUICK_PREFETCH = (1,), (0, 1, 2), (2,)
 QUICK_PROBE_S = 5.0
-#: Seconds that a plan may take, whatever happens.
-PLAN_S = 900.0
-
-
-class BenchError(Exception):
-    """A script that comes to no figure; the message says why."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.read:
         return read(options)
     names = options.only or (QUICK if options.quick else tuple(BY_CASE))
+    whole = Grid(options.threads, options.workers, options.prefetch)
+    effort = Effort(options.sweep_rounds, options.rounds, options.seconds, options.repeats)
     studies: list[Study] = []
     left_out: dict[str, str] = {}
     about = {
@@ -98,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             left_out[name] = str(error)
             to_stderr(f"{name} is left out: {error}")
             continue
-        studies.append(studied(BY_CASE[name], command, options))
+        studies.append(studied(BY_CASE[name], command, whole, effort, options.probe_time))
         if options.record is not None:
             found.save(options.record, studies, {**about, "left_out": left_out})
     return report(studies, len(names), options.json, left_out)
@@ -119,130 +105,6 @@ def read(options: argparse.Namespace) -> int:
         print(f"launch: error: {error}", file=sys.stderr)
         return 2
     return report(studies, wanted, options.json, left_out)
-
-
-# One script --------------------------------------------------------------------------------------
-
-
-def studied(case: Case, command: list[str], options: argparse.Namespace) -> Study:
-    """Plan, sweep, finals, and plan again; a study that says why where one of them fails."""
-    study = Study(case.name, parse_command(command).line())
-    began = time.monotonic()
-    try:
-        first, study = planned(study, command, options)
-        study = measured(study, case, command, first, options)
-        _, study = planned(study, command, options)
-    except (BenchError, PlaceError, TrainfitError, CommandError, ValueError) as error:
-        to_stderr(f"{case.name}: {error}")
-        study = dataclasses.replace(study, failure=str(error))
-    return dataclasses.replace(study, seconds=time.monotonic() - began)
-
-
-def planned(
-    study: Study, command: list[str], options: argparse.Namespace
-) -> tuple[PlanResult, Study]:
-    """What the CLI plans for a user's line; raises :class:`BenchError`."""
-    with tempfile.TemporaryDirectory(prefix="launch-bench-") as folder:
-        output = Path(folder) / "plan.json"
-        words = [sys.executable, "-m", "trainfit", "plan", "--loader", "--gpu", GPU]
-        if options.probe_time is not None:
-            words += ["--probe-time", str(options.probe_time)]
-        words += ["--output", str(output), "--", *command]
-        source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-        began = time.monotonic()
-        try:
-            done = subprocess.run(
-                words,
-                env={**os.environ, "PYTHONPATH": source},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=PLAN_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"trainfit plan took more than {PLAN_S:.0f} s") from None
-        seconds = time.monotonic() - began
-        if not output.is_file():
-            last = "\n".join(done.stdout.strip().splitlines()[-12:])
-            raise BenchError(f"trainfit plan ended with status {done.returncode}:\n{last}")
-        plan = PlanResult.load(output)
-    to_stderr(f"{study.script}: planned in {seconds:.0f} s: {plan.launch}")
-    return plan, dataclasses.replace(
-        study,
-        lines=(*study.lines, plan.launch),
-        plan_seconds=(*study.plan_seconds, seconds),
-    )
-
-
-def measured(
-    study: Study,
-    case: Case,
-    command: list[str],
-    plan: PlanResult,
-    options: argparse.Namespace,
-) -> Study:
-    """The launch line, the user's own, and the grid; raises BenchError, PlaceError."""
-    tuned = plan.loading.result if plan.loading is not None else None
-    if tuned is None:
-        why = plan.loading.failure if plan.loading is not None else "it was not asked for"
-        raise BenchError(f"the plan did not tune the DataLoader: {why}")
-    launch = lines.read_line(plan.launch)
-    own = lines.in_place_of(lines.line_of(parse_command(command)), launch)
-    by_hand = [each.line for each in tuned.variables if each.where != "environment"]
-    if case.decoder_threads and (threads := lines.decoder_threads(tuned.variables)):
-        launch = launch.with_option(case.decoder_threads, threads)
-    wanted = lines.recommended(tuned)
-    with Places(GPU) as places:
-        mine = places.name(own, "as the user has it")
-        keys = keys_of(
-            {
-                place: lines.grid(options.workers, options.prefetch, wanted)
-                for place in thread_places(places, mine, own, case, options.threads)
-            }
-        )
-        line = Key(places.name(launch, "launch"), wanted)
-        user = Key(mine, lines.plain(tuned.present))
-        there = places[line.place].ready
-        study = dataclasses.replace(
-            study,
-            step_s=tuned.step_s,
-            batch_size=there.batch_size,
-            launch=line,
-            own=user,
-            by_hand=(*by_hand, *lines.not_said(there.present, wanted)),
-            places=places.in_words,
-        )
-        to_stderr(f"{study.script}: {len(keys)} settings, step {1e3 * tuned.step_s:.2f} ms")
-        taken = contest(
-            places,
-            keys,
-            (line, user),
-            consumer_of(plan, tuned),
-            Effort(options.sweep_rounds, options.rounds, options.seconds, options.repeats),
-            lambda text: to_stderr(f"{study.script}: {text}"),
-        )
-    return dataclasses.replace(study, taken=taken)
-
-
-def thread_places(
-    places: Places, mine: str, own: lines.Line, case: Case, threads: Sequence[int]
-) -> list[str]:
-    """The user's own place, and one for each number of threads that it does not have anyway."""
-    names = [mine]
-    pools = places[mine].ready.pools
-    for number in threads:
-        if case.decoder_threads or not lines.same_threads(pools, number):
-            line = own.with_threads(number, case.decoder_threads)
-            names.append(places.name(line, f"{number} thread{'s' if number > 1 else ''}"))
-    return names
-
-
-def consumer_of(plan: PlanResult, tuned: LoaderResult) -> Consumer:
-    """The one that the loader was tuned for."""
-    step = predicted_step(plan)
-    consumer = Consumer(tuned.step_s, step.work_s if step is not None else 0.0)
-    return with_pages(consumer, tuned.probe.batch_bytes / PAGEABLE_BYTES_PER_S)
 
 
 # What is printed ---------------------------------------------------------------------------------
@@ -270,6 +132,7 @@ def row(study: Study) -> dict[str, Any]:
         "plan_seconds": list(study.plan_seconds),
         "seconds": study.seconds,
         "step_s": study.step_s,
+        "tuned_step_s": study.tuned_step_s,
         "batch_size": study.batch_size,
         "regret_percent": found.regret_percent(study),
         "gain_percent": None if versus is None else 100 * versus.gain,
@@ -323,6 +186,9 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
             print(f"    line    {line}")
         for line in each["by_hand"]:
             print(f"    by hand {line}")
+        if abs(each["tuned_step_s"] - each["step_s"]) > 0.05 * each["step_s"]:
+            tuned = 1e3 * each["tuned_step_s"]
+            print(f"    the plan tuned the loader for a step of {tuned:.2f} ms")
         beside, finals = each["beside_others"]
         if beside:
             print(f"    {beside} of {finals} final readings beside other processes: in doubt")
@@ -340,8 +206,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", default=[])
     parser.add_argument("--quick", action="store_true", help="three scripts, a small grid")
     parser.add_argument("--rounds", type=int, help="of the finals (5)")
-    parser.add_argument("--sweep-rounds", type=int, help="of the sweep (3)")
-    parser.add_argument("--seconds", type=float, help="counted seconds of a run (1)")
+    parser.add_argument("--sweep-rounds", type=int, help="of the sweep (2)")
+    parser.add_argument("--seconds", type=float, help="counted seconds of a run (0.8)")
     parser.add_argument("--repeats", type=int, help="of what was disturbed, at most (1)")
     parser.add_argument("--probe-time", type=float, help="of the plans (their default)")
     parser.add_argument("--threads", type=int, nargs="+", help="of the grid (1 2)")
@@ -361,8 +227,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 DEFAULTS: dict[str, Any] = {
     "rounds": 5,
-    "sweep_rounds": 3,
-    "seconds": 1.0,
+    "sweep_rounds": 2,
+    "seconds": 0.8,
     "repeats": 1,
     "probe_time": None,
     "threads": THREADS,

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCH = ROOT / "bench"
 MODULES = (
     *("_bench", "_launch_cases", "_launch_figures", "_launch_lines", "_launch_place"),
-    *("_launch_rig", "_loader_figures", "_loader_images", "_loader_sweep", "launch"),
-    "loader_workloads",
+    *("_launch_rig", "_launch_study", "_loader_figures", "_loader_images", "_loader_sweep"),
+    *("launch", "loader_workloads"),
 )
 
 
@@ -430,12 +430,14 @@ def test_kept_readings_are_summed_without_running(
 ) -> None:
     readings = tuple(taken(key(1), 10.0, n) for n in range(2))
     good = study(taken=readings, launch=key(1), own=key(1), lines=("x", "x"))
+    good = dataclasses.replace(good, step_s=0.01, tuned_step_s=0.02)
     about = {"wanted": 2, "left_out": {"opencv": "not installed: pip install it"}}
     figures().save(tmp_path / "r.json", [good], about)
     launch = importlib.import_module("launch")
     assert launch.main(["--read", str(tmp_path / "r.json")]) == 1
     out = capsys.readouterr().out.splitlines()
     assert "opencv: left out, not installed: pip install it" in out
+    assert "    the plan tuned the loader for a step of 20.00 ms" in out
     assert "launch_median_regret: 0% (goal at most 5%) holds" in out
     assert out[-1] == "launch_scripts: 1 (goal at least 2) short"
     assert launch.main(["--read", str(tmp_path / "r.json"), "--json"]) == 1
