@@ -55,8 +55,9 @@ class Taken:
 class Study:
     """One script.
 
-    ``lines`` are the launch lines of the plans that were made, ``launch`` and ``own`` what the
-    first of them and the user's line amount to. ``by_hand`` is what the launch needs besides the
+    ``lines`` are the launch lines of the plans that were made, and ``said`` the settings that they
+    recommend, whether the line can say them or not; ``launch`` and ``own`` are what the first of
+    them and the user's line amount to. ``by_hand`` is what the launch needs besides the
     line. ``places`` are the variables (and programs) of each place, in words. ``step_s`` is the
     consumer's, ``tuned_step_s`` the one that the plan tuned the loader for. ``failure``: it came to
     no figure, and why.
@@ -65,6 +66,7 @@ class Study:
     script: str
     command: str
     lines: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
     plan_seconds: tuple[float, ...] = ()
     step_s: float = 0.0
     tuned_step_s: float = 0.0
@@ -82,8 +84,8 @@ class Study:
 
     @property
     def same_line(self) -> bool | None:
-        """Did all plans print one line? ``None``: it was planned once."""
-        return len(set(self.lines)) == 1 if len(self.lines) > 1 else None
+        """Did all plans print one line and recommend the same? ``None``: it was planned once."""
+        return len({*zip(self.lines, self.said, strict=True)}) == 1 if self.lines[1:] else None
 
 
 # What follows from readings ----------------------------------------------------------------------
@@ -129,7 +131,8 @@ def regret_percent(study: Study) -> float | None:
     pairs = ((halves[0], halves[1]), (halves[1], halves[0]))
     regrets = [_regret(study.launch, judges, runs) for judges, runs in pairs]
     told = [regret for regret in regrets if regret is not None]
-    return statistics.fmean(told) if told else None
+    # Below 0 it is chance: the launch was among those that the best was chosen from.
+    return max(0.0, statistics.fmean(told)) if told else None
 
 
 def _regret(launch: Key, judges: Sequence[Taken], runs: Sequence[Taken]) -> float | None:

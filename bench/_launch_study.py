@@ -93,8 +93,19 @@ def planned(study: Study, command: list[str], probe_s: float | None) -> tuple[Pl
     return plan, dataclasses.replace(
         study,
         lines=(*study.lines, plan.launch),
+        said=(*study.said, recommendation(plan)),
         plan_seconds=(*study.plan_seconds, seconds),
     )
+
+
+def recommendation(plan: PlanResult) -> str:
+    """The settings, variables and calls that a plan recommends, in words; empty: there are none."""
+    tuned = plan.loading.result if plan.loading is not None else None
+    if tuned is None:
+        return ""
+    settings = dataclasses.asdict(tuned.recommended)
+    words = [f"{name}={value}" for name, value in settings.items()]
+    return " ".join([*words, *sorted(each.line for each in tuned.variables)])
 
 
 def measured(

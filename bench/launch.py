@@ -19,7 +19,8 @@ the batch size of the launch line. Counted is the steady state.
     regret   1 - rate of the launch line / rate of the best
     slower   the launch line's rate below that of the user's own line by more than the noise: half
              of the 95% interval of the rounds' ratios, taken to be 1% at least and 5% at most
-    line     planned before and after all that: is it the same, letter by letter?
+    line     planned before and after all that: is it the same, letter by letter, and are the
+             settings, also those that it cannot say?
 
 Rates are at the cores' full speed, which is watched meanwhile, as in loader_accuracy.py. What a
 line cannot say and the plan shows as a line to change by hand is set as it says; the table marks
@@ -128,6 +129,7 @@ def row(study: Study) -> dict[str, Any]:
         "script": study.script,
         "command": study.command,
         "launch_lines": list(study.lines),
+        "recommended": list(study.said),
         "same_line": study.same_line,
         "plan_seconds": list(study.plan_seconds),
         "seconds": study.seconds,
@@ -186,6 +188,8 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
             print(f"    line    {line}")
         for line in each["by_hand"]:
             print(f"    by hand {line}")
+        if each["same_line"] is False:
+            print("    planned twice, not the same: " + " / ".join(each["recommended"]))
         if abs(each["tuned_step_s"] - each["step_s"]) > 0.05 * each["step_s"]:
             tuned = 1e3 * each["tuned_step_s"]
             print(f"    the plan tuned the loader for a step of {tuned:.2f} ms")
