@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-if str(SOURCE) not in sys.path:
-    sys.path.append(str(SOURCE))
+# Behind the script's own folder, which takes the first place.
+sys.path.insert(1, str(SOURCE))
 
 from trainfit.loader.model import Consumer  # noqa: E402
 from trainfit.results.loader import LoaderSettings  # noqa: E402
