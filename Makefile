@@ -50,6 +50,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/loader_model.py
 	$(BIN)/python bench/loader_split.py
 	$(BIN)/python bench/loader_accuracy.py --quick
+	$(BIN)/python bench/launch.py --quick
 	$(BIN)/python bench/pace.py
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
