@@ -136,9 +136,10 @@ def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:
 
 
 def _batch(plan: PlanResult) -> int | None:
-    """The recommended batch size, where the data set fills one; else the present one."""
+    """The recommended batch size, where the command has it and the data set fills one; else the
+    present one, for that is what its DataLoader gives."""
     best = plan.chosen.recommended_batch
-    if not best or (plan.samples is not None and best > plan.samples):
+    if not best or not plan.batch_in_command or (plan.samples is not None and best > plan.samples):
         return plan.now.batch_size
     return best
 
