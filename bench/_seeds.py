@@ -89,6 +89,11 @@ def differs(text: str) -> Verdict:
     return Verdict("differs", text)
 
 
+def holds(claim: bool, text: str) -> Verdict:
+    """Do the figures of the text bear the claim out?"""
+    return agrees(text) if claim else differs(text)
+
+
 def condition(text: str) -> Verdict:
     return Verdict("with a condition", text)
 

@@ -58,7 +58,7 @@ _ALL: Final = (
     *(
         Command(
             f"rehearse-{workers}",
-            f"trainfit rehearse --step-time 15ms --duration 6s --num-workers {workers} "
+            f"trainfit rehearse --step-time 15ms --duration 10s --num-workers {workers} "
             f"-- python {_TRAIN} --batch_size=1",
         )
         for workers in (1, 2)
@@ -121,7 +121,7 @@ _ALL: Final = (
     ),
     Command(
         "plan-noise",
-        'trainfit plan --gpu "RTX 4090" --no-loader --no-remedies --noise-scale 64 '
+        'trainfit plan --gpu "RTX 4090" --no-loader --no-remedies --noise-scale 8 '
         f"-- {_NETWORKS} --model=resnet18 '--batch_size={{batch_size:64}}'",
     ),
     Command(
@@ -132,7 +132,7 @@ _ALL: Final = (
     Command(
         "plan-evaluate",
         "trainfit plan --gpu T4 --no-loader --no-remedies "
-        f"-- {_NETWORKS} --model=resnet18 --evaluate '--batch_size={{batch_size:32}}'",
+        f"-- {_NETWORKS} --model=resnet18 --size=128 --evaluate '--batch_size={{batch_size:32}}'",
     ),
     Command(
         "plan-tiny",
