@@ -161,3 +161,28 @@ def test_verdicts(
     (row,) = [each for each in bench.ROWS if each.claim == claim]
     verdict = bench.judged(row, answers, {}).verdict
     assert (verdict.outcome, words in verdict.text) == (outcome, True), verdict
+
+
+@pytest.mark.parametrize(
+    ("part", "outcome"),
+    [
+        ({"status": "kept", "present": "1"}, "agrees"),
+        ({"status": "set", "value": "1"}, "agrees"),
+        ({"status": "set", "value": "2", "present": "1"}, "differs"),
+        ({"status": "not set", "present": "1"}, "differs"),
+        ({"status": "cannot tell"}, "impossible here"),
+        (None, "with a condition"),
+    ],
+)
+def test_rows_on_the_launch_line_read_its_parts_where_a_plan_has_them(
+    bench: Any, part: dict[str, str] | None, outcome: str
+) -> None:
+    launch = importlib.import_module("_seeds_launch")
+    seeds = importlib.import_module("_seeds")
+    fields = {"value": "", "present": "", "reason": "no gain", "evidence": "measured"}
+    parts = [] if part is None else [{"name": "OMP_NUM_THREADS", **fields, **part}]
+    found = launch.launch_part(
+        {"launch_parts": parts}, "1", seeds.condition("kept"), "OMP_NUM_THREADS"
+    )
+    assert found.outcome == outcome
+    assert part is None or "no gain (measured)" in found.text
