@@ -59,9 +59,15 @@ class EffectiveBatch:
         samples, seen = makeup.effective_batch, makeup.accumulation
         if samples is None or seen is None or int(stated) != seen:
             return None
-        if _is_whole(samples, seen, self.present):
+        if _is_whole(samples, seen, self.present) or _may_grow(self.command, seen):
             return None
         return max(1, self.present * seen)
+
+
+def _may_grow(command: Command, seen: int) -> bool:
+    """Does nothing say that the effective batch is to stay? Of a script that does not accumulate,
+    with an option for it that the user has not marked."""
+    return seen == 1 and _NAME in command.supposed
 
 
 def _is_whole(samples: int, seen: int, present: int) -> bool:
@@ -87,6 +93,8 @@ def accumulation_for(
         note = f"{{{_NAME}}} stays {stated}: the samples of an optimizer step are not known"
         return Accumulation({}, note)
     if _is_whole(samples, seen, present):
+        return Accumulation({})
+    if _may_grow(command, seen) and chosen >= present:
         return Accumulation({})
     if stated is None:
         return Accumulation({}, _without_placeholder(makeup, samples, seen, present, chosen))
