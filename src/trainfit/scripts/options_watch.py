@@ -59,8 +59,7 @@ class OptionsWatch:
         """Those seen so far."""
         absl = sys.modules.get(_ABSL)
         if absl is not None:
-            words = _words()
-            self._note(words, lambda: of_absl(_parsed_flags(absl), words))
+            self._note(_words(), lambda words: of_absl(_parsed_flags(absl), words))
         return tuple(self._found.values())[:_MOST]
 
     # -- parsers -----------------------------------------------------------------------------
@@ -74,26 +73,25 @@ class OptionsWatch:
 
         @functools.wraps(parse)
         def _parse_known_args(own: Any, arg_strings: Any, *args: Any, **kwargs: Any) -> Any:
-            given = list(arg_strings)
+            given = watch._begin(arg_strings)
             parsed = parse(own, arg_strings, *args, **kwargs)
-            watch._note(given, lambda: of_argparse(own, given, parsed[0]))
+            watch._note(given, lambda words: of_argparse(own, words, parsed[0]))
             return parsed
 
         patches.set(argparse.ArgumentParser, "_parse_known_args", _parse_known_args)
 
     def _patch_click(self, patches: PatchSet, module: ModuleType) -> None:
         command = getattr(module, "Command", None)
-        option = getattr(module, "Option", None)
-        if command is None or option is None:  # another version's, of which nothing is known
+        parse = getattr(command, "parse_args", None)
+        if parse is None:  # another version's, of which nothing is known
             return
-        parse = command.parse_args
         watch = self
 
         @functools.wraps(parse)
         def parse_args(own: Any, ctx: Any, args: Any) -> Any:
-            given = list(args)
+            given = watch._begin(args)
             rest = parse(own, ctx, args)
-            watch._note(given, lambda: of_click(ctx, given, option))
+            watch._note(given, lambda words: of_click(ctx, words))
             return rest
 
         patches.set(command, "parse_args", parse_args)
@@ -110,22 +108,34 @@ class OptionsWatch:
         def parse_known_args(
             own: Any, args: Any = None, namespace: Any = None, **kwargs: Any
         ) -> Any:
-            given = list(sys.argv[1:] if args is None else args)
-            parsed = parse(own, given, namespace, **kwargs)
-            watch._note(given, lambda: of_argparse(own.parser, given, parsed[0]))
+            words = list(sys.argv[1:] if args is None else args)
+            given = watch._begin(words)
+            parsed = parse(own, words, namespace, **kwargs)
+            watch._note(given, lambda words: of_argparse(own.parser, words, parsed[0]))
             return parsed
 
         patches.set(parser_type, "parse_known_args", parse_known_args)
 
     # -- notes -------------------------------------------------------------------------------
 
-    def _note(self, given: Sequence[str], read: Callable[[], Iterable[ScriptOption]]) -> None:
-        """Keep what ``read`` gives, if the words that were ``given`` are the script's; an odd
-        parser's failure must not reach it."""
+    def _begin(self, given: Iterable[str]) -> list[str] | None:
+        """The words that are about to be parsed; ``None`` where they are not the script's."""
         with contextlib.suppress(Exception):
-            if self._is_scripts(given):
-                for option in read():
-                    self._found[option.flags or option.off] = option
+            words = list(given)
+            if self._is_scripts(words):
+                return words
+        return None
+
+    def _note(
+        self, words: list[str] | None, read: Callable[[list[str]], Iterable[ScriptOption]]
+    ) -> None:
+        """Keep what ``read`` gives of the script's words; an odd parser's failure must not reach
+        the script."""
+        if words is None:
+            return
+        with contextlib.suppress(Exception):
+            for option in read(words):
+                self._found[option.flags or option.off] = option
 
     def _is_scripts(self, given: Sequence[str]) -> bool:
         """Is it the script's command line that is parsed: some words of it in their order?

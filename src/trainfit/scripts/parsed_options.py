@@ -75,16 +75,16 @@ def _of_actions(
     )
 
 
-def of_click(context: Any, words: Sequence[str], option_type: Any) -> Iterator[ScriptOption]:
-    """The options of the command of a click ``context`` that has parsed ``words``;
-    ``option_type`` is the class of click's options."""
-    options: list[Any] = [each for each in context.command.params if isinstance(each, option_type)]
+def of_click(context: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
+    """The options of the command of a click ``context`` that has parsed ``words``."""
+    options = [each for each in context.command.params if each.param_type_name == "option"]
     known = {flag for each in options for flag in (*each.opts, *each.secondary_opts)}
     ahead = hasattr(context.command, "commands")
     for each in options:
         if each.name not in context.params or each.multiple or each.nargs != 1 or each.count:
             continue
         value, default = context.params[each.name], each.get_default(context)
+        kind = getattr(each, "type", None)
         if not _is_plain(value):
             continue
         option = ScriptOption(
@@ -92,11 +92,11 @@ def of_click(context: Any, words: Sequence[str], option_type: Any) -> Iterator[S
             name=each.name,
             value=_text_of(value),
             given=False,
-            choices=_choices(getattr(each.type, "choices", None)),
+            choices=_choices(getattr(kind, "choices", None)),
             switch=each.is_flag,
             default=_text_of(default) if _is_plain(default) else None,
             off=tuple(each.secondary_opts),
-            type=str(getattr(each.type, "name", "")),
+            type=str(getattr(kind, "name", "")),
             ahead=ahead,
         )
         # click's own "boolean" understands false, too.
