@@ -50,6 +50,11 @@ class EffectiveBatch:
         return round(makeup.effective_batch * batch / self.present * wanted / seen)
 
     @property
+    def keeper(self) -> str:
+        """What keeps the samples of a step, in words: the user's placeholder, or an option."""
+        return "accumulation" if _NAME in self.command.supposed else f"{{{_NAME}}}"
+
+    @property
     def most(self) -> int | None:
         """The largest batch size with which the placeholder for accumulation keeps the samples of
         a step; ``None`` without one that has an effect."""
