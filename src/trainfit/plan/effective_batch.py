@@ -114,9 +114,8 @@ def accumulation_for(
     values = {_NAME: str(wanted)} if wanted != seen else {}
     becomes, note = round(micro * wanted), ""
     if values:
-        note = (
-            f"Launch has accumulation {wanted}; step times at all batch sizes are with the present "
-            f"{seen} micro-batches"
+        note = f"Launch has accumulation {wanted}; step times at all batch sizes are " + (
+            f"with the present {seen} micro-batches" if seen > 1 else "without accumulation"
         )
     if becomes == samples:
         return Accumulation(values, note=note)

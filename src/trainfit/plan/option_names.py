@@ -87,10 +87,8 @@ def tunable_of(option: str) -> str | None:
     return _OF_NAME.get(plain_name(option))
 
 
-def negated_tunable_of(option: str) -> str | None:
-    """Likewise of an option that switches it off ("--no-amp")."""
+def without_negation(option: str) -> str:
+    """The tunable's name in that of an option that switches it off ("--no-amp"); else empty."""
     name = plain_name(option)
-    for start in _NEGATIONS:
-        if name.startswith(start):
-            return _OF_NAME.get(name.removeprefix(start))
-    return None
+    found = (name.removeprefix(start) for start in _NEGATIONS if name.startswith(start))
+    return next((each for each in found if each in _OF_NAME), "")

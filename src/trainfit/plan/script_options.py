@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainfit.plan.command import Command
-from trainfit.plan.option_names import negated_tunable_of, tunable_of
+from trainfit.plan.option_names import tunable_of, without_negation
 from trainfit.plan.option_words import Candidate
 from trainfit.plan.tunables import as_switch, placeholders
 from trainfit.results.errors import TrainfitError
@@ -61,7 +61,8 @@ def _upright(option: ScriptOption) -> ScriptOption:
     """A switch that is named by what it switches off ("--no-amp"), as its opposite."""
     if not option.switch or option.off or any(map(tunable_of, option.flags)):
         return option
-    if not any(map(negated_tunable_of, option.flags)):
+    name = next(filter(None, map(without_negation, option.flags)), "")
+    if not name:
         return option
 
     def turned(text: str | None) -> str:
@@ -69,7 +70,7 @@ def _upright(option: ScriptOption) -> ScriptOption:
 
     return ScriptOption(
         flags=(),
-        name=option.name,
+        name=name,
         value=turned(option.value),
         given=option.given,
         switch=True,
