@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
+from trainfit.plan.command import parse_command
+from trainfit.plan.option_proof import check
+from trainfit.plan.options import read_options
+from trainfit.plan.seen import seen_in
+from trainfit.plan.tracing import Tracer
 
 ARGPARSE = """
 import argparse, sys
@@ -218,3 +223,26 @@ def test_a_smaller_batch_is_accumulated(script: Any, tmp_path: Path) -> None:
     filled = shlex.split(result["launch"])
     batch = int(filled[3])
     assert batch < 2048 and f"--accum_iter={round(2048 / batch)}" in filled, result["launch"]
+
+
+def test_settings_are_checked_by_a_run(script: Any, tmp_path: Path) -> None:
+    """Those of the DataLoader nothing else has proven."""
+    command = parse_command(["python", str(tmp_path / script("argparse"))])
+    with Tracer(command, "RTX 4060", steps=3) as tracer:
+        first = tracer.trace()
+        options = read_options(command, first.outcome.options, seen_in(first))
+        tracer.use(options.command)
+        values = {"batch_size": "16", "num_workers": "1", "amp": "true", "grad_accum": "2"}
+        found = check(options.command, values, tracer)
+        assert [(each.name, each.had) for each in found] == [(name, True) for name in values]
+        refused = check(options.command, {"num_workers": "-1"}, tracer)
+    assert refused[0].had is None and "num_workers" in refused[0].seen
+
+
+@pytest.mark.slow
+def test_tuning_the_loader_keeps_what_was_found(script: Any, tmp_path: Path) -> None:
+    words = ["python", script("argparse"), "--batch_size=8", "--workers={num_workers:0}"]
+    own = ("--gpu", "RTX 4060", "--json", "--no-remedies", "--probe-time", "2")
+    result = json_of(trainfit("plan", *own, "--", *words, cwd=tmp_path))
+    assert f"--batch_size={best_of(result)}" in shlex.split(result["launch"])
+    assert result["loading"]["failure"] == ""

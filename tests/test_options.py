@@ -402,6 +402,8 @@ def _timm() -> argparse.ArgumentParser:
          {"no": "--bf16 False", "fp16": "--bf16 False --fp16"}),
         (_timm(), "", SEEN, "no", "bf16", "fp16",
          {"bf16": "--amp --amp-dtype=bfloat16", "fp16": "--amp"}),
+        (argument("--dtype", default="float32"), "--dtype=float16", _FP16, "float16", "float32",
+         "float16", {"bfloat16": "--dtype=bfloat16"}),
         (_timm(), "--amp --amp-dtype bfloat16", _BF16, "bf16", "no", "fp16",
          {"fp16": "--amp --amp-dtype float16", "no": "--amp-dtype bfloat16"}),
     ],

@@ -63,7 +63,11 @@ def amp_readings(command: Command, options: Sequence[Candidate]) -> list[AmpRead
     """All ways to read the options as a switch of mixed precision."""
     named = [each for each in options if _names_amp(each.option)]
     pairs = list(_pairs(command, named))
-    return pairs or [reading for each in named for reading in _single(command, each, options)]
+    if pairs:
+        return pairs
+    # nanoGPT's --dtype is autocast's, without a switch.
+    named = named or [each for each in options if _says_dtype(each.option)]
+    return [reading for each in named for reading in _single(command, each, options)]
 
 
 def _names_amp(option: ScriptOption) -> bool:
@@ -202,7 +206,8 @@ def _by_switch(command: Command, candidate: Candidate) -> Iterator[AmpReading]:
 def _says_dtype(option: ScriptOption) -> bool:
     if not any(plain_name(name) in AMP_DTYPE_NAMES for name in _names(option)):
         return False
-    return option.value is not None and _dtype_texts(option.value) is not None
+    text = option.value
+    return text is not None and (_family(option) is not None or _dtype_texts(text) is not None)
 
 
 def _dtype_texts(text: str) -> tuple[str, str] | None:

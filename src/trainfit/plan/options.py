@@ -84,6 +84,11 @@ class CommandOptions:
         ]
         return CommandOptions(self.base, with_options(self.base, found), found, (*self.left, *left))
 
+    @property
+    def proven_command(self) -> Command:
+        """The command with those tunables alone that a run has shown to be some."""
+        return with_options(self.base, [each for each in self.found if each.is_proven])
+
     def proven(self, names: Collection[str]) -> CommandOptions:
         """Likewise, with these as proven."""
         found = tuple(

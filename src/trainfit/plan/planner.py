@@ -251,10 +251,12 @@ class _Planner:
         if wanted is None or best is None or option is None or option.is_proven:
             return kept
         why = accumulates(self._runs, best, wanted, chosen.variant.amp)
-        if why:
-            self.options = self.options.without({"grad_accum": why})
-            self._command = self.options.command
-            self._runs.use(self._command)
+        if not why:
+            self.options = self.options.proven(["grad_accum"])
+            return kept
+        self.options = self.options.without({"grad_accum": why})
+        self._command = self.options.command
+        self._runs.use(self._command)
         return accumulation_for(self._command, makeup, job.batch, best)
 
     def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
