@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers_cli import environment
 from trainfit.results.launch import ScriptOption
 from trainfit.scripts.option_words import place_of
 from trainfit.scripts.options_watch import OptionsWatch
@@ -288,3 +291,22 @@ def test_options_without_a_value() -> None:
     for words, value_at in ((["--bf16", "--x"], None), (["--bf16", "True"], 1), (["--bf16"], None)):
         place = place_of(words, ("--bf16",), bare=True)
         assert place is not None and place.value_at == value_at
+
+
+def test_a_scripts_annotations_are_its_own(tmp_path: Path) -> None:
+    """Libraries make options of them: draccus, typer. What compiles the script has other ones."""
+    script = tmp_path / "script.py"
+    script.write_text("def train(batch_size: int): ...\nprint(train.__annotations__)\n")
+    code = (
+        "import sys; from trainfit.results.trace import Target; "
+        "from trainfit.scripts.execute import execute; "
+        "execute(Target('script', sys.argv[1], ()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "{'batch_size': <class 'int'>}\n", done.stderr
