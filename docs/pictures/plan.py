@@ -1,7 +1,7 @@
 """Draws docs/pictures/plan.svg from a result file of ``trainfit plan --output``.
 
-    trainfit plan --gpu "RTX 4090" --output plan.json -- python examples/act/train.py …
-    python docs/pictures/plan.py plan.json
+trainfit plan --gpu "RTX 4090" --output plan.json -- python examples/act/train.py …
+python docs/pictures/plan.py plan.json
 """
 
 from __future__ import annotations

@@ -193,14 +193,18 @@ def _planned(
         options.noise_scale,
         _rented(options),
     )
-    result = plan(parsed, device.gpu, device.name, settings, progress, device.constants, show)
+    read = [parsed]
+    result = plan(
+        *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
+        understood=lambda options: read.append(options.proven_command),
+    )
     keep(result)  # whatever becomes of the loader
     try:
         if options.versus_cpu:
             result = with_cpu(result, parsed, options.time_limit, progress)
-        if tunes and is_tuned(result, parsed, asked=options.loader):
+        if tunes and is_tuned(result, read[-1], asked=options.loader):
             progress("tuning the DataLoader (--no-loader leaves it out)")
-            result = _with_loading(result, parsed, device.name, options, progress)
+            result = _with_loading(result, read[-1], device.name, options, progress)
     except KeyboardInterrupt:
         show(result)
         raise

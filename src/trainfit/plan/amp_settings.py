@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from trainfit.hardware import GpuSpec
 from trainfit.plan.amp_choice import AmpSetting, choose_amp, is_emulated
 from trainfit.plan.batches import Batches
+from trainfit.plan.command import Command
 from trainfit.plan.failures import NotSimulated, ScriptError
 from trainfit.plan.full_batches import full_steps, is_full
 from trainfit.plan.launch import ACCELERATE, PRECISIONS
@@ -21,12 +23,16 @@ from trainfit.results.plan import AmpChoice
 def opposite_amp(job: PlannedJob) -> Variant:
     """The command with autocast the other way round; not on in what the GPU emulates, where the
     command can say so."""
-    command = job.command
-    is_on = job.first.outcome.autocast
-    if command.other_amp is not None:
-        on = None if is_on or job.gpu.supports_bf16 else command.float16_amp
-        return Variant(amp=on or command.other_amp)
+    is_on = job.first.outcome.autocast is not None
+    if job.command.other_amp is not None:
+        return Variant(amp=other_value(job.command, job.gpu, is_on=is_on))
     return Variant(force="off" if is_on else "on")
+
+
+def other_value(command: Command, gpu: GpuSpec, *, is_on: bool) -> str | None:
+    """The value for ``{amp}`` of autocast the other way round; ``None`` without the placeholder."""
+    on = None if is_on or gpu.supports_bf16 else command.float16_amp
+    return on or command.other_amp
 
 
 def present_setting(job: PlannedJob) -> AmpSetting:

@@ -73,6 +73,15 @@ _LAUNCHERS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
+class Spelling:
+    """How a word says a tunable by more than a value within it: ``words`` are what stands in its
+    place at some values (none: nothing does); at others its placeholder is filled."""
+
+    name: str
+    words: Mapping[str, tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Command:
     """A training command with tunables.
 
@@ -84,6 +93,9 @@ class Command:
     ``assignments_at`` are the places of ``NAME=value`` words before the program, which is
     ``words[program_at]``. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says
     what may come of the files that it writes.
+
+    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options`), and
+    ``spellings`` how words at these places say them. At present values the command is the user's.
     """
 
     words: tuple[str, ...]
@@ -99,10 +111,18 @@ class Command:
     launcher: Launcher | None = None
     sandbox: SandboxRequest = UNASKED
     float16_amp: str | None = None
+    supposed: frozenset[str] = frozenset()
+    spellings: Mapping[int, Spelling] = dataclasses.field(default_factory=dict)
 
     def fill(self, **values: str) -> list[str]:
         """The command's words with ``values`` (and present values otherwise)."""
-        return [fill(word, {**self.present, **values}) for word in self.words]
+        filled = {**self.present, **values}
+        found: list[str] = []
+        for at, word in enumerate(self.words):
+            spelling = self.spellings.get(at)
+            told = None if spelling is None else spelling.words.get(filled[spelling.name])
+            found += (fill(word, filled),) if told is None else told
+        return found
 
     def line(self, **values: str) -> str:
         """The launch command as one line for bash."""

@@ -180,9 +180,10 @@ def _remedy(outcome: TraceOutcome) -> str:
 
 
 def _exit_hint(command: Command) -> str:
-    if not command.present:
+    marked = [name for name in command.present if name not in command.supposed]
+    if not marked:
         return "its own message is below"
-    names = ", ".join(f"{{{name}}}" for name in command.present)
+    names = ", ".join(f"{{{name}}}" for name in marked)
     return f"does it know the option that holds {names}? Its own message is below"
 
 

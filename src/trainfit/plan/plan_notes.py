@@ -13,6 +13,7 @@ from trainfit.plan.failures import INTERRUPTED, shortfall
 from trainfit.plan.full_batches import is_full
 from trainfit.plan.judge import Judge
 from trainfit.plan.notes import CHANGES, MAY_CHANGE, Notes
+from trainfit.plan.options import CommandOptions
 from trainfit.plan.planned_job import PlannedJob
 from trainfit.plan.tracing import Trace, recording_of
 from trainfit.results.plan import Remedies
@@ -75,6 +76,13 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
             "--noise-scale changes nothing here: it takes gradients, a batch size that fits, "
             "and step times that are predicted for several"
         )
+
+
+def note_options(notes: Notes, options: CommandOptions) -> None:
+    """Why an option that is named like the batch size is not used for it."""
+    for each in options.left:
+        if each.name == "batch_size":
+            notes.append(f"{each.shown} is not used for the batch size: {each.reason}")
 
 
 def note_interrupt(

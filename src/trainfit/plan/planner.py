@@ -21,18 +21,21 @@ from trainfit.plan.amp_settings import (
 )
 from trainfit.plan.command import Command
 from trainfit.plan.confirmation import confirmed
-from trainfit.plan.effective_batch import accumulation_for
+from trainfit.plan.effective_batch import Accumulation, accumulation_for
 from trainfit.plan.first_run import FirstRun
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
 from trainfit.plan.launch import ACCELERATE
 from trainfit.plan.launching import with_launch
 from trainfit.plan.notes import MAY_CHANGE, Notes
+from trainfit.plan.option_proof import accumulates
+from trainfit.plan.options import CommandOptions
 from trainfit.plan.plan_notes import (
     note_accumulation,
     note_batches,
     note_first_run,
     note_interrupt,
+    note_options,
     note_steps,
 )
 from trainfit.plan.planned_job import PlannedJob, planned_job
@@ -80,12 +83,14 @@ def plan(
     progress: Callable[[str], None] = lambda text: None,
     constants: DeviceConstants | None = None,
     interrupted: Callable[[PlanResult], None] = lambda result: None,
+    understood: Callable[[CommandOptions], None] = lambda options: None,
 ) -> PlanResult:
     """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
 
     ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
     Upon a ``KeyboardInterrupt``, which goes on, ``interrupted`` is given what was known by then,
-    if that is anything.
+    if that is anything. ``understood`` is given the command with the tunables that the user has
+    not marked, before that.
 
     Raises :class:`~trainfit.plan.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.CommandError` where its placeholder for the
@@ -112,6 +117,7 @@ def plan(
         except KeyboardInterrupt as error:
             interrupt = error
             result = planner.so_far(error)
+    understood(planner.options)
     result = dataclasses.replace(result, seconds=time.monotonic() - started)
     if interrupt is not None:
         interrupted(result)
@@ -137,7 +143,8 @@ class _Planner:
         self._runs = runs
         self._constants = constants
         self._progress = progress
-        self._first_run = FirstRun(command, runs)
+        self._first_run = FirstRun(command, runs, gpu)
+        self.options = CommandOptions(command, command)
 
     def so_far(self, interrupt: KeyboardInterrupt) -> PlanResult:
         """The plan from the runs that are over; raises ``interrupt`` where that is too little."""
@@ -175,9 +182,7 @@ class _Planner:
             gradients_both_ways(self._runs, job.judge, job.batch, job.first) if job.infers else None
         )
         note_interrupt(job, present, others, remedies)
-        kept = accumulation_for(
-            self._command, job.recording.makeup, job.batch, chosen.batches.recommended
-        )
+        kept = self._accumulation(job, chosen)
         note_accumulation(job.notes, kept)
         result = dataclasses.replace(
             self._result(job, present, chosen),
@@ -191,7 +196,10 @@ class _Planner:
     def _job(self) -> PlannedJob:
         """The command as it is written, and what its process uses of the GPU."""
         first, batch = self._first_run.make()
+        self.options = self._first_run.options
+        self._command = self.options.command
         notes, whole = Notes(), self._first_run.whole
+        note_options(notes, self.options)
         if self._settings.rented:
             notes.add(self._settings.rented, MAY_CHANGE)
         judge = Judge(
@@ -235,6 +243,22 @@ class _Planner:
                 step_s=step_seconds(job.recording, job.machine),
             )
         )
+
+    def _accumulation(self, job: PlannedJob, chosen: AmpSetting) -> Accumulation:
+        """What keeps the effective batch size, by an option that has that effect."""
+        makeup, best = job.recording.makeup, chosen.batches.recommended
+        kept = accumulation_for(self._command, makeup, job.batch, best)
+        wanted, option = kept.values.get("grad_accum"), self.options.option("grad_accum")
+        if wanted is None or best is None or option is None or option.is_proven:
+            return kept
+        why = accumulates(self._runs, best, wanted, chosen.variant.amp)
+        if not why:
+            self.options = self.options.proven(["grad_accum"])
+            return kept
+        self.options = self.options.without({"grad_accum": why})
+        self._command = self.options.command
+        self._runs.use(self._command)
+        return accumulation_for(self._command, makeup, job.batch, best)
 
     def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
         """What was asked for; of itself where the job does not fit."""

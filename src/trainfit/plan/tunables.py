@@ -44,7 +44,7 @@ _SWITCHES: Final = tuple(
 )
 _OPPOSITE_SWITCH = {value: other for pair in _SWITCHES for value, other in (pair, pair[::-1])}
 #: How Accelerate, Transformers and Lightning spell bfloat16, float16 and neither.
-_PRECISIONS: Final = (
+PRECISIONS: Final = (
     ("bf16", "fp16", "no"),
     ("bf16", "fp16", "fp32"),
     ("bfloat16", "float16", "float32"),
@@ -138,7 +138,7 @@ def float16_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
     value = present.get("amp")
     if value is None or (value in _OPPOSITE_SWITCH and not _names_precision(words)):
         return None
-    return next((spelled[1] for spelled in _PRECISIONS if value in spelled), None)
+    return next((spelled[1] for spelled in PRECISIONS if value in spelled), None)
 
 
 def _names_precision(words: Sequence[str]) -> bool:
@@ -180,6 +180,16 @@ def present_settings(present: Mapping[str, str]) -> dict[str, int | bool | None]
         else:
             found[name] = None if text in _UNSET else int(text)
     return found
+
+
+def as_switch(text: str | None) -> bool | None:
+    """Does ``text`` say on, or off? ``None``: neither."""
+    return _is_on(text) if text in _OPPOSITE_SWITCH else None
+
+
+def opposite_switch(text: str) -> str:
+    """What ``text``, which says on or off, says the other way round, in the same spelling."""
+    return _OPPOSITE_SWITCH[text]
 
 
 def _persistent(settings: LoaderSettings) -> bool:
