@@ -23,7 +23,7 @@ class Counters:
         self.ended = 0.0
         self.cpus = {0, 1}
 
-    def process(self) -> SimpleNamespace:
+    def process(self, pid: int | None = None) -> SimpleNamespace:
         worker = SimpleNamespace(cpu_times=lambda: self._times(self.worker, 0.0))
         return SimpleNamespace(
             cpu_times=lambda: self._times(self.main, self.ended),

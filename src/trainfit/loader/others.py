@@ -5,25 +5,49 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import psutil
 
 from trainfit.hardware.idle_usage import busy_seconds
+from trainfit.results.loader import BESIDE_OTHERS
 
-#: Cores that others keep busy on average, above which a run is one beside others.
-_BESIDE_OTHERS: Final = 0.25
+#: Seconds in a nanosecond.
+_NS: Final = 1e-9
 
 
 def is_beside_others(cores: float | None) -> bool:
     """Did other processes that took so many cores disturb? (``None``, not told, is no.)"""
-    return (cores or 0.0) > _BESIDE_OTHERS
+    return (cores or 0.0) > BESIDE_OTHERS
+
+
+def waits_for_cores(
+    processes: Sequence[psutil.Process], root: Path = Path("/")
+) -> tuple[float, ...]:
+    """Seconds that each process' first thread, which makes a worker's batches, has waited for a
+    core although it could have run (Documentation/scheduler/sched-stats); empty where that is not
+    told of all of them."""
+    found = []
+    for process in processes:
+        try:
+            text = (root / f"proc/{process.pid}/schedstat").read_text()
+            on_core, waited, times = map(int, text.split())
+        except (OSError, ValueError):
+            return ()
+        if not on_core and not times:  # some kernels have a file of zeros
+            return ()
+        found.append(waited * _NS)
+    return tuple(found)
 
 
 class OthersWork:
-    """Counts from when it is made: others are all but this process and what it has started."""
+    """Counts from when it is made: others are all but the process ``root`` (by default this one)
+    and what it has started."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: int | None = None) -> None:
+        self._root = root
         self._cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self._before = self._now()
 
@@ -47,7 +71,7 @@ class OthersWork:
             return None
         with contextlib.suppress(Exception):  # no /proc, or a worker dies just now: nobody knows
             everyone = busy_seconds(self._cpus)
-            me = psutil.Process()
+            me = psutil.Process(self._root)
             mine = sum(map(_worked_s, (me, *me.children(recursive=True))))
             return time.monotonic(), everyone, mine
         return None

@@ -42,6 +42,7 @@ from trainfit.loader.readings import (
     LAST,
     LENGTHS,
     ORDER,
+    TITLES,
     Readings,
     fetch_s,
     mean,
@@ -380,6 +381,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         contention=fitted.cores.contention if fitted is not None and two else None,
         core_speed=_mean_told(run.core_speed.speed if run.core_speed else None for run in runs),
         others_cores=_mean_told(run.others_cores for run in runs),
+        beside_others={TITLES[name]: cores for name, cores in readings.beside_others().items()},
         collecting=_collecting(runs),
     )
 

@@ -27,6 +27,7 @@ from trainfit.loader.choosing import (
     measured_rate,
     search,
 )
+from trainfit.loader.doubts import doubts, is_beside_others
 from trainfit.loader.limits import limit
 from trainfit.loader.model import Consumer
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
@@ -34,7 +35,7 @@ from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.ranks import alone_note, share_of
 from trainfit.loader.runs import Run
 from trainfit.loader.saving import predicted_save_s, save_seconds
-from trainfit.loader.undisturbed import others_note, slowed_note, with_speeds
+from trainfit.loader.undisturbed import with_speeds
 from trainfit.loader.verdicts import Decision, decide, nothing_ran
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
@@ -355,12 +356,16 @@ class _Tuner:
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
+        beside = is_beside_others(probe, self._held_probe)
+        if beside and bound != "gpu":  # what else it is, others may have made
+            bound = "unknown"
         if self._measured.bounds.workers == 0:
             bound = "main_process"
-        decision = decide(choice, trials, chosen, bound)
+        decision = decide(choice, trials, chosen, bound, beside_others=beside)
+        without_others = chosen if decision.is_open else None
         if decision.keeps:
             chosen = choice.goal.present
-        recommended = self._with_persistence(choice, chosen)
+        recommended = chosen if decision.is_open else self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
         notes = [threads.verdict(probe, machine, recommended)]
         if self._held:
@@ -376,9 +381,10 @@ class _Tuner:
                 f"of the step, {1e3 * self._consumer.work_s:.3g} ms keep a core busy: launching, "
                 "and waits for the GPU, in which CUDA spins"
             )
-        runs = [trial.run for trial in trials]
-        said = others_note(probe), slowed_note(probe, runs), alone_note(runs, self._result.ranks)
-        notes += [note for note in said if note]
+        seen = doubts(probe, self._held_probe, trials, is_open=decision.is_open)
+        notes += [f"{each.summary}: {each.meaning}" for each in seen]
+        if note := alone_note([trial.run for trial in trials], self._result.ranks):
+            notes.append(note)
         if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
             notes.append(warning)
         epoch = self._workload.epoch_batches
@@ -393,13 +399,21 @@ class _Tuner:
             variables=threads.variables(
                 probe, machine, recommended, os.environ, was_held=bool(self._held)
             ),
-            advice=beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
+            advice=()
+            if decision.is_open
+            else beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
             too_many=tuple(self._with_needs(each, choice) for each in beyond_knee(choice, chosen)),
             faults=tuple(self._faults),
             notes=tuple(notes),
             save_alone_s=self._save_s,
-            held=next((each.probe for each in self._held.values()), None),
+            held=self._held_probe,
+            doubts=seen,
+            without_others=without_others,
         )
+
+    @property
+    def _held_probe(self) -> Probe | None:
+        return next((each.probe for each in self._held.values()), None)
 
     def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
         """A change besides the rate within an epoch is one, too."""
@@ -469,6 +483,8 @@ class _Tuner:
             fault=self._fault_of.get(trial.settings),
             core_speed=run.core_speed.speed if run.core_speed is not None else None,
             save_s=run.save_s,
+            others_cores=run.others_cores,
+            tries=trial.tries,
         )
 
 
