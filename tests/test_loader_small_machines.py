@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +19,9 @@ from helpers_loader import machine, probe
 from test_loader_machine import four_cpus_under_a_quota
 from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.survey import survey
+from trainfit.hardware.thread_variables import is_one_thread_to_mkl, misread_lines
 from trainfit.loader.events import Cores
 from trainfit.loader.fitting import Fitted
-from trainfit.loader.here import ignored
 from trainfit.loader.limits import limit
 from trainfit.loader.machine import loader_machine, model_cores
 from trainfit.loader.model import BatchCost, Consumer, HandOff
@@ -79,13 +83,68 @@ def test_advised_threads_are_whole_numbers_on_any_part_of_cores(
 
 @pytest.mark.parametrize("value", ["0", "-3", "garbage", "", "1.5", "2,", "0,1", "²"])
 def test_thread_numbers_that_openmp_ignores_are_said(value: str) -> None:
-    (said,) = ignored({"OMP_NUM_THREADS": value})
+    (said,) = misread_lines({"OMP_NUM_THREADS": value})
     assert said.startswith(f"OMP_NUM_THREADS={value!r} is ignored") and "or unset it" in said
 
 
 @pytest.mark.parametrize("environment", [{}, {"OMP_NUM_THREADS": " 4"}, {"OMP_NUM_THREADS": "4,2"}])
 def test_thread_numbers_that_openmp_takes(environment: dict[str, str]) -> None:
-    assert ignored(environment) == ()
+    assert misread_lines(environment) == ()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"MKL_NUM_THREADS": "0"}, "MKL has as many threads as without it"),
+        ({"MKL_NUM_THREADS": ""}, None),
+        ({"MKL_NUM_THREADS": "12"}, None),
+        ({"MKL_NUM_THREADS": "abc"}, "which takes one thread then, and PyTorch with it"),
+        ({"MKL_NUM_THREADS": "4,2"}, "takes one thread"),
+        ({"MKL_NUM_THREADS": " 2"}, "takes one thread"),
+        ({"OPENBLAS_NUM_THREADS": "0"}, "follows OMP_NUM_THREADS instead"),
+        ({"OPENBLAS_NUM_THREADS": "abc"}, "is ignored"),
+        ({"OPENBLAS_NUM_THREADS": "4,2"}, "is read as 4 by OpenBLAS"),
+        ({"OPENBLAS_NUM_THREADS": " 4"}, None),
+        ({"OMP_NUM_THREADS": "1.5"}, "OpenBLAS reads 1 from it"),
+        ({"NUMEXPR_NUM_THREADS": "0"}, "makes `import numexpr` fail"),
+        ({"SOME_NUM_THREADS": "x"}, None),
+    ],
+)
+def test_what_other_libraries_make_of_it(environment: dict[str, str], words: str | None) -> None:
+    said = misread_lines(environment)
+    assert said == () if words is None else words in said[0]
+
+
+THREADS = """
+import numpy, torch, threadpoolctl
+blas = [each["num_threads"] for each in threadpoolctl.threadpool_info()
+        if each["internal_api"] == "openblas"]
+print(torch.get_num_threads(), *blas[:1])
+"""
+
+
+@pytest.mark.skipif(
+    not torch.backends.mkl.is_available() or torch.get_num_threads() < 2, reason="MKL, two cores"
+)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MKL_NUM_THREADS", "abc"), ("MKL_NUM_THREADS", "0"), ("MKL_NUM_THREADS", " 2"),
+     ("OMP_NUM_THREADS", "0"), ("OMP_NUM_THREADS", "1.5"), ("OPENBLAS_NUM_THREADS", "1,2")],
+)  # fmt: skip
+def test_the_libraries_here_do_so(name: str, value: str) -> None:
+    def threads(**variables: str) -> list[int]:
+        clean = {key: text for key, text in os.environ.items() if not key.endswith("_NUM_THREADS")}
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS], env={**clean, **variables}, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        return [int(word) for word in done.stdout.split()]
+
+    usual, found = threads(), threads(**{name: value})
+    one = is_one_thread_to_mkl(value) and name.startswith("MKL")
+    assert found[0] == (1 if one else usual[0])
+    reads_one = value.startswith("1") and not name.startswith("MKL")
+    assert found[1:] == ([1] if reads_one and usual[1:] else usual[1:])
 
 
 GONE = """

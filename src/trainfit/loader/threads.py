@@ -14,8 +14,7 @@ from typing import Final, Literal
 
 from trainfit.loader.library_threads import HELD
 from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe, VariableAdvice
-from trainfit.results.words import cores as cores_text
-from trainfit.results.words import count
+from trainfit.results.words import core_count, count
 
 #: CPU seconds per second of work from which a batch is made by more than one thread: below,
 #: it is the noise of two clocks and of Python's own helper threads.
@@ -173,7 +172,7 @@ def _set_by_script(machine: LoaderMachine, settings: LoaderSettings) -> list[Var
             "torch.set_num_threads(1)",
             "the script raises what PyTorch sets to 1 in each worker",
             f"{count(workers, 'worker')} with {threads} threads of PyTorch each on "
-            f"{cores_text(machine.usable_cores)} cores",
+            f"{core_count(machine.usable_cores)}",
         )
     ]
 
@@ -217,9 +216,8 @@ def _is_of(function: str, modules: tuple[str, ...]) -> bool:
 
 
 def _evidence(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> str:
-    usable = cores_text(machine.usable_cores)
     workers = count(settings.num_workers, "worker") if settings.num_workers else "no workers"
-    parts = [f"{workers} on {usable} cores"]
+    parts = [f"{workers} on {core_count(machine.usable_cores)}"]
     if probe.threads is not None:
         parts.insert(0, f"a batch kept {probe.threads:.1f} threads busy")
     if probe.started_threads:
@@ -255,7 +253,7 @@ def _main_process(
         "an operator on the CPU ends when its last thread does, and threads beyond the job's "
         "cores wait for each other (a quota stops all of them until its next period)"
     )
-    seen = f"{whose}; a job gets {cores_text(machine.usable_cores)} cores"
+    seen = f"{whose}; a job gets {core_count(machine.usable_cores)}"
     if workers:
         seen += f", which {count(workers, 'worker')} share"
     return [
