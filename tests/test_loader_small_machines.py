@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,12 @@ from trainfit.loader.machine import loader_machine, model_cores
 from trainfit.loader.model import BatchCost, Consumer, HandOff
 from trainfit.loader.threads import variables
 from trainfit.loader.verdicts import nothing_ran
+from trainfit.plan.command import parse_command
+from trainfit.plan.core_wrapper import CoreWrapper, core_wrapper
+from trainfit.plan.failures import remedy, what_happened
+from trainfit.plan.loading import Loaded, LoadingOptions, notes_of
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
+from trainfit.results.trace import TraceOutcome
 
 SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))
 
@@ -179,3 +185,69 @@ def test_the_last_fault_says_why_nothing_ran() -> None:
     faults = [Fault("a", "with workers", "", ""), Fault("b", "without any", "", "")]
     assert nothing_ran(faults) == "no run of the loader came through: without any"
     assert nothing_ran([]) == "no run of the loader came through"
+
+
+# --- What the command says of cores, data that only a worker misses -----------------------------
+
+
+HAS_TASKSET = pytest.mark.skipif(shutil.which("taskset") is None, reason="util-linux' taskset")
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+
+
+def commanded(line: str) -> CoreWrapper:
+    return core_wrapper(parse_command(line.split()))
+
+
+@HAS_TASKSET
+def test_a_loader_is_measured_on_the_cores_that_its_command_chooses(script: None) -> None:
+    one = min(os.sched_getaffinity(0))
+    found = commanded(
+        f"A=b nice -n 5 taskset -c {one} env C=d python train.py -c {{num_workers:2}}"
+    )
+    assert found == CoreWrapper(("taskset", "-c", str(one)))
+    assert commanded("nice -n 5 python train.py") == CoreWrapper()
+    done = subprocess.run(
+        [*found.words, sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{{{one}}}\n"
+
+
+@HAS_TASKSET
+def test_cores_of_another_machine_are_left_out_and_said(script: None) -> None:
+    found = commanded("taskset -c 1000 python train.py")
+    assert found.words == ()
+    assert "`taskset -c 1000` does not work here (" in found.failure
+    loaded = Loaded(None, "", None, "", "", 0, 1.0, wrapper_failure=found.failure)
+    assert notes_of(loaded, None, LoadingOptions())[0] == found.failure
+
+
+def test_a_wrapper_that_is_not_installed_is_said(
+    script: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = core_wrapper(parse_command(["numactl", "-N", "0", sys.executable, "train.py"]))
+    assert found.words == () and "No such file" in found.failure
+
+
+def test_a_file_that_only_a_worker_misses_is_named_with_what_to_do() -> None:
+    message = (
+        "FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 0.\n"
+        'Original Traceback (most recent call last):\n  File "/lib/torch/worker.py", line 3, in f\n'
+        '  File "/home/me/train.py", line 5, in __getitem__\n    return open(path)\n'
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/0.pt'\n"
+    )
+    outcome = TraceOutcome("failed", 0, 0.1, message=message, location="train.py:9")
+    assert what_happened(outcome) == (
+        "the script failed at /home/me/train.py:5 (FileNotFoundError: [Errno 2] No such file or "
+        "directory: '/data/0.pt', in DataLoader worker process 0)"
+    )
+    assert remedy(outcome).startswith("put '/data/0.pt' there, or name in the command where it is")
+    other = TraceOutcome("failed", 0, 0.1, message="KeyError: 'a'", location="train.py:9")
+    assert what_happened(other) == "the script failed at train.py:9 (KeyError: 'a')"
+    assert remedy(other) == "its traceback is below"
