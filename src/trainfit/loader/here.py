@@ -4,31 +4,62 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
 from trainfit.hardware.thread_variables import misread_lines
-from trainfit.loader.affinity import cores
+from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.machine import loader_machine, unknowns
 from trainfit.loader.model import Consumer
+from trainfit.loader.reasons import setting_reasons
+from trainfit.loader.thread_reasons import Present, with_present
 from trainfit.loader.tuning import tune
 from trainfit.loader.workload import Workload
-from trainfit.results.loader import LoaderResult
+from trainfit.results.loader import LoaderResult, SetBy
 
 
 def tune_here(
-    workload: Workload, consumer: Consumer, step_source: str, *, ranks: int = 1, **options: Any
+    workload: Workload,
+    consumer: Consumer,
+    step_source: str,
+    *,
+    ranks: int = 1,
+    command_sets: Mapping[str, str] | None = None,
+    started_with: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> LoaderResult:
     """:func:`trainfit.loader.tuning.tune` as one of ``ranks`` processes that share this machine,
-    with the CPUs to run on and what of the machine cannot be told."""
+    with the CPUs to run on, what of the machine cannot be told, and why each setting is as it is.
+
+    ``command_sets`` are the variables that the user's command sets, ``started_with`` is the
+    environment before a script could change it (by default, as it is now).
+    """
     machine = survey(System())
     share = loader_machine(machine, ranks)
     if ranks > 1:
         options = {**options, "ranks": ranks, "whole": loader_machine(machine)}
     result = tune(workload, share, consumer, step_source, **options)
-    return dataclasses.replace(
+    now = _present(command_sets or {}, started_with or os.environ)
+    result = dataclasses.replace(
         result,
         cores=cores(machine, result.recommended, ranks),
         notes=(*result.notes, *unknowns(machine), *misread_lines(os.environ)),
+        variables=with_present(result, now),
     )
+    why = why_none(machine, result.recommended, ranks)
+    return dataclasses.replace(result, reasons=setting_reasons(result, now, why))
+
+
+def _present(
+    command_sets: Mapping[str, str], started_with: Mapping[str, str]
+) -> dict[str, Present]:
+    """The environment that the job runs in, with who set each variable."""
+
+    def setter(name: str, value: str) -> SetBy:
+        if started_with.get(name) != value:
+            return "script"
+        return "command" if name in command_sets else "shell"
+
+    return {name: Present(value, setter(name, value)) for name, value in os.environ.items()}

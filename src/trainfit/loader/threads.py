@@ -18,7 +18,7 @@ from trainfit.results.words import core_count, count
 
 #: CPU seconds per second of work from which a batch is made by more than one thread: below,
 #: it is the noise of two clocks and of Python's own helper threads.
-_SEVERAL: Final = 1.15
+SEVERAL: Final = 1.15
 
 Where = Literal["environment", "worker_init_fn", "script"]
 
@@ -92,9 +92,14 @@ _LIBRARIES: Final = (
 )  # fmt: skip
 
 
+#: What sets the libraries that can be held down (variables, and calls in a worker), with the pools
+#: of each.
+GOVERNS: Final = {each.name: each.pools for each in _LIBRARIES if not HELD.isdisjoint(each.pools)}
+
+
 def may_be_held(probe: Probe) -> bool:
     """Do libraries start threads in workers, of which some can be held down from outside?"""
-    at_work = (probe.started_threads or 0) > 0 or (probe.threads or 0.0) >= _SEVERAL
+    at_work = (probe.started_threads or 0) > 0 or (probe.threads or 0.0) >= SEVERAL
     return at_work and not HELD.isdisjoint(probe.thread_pools)
 
 
@@ -112,9 +117,12 @@ def variables(
     ``was_held``: whether holding libraries down is faster was measured, and ``settings`` are
     what came out of that.
     """
-    advice = [*_main_process(machine, settings, environment)]
+    advice = _main_process(machine, settings, environment)
     if settings.num_workers > 0:
-        advice += _workers(probe, machine, settings, was_held)
+        of_workers = _workers(probe, machine, settings, was_held)
+        # Of two values for a variable, the one that was measured to be faster.
+        is_measured = settings.library_threads is not None
+        advice = [*of_workers, *advice] if is_measured else [*advice, *of_workers]
     known: dict[str, VariableAdvice] = {}
     for each in advice:
         if environment.get(each.name) != each.value:
@@ -182,7 +190,7 @@ def _outnumber(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -
 
     Pools alone are no evidence: most are never used.
     """
-    if probe.threads is None or probe.threads < _SEVERAL:
+    if probe.threads is None or probe.threads < SEVERAL:
         return False
     most = max([probe.threads, *probe.thread_pools.values()])
     return settings.num_workers * most > machine.usable_cores + 1e-9

@@ -226,6 +226,7 @@ def _request(
         script_limit_s=options.script_limit_s or options.time_limit_s,
         limit_s=options.time_limit_s,
         command=command.line() if command is not None else _given(options),
+        variables=command.environment() if command is not None else {},
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainfit.results import documents
+from trainfit.results.launch import Evidence
 from trainfit.results.sandbox import Protection
 
 FORMAT: Final = "trainfit-loader"
@@ -292,9 +293,9 @@ Limit = Literal[
 ]
 
 
-#: Who gave a variable its value: the user's command, or the shell (or whatever else started
-#: trainfit); empty: nobody.
-SetBy = Literal["command", "shell", ""]
+#: Who gave a variable its value: the user's command, his script (until its first batch), or the
+#: shell (or whatever else started trainfit); empty: nobody.
+SetBy = Literal["command", "script", "shell", ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,7 +333,7 @@ class SettingReason:
     value: str | None
     present: str | None
     reason: str
-    evidence: Literal["measured", "predicted", "assumed"]
+    evidence: Evidence
     set_by: SetBy = ""
 
 
