@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.loader.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.loader.thread_reasons import Present, thread_reasons
-from trainfit.loader.tuning import PAGEABLE_BYTES_PER_S
 from trainfit.results.launch import Evidence
 from trainfit.results.loader import Candidate, LoaderResult, LoaderSettings, SettingReason, steady
 from trainfit.results.words import count

@@ -30,6 +30,7 @@ from trainfit.loader.choosing import (
 from trainfit.loader.doubts import doubts, is_beside_others
 from trainfit.loader.limits import limit
 from trainfit.loader.model import Consumer
+from trainfit.loader.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.ranks import alone_note, share_of
@@ -65,10 +66,6 @@ _PROBE_SHARE: Final = 0.65
 #: probe's time, what a second probe takes that does so.
 _HELD: Final = 1
 _HELD_TIME: Final = 0.6
-#: Bytes a second at which a driver copies what is not pinned to a GPU, through buffers of its
-#: own, while the main thread waits. An assumption: 3 to 9 GB/s over PCIe 3 and 4, by the
-#: core's speed; what is pinned goes at the bus' speed and needs no core.
-PAGEABLE_BYTES_PER_S: Final = 6e9
 #: Workers that are tried for each core, and the most for batches that mostly wait.
 _WORKERS_A_CORE: Final = 2
 _WAITING_A_CORE: Final = 8
