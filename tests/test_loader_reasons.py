@@ -248,7 +248,7 @@ def test_libraries_that_start_no_threads() -> None:
     assert "NUMEXPR_NUM_THREADS" not in found and "cv2.setNumThreads" not in found
     loaded = probe(started_threads=0, thread_pools={"opencv": 8, "numexpr": 8})
     assert {"NUMEXPR_NUM_THREADS", "cv2.setNumThreads"} <= set(reasons(result(probe=loaded)))
-    unknown = reasons(result(probe=probe(threads=None)))["OMP_NUM_THREADS"]
+    unknown = reasons(result(probe=probe(started_threads=None)))["OMP_NUM_THREADS"]
     assert "was not measured" in unknown.reason and not unknown.evidence
 
 

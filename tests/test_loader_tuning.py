@@ -199,6 +199,8 @@ def test_workers_never_inherit_what_this_process_opened(wrapped: bool) -> None:
 @pytest.mark.slow
 def test_waiting_batches_get_workers_until_the_gpu_is_the_limit() -> None:
     result = tuned(Sleeping(), step_s=0.004)
+    if result.is_left_open:
+        pytest.skip("other processes keep the cores busy: no verdict can be given")
     assert result.verdict == "change" and result.present.num_workers == 0
     assert 2 <= result.recommended.num_workers <= 8
     trial = result.measured(result.recommended)

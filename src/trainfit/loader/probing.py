@@ -79,8 +79,9 @@ _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
 _START_S: Final = 6.0
 #: Tries of one kind of run: as it is, and with what two faults leave.
 _ATTEMPTS: Final = 3
-#: Seconds until a batch is given up that is only made to see threads, at least.
-_POOLS_S: Final = 2.0
+#: Seconds until a batch is given up that is only made to see threads, at least: beside ten busy
+#: processes one of some milliseconds was seen to take over 2.
+_POOLS_S: Final = 5.0
 #: Seconds that one check before any run may take.
 _CHECK_S: Final = 3.0
 #: Seconds that one try of other means may take where a worker failed.

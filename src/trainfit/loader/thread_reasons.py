@@ -97,11 +97,11 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
         return "it cannot be told beside other processes", ""
     if not result.recommended.num_workers:
         return "there are no workers whose threads could outnumber the cores", "measured"
-    seen = f"a batch keeps {probe.threads:.1f} threads busy" if probe.threads is not None else ""
-    if probe.started_threads is not None:
-        seen = ", ".join(filter(None, (f"{count(probe.started_threads, 'thread')} started", seen)))
-    if not seen:
+    if probe.started_threads is None:
         return "which threads libraries start in a worker was not measured", ""
+    seen = f"{count(probe.started_threads, 'thread')} started"
+    if probe.threads is not None:
+        seen += f", a batch keeps {probe.threads:.1f} threads busy"
     if not probe.started_threads and (probe.threads or 0.0) < SEVERAL:
         return f"no library of a worker starts threads ({seen})", "measured"
     pools = ", ".join(f"{key} {number}" for key, number in sorted(probe.thread_pools.items()))
