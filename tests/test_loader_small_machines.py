@@ -21,7 +21,9 @@ from test_loader_machine import four_cpus_under_a_quota
 from trainfit.hardware.recorded import RecordedSystem
 from trainfit.hardware.survey import survey
 from trainfit.hardware.thread_variables import is_one_thread_to_mkl, misread_lines
+from trainfit.loader.choosing import Goal, search
 from trainfit.loader.events import Cores
+from trainfit.loader.feasible import infeasible, oversubscribed
 from trainfit.loader.fitting import Fitted
 from trainfit.loader.limits import limit
 from trainfit.loader.machine import loader_machine, model_cores
@@ -61,6 +63,27 @@ def test_one_core_is_one_worker() -> None:
     found = loader_machine(survey(RecordedSystem(document)))
     assert (found.usable_cores, found.affinity, found.core_speeds) == (1.0, (1,), (1.0,))
     assert rates(found) == [pytest.approx(100, rel=0.03)] * 3
+
+
+@pytest.mark.parametrize(("cores", "most"), [(Cores((1.0,)), 1), (Cores((1.0, 1.0), quota=1.5), 2)])
+@pytest.mark.parametrize("present", [0, 1, 2, 8])
+@pytest.mark.parametrize("step_s", [0.0, 0.02])
+def test_few_workers_are_recommended_on_few_cores(
+    cores: Cores, most: int, present: int, step_s: float
+) -> None:
+    found = machine(usable_cores=cores.quota or 1.0, core_speeds=cores.speeds)
+    seen = probe(fetch_s=0.01, fetch_cpu_s=0.01)
+    goal = Goal(
+        Consumer(step_s),
+        LoaderSettings(present),
+        4,
+        infeasible=lambda settings: infeasible(settings, seen, found),
+        oversubscribed=lambda settings, busy: oversubscribed(settings, seen, found, busy),
+    )
+    choice = search(model(cores), goal)
+    best = choice.best()
+    assert best.num_workers <= most + (present == most + 1)
+    assert not choice.look(best).infeasible and not choice.look(best).oversubscribed
 
 
 @pytest.mark.parametrize(

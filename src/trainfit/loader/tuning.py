@@ -364,8 +364,9 @@ class _Tuner:
             chosen = choice.goal.present
         recommended = chosen if decision.is_open else self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
-        notes = [threads.verdict(probe, machine, recommended)]
-        if self._held:
+        # Beside other processes a batch has fewer threads at work than it would.
+        notes = [] if decision.is_open else [threads.verdict(probe, machine, recommended)]
+        if self._held and not decision.is_open:
             notes.append(_held_note(choice, trials, chosen))
         if self._consumer.pageable_s:
             rate = PAGEABLE_BYTES_PER_S / 1e9
