@@ -18,6 +18,7 @@ ALONE = {
     *("test_bench_launch", "test_bench_loader", "test_cli_loader", "test_loader_beyond"),
     "test_loader_child",
     *("test_loader_fault_checks", "test_loader_faults", "test_loader_machine", "test_rehearsal"),
+    "test_loader_doubts",
     *("test_loader_split", "test_loader_storage", "test_loader_tuning", "test_this_cpu"),
     "test_versus_cpu",
 }

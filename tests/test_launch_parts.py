@@ -31,10 +31,12 @@ from trainfit.results.plan import DataLoading, HostCpu, PlanResult
 from trainfit.results.steps import StepMakeup
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
-OMP = VariableAdvice("OMP_NUM_THREADS", "1", "environment", "", "too many threads", "", "", 3.0)
-WHY = SettingReason("OMP_NUM_THREADS", "environment", "1", "", "3 times as many", "measured")
-MKL = SettingReason("MKL_NUM_THREADS", "environment", "", "", "no library uses MKL", "measured")
-CORES = SettingReason("taskset", "wrapper", "", "", "all cores are of one kind", "measured")
+OMP = VariableAdvice(
+    "OMP_NUM_THREADS", "1", "environment", "", "too many threads", "", None, "", 3.0
+)
+WHY = SettingReason("OMP_NUM_THREADS", "1", None, "3 times as many", "measured")
+MKL = SettingReason("MKL_NUM_THREADS", None, None, "no library uses MKL", "measured")
+CORES = SettingReason("CPU affinity", None, None, "all cores are of one kind", "")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,7 @@ def test_every_part_has_a_reason_and_says_what_that_is_from() -> None:
         "OMP_NUM_THREADS", "set", "environment", "3 times as many", "1", "", "measured",
         "this machine",
     )  # fmt: skip
-    assert parts["MKL_NUM_THREADS"].status == parts["taskset"].status == "not set"
+    assert parts["MKL_NUM_THREADS"].status == parts["CPU affinity"].status == "not set"
     assert (parts["batch_size"].status, parts["batch_size"].value) == ("set", "24")
     assert parts["batch_size"].machine == PLAN.gpu
     assert (parts["num_workers"].status, parts["num_workers"].present) == ("set", "1")
@@ -88,6 +90,22 @@ def test_one_that_was_not_measured_to_lose_is_kept_and_said() -> None:
     assert (part.status, part.value) == ("kept", "8")
     assert "recommended is 1" in part.reason
     assert "OMP_NUM_THREADS=8: the command's own; recommended is 1" in threads_text([part])
+
+
+def test_a_variable_that_no_library_can_read_goes() -> None:
+    odd = SettingReason("OMP_NUM_THREADS", None, "abc", "libgomp ignores 'abc'", "assumed")
+    plan, parts = launched(result(reasons=(odd,)), f"OMP_NUM_THREADS=abc A=b {LINE}")
+    assert plan.launch.startswith("A=b python")
+    assert parts["OMP_NUM_THREADS"].status == "not set"
+    assert "ignores 'abc'" in parts["OMP_NUM_THREADS"].reason
+
+
+def test_a_change_of_the_script_has_to_win_something() -> None:
+    plan, parts = launched(result(verdict="nothing_to_gain"), "python train.py --b={batch_size:8}")
+    assert changes_by_hand(plan.launch_parts) == []
+    part = parts["num_workers"]
+    assert (part.status, part.value) == ("kept", "1")
+    assert "too little for a change of the script" in part.reason
 
 
 def test_cores_that_the_command_chooses_are_kept() -> None:
@@ -181,6 +199,6 @@ def test_the_text() -> None:
     assert "OMP_NUM_THREADS=1" in text and "[measured, this machine]" in text
     assert "not set: all cores are of one kind" in text
     assert left_out_text(plan.launch_parts) == (
-        "MKL_NUM_THREADS, PYTORCH_CUDA_ALLOC_CONF, taskset: no gain"
+        "MKL_NUM_THREADS, PYTORCH_CUDA_ALLOC_CONF, CPU affinity: no gain"
     )
     assert parts_section(()) == ""

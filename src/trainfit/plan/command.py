@@ -134,6 +134,16 @@ class Command:
         words = self.fill(**values)[self.arguments_at :]
         return Target(self.kind, self.name, (*before, *words))
 
+    def wrappers(self) -> list[tuple[str, ...]]:
+        """What is put before the program, each with its own words: ``taskset -c 0``, …"""
+        words, found, at = self.fill(), [], 0
+        while at < self.program_at:
+            end = at + 1 if at in self.assignments_at else _behind_wrapper(words, at)
+            if at not in self.assignments_at:
+                found.append(tuple(words[at:end]))
+            at = end
+        return found
+
     def environment(self, **values: str) -> dict[str, str]:
         """The variables that the command sets, and its launcher."""
         words = self.fill(**values)

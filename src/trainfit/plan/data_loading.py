@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.effective_batch import accumulation_for
 from trainfit.plan.launching import launch_values, with_launch
-from trainfit.plan.notes import Notes
+from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.other_cpu import (
     CoreHere,
     OtherInput,
@@ -124,7 +124,8 @@ def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
         return "unknown", None
     ratio = 1 / found.step_s / rate
     if ratio > 1 + _KEEPS_UP:
-        return "loader", ratio
+        # Beside other processes a slow loader may be theirs.
+        return ("unknown", None) if found.is_left_open else ("loader", ratio)
     alone = _alone(found, found.recommended)
     return "gpu", max(1.0, alone * found.step_s) if alone is not None else None
 
@@ -146,6 +147,8 @@ def _batch(plan: PlanResult) -> int | None:
 
 def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
     notes = Notes()
+    for doubt in found.doubts:
+        notes.add(f"{doubt.summary}: {doubt.meaning}", MAY_CHANGE)
     stated = present_settings(command.present)
     real = {name: getattr(found.present, name) for name in stated}
     if not found.present.num_workers:  # PyTorch takes neither then

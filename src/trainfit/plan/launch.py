@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.plan.command import Command, quote
-from trainfit.results.loader import CoreAdvice, VariableAdvice
+from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
 
 #: Read by Accelerate where the script does not say which mixed precision it wants.
 ACCELERATE: Final = "ACCELERATE_MIXED_PRECISION"
@@ -40,11 +40,13 @@ def launch(
     variables: Mapping[str, str],
     advice: Sequence[VariableAdvice] = (),
     cores: CoreAdvice | None = None,
+    useless: Sequence[str] = (),
 ) -> Launch:
     """``command`` with ``values``; before it ``variables``, those of ``advice`` that belong into
     the environment, and ``cores``.
 
-    What the command sets itself is kept, unless it was measured to be slower than the advice.
+    What the command sets itself is kept, unless it was measured to be slower than the advice, or is
+    ``useless``: a variable with a value that no library can read.
     """
     own = command.environment(**values)
     advised = [each for each in advice if each.where == "environment"]
@@ -53,6 +55,7 @@ def launch(
     slower = {each.name for each in advised if (each.gain or 0.0) > 1}
     others = {name: wanted[name] for name in differing & slower}
     words = _replacing(command, values, others)
+    gone = [at for at in command.assignments_at if words[at].partition("=")[0] in useless]
     # A launcher's own setting (torchrun's OMP_NUM_THREADS) gives way to one in its environment.
     assigned = {words[at].partition("=")[0] for at in command.assignments_at}
     missing = {name for name in wanted if name not in own} | set(others) - assigned
@@ -73,7 +76,10 @@ def launch(
     if prefix and present:
         notes.append(f"the command's own {present} is kept; recommended is {' '.join(prefix)}")
     prefix = [] if present else prefix
-    words = [*before, *words[:at], *prefix, *words[at:]]
+    notes += [f"{words[each]} of the command is left out: no library can read it" for each in gone]
+    kept = [word for each, word in enumerate(words) if each < at and each not in gone]
+    rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
+    words = [*before, *kept, *prefix, *rest]
     return Launch(
         " ".join(map(quote, words)),
         {name: own[name] for name in differing - slower},
@@ -81,6 +87,11 @@ def launch(
         present,
         tuple(notes),
     )
+
+
+def useless_variables(found: LoaderResult | None) -> list[str]:
+    """Names of variables whose present values no library can read."""
+    return [each.name for each in found.reasons if each.value is None] if found else []
 
 
 def _replacing(command: Command, values: Mapping[str, str], others: Mapping[str, str]) -> list[str]:

@@ -23,6 +23,11 @@ _ARGUMENTS: Final = {
     "start_method": "multiprocessing_context",
     "worker_threads": "torch.set_num_threads in worker_init_fn",
 }
+#: The names under which a loader's reasons have these and the cores; others are variables.
+_ARGUMENT_NAMES: Final = frozenset(
+    _ARGUMENTS.get(field.name, field.name) for field in dataclasses.fields(LoaderSettings)
+)
+_AFFINITY: Final = "CPU affinity"
 #: What makes the DataLoader in the place of the script, and how it names the settings.
 _CALLS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "Transformers": (
@@ -70,23 +75,39 @@ def _variables(
     for name, value in plan.variables.items():
         reason = "as in the environment that the plan was made in"
         yield LaunchPart(name, "set", "environment", reason, value)
-    for each in found.reasons if found is not None else ():
-        if each.where == "environment":
-            yield _variable(each, line)
+    yield from _threads(line, found)
     if plan.allocator is not None:
         yield _allocator(plan.allocator, plan.gpu)
 
 
+def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """Variables that hold libraries' threads; calls that do are lines of the script."""
+    if found is None:
+        return
+    calls = {each.name: each for each in found.variables if each.where != "environment"}
+    for each in found.reasons:
+        if each.name in _ARGUMENT_NAMES or each.name == _AFFINITY:
+            continue
+        part = _variable(each, line)
+        if each.name in calls:
+            place = calls[each.name].where.replace("script", "")
+            call = calls[each.name].line
+            part = dataclasses.replace(
+                part, status="by hand", where="script", line=call, place=place
+            )
+        yield part
+
+
 def _variable(each: SettingReason, line: Launch) -> LaunchPart:
     """A variable that holds a library's threads."""
-    status: PartStatus = "set" if each.value else "not set"
-    reason, value, present = each.reason, each.value, each.present
+    value, present = each.value or "", each.present or ""
+    status: PartStatus = "set" if value else "not set"
+    reason = each.reason
     if each.name in line.kept:
-        present = line.kept[each.name]
-        reason = f"the command's own; recommended is {each.value}: {each.reason}"
-        status, value = "kept", present
-    elif present and present == value:
-        status = "kept"
+        reason = f"the command's own; recommended is {value}: {reason}"
+        status, value = "kept", line.kept[each.name]
+    elif value and present == value:
+        status, reason = "kept", reason.removeprefix("kept: ")
     return LaunchPart(
         each.name, status, "environment", reason, value, present, each.evidence, _HERE
     )
@@ -117,10 +138,11 @@ def _cores(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
         yield LaunchPart(line.own_cores, "kept", "wrapper", reason, line.own_cores, line.own_cores)
         return
     for each in found.reasons if found is not None else ():
-        if each.where == "wrapper":
-            status: PartStatus = "set" if each.value else "not set"
+        if each.name == _AFFINITY:
+            value = found.cores.prefix if found is not None and found.cores is not None else ""
+            status: PartStatus = "set" if value else "not set"
             yield LaunchPart(
-                each.name, status, "wrapper", each.reason, each.value, "", each.evidence, _HERE
+                each.name, status, "wrapper", each.reason, value, "", each.evidence, _HERE
             )
 
 
@@ -167,7 +189,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
     machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor that was named"
     for name in _settings(found):
         value, present = getattr(found.recommended, name), getattr(found.present, name)
-        each = reasons.get(name)
+        each = reasons.get(_ARGUMENTS.get(name, name))
         part = LaunchPart(
             name,
             "set",
@@ -181,7 +203,18 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
         if other and name == "num_workers":
             here = f"the fewest that give what it can; {_HERE} wants {_workers_here(plan)}"
             part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
-        yield _expressed(part, plan, command)
+        yield _worth_it(_expressed(part, plan, command), found)
+
+
+def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
+    """A change of the script is asked for only where it wins something."""
+    if part.status != "by hand" or found.verdict == "change":
+        return part
+    why = f"{part.value} wins too little for a change of the script: {part.reason}"
+    return dataclasses.replace(
+        part, status="kept", where="argument", value=part.present, reason=why,
+        line="", place="", call="",
+    )  # fmt: skip
 
 
 def _not_tuned(plan: PlanResult) -> str:

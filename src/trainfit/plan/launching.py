@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from trainfit.plan.command import Command
 from trainfit.plan.effective_batch import accumulation_for
-from trainfit.plan.launch import launch
+from trainfit.plan.launch import launch, useless_variables
 from trainfit.plan.launch_parts import launch_parts
 from trainfit.plan.tunables import loader_values
 from trainfit.results.loader import LoaderResult
@@ -19,7 +19,8 @@ def with_launch(plan: PlanResult, command: Command) -> PlanResult:
     found = launched_loader(plan.loading)
     values = launch_values(plan, command, found)
     variables, cores = ((), None) if found is None else (found.variables, found.cores)
-    line = launch(command, values, plan.variables, variables, cores)
+    useless = useless_variables(found)
+    line = launch(command, values, plan.variables, variables, cores, useless)
     parts = launch_parts(plan, command, values, line, found) if plan.can_start else ()
     return dataclasses.replace(plan, launch=line.line, launch_parts=parts)
 
