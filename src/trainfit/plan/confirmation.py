@@ -13,7 +13,7 @@ from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.amp_choice import AmpSetting
 from trainfit.plan.batches import Batches
 from trainfit.plan.failures import ScriptError
-from trainfit.plan.full_batches import is_full
+from trainfit.plan.full_batches import is_full, sample_loading_s
 from trainfit.plan.laws import work_law
 from trainfit.plan.notes import MAY_CHANGE
 from trainfit.plan.planned_job import PlannedJob
@@ -87,7 +87,7 @@ def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
 def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace | str:
     """The run at a batch size, or why there is none."""
     if at not in dict(batches.pair):
-        long = _loading_s(job, at)
+        long = LEAST_STEPS * at * (sample_loading_s(job.first) or 0.0)
         if long > _LOADING_S:
             return f"its batches would take {long:.0f} s to load here"
     try:
@@ -95,13 +95,6 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
     except ScriptError as error:
         return str(error)
     return trace if is_full(trace, at) else "the DataLoader gave fewer samples"
-
-
-def _loading_s(job: PlannedJob, at: int) -> float:
-    """What loading takes in a run at a batch size, by what it took in the first one."""
-    loader = job.first.outcome.loader
-    samples = sum(loader.fed) if loader is not None else 0
-    return LEAST_STEPS * at * job.first.outcome.loading_s / samples if samples else 0.0
 
 
 def _compared(

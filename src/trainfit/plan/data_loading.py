@@ -19,6 +19,7 @@ from trainfit.plan.other_cpu import (
 )
 from trainfit.plan.speed import fast_end
 from trainfit.plan.tunables import LOADER_TUNABLES, literal, present_settings
+from trainfit.plan.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
 from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.loading import StepTime
@@ -55,7 +56,7 @@ def with_loading(
     memory part of the plan stays, and ``loading.failure`` says what it was. ``here`` is a core of
     this machine, for another processor's input (``plan.cpu``).
     """
-    batch = _batch(plan)
+    batch = tuned_batch(plan)
     failure, found = "", None
     if not plan.can_start:
         failure = "the job does not fit; make it fit first (see above)"
@@ -72,6 +73,9 @@ def with_loading(
     loading = DataLoading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
     )
+    settings = within_memory(found, launched_batch(plan))
+    if settings != found.recommended:
+        loading = dataclasses.replace(loading, launched=settings)
     there = other_input(found, plan.cpu, here or CoreHere(None))
     if there is not None:
         loading = _with_input(loading, there)
@@ -114,7 +118,8 @@ def predicted_step(plan: PlanResult) -> StepTime | None:
     """
     if plan.speed is None:
         return None
-    return fast_end(plan.speed.at(_batch(plan)) or plan.speed.now, plan.gpu, plan.step)
+    step = plan.speed.at(launched_batch(plan)) or plan.speed.now
+    return scaled(fast_end(step, plan.gpu, plan.step), plan)
 
 
 def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
@@ -134,15 +139,6 @@ def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:
     """Batches per second of the loader alone, as the model says."""
     candidate = found.candidate(settings)
     return candidate.alone_batches_per_s if candidate is not None else None
-
-
-def _batch(plan: PlanResult) -> int | None:
-    """The recommended batch size, where the command has it and the data set fills one; else the
-    present one, for that is what its DataLoader gives."""
-    best = plan.chosen.recommended_batch
-    if not best or not plan.batch_in_command or (plan.samples is not None and best > plan.samples):
-        return plan.now.batch_size
-    return best
 
 
 def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
@@ -178,6 +174,9 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
     why = "write {batch_size:N} into the command"
     if plan.samples is not None and best > plan.samples:
         why = f"the data set has only {plan.samples} samples"
+    elif tuned == tuned_batch(plan) and plan.sample_loading_s and tuned < best:
+        long = f"{best * plan.sample_loading_s:.1f} s"
+        why = f"that takes {long} to load here; rates are for as many samples a second"
     elif "batch_size" in command.present:
         why = f"the DataLoader ({found.loader}) does not take it from the command"
     return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]

@@ -23,6 +23,7 @@ from trainfit.plan.command import Command
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.effective_batch import Accumulation, accumulation_for
 from trainfit.plan.first_run import FirstRun
+from trainfit.plan.full_batches import sample_loading_s
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
 from trainfit.plan.launch import ACCELERATE
@@ -326,6 +327,7 @@ class _Planner:
             batch_check=chosen.batches.check,
             allocator=allocator_trial(self._command, job.judge, chosen),
             loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
+            sample_loading_s=sample_loading_s(first),
         )
 
 

@@ -428,7 +428,8 @@ class PlanResult:
     ``launch_parts`` are what ``launch`` consists of, and what was left out of it (none: an older
     result, or the job does not fit). ``allocator`` is the trial of the allocator's other kind of
     segment. ``loader_at`` is the line that makes the DataLoader that fed the first step (empty: it
-    could not be told; ``None``: none did, or an older result).
+    could not be told; ``None``: none did, or an older result), ``sample_loading_s`` what a sample
+    took to load in the simulated run (``None``: not known).
     """
 
     command: str
@@ -473,6 +474,7 @@ class PlanResult:
     launch_parts: tuple[LaunchPart, ...] = ()
     allocator: AllocatorTrial | None = None
     loader_at: str | None = None
+    sample_loading_s: float | None = None
 
     @property
     def chosen(self) -> Configuration:
