@@ -89,6 +89,8 @@ def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
         if each.name in _ARGUMENT_NAMES or each.name == _AFFINITY:
             continue
         part = _variable(each, line)
+        if found.is_left_open and part.status == "not set":
+            part = dataclasses.replace(part, status="cannot tell")
         if each.name in calls:
             place = calls[each.name].where.replace("script", "")
             call = calls[each.name].line
@@ -194,7 +196,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
             name,
             "set",
             "argument",
-            each.reason if each is not None else "",
+            each.reason.removeprefix("kept, ") if each is not None else "",
             str(value),
             str(present),
             each.evidence if each is not None else "",
