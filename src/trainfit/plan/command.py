@@ -20,8 +20,8 @@ from typing import Literal
 from trainfit.plan.launchers import Launcher, launcher_of, launcher_of_module
 from trainfit.plan.tunables import (
     CommandError,
+    amp_precisions,
     fill,
-    float16_amp,
     literal,
     other_amp,
     placeholders,
@@ -78,7 +78,8 @@ class Command:
 
     ``words`` still hold the placeholders; ``present`` are their present values, and
     ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``),
-    ``float16_amp`` what asks for float16 (``None`` also where ``{amp}`` is on or off).
+    ``amp_precisions`` what asks for "bfloat16", "float16" and "off" (none also where ``{amp}`` is
+    just on or off).
     ``python`` is the interpreter, ``python_flags`` its own options; ``kind`` and ``name``
     say what it runs. ``words[arguments_at:]`` are the arguments of that, and
     ``assignments_at`` are the places of ``NAME=value`` words before the program, which is
@@ -98,7 +99,7 @@ class Command:
     program_at: int = 0
     launcher: Launcher | None = None
     sandbox: SandboxRequest = UNASKED
-    float16_amp: str | None = None
+    amp_precisions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def fill(self, **values: str) -> list[str]:
         """The command's words with ``values`` (and present values otherwise)."""
@@ -155,7 +156,7 @@ def parse_command(words: Sequence[str]) -> Command:
         arguments_at=at,
         program_at=program_at,
         launcher=launcher,
-        float16_amp=float16_amp(words, present),
+        amp_precisions=amp_precisions(words, present),
     )
 
 

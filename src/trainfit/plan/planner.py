@@ -155,8 +155,8 @@ class _Planner:
         present = present_setting(job)
         if present.batches.law is not None:
             job.start_pair(flipped)
-        others = other_settings(job, present, flipped)
-        choice, chosen = chosen_setting(job, present, others)
+        others, failed = other_settings(job, present, flipped)
+        choice, chosen = chosen_setting(job, present, others, failed)
         settled = confirmed(job, chosen)
         if settled is not chosen:
             others = [settled if each is chosen else each for each in others]
@@ -259,7 +259,7 @@ class _Planner:
     ) -> PlanResult:
         """The plan, but for the other settings, remedies and inference."""
         first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
-        variables = _variables(self._command, first)
+        variables = _variables(self._command, first, chosen)
         assumptions = dict(job.recording.header["assumptions"])
         return PlanResult(
             command=self._command.line(),
@@ -315,8 +315,10 @@ def _launch_values(command: Command, chosen: AmpSetting, present: AmpSetting) ->
     return values
 
 
-def _variables(command: Command, first: Trace) -> dict[str, str]:
-    """Accelerate's precision, where it came from trainfit's own environment."""
+def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:
+    """Accelerate's precision, where it is chosen, or came from trainfit's own environment."""
+    if chosen.variant.precision is not None:
+        return {ACCELERATE: chosen.variant.precision}
     precision = first.outcome.accelerate
     if precision is None or "amp" in command.present or ACCELERATE not in os.environ:
         return {}

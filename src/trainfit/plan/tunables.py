@@ -132,13 +132,14 @@ def other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
     )
 
 
-def float16_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
-    """The value for ``{amp}`` that means float16, in the present spelling; ``None`` where its
-    values only switch AMP on and off."""
+def amp_precisions(words: Sequence[str], present: Mapping[str, str]) -> dict[str, str]:
+    """The values for ``{amp}`` that mean "bfloat16", "float16" and "off", in the present spelling;
+    none where its values only switch AMP on and off."""
     value = present.get("amp")
     if value is None or (value in _OPPOSITE_SWITCH and not _names_precision(words)):
-        return None
-    return next((spelled[1] for spelled in _PRECISIONS if value in spelled), None)
+        return {}
+    spelled = next((each for each in _PRECISIONS if value in each), ())
+    return dict(zip(("bfloat16", "float16", "off"), spelled, strict=False))
 
 
 def _names_precision(words: Sequence[str]) -> bool:
