@@ -17,7 +17,8 @@ from trainfit.plan.runs import AS_WRITTEN, Variant
 from trainfit.plan.speed import Curve, machine_of
 from trainfit.plan.tracing import Trace
 from trainfit.plan.tunables import amp_precisions
-from trainfit.results.plan import AmpChoice, AmpHazard, Configuration, MemoryFigures
+from trainfit.results.amp import AmpHazard
+from trainfit.results.plan import AmpChoice, Configuration, MemoryFigures
 from trainfit.results.speed import StepSpeed
 from trainfit.results.trace import AmpSeen, TraceOutcome
 

@@ -12,13 +12,8 @@ from trainfit.plan.amp_hazards import is_bearable, of_gpu
 from trainfit.plan.batches import Batches
 from trainfit.plan.runs import Variant
 from trainfit.plan.tracing import Trace
-from trainfit.results.plan import (
-    AmpAsked,
-    AmpCandidate,
-    AmpChoice,
-    AmpHazard,
-    Configuration,
-)
+from trainfit.results.amp import AmpAsked, AmpCandidate, AmpHazard
+from trainfit.results.plan import AmpChoice, Configuration
 
 #: Samples a second that another setting must win: what is less the model cannot tell apart.
 LEAST_GAIN: Final = 0.05
@@ -213,7 +208,10 @@ class _Choosing:
             failure = self._failed[0]
             remedy = f" ({failure.remedy})" if failure.remedy else ""
             return f"{before}kept; {failure.dtype} was tried: {failure.text}{remedy}"
-        comparable = [each for each in self._others if each.dtype in rates]
+        # What has the figures of the present one says nothing of it.
+        comparable = [
+            each for each in self._others if each.dtype in rates and each.as_of != present.dtype
+        ]
         if not comparable:
             return f"{before}no throughput prediction tells the settings apart"
         rival = max(comparable, key=self._rank)

@@ -9,7 +9,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.plan.amp_by_hand import place_of
 from trainfit.plan.amp_kernels import outside_autocast, step_parts
 from trainfit.plan.tracing import Trace
-from trainfit.results.plan import AmpHazard
+from trainfit.results.amp import AmpHazard
 from trainfit.results.trace import TraceOutcome
 from trainfit.speed.step import Machine
 
@@ -67,8 +67,9 @@ def of_run(
     yield from _foreign(dtype, seen.operators, "custom operator")
     if trace.recording is None:
         return
-    if dtype == "float16":
-        outside = outside_autocast(trace.recording)
+    # Where autocast was forced around the model alone, it is not the script that left them out.
+    if dtype == "float16" and (is_own or trace.outcome.autocast_at is not None):
+        outside = outside_autocast(trace.recording, trace.outcome.autocast or dtype)
         if outside:
             names = ", ".join(sorted(outside)[:_NAMED])
             yield AmpHazard(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.speed import has_rates
 from trainfit.results.kernels import DTYPES
-from trainfit.results.recording import KINDS, PHASES, Recording
+from trainfit.results.recording import KINDS, PHASES, IntArray, Recording
 from trainfit.simgpu.autocast import policies
 from trainfit.speed.step import Costed, Machine
 from trainfit.speed.work import Work, steady
@@ -99,11 +99,11 @@ def step_parts(recording: Recording, machine: Machine) -> StepParts | None:
     )
 
 
-def outside_autocast(recording: Recording) -> dict[str, str]:
-    """Operators of :data:`OVERFLOWING` that ran in float16 in the forward pass, hence where
-    autocast was off, each with the user's line (empty: not known)."""
+def outside_autocast(recording: Recording, dtype: str) -> dict[str, str]:
+    """Operators of :data:`OVERFLOWING` that ran in autocast's ``dtype`` in the forward pass, hence
+    where autocast was off, each with the user's line (empty: not known)."""
     ops = recording.kernel_op
-    half = (recording.kernel_dtype == DTYPES.index("float16")) & (ops >= 0)
+    half = (recording.kernel_dtype == DTYPES.index(dtype)) & (ops >= 0)
     ops = np.unique(ops[half])
     ops = ops[recording.op_phase[ops] == _FORWARD]
     ops = ops[_is(recording, OVERFLOWING.__contains__)[ops]]
@@ -117,18 +117,22 @@ def outside_autocast(recording: Recording) -> dict[str, str]:
 class PeakParts:
     """Bytes at the peak of a run under autocast, by whether autocast makes them fewer: ``state``
     are parameters, buffers, gradients and the optimizer's, which keep their dtype; ``casts``
-    copies that autocast made; ``float32`` results of what it runs in float32; ``fixed`` inputs
-    and workspaces; ``rest`` what is in half precision, or no floating-point number."""
+    copies that autocast made; ``float32`` results of what it runs in float32; ``promoted`` other
+    results that are in float32, because an operand was, most of them made at the user's line
+    ``promoted_at`` (empty: not known); ``fixed`` inputs and workspaces; ``rest`` what is in half
+    precision, or no floating-point number."""
 
     state: int
     casts: int
     float32: int
+    promoted: int
     fixed: int
     rest: int
+    promoted_at: str = ""
 
     @property
     def total(self) -> int:
-        return self.state + self.casts + self.float32 + self.fixed + self.rest
+        return self.state + self.casts + self.float32 + self.promoted + self.fixed + self.rest
 
 
 def peak_parts(recording: Recording, stream: Stream, outcome: Replay) -> PeakParts:
@@ -141,8 +145,31 @@ def peak_parts(recording: Recording, stream: Stream, outcome: Replay) -> PeakPar
     free = made & ~state & ~fixed
     cast = free & _is(recording, CASTS.__contains__)[ops]
     kept = free & ~cast & _is(recording, float32_operators().__contains__)[ops]
-    parts = [int(sizes[each].sum()) for each in (state, cast, kept, fixed)]
-    return PeakParts(parts[0], parts[1], parts[2], parts[3], int(sizes.sum()) - sum(parts))
+    promoted = free & ~cast & ~kept & _computes_in_float32(recording)[ops]
+    state_, casts, float32, wide, fixed_ = (
+        int(sizes[each].sum()) for each in (state, cast, kept, promoted, fixed)
+    )
+    rest = int(sizes.sum()) - (state_ + casts + float32 + wide + fixed_)
+    at = _most_at(recording, live[promoted], sizes[promoted])
+    return PeakParts(state_, casts, float32, wide, fixed_, rest, at)
+
+
+def _most_at(recording: Recording, allocations: IntArray, sizes: IntArray) -> str:
+    """The user's line that made the most of these; empty where that is not known."""
+    lines = recording.alloc_line[allocations]
+    if not (lines >= 0).any():
+        return ""
+    totals = np.bincount(lines[lines >= 0], weights=sizes[lines >= 0])
+    return recording.strings[int(totals.argmax())]
+
+
+def _computes_in_float32(recording: Recording) -> Mask:
+    """Of each operator, by its kernels; an entry more, so that -1 is none."""
+    codes = [DTYPES.index(name) for name in ("float32", "tfloat32")]
+    wide = np.isin(recording.kernel_dtype, codes) & (recording.kernel_op >= 0)
+    found = np.zeros(len(recording.op_name) + 1, dtype=np.bool_)
+    found[recording.kernel_op[wide]] = True
+    return found
 
 
 def _codes(*names: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfit.plan.command import Command
 from trainfit.plan.launch import ACCELERATE
-from trainfit.results.launch import LaunchPart, PartPlace, PartStatus
+from trainfit.results.launch import LaunchPart, PartPlace
 from trainfit.results.plan import AmpChoice, PlanResult
 
 

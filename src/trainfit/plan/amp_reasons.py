@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.memory.replay import Replay, Stream
+from trainfit.plan.amp_by_hand import place_of
 from trainfit.plan.amp_kernels import PeakParts, StepParts, peak_parts, step_parts
 from trainfit.plan.speed import speed
 from trainfit.results.recording import Recording
@@ -35,10 +36,12 @@ def memory_reason(off: tuple[Recording, Replay], half: tuple[Recording, Replay],
 
 def _kept(parts: PeakParts) -> str:
     """What autocast does not make smaller, the largest first."""
+    at = f" (most at {place_of(parts.promoted_at)})" if parts.promoted_at else ""
     named = {
         "parameters, gradients and optimizer state, which stay float32": parts.state,
         "copies that autocast casts": parts.casts,
         "results of operators that autocast runs in float32": parts.float32,
+        f"results that are float32 because an operand is{at}": parts.promoted,
         "inputs and workspaces": parts.fixed,
     }
     return _shares(named, parts.total)

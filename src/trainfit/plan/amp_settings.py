@@ -18,7 +18,8 @@ from trainfit.plan.runs import AS_WRITTEN, Variant
 from trainfit.plan.speed import has_rates
 from trainfit.plan.tracing import recording_of
 from trainfit.plan.trial_curve import timed
-from trainfit.results.plan import AmpChoice, AmpHazard
+from trainfit.results.amp import AmpHazard
+from trainfit.results.plan import AmpChoice
 from trainfit.results.trace import ForcedAmp
 
 _HALVES: tuple[ForcedAmp, ...] = ("bfloat16", "float16")
@@ -62,7 +63,7 @@ def other_settings(
     """AMP the other way round and the half precisions that are left, and what failed.
 
     Where the GPU computes in both half precisions one of them is simulated, and the other's figures
-    are the same (:class:`~trainfit.results.plan.AmpCandidate`); where one is emulated, or fails,
+    are the same (:class:`~trainfit.results.amp.AmpCandidate`); where one is emulated, or fails,
     the other is simulated too.
     """
     failed: list[AmpHazard] = []

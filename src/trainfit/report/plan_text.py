@@ -15,8 +15,9 @@ from trainfit.report.speed_text import speed_section
 from trainfit.report.step_text import step_lines
 from trainfit.report.steps_text import only_seen
 from trainfit.report.versus_cpu_text import versus_cpu_section
+from trainfit.results.amp import AmpHazard
 from trainfit.results.notes import Note
-from trainfit.results.plan import AmpHazard, BatchCheck, BatchLimits, Configuration, PlanResult
+from trainfit.results.plan import BatchCheck, BatchLimits, Configuration, PlanResult
 from trainfit.results.speed import KNEE
 from trainfit.results.words import count
 
