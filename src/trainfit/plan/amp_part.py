@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfit.plan.command import Command
 from trainfit.plan.launch import ACCELERATE
-from trainfit.results.launch import LaunchPart, PartPlace
+from trainfit.results.launch import LaunchPart, PartPlace, PartStatus
 from trainfit.results.plan import AmpChoice, PlanResult
 
 
@@ -34,14 +34,15 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
             result.gpu,
             choice.line,
         )
-    status = "not set" if choice.dtype == "off" else "kept"
-    return _part(result, command, status, "" if status == "not set" else present, _reason(choice))
+    return _part(result, command, "kept" if present else "not set", present, _reason(choice))
 
 
-def _part(result: PlanResult, command: Command, status: str, value: str, reason: str) -> LaunchPart:
+def _part(
+    result: PlanResult, command: Command, status: PartStatus, value: str, reason: str
+) -> LaunchPart:
     return LaunchPart(
         "amp",
-        status,  # type: ignore[arg-type]
+        status,
         _place(result, command),
         reason,
         value,

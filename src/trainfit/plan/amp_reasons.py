@@ -47,13 +47,16 @@ def _kept(parts: PeakParts) -> str:
     return _shares(named, parts.total)
 
 
-def time_reason(off: Recording, half: Recording, dtype: str, machine: Machine) -> str:
-    """One line on a step's time in both."""
+def time_reason(
+    off: Recording, half: Recording, dtype: str, machine: Machine, batch: int | None = None
+) -> str:
+    """One line on a step's time in both, at batch size ``batch`` (``None``: not known)."""
     before, after = speed(off, None, machine), speed(half, None, machine)
     if before is None or after is None:
         return ""
     slow, fast = before.now.seconds, after.now.seconds
-    text = f"a step takes {_times(slow, fast)} in {dtype}"
+    at = "" if batch is None else f" at batch size {batch}"
+    text = f"a step{at} takes {_times(slow, fast)} in {dtype}"
     if slow <= 0 or fast <= (1 - _LITTLE) * slow:
         return text
     parts, without = step_parts(half, machine), step_parts(off, machine)

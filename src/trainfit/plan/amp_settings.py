@@ -137,7 +137,7 @@ def _with_reasons(job: PlannedJob, choice: AmpChoice, settings: Sequence[AmpSett
     return dataclasses.replace(
         choice,
         memory_reason=memory_reason(peaks[0], peaks[1], dtype),
-        time_reason=time_reason(without, half, dtype, job.machine),
+        time_reason=time_reason(without, half, dtype, job.machine, job.batch),
     )
 
 
