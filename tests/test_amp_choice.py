@@ -414,4 +414,4 @@ def test_the_present_setting_does_not_matter_but_for_a_small_gain(
 def test_the_line_to_change(seen: AmpSeen, autocast: str | None, dtype: str, line: str) -> None:
     place = "train.py:57" if autocast else None
     outcome = TraceOutcome("finished", 3, 1.0, autocast=autocast, autocast_at=place, amp=seen)
-    assert line_for(dtype, outcome, scaled=seen.scaled) == line
+    assert line_for(dtype, outcome, has=autocast) == line

@@ -31,17 +31,17 @@ _ARGUMENTS: dict[Framework, dict[str, str]] = {
 }
 
 
-def line_for(dtype: str, outcome: TraceOutcome, *, scaled: bool) -> str:
+def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> str:
     """The line of the script that asks for ``dtype``, with its place.
 
-    ``outcome`` is of a run of the script as it is, or where autocast was switched on by its own
-    option; ``scaled``: a scaler is there.
+    ``outcome`` is of a run with autocast, if there is one; ``has`` the dtype that the script itself
+    has there (``None``: none, or not known).
     """
     seen = outcome.amp
     if seen.framework:
         return _at(seen.framework_at) + _ARGUMENTS[seen.framework][dtype]
-    scaler = "" if dtype != "float16" or scaled else _scaler(seen.scaler_at)
-    if scaler and outcome.autocast == dtype:
+    scaler = "" if dtype != "float16" or seen.scaled else _scaler(seen.scaler_at)
+    if scaler and has == dtype:
         return scaler
     scaler = scaler and f"; {scaler}"
     if outcome.autocast_at is not None:

@@ -170,10 +170,15 @@ class _Choosing:
     def line(self, setting: AmpSetting, chosen: AmpSetting) -> str:
         """What to write for a setting that the command alone cannot give; it may need another
         value than that of ``chosen``, too."""
-        source = self._present.trace.outcome
-        if source.autocast_at is None and setting.trace.outcome.autocast_at is not None:
-            source = setting.trace.outcome
-        written = line_for(setting.dtype, source, scaled=source.amp.scaled)
+        outcomes = [
+            each.trace.outcome
+            for each in (self._present, *self._others)
+            if each.variant.force is None and each.trace.outcome.autocast_at is not None
+        ]
+        # What the script itself has says more than a run in which autocast was forced.
+        source = outcomes[0] if outcomes else setting.trace.outcome
+        has = source.autocast if outcomes else None
+        written = line_for(setting.dtype, source, has=has)
         value = setting.variant.amp or self._present.value
         return written if value in (None, chosen.value) else f"{written}; and amp={value}"
 
