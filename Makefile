@@ -50,10 +50,12 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/loader_model.py
 	$(BIN)/python bench/loader_split.py
 	$(BIN)/python bench/loader_accuracy.py --quick
+	$(BIN)/python bench/launch.py --quick
 	$(BIN)/python bench/pace.py
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
 	$(BIN)/python bench/remedies.py
+	$(BIN)/python bench/seeds.py --quick
 	$(BIN)/python bench/memory_accuracy.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv
 	$(BIN)/python bench/memory_hf_guide.py
 	$(BIN)/python bench/memory_peers.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv

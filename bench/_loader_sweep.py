@@ -228,7 +228,7 @@ class Bench:
             disturbed = {
                 each.settings
                 for each in readings
-                if each.round == number and _quietness(each) < (True, QUIET)
+                if each.round == number and quietness(each) < (True, QUIET)
             }
             left = [settings for settings in order if settings in disturbed]
 
@@ -239,11 +239,7 @@ class Bench:
         workload = self._workload()
         began = time.monotonic()
         run = self.run(workload, settings, consumer=consumer, seconds=self.plan.seconds)
-        rate = run.batches_per_s if run.failure is None else None
-        seconds = time.monotonic() - began
-        failure = failure_text(run)
-        reading = Reading(settings, number, rate, run.waiting_share, seconds, failure, rate)
-        return dataclasses.replace(reading, others_cores=run.others_cores), run
+        return reading_of(run, number, time.monotonic() - began), run
 
     def _keep_the_quietest(self, study: Study) -> None:
         """Of each setting's readings in a round, the one at the highest speed of the cores.
@@ -257,11 +253,14 @@ class Bench:
         seen = {
             key: [(reading, next(runs)) for reading, _ in pairs] for key, pairs in taken.items()
         }
-        slowing = _slowing(seen, self._watch)
+        of_setting: dict[LoaderSettings, list[Run]] = {}
+        for (_, _, settings, _), pairs in seen.items():
+            of_setting.setdefault(settings, []).extend(run for _, run in pairs)
+        slowed = slowing(list(of_setting.values()), self._watch)
         found: dict[str, list[Reading]] = {SWEEP: [], FINALS: [], ANCHORS: []}
         for (_, stage, _, _), pairs in seen.items():
-            readings = [_full(reading, run, slowing) for reading, run in pairs]
-            found[stage].append(max(readings, key=_quietness))
+            readings = [at_full_speed(reading, run, slowed) for reading, run in pairs]
+            found[stage].append(max(readings, key=quietness))
         # What was read in another process (a sweep that is predicted again) stays.
         study.sweep = found[SWEEP] or study.sweep
         study.finals = found[FINALS] or study.finals
@@ -312,31 +311,44 @@ def _slowed(probed: Probed | None) -> bool:
     return 0 <= _core_speed(probed) < SLOWED
 
 
-def _quietness(reading: Reading) -> tuple[bool, float]:
+def quietness(reading: Reading) -> tuple[bool, float]:
     """Was the loader alone, and at which share of their full speed were the cores (1: not told)?"""
     alone = not is_beside_others(reading.others_cores)
     return alone, 1.0 if reading.core_speed is None else reading.core_speed
 
 
-def _slowing(seen: Mapping[_Key, Sequence[tuple[Reading, Run]]], watch: CoreSpeeds) -> Slowing:
-    """How slowed cores slow this workload: batches at several speeds tell."""
-    of_setting: dict[LoaderSettings, list[Run]] = {}
-    for (_, _, settings, _), pairs in seen.items():
-        of_setting.setdefault(settings, []).extend(run for _, run in pairs)
-    few = [run for settings, runs in of_setting.items() if settings.num_workers < 2 for run in runs]
+def slowing(groups: Sequence[Sequence[Run]], watch: CoreSpeeds) -> Slowing:
+    """How slowed cores slow this workload: batches at several speeds tell. The runs of a group are
+    of the same settings."""
+    few = [run for runs in groups for run in runs if run.settings.num_workers < 2]
     cores = len(os.sched_getaffinity(0))
-    return Slowing(working_share(few), cores, sensitivity(of_setting.values(), watch.pieces()))
+    return Slowing(working_share(few), cores, sensitivity(groups, watch.pieces()))
 
 
-def _full(reading: Reading, run: Run, slowing: Slowing) -> Reading:
+def at_full_speed(reading: Reading, run: Run, slowed: Slowing) -> Reading:
     """The same with its rate at the cores' full speed, where that is known."""
     if reading.as_run is None or run.core_speed is None:
         return reading
-    full = slowing.with_full_speed_rate(run)
+    full = slowed.with_full_speed_rate(run)
     return dataclasses.replace(
         reading,
         batches_per_s=full.full_speed_batches_per_s,
         core_speed=run.core_speed.speed,
+    )
+
+
+def reading_of(run: Run, number: int, seconds: float) -> Reading:
+    """What a run of round ``number`` says, that took so many seconds with all around it."""
+    rate = run.batches_per_s if run.failure is None else None
+    return Reading(
+        run.settings,
+        number,
+        rate,
+        run.waiting_share,
+        seconds,
+        failure_text(run),
+        rate,
+        others_cores=run.others_cores,
     )
 
 

@@ -15,8 +15,10 @@ settings.load_profile("fixed")
 
 #: `make test` runs these modules after the others, one test at a time.
 ALONE = {
-    *("test_bench_loader", "test_cli_loader", "test_loader_beyond", "test_loader_child"),
+    *("test_bench_launch", "test_bench_loader", "test_cli_loader", "test_loader_beyond"),
+    "test_loader_child",
     *("test_loader_fault_checks", "test_loader_faults", "test_loader_machine", "test_rehearsal"),
+    "test_loader_doubts",
     *("test_loader_split", "test_loader_storage", "test_loader_tuning", "test_this_cpu"),
     "test_versus_cpu",
 }

@@ -13,6 +13,7 @@ from trainfit.plan.amp_by_hand import line_for
 from trainfit.plan.amp_choice import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.amp_hazards import is_native, of_failure, of_run
 from trainfit.plan.batches import Batches
+from trainfit.plan.command import parse_command
 from trainfit.plan.runs import AS_WRITTEN, Variant
 from trainfit.plan.speed import Curve, machine_of
 from trainfit.plan.tracing import Trace
@@ -179,8 +180,12 @@ def test_a_setting_without_a_curve_is_compared_at_the_recommended_batch() -> Non
 def test_how_the_command_would_say_each_precision(
     words: list[str], value: str, precisions: list[str]
 ) -> None:
-    assert list(amp_precisions(words, {"amp": value}).values()) == precisions
-    assert amp_precisions(["x"], {}) == {}
+    found = parse_command(["python", __file__, *words]).amp_precisions
+    assert list(found.values()) == precisions
+    assert found.get("off", value) in (value, *precisions[2:])
+    assert parse_command(["python", __file__]).amp_precisions == {}
+    # An option of the script's that is a switch for float16 alone.
+    assert amp_precisions("true", "false", "true") == {"float16": "true"}
 
 
 # -- what the GPU can do -----------------------------------------------------------------------
@@ -259,7 +264,10 @@ def test_float16_without_a_scaler_is_kept_where_all_else_is_slower_and_it_is_sai
     at_hand = dataclasses.replace(setting("bfloat16", 18.0), as_of="float16")
     native = chosen(unscaled(18.0, "true"), setting("off", 10.0, "false"), at_hand, gpu="RTX 4090")
     assert (native.dtype, native.by_hand_dtype) == ("float16", "bfloat16")
-    assert native.line == 'train.py:57: torch.autocast("cuda", dtype=torch.bfloat16)'
+    assert (native.place, native.line) == (
+        "train.py:57",
+        'torch.autocast("cuda", dtype=torch.bfloat16)',
+    )
 
 
 def test_float16_without_a_scaler_is_not_switched_on() -> None:
@@ -414,4 +422,4 @@ def test_the_present_setting_does_not_matter_but_for_a_small_gain(
 def test_the_line_to_change(seen: AmpSeen, autocast: str | None, dtype: str, line: str) -> None:
     place = "train.py:57" if autocast else None
     outcome = TraceOutcome("finished", 3, 1.0, autocast=autocast, autocast_at=place, amp=seen)
-    assert line_for(dtype, outcome, has=autocast) == line
+    assert ": ".join(filter(None, line_for(dtype, outcome, has=autocast))) == line

@@ -206,7 +206,7 @@ def test_amp_is_decided_alike_from_both_sides(
     assert (part.name, part.evidence, part.machine) == ("amp", "predicted", result["gpu"])
     assert part.present == present
     if gpu == "T4" and value == "false":
-        assert choice["by_hand_dtype"] == "float16" and "mixed.py" in choice["line"]
+        assert choice["by_hand_dtype"] == "float16" and "mixed.py" in choice["place"]
         assert part.status == ("by hand" if present == "false" else "set")
     else:
         assert part.status == ("kept" if present == value else "set") and part.value == value
@@ -218,7 +218,8 @@ def test_float16_without_a_scaler_is_not_asked_for_silently(tmp_path: Path) -> N
     result, part = planned("RTX 4090", "--amp={amp:false}", cwd=tmp_path)
     assert result["amp_choice"]["value"] == "false"
     assert (part.status, part.value) == ("by hand", "bfloat16")
-    assert part.line.endswith('torch.autocast("cuda", dtype=torch.bfloat16); and amp=true')
+    assert part.line == 'torch.autocast("cuda", dtype=torch.bfloat16); and amp=true'
+    assert part.place == line_with("with torch.autocast")
     result, part = planned("T4", "--amp={amp:true}", cwd=tmp_path)
     assert result["amp_choice"]["value"] == "true"
     assert "GradScaler" in result["amp_choice"]["reason"] and part.status == "by hand"

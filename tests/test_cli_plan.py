@@ -180,14 +180,10 @@ def test_without_placeholders_the_loader_of_the_first_step_is_varied(tmp_path: P
     assert (now["batch_size"], now["amp"], result["other_amp"]["amp"]) == (16, "off", "bfloat16")
     assert now["recommended_batch"] > 16
     notes = "\n".join(result["notes"])
-    assert f"set batch_size={now['recommended_batch']} for the DataLoader at" in notes
-    actions = [note for note in result["structured_notes"] if note["kind"] == "action"]
-    assert [note["text"] for note in actions] == [
-        result["amp_choice"]["by_hand"],
-        next(note for note in result["notes"] if note.startswith("set batch_size=")),
-    ]
+    part = next(part for part in result["launch_parts"] if part["name"] == "batch_size")
+    assert (part["status"], part["place"]) == ("by hand", f"{SCRIPTS / 'plain.py'}:7")
+    assert (part["call"], part["line"]) == ("DataLoader", f"batch_size={now['recommended_batch']}")
     assert result["coverage"]["evaluated"] is result["coverage"]["saved"] is False
-    assert f"{SCRIPTS / 'plain.py'}:7" in notes
     assert "AMP on was simulated by torch.autocast around the model" in notes
     assert result["launch"] == f"python {SCRIPTS / 'plain.py'}"
 
@@ -197,7 +193,7 @@ def test_a_loader_rebuilt_around_its_sampler_counts_as_the_original(tmp_path: Pa
     result = plan("python", str(SCRIPTS / "rebuilt.py"), cwd=tmp_path)
     assert result["now"]["batch_size"] == 16
     assert result["now"]["largest_batch"] > 16
-    assert f"{SCRIPTS / 'rebuilt.py'}:13" in "\n".join(result["notes"])
+    assert result["loader_at"] == f"{SCRIPTS / 'rebuilt.py'}:13"
 
 
 @pytest.mark.slow

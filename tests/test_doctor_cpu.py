@@ -69,15 +69,16 @@ def test_cores_that_are_alike_share_a_row() -> None:
         "12th Gen Intel(R) Core(TM) i9-12900K, 16 cores, 24 CPUs, driver intel_pstate (active), "
         "turbo on"
     )
+    assert lines[1] == "Governors on offer: performance, powersave"
     rows = [" ".join(line.split()) for line in lines]
-    assert rows[2] == "CPUs kind governor EPP MHz now MHz allowed MHz max"
-    assert rows[3:6] == [
+    assert rows[3] == "CPUs kind governor EPP MHz now MHz allowed MHz max"
+    assert rows[4:7] == [
         "0-7,12-15 performance powersave balance_performance 1725-3482 5100 5100",
         "8-11 performance powersave balance_performance 1725-3482 5200 5200",
         "16-23 efficiency powersave balance_performance 1600-2318 3900 3900",
     ]
-    assert rows[7] == "C-state of CPU 0 exit latency least stay"
-    assert rows[12] == "C10 680 µs 2000 µs"
+    assert rows[8] == "C-state of CPU 0 exit latency least stay"
+    assert rows[13] == "C10 680 µs 2000 µs"
     assert any(row.startswith("? frequency intel_pstate powersave") for row in rows)
     assert rows[-1].startswith("trainfit doctor --only cores,threads,frequency,idle")
 

@@ -287,6 +287,17 @@ def test_cuda_cores_are_the_databases() -> None:
         assert find_gpu(card.key).cuda_cores == database()[card.record].shading_units, card.key
 
 
+def test_tensor_cores_and_memory_are_the_databases() -> None:
+    for card in CURATED:
+        spec, record = find_gpu(card.key), database()[card.record]
+        each, sms = record.tensor_cores / record.streaming_multiprocessors, spec.sm_count
+        assert spec.tensor_cores == each * sms and spec.memory_type == record.memory_type, card.key
+    t4 = find_gpu("T4")
+    assert "320 of them" in says(t4, "Tensor cores")
+    assert (t4.tensor_cores, t4.memory_type) == (320, "GDDR6")
+    assert find_gpu("custom:24GiB").tensor_cores is None
+
+
 def test_every_card_of_the_database_renders() -> None:
     for entry in _database_entries():
         gpu = with_meaning(entry.spec())
@@ -309,7 +320,7 @@ def test_explain_through_the_cli(tmp_path: Path) -> None:
 def test_the_json_document_reads_back(tmp_path: Path) -> None:
     done = run("--json", cwd=tmp_path)
     document = json_of(done)
-    assert (document["format"], document["version"]) == ("trainfit-gpus", 2)
+    assert (document["format"], document["version"]) == ("trainfit-gpus", 3)
     assert len(document["gpus"]) == len(ALL)
     result = GpusResult.from_json(done.stdout, tmp_path / "x.json")
     assert {gpu.key for gpu in result.gpus} == {spec.key for spec in ALL}

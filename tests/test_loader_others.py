@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from helpers_loader import machine
 from trainfit.hardware.core_speed import CoreSpeed, CoreSpeeds
+from trainfit.hardware.system import System
 from trainfit.loader import others, probing
 from trainfit.loader.others import OthersWork
 from trainfit.loader.readings import Readings
@@ -23,7 +25,7 @@ class Counters:
         self.ended = 0.0
         self.cpus = {0, 1}
 
-    def process(self) -> SimpleNamespace:
+    def process(self, pid: int | None = None) -> SimpleNamespace:
         worker = SimpleNamespace(cpu_times=lambda: self._times(self.worker, 0.0))
         return SimpleNamespace(
             cpu_times=lambda: self._times(self.main, self.ended),
@@ -62,6 +64,38 @@ def test_on_many_cores_others_are_in_nobodys_way(counters: Counters) -> None:
     assert work.cores() == 0.0
     counters.everyone = 63.0
     assert work.cores() == pytest.approx(58.0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_who_shares_a_containers_quota_is_in_the_way(
+    counters: Counters, tmp_path: Path, version: int
+) -> None:
+    """1.5 cores of 64, of which one is another's: cores idle, but the quota does not."""
+    proc, group = tmp_path / "proc/self", tmp_path / "sys/fs/cgroup"
+    proc.mkdir(parents=True)
+    group.mkdir(parents=True)
+    kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,cpu,cpuacct")
+    (proc / "cgroup").write_text("0::/\n" if version == 2 else "5:cpu,cpuacct:/\n")
+    (proc / "mountinfo").write_text(f"33 25 0:28 / /sys/fs/cgroup rw - {kind} none {options}\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "cpu.cfs_quota_us").write_text("150000\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+
+    def used(seconds: float) -> None:
+        (group / "cpu.stat").write_text(f"usage_usec {seconds * 1e6:.0f}\nuser_usec 1\n")
+        (group / "cpuacct.usage").write_text(f"{seconds * 1e9:.0f}\n")
+
+    counters.cpus = set(range(64))
+    used(10.0)
+    work = OthersWork(system=System(tmp_path))
+    counters.now, counters.everyone, counters.main = 2.0, 3.0, 1.0
+    used(13.0)
+    assert work.cores() == pytest.approx(1.0)
+    used(12.0)  # half a core of others, and half a core of the quota idles
+    assert work.cores() == 0.0
+    (group / "cpu.stat").write_text("garbage\n")
+    (group / "cpuacct.usage").write_text("garbage\n")
+    assert work.cores() == 0.0
 
 
 def test_counters_that_cannot_be_read_say_nothing(

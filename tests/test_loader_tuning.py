@@ -123,7 +123,8 @@ def test_threads_of_libraries_are_probed_both_ways() -> None:
     assert result.held.parts == result.probe.parts
     held = {each.settings.library_threads for each in result.candidates}
     assert held == {None, 1}
-    assert any("with one thread for each library" in note for note in result.notes)
+    told = any("with one thread for each library" in note for note in result.notes)
+    assert told is not result.is_left_open
     named = {each.name for each in result.variables}
     chosen = result.recommended
     if chosen.num_workers:
@@ -199,6 +200,8 @@ def test_workers_never_inherit_what_this_process_opened(wrapped: bool) -> None:
 @pytest.mark.slow
 def test_waiting_batches_get_workers_until_the_gpu_is_the_limit() -> None:
     result = tuned(Sleeping(), step_s=0.004)
+    if result.is_left_open:
+        pytest.skip("other processes keep the cores busy: no verdict can be given")
     assert result.verdict == "change" and result.present.num_workers == 0
     assert 2 <= result.recommended.num_workers <= 8
     trial = result.measured(result.recommended)

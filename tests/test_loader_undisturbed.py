@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers_loader import probe
 from trainfit.hardware.core_speed import CoreSpeed, Pieces
 from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL
 from trainfit.loader.readings import Readings
@@ -17,9 +16,7 @@ from trainfit.loader.runs import Run
 from trainfit.loader.sensitivity import SENSITIVITY
 from trainfit.loader.undisturbed import (
     Slowing,
-    others_note,
     quietest,
-    slowed_note,
     span,
     working_share,
 )
@@ -111,21 +108,6 @@ def test_without_workers_the_step_is_no_faster() -> None:
     )
     found = Slowing(1.0, 1.0).with_full_speed_rate(turns)
     assert found.full_speed_batches_per_s == pytest.approx(1 / (0.02 + 0.02))
-
-
-def test_slowed_cores_are_told_of() -> None:
-    def note(of_probe: float | None, *of_runs: float) -> str:
-        runs = [dataclasses.replace(run(), core_speed=CoreSpeed(each, 1.0)) for each in of_runs]
-        return slowed_note(probe(core_speed=of_probe), runs)
-
-    assert note(None) == note(0.97, 0.99) == ""
-    assert "at 80% of their full speed" in note(0.80, 0.81)
-    assert "at 70% to 99% of their full speed" in note(0.99, 0.7)
-
-
-def test_other_processes_are_told_of() -> None:
-    assert others_note(probe()) == others_note(probe(others_cores=0.1)) == ""
-    assert "took 1.2 cores" in others_note(probe(others_cores=1.2))
 
 
 def test_runs_that_failed_have_no_span_and_no_rate() -> None:

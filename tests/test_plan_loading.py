@@ -19,13 +19,14 @@ from test_report import PLAN, section, with_now
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.data_loading import (
     bottleneck,
-    has_loader_tunables,
+    is_tuned,
     predicted_step,
     with_loading,
 )
 from trainfit.report.plan_text import plan_text
 from trainfit.report.sizes import WIDTH
 from trainfit.results.errors import TrainfitError
+from trainfit.results.launch import changes_by_hand
 from trainfit.results.loader import (
     Candidate,
     CoreAdvice,
@@ -35,9 +36,10 @@ from trainfit.results.loader import (
     LoaderSettings,
     VariableAdvice,
 )
-from trainfit.results.plan import PlanResult
+from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.speed import Speed, StepSpeed
 
+INFERENCE = Inference(False, None, None)
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
 
 
@@ -89,6 +91,10 @@ def test_the_loader_keeps_up_with_the_fast_end_of_the_predicted_step() -> None:
     assert found is not None and found.step_s == pytest.approx(0.04)
     assert found.work_s == pytest.approx(0.02)
     assert predicted_step(dataclasses.replace(PLAN, speed=None)) is None
+    # A DataLoader whose batch size the command does not say gives the present one.
+    plain = dataclasses.replace(PLAN, speed=known, batch_in_command=False)
+    found = predicted_step(plain)
+    assert found is not None and found.step_s == pytest.approx(0.8 * 0.05)
 
 
 # -- the launch command ------------------------------------------------------------------------
@@ -126,9 +132,13 @@ def test_the_launch_command_has_the_recommended_settings() -> None:
     assert "taskset -c 0-7" in section(text, "Launch")
 
 
-def test_notes_of_what_the_command_cannot_say() -> None:
-    notes = "\n".join(planned(result()).notes)
-    assert "set persistent_workers=True for the DataLoader (train.py:12" in notes
+def test_what_the_command_cannot_say_is_a_line_to_change() -> None:
+    plan = planned(result(), plan=dataclasses.replace(PLAN, loader_at="train.py:12"))
+    assert changes_by_hand(plan.launch_parts) == [
+        ("train.py:12", "DataLoader(…, persistent_workers=True)")
+    ]
+    assert "- change train.py:12: DataLoader(…, persistent_workers=True)" in plan_text(plan)
+    notes = "\n".join(plan.notes)
     assert "tuned at batch size 8, not at 24: the DataLoader (train.py:12" in notes
     assert "num_workers" not in notes
 
@@ -172,13 +182,21 @@ def test_workers_that_the_command_cannot_give_change_nothing_of_theirs() -> None
     command = "python train.py --pw={persistent_workers:no} --pf={prefetch_factor:None}"
     plan = planned(found, command)
     assert plan.launch.endswith("--pw=no --pf=None")
-    assert "num_workers=4" in "\n".join(plan.notes)
+    assert "num_workers=4" in str(changes_by_hand(plan.launch_parts))
 
 
-def test_what_asks_for_tuning() -> None:
+def test_when_the_loader_is_tuned() -> None:
+    """Where training takes batches from it; where it was asked for, whatever the script does."""
+    plain = parse_command(["python", "train.py", "{batch_size:2}"])
+    trains = dataclasses.replace(PLAN, loader_at="")
+    assert is_tuned(trains, plain, asked=False)
+    assert not is_tuned(PLAN, plain, asked=False)
+    assert not is_tuned(dataclasses.replace(trains, inference=INFERENCE), plain, asked=False)
+    assert not is_tuned(with_now(fits=False, recommended_batch=None), plain, asked=False)
+    assert is_tuned(PLAN, plain, asked=True)
     for name in ("num_workers:2", "prefetch_factor:2", "pin_memory:no", "persistent_workers:1"):
-        assert has_loader_tunables(parse_command(["python", "train.py", f"{{{name}}}"]))
-    assert not has_loader_tunables(parse_command(["python", "train.py", "{batch_size:2}"]))
+        command = parse_command(["python", "train.py", f"{{{name}}}"])
+        assert is_tuned(PLAN, command, asked=False)
 
 
 # -- the bottleneck ----------------------------------------------------------------------------
@@ -302,7 +320,10 @@ def test_a_plan_outlives_its_loader(error: Exception, says: str) -> None:
     plan = planned(error)
     assert plan.loading is not None
     assert plan.loading.result is None
-    assert dataclasses.replace(plan, loading=None) == PLAN
+    changed = {"loading": None, "launch": PLAN.launch, "launch_parts": ()}
+    assert dataclasses.replace(plan, **changed) == PLAN
+    part = next(each for each in plan.launch_parts if each.name == "num_workers")
+    assert part.status == "cannot tell" and says.partition(";")[0] in part.reason
     text = words(error)
     assert "not tuned: " in text
     assert says in text
@@ -404,8 +425,9 @@ def test_plan_goes_on_without_its_loader(real_plan: Plan) -> None:
     assert plan["now"]["fits"]
 
 
-@pytest.mark.parametrize("options", [("--step-time=1",), ("--probe-time=9", "--no-loader")])
-def test_options_of_a_loader_that_is_not_tuned(options: tuple[str, ...], tmp_path: Path) -> None:
-    done = trainfit("plan", "--gpu", "RTX 4090", *options, "--", "python", "train.py", cwd=tmp_path)
+@pytest.mark.parametrize("option", ["--step-time=1", "--probe-time=9"])
+def test_options_of_a_loader_that_is_not_tuned(option: str, tmp_path: Path) -> None:
+    words = (option, "--no-loader", "--", "python", "train.py")
+    done = trainfit("plan", "--gpu", "RTX 4090", *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert "is for tuning the DataLoader: add --loader" in error_line(done)
+    assert "is for tuning the DataLoader: leave --no-loader out" in error_line(done)

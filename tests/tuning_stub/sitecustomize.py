@@ -105,10 +105,14 @@ def cores(machine, settings, ranks):
     return None
 
 
+def why_none(machine, settings, ranks):
+    return "all cores are alike"
+
+
 for name, functions in (
     ("tuning", [tune]),
     ("machine", [loader_machine, unknowns]),
-    ("affinity", [cores]),
+    ("affinity", [cores, why_none]),
 ):
     module = types.ModuleType(f"trainfit.loader.{name}")
     for function in functions:

@@ -30,7 +30,7 @@ from trainfit.cli.progress_bar import Shown, shown_progress
 from trainfit.cli.screen import add_explain, print_plan
 from trainfit.hardware.rented import find_rented
 from trainfit.plan.command import Command, parse_command
-from trainfit.plan.data_loading import has_loader_tunables, predicted_step, with_loading
+from trainfit.plan.data_loading import is_tuned, predicted_step, with_loading
 from trainfit.plan.loading import LoadingOptions, tune_command
 from trainfit.plan.other_cpu import CoreHere
 from trainfit.plan.planner import Settings, plan
@@ -121,10 +121,12 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--loader",
         action="store_true",
-        help="tune the DataLoader too (as of itself with {num_workers:N}, {prefetch_factor:N}, "
-        "{pin_memory:BOOL} or {persistent_workers:BOOL} in the command)",
+        help="tune the DataLoader also where the script does not train (by default it is tuned "
+        "where a step of training takes batches from it, which takes half a minute)",
     )
-    choice.add_argument("--no-loader", action="store_true", help="do not tune the DataLoader")
+    choice.add_argument(
+        "--no-loader", action="store_true", help="do not measure and tune the DataLoader"
+    )
     parser.add_argument(
         "--step-time",
         type=step_time,
@@ -149,7 +151,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
     remedies = _remedies(options)
     parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
-    tunes = _tunes_loader(options, parsed)
+    tunes = _tunes_loader(options)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output) if options.output is not None else None
     with shown_progress() as progress:
@@ -191,14 +193,18 @@ def _planned(
         options.noise_scale,
         _rented(options),
     )
-    result = plan(parsed, device.gpu, device.name, settings, progress, device.constants, show)
+    read = [parsed]
+    result = plan(
+        *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
+        understood=lambda options: read.append(options.proven_command),
+    )
     keep(result)  # whatever becomes of the loader
     try:
         if options.versus_cpu:
             result = with_cpu(result, parsed, options.time_limit, progress)
-        if tunes:
-            progress("tuning the DataLoader")
-            result = _with_loading(result, parsed, device.name, options, progress)
+        if tunes and is_tuned(result, read[-1], asked=options.loader):
+            progress("tuning the DataLoader (--no-loader leaves it out)")
+            result = _with_loading(result, read[-1], device.name, options, progress)
     except KeyboardInterrupt:
         show(result)
         raise
@@ -225,15 +231,13 @@ def _rented(options: argparse.Namespace) -> str:
     return found.words + ("" if options.cpu is _UNSAID else "; the processor is that of --cpu")
 
 
-def _tunes_loader(options: argparse.Namespace, command: Command) -> bool:
-    tunes = not options.no_loader and (options.loader or has_loader_tunables(command))
+def _tunes_loader(options: argparse.Namespace) -> bool:
     for name in ("step_time", "probe_time"):
-        if getattr(options, name) is not None and not tunes:
+        if getattr(options, name) is not None and options.no_loader:
             raise UsageError(
-                f"--{name.replace('_', '-')} is for tuning the DataLoader: add --loader, or write "
-                "{num_workers:N} into the command (and leave --no-loader out)"
+                f"--{name.replace('_', '-')} is for tuning the DataLoader: leave --no-loader out"
             )
-    return tunes
+    return not options.no_loader
 
 
 def _with_loading(

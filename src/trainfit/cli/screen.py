@@ -47,6 +47,11 @@ def _print_screen(result: PlanResult) -> None:
     if not console.is_terminal:
         print(screen_text(result), flush=True)
         return
-    for line in plan_screen(result, console.width):
+    for text in styled(result, console.width):
         # A line of the launch command that is too long stays one line when it is copied.
-        console.print(Text(line.text, _STYLES[line.style]), soft_wrap=True)
+        console.print(text, soft_wrap=True)
+
+
+def styled(result: PlanResult, columns: int) -> list[Text]:
+    """The lines of the screen as a terminal of so many columns shows them."""
+    return [Text(line.text, _STYLES[line.style]) for line in plan_screen(result, columns)]

@@ -8,7 +8,7 @@ from trainfit.doctor.verdicts import bad, evidence, good, unsure
 from trainfit.hardware.parsing import cpu_list_text
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Cpu, Machine
-from trainfit.results.words import cores, count
+from trainfit.results.words import core_count, cores, count
 
 NAME = "cores"
 
@@ -148,7 +148,7 @@ def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "cpu_quota_hidden",
-        f"{len(affinity)} CPUs are visible, but a quota allows {cores(quota)} cores of time",
+        f"{len(affinity)} CPUs are visible, but a quota allows {core_count(quota)} of time",
         "os.cpu_count(), nproc and top show the CPUs, not the quota. A job that sizes its threads "
         "or its DataLoader workers by them spends its time early in each period of 100 ms and is "
         "then stopped until the next: steps stutter and the GPU waits.",

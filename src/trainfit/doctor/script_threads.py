@@ -10,7 +10,7 @@ from trainfit.doctor.verdicts import bad, evidence
 from trainfit.results.doctor import Check, Evidence, PoolLibrary, PoolUse, Remedy, WorkerPools
 from trainfit.results.facts import Fact, known
 from trainfit.results.machine import Machine
-from trainfit.results.words import cores
+from trainfit.results.words import core_count, cores
 
 NAME: Final = "threads"
 #: The most threads of the OpenBLAS in NumPy's wheels (built with NUM_THREADS=64).
@@ -49,14 +49,14 @@ def _of(machine: Machine, usable: float, workers: int | None, use: PoolUse) -> C
     ]
     if workers is None:
         summary = (
-            f"each worker's {use.library} starts {threads.value} threads on {cores(usable)} cores; "
+            f"each worker's {use.library} starts {threads.value} threads on {core_count(usable)}; "
             "num_workers is not known"
         )
         return _unsure(machine, summary, use, found)
     number = workers * threads.value
     summary = (
         f"{workers} workers x {threads.value} threads of {use.library} = {number} threads on "
-        f"{cores(usable)} cores"
+        f"{core_count(usable)}"
     )
     if not use.in_worker or number <= policy.THREADS_PER_CORE * usable:
         return _unsure(machine, summary, use, found)

@@ -9,7 +9,7 @@ from trainfit.doctor.figures import restore, short, whole
 from trainfit.doctor.verdicts import bad, evidence, good
 from trainfit.results.doctor import Check, Evidence, Remedy
 from trainfit.results.machine import Machine
-from trainfit.results.words import cores, count, size
+from trainfit.results.words import core_count, cores, count, size
 
 
 def check_container(machine: Machine) -> tuple[Check, ...]:
@@ -28,7 +28,7 @@ def check_container(machine: Machine) -> tuple[Check, ...]:
     ]
     limits = []
     if cpu.quota_cores.value is not None:
-        limits.append(f"{cores(cpu.quota_cores.value)} cores")
+        limits.append(f"{core_count(cpu.quota_cores.value)}")
     if memory.limit_bytes.value is not None:
         limits.append(f"{size(memory.limit_bytes.value)} RAM")
     if memory.shm_total_bytes.value is not None:

@@ -7,9 +7,10 @@ from trainfit.doctor.cores import threads_set
 from trainfit.doctor.figures import all_gpus, restore, short, whole
 from trainfit.doctor.script_threads import check_workers
 from trainfit.doctor.verdicts import bad, evidence, good, unsure
+from trainfit.hardware.thread_variables import JUDGED, misread
 from trainfit.results.doctor import Check, Evidence, Remedy, WorkerPools
 from trainfit.results.machine import Machine
-from trainfit.results.words import cores
+from trainfit.results.words import core_count, cores
 
 NAME = "threads"
 #: Variables that hold a number of threads. KMP_* and GOMP_* hold other things.
@@ -68,23 +69,31 @@ def _number(text: str) -> int | None:
 
 
 def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
+    variables = machine.threads.variables
+    told = misread(variables)
     for name in COUNTS:
-        text = machine.threads.variables.get(name)
-        if not text or _number(text):
+        text = variables.get(name)
+        if not text:
             continue
-        if name == "OPENCV_FOR_THREADS_NUM" and _number(text) == 0:
-            continue  # its default: as many as there are CPUs
+        if name in JUDGED:
+            if name not in told:
+                continue
+            why = f"it {told[name]}."
+        elif _number(text) or (name == "OPENCV_FOR_THREADS_NUM" and _number(text) == 0):
+            continue  # OpenCV's 0 is its default: as many as there are CPUs
+        else:
+            why = "the library ignores it and takes its default, one thread for each CPU it sees."
         return bad(
             NAME,
             "thread_setting_invalid",
             f"{name}={short(text)} is no number of threads",
-            "the library ignores it and takes its default, one thread for each CPU that it sees.",
+            why,
             found,
             [
                 Remedy(
                     f"export {name}={_wanted(machine)}",
                     restore(machine, name),
-                    "none: the setting has no effect now",
+                    "none: it does not say what was meant",
                 )
             ],
         )
@@ -109,7 +118,7 @@ def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check |
     return bad(
         NAME,
         "threads_exceed_cores",
-        f"{name}={over[name]}, but a job gets {cores(usable)} cores",
+        f"{name}={over[name]}, but a job gets {core_count(usable)}",
         "threads beyond the cores take turns: an OpenMP region ends when its last thread does, so "
         "each CPU operator waits for a thread that is not running.",
         found,
@@ -131,7 +140,7 @@ def _default_over_quota(machine: Machine, usable: float, found: list[Evidence]) 
     return bad(
         NAME,
         "threads_exceed_quota",
-        f"PyTorch starts {default} threads, but the CPU quota allows {cores(quota)} cores",
+        f"PyTorch starts {default} threads, but the CPU quota allows {core_count(quota)}",
         "OpenMP counts the CPUs that it sees, not the cgroup's quota. The threads use up the "
         "quota early in each period of 100 ms, then all of them are stopped until the next.",
         found,
@@ -157,7 +166,7 @@ def _in_workers(machine: Machine, usable: float) -> str:
         return note
     return (
         f"{note}: {workers} workers that use OpenCV would run {added} threads on "
-        f"{cores(usable)} cores. Call cv2.setNumThreads(0) in worker_init_fn, or export "
+        f"{core_count(usable)}. Call cv2.setNumThreads(0) in worker_init_fn, or export "
         "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1; `trainfit doctor --script FILE` tells "
         "whether the workers of a script do"
     )
@@ -177,10 +186,10 @@ def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bo
         default = machine.threads.torch_default.value
         number = f"{default} threads" if default else "its own number of threads"
         workers = whole(usable / 2)
-        said = f"OMP_NUM_THREADS is not set: PyTorch takes {number} on {cores(usable)} cores"
+        said = f"OMP_NUM_THREADS is not set: PyTorch takes {number} on {core_count(usable)}"
         if not is_read and (added := _opencv_in(machine, usable, workers)):
             said = short(
-                f"PyTorch takes {number} on {cores(usable)} cores; OpenCV in {workers} workers "
+                f"PyTorch takes {number} on {core_count(usable)}; OpenCV in {workers} workers "
                 f"would take {added}: --script tells",
                 99,
             )

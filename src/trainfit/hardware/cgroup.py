@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from trainfit.hardware.mounts import Mount, normal, read_mounts, relative
-from trainfit.hardware.parsing import cpus_at, natural
+from trainfit.hardware.parsing import cpus_at, natural, natural_at
 from trainfit.hardware.system import System
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 
@@ -44,6 +44,31 @@ def cpu_quota(system: System) -> Fact[float]:
     """The CPU time that the cgroups grant, in cores; absent: no limit."""
     found = tightest(system, "cpu", lambda level: _quota(system, level))
     return found.map(lambda limit: limit[0], "a quota")
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedQuota:
+    """CPU time that a cgroup grants, in ``cores``, to all that run in it."""
+
+    cores: float
+    level: Level
+
+    def used_s(self, system: System) -> float | None:
+        """CPU seconds that all in it have used so far; ``None`` where that is not told."""
+        if self.level.version == 1:
+            spent = natural_at(system, self.level.file("cpuacct.usage", "")).value
+            return None if spent is None else spent / 1e9
+        for line in (system.text(self.level.file("", "cpu.stat")).value or "").splitlines():
+            name, _, number = line.partition(" ")
+            if name == "usage_usec" and number.isascii() and number.isdigit():
+                return int(number) / 1e6
+        return None
+
+
+def shared_quota(system: System) -> SharedQuota | None:
+    """The tightest CPU quota of this process; ``None``: none, or it cannot be told."""
+    found = tightest(system, "cpu", lambda level: _quota(system, level)).value
+    return None if found is None else SharedQuota(*found)
 
 
 def cpuset(system: System) -> Fact[tuple[int, ...]]:

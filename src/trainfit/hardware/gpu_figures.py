@@ -72,6 +72,8 @@ def figures(spec: GpuSpec) -> GpuFigures:
         for_a_job=_for_a_job(spec, sms, bandwidth, fp32, tensor or {}, power),
         sources=_sources(spec),
         inline_ecc=spec.inline_ecc,
+        memory_type=spec.memory_type,
+        tensor_cores=spec.tensor_cores,
     )
 
 

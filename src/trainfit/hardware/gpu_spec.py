@@ -47,6 +47,10 @@ class GpuSpec:
     """Memory as sold; None of a card that is not known."""
     bus_bits: int | None = None
     """Width of the memory's bus."""
+    memory_type: str = ""
+    """Such as "GDDR6"; empty of a card that is not known."""
+    tensor_cores: int | None = None
+    """Their number as datasheets count them; None of a card that is not known."""
     is_laptop: bool = False
     """True of a laptop's or an embedded module's card, whose power the maker of the device sets."""
     inline_ecc: bool = False

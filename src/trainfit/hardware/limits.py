@@ -7,6 +7,7 @@ from typing import Final
 from trainfit.hardware.parsing import asked, cpus_at, natural
 from trainfit.hardware.processor import read_affinity
 from trainfit.hardware.system import System
+from trainfit.hardware.thread_variables import is_one_thread_to_mkl
 from trainfit.hardware.topology import cores, online_cpus, read_cpuinfo
 from trainfit.results.facts import Fact, absent, cannot_tell, known
 from trainfit.results.machine import Limits, Threads
@@ -99,9 +100,8 @@ def _torch_threads(system: System) -> Fact[int]:
         return cannot_tell("uname", f"PyTorch's rule for {machine or 'this machine'} is not known")
     is_x86 = machine != "aarch64"
     wanted, source = _variable(system, "MKL_NUM_THREADS"), "MKL_NUM_THREADS"
-    said = str(system.environment.get(source, "")).strip()
-    if is_x86 and wanted is None and said not in ("", "0"):
-        return cannot_tell(source, f"MKL does not say what it makes of {said[:40]!r}")
+    if is_x86 and is_one_thread_to_mkl(str(system.environment.get(source, ""))):
+        return known(1, f"{source}, no number to MKL")
     if wanted is None:
         wanted, source = _variable(system, "OMP_NUM_THREADS"), "OMP_NUM_THREADS"
     fixed = str(system.environment.get("MKL_DYNAMIC", "")).strip().upper() == "FALSE"

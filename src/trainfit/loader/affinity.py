@@ -31,6 +31,33 @@ def cores(machine: Machine, settings: LoaderSettings, ranks: int = 1) -> CoreAdv
     return _near(machine, affinity, wanted) or _fast(machine.cpu, affinity, wanted)
 
 
+def why_none(machine: Machine, settings: LoaderSettings, ranks: int = 1) -> str:
+    """Why :func:`cores` chooses none, in a line."""
+    cpu, affinity = machine.cpu, machine.cpu.affinity.value
+    if not affinity:
+        return f"which CPUs a job may run on cannot be told ({cpu.affinity.reason})"
+    here = set(affinity)
+    nodes = [node for node in cpu.numa_nodes.value or () if here & set(node.cpus)]
+    kinds = [kind for kind in cpu.core_kinds.value or () if here & set(kind.logical_cpus)]
+    number = count(_cores_among(cpu, affinity), "usable core")
+    if len(affinity) == 1:
+        return f"only CPU {affinity[0]} may be used"
+    for what, fact in (("kinds of core", cpu.core_kinds), ("NUMA nodes", cpu.numa_nodes)):
+        if fact.value is None and not fact.is_absent:
+            return f"which {what} there are cannot be told ({fact.reason})"
+    if len(nodes) < 2 and len(kinds) < 2:
+        return f"all {number} are of one kind and on one NUMA node"
+    wanted = settings.num_workers + 1 + (settings.pin_memory and settings.num_workers > 0)
+    busy = count(wanted, "busy thread")
+    if len(nodes) > 1 and _node_of_first(machine)[0] is None:
+        return f"which of {len(nodes)} NUMA nodes the GPU hangs on is not known"
+    if len(nodes) > 1 and ranks > 1:
+        return "this PyTorch's torchrun cannot bind ranks to NUMA nodes (2.9 can)"
+    if len(nodes) > 1:
+        return f"the GPU's node has too few cores for {busy}; leaving any out would cost more"
+    return f"the performance cores alone are too few for {busy}; leaving any out would cost more"
+
+
 # --- NUMA -------------------------------------------------------------------------------------
 def _near(machine: Machine, affinity: Sequence[int], wanted: int) -> CoreAdvice | None:
     """The CPUs of the GPU's node, if the job may run on others, too."""

@@ -41,6 +41,8 @@ from trainfit.results.loading import (
 from trainfit.results.trace import TraceOutcome
 
 _TICK_S = 0.02
+#: The environment before a script could change it.
+_STARTED_WITH = dict(os.environ)
 #: Seconds after the time limit at which the process ends even where nobody ends it.
 _LAST_RESORT_S = 60.0
 
@@ -178,6 +180,8 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
         max_workers=request.max_workers,
         any_order=request.any_order,
         progress=current(),
+        command_sets=request.variables,
+        started_with=_STARTED_WITH,
     )
 
 

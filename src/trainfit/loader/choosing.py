@@ -16,6 +16,7 @@ from typing import Final
 
 from trainfit.loader.fitting import Fitted, fit_contention, same_rate
 from trainfit.loader.model import Consumer
+from trainfit.loader.others import is_beside_others
 from trainfit.loader.runs import Run
 from trainfit.results.loader import Candidate, LoaderSettings
 
@@ -23,6 +24,8 @@ from trainfit.results.loader import Candidate, LoaderSettings
 WITHIN: Final = 0.98
 #: By how much a real run may differ from its prediction before the model is fitted to it.
 SURPRISE: Final = 0.08
+#: How often a run is made that other processes disturb, at most.
+TRIES: Final = 2
 #: Runs until the present settings have theirs.
 _FIRST: Final = 2
 #: By how much settings may be faster than the model says, and what they must promise beyond the
@@ -194,6 +197,7 @@ class Trial:
     predicted: float
     run: Run
     why: str
+    tries: int = 1
 
     @property
     def measured(self) -> float | None:
@@ -203,10 +207,21 @@ class Trial:
         full = self.run.full_speed_batches_per_s
         return full if full is not None else self.run.batches_per_s
 
+    @property
+    def is_beside_others(self) -> bool:
+        """Were other processes at work meanwhile? The rate is not to be used then."""
+        return is_beside_others(self.run.others_cores)
+
+    @property
+    def reliable(self) -> float | None:
+        """Batches a second, of these settings and nothing else."""
+        return None if self.is_beside_others else self.measured
+
 
 def measured_rate(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
-    """Batches a second of these settings; ``None`` where they were not run, or failed."""
-    return next((each.measured for each in trials if each.settings == settings), None)
+    """Batches a second of these settings; ``None`` where they were not run, or failed, or were run
+    beside other processes."""
+    return next((each.reliable for each in trials if each.settings == settings), None)
 
 
 @dataclass
@@ -233,6 +248,7 @@ class Confirmation:
             self._try(present, "present")
         self._confirm(self.most)
         self._explore()
+        self._other_threads(self._chosen())
         chosen = self._chosen()
         self._beyond(chosen)
         return chosen
@@ -273,7 +289,7 @@ class Confirmation:
         what it said too much or too little of those that were run (of one of them by half: the
         other half of its errors is each one's own)."""
         found = self.choice.rates()
-        ran = {each.settings: each.measured for each in self.trials if each.measured}
+        ran = {each.settings: each.reliable for each in self.trials if each.reliable}
         missed = [
             math.log(rate / self.choice.look(settings).batches_per_s)
             for settings, rate in ran.items()
@@ -291,6 +307,16 @@ class Confirmation:
                 reason = "the loader failed with it in a real run"
             candidates[settings] = dataclasses.replace(each, infeasible=reason)
 
+    def _other_threads(self, chosen: LoaderSettings) -> None:
+        """The same with the libraries' threads the other way, if a run is left: what they gain or
+        lose is measured then."""
+        for threads in (None, *self.choice.held):
+            other = dataclasses.replace(chosen, library_threads=threads)
+            if chosen.num_workers and self._trial(other) is None and self._can(other):
+                self.choice.see(other)
+                if self._try(other, "other threads").measured is None:
+                    self._bar(other)
+
     def _beyond(self, chosen: LoaderSettings) -> None:
         """What twice as many workers do, if a run is left; they are not to be chosen."""
         twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
@@ -306,9 +332,14 @@ class Confirmation:
         return len(self.trials) < self.most and not self.choice.look(settings).infeasible
 
     def _try(self, settings: LoaderSettings, why: str) -> Trial:
+        """A real run; beside other processes again, while there is time."""
         predicted = self.choice.look(settings).batches_per_s
-        run = self.runner(settings, self.choice.goal.consumer)
-        trial = Trial(settings, predicted, run, why)
+        trial = Trial(settings, predicted, self.runner(settings, self.choice.goal.consumer), why)
+        while trial.is_beside_others and trial.tries < TRIES and self.in_time():
+            run = self.runner(settings, self.choice.goal.consumer)
+            least = min((trial.run, run), key=lambda each: each.others_cores or 0.0)
+            kept = trial.run if run.failure is not None else least
+            trial = dataclasses.replace(trial, run=kept, tries=trial.tries + 1)
         self.trials.append(trial)
         self.after(self)
         return trial
@@ -317,9 +348,9 @@ class Confirmation:
         return next((each for each in self.trials if each.settings == settings), None)
 
     def _is_surprise(self, trial: Trial) -> bool:
-        if trial.measured is None or not math.isfinite(trial.predicted):
+        if trial.reliable is None or not math.isfinite(trial.predicted):
             return False
-        return abs(trial.measured / trial.predicted - 1) > SURPRISE
+        return abs(trial.reliable / trial.predicted - 1) > SURPRISE
 
     def _refit(self, trial: Trial) -> None:
         """Fit what more busy cores cost to a run that was slower than predicted, and search

@@ -2,7 +2,8 @@
 
 What can be read is read (costs, CPU times). What only shows in a rate is fitted to the run that
 depends on it most, one after the other: contention to two workers, waiting on crowded cores to
-the tight step, pinning to the pinned run.
+the tight step, pinning to the pinned run. Rates of runs that were only made beside other processes
+tell of these, too: nothing is fitted to them, least of all a lock.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trainfit.loader.core_waits import without_core_waits
 from trainfit.loader.events import Cores
 from trainfit.loader.fitting import (
     Costs,
@@ -174,7 +176,7 @@ def _hand_off(readings: Readings, costs: Costs) -> HandOff:
         receive_s=receive,
         pin_s=mean([_pinning(run) for run in pinned]),
         next_s=max(0.0, took - receive),
-        latency_s=mean([_turn_latency(run, costs) for run in readings.of("turn")]),
+        latency_s=_latency(readings, costs),
         busy_wait_s=max(0.0, waited - idle),
         send_s=costs.send_s,
         receive_wait_s=min(idle, waited),
@@ -238,6 +240,13 @@ def _pinning(run: Run) -> Any:
     return np.maximum(run.pinned[first:count, WORKED], every - run.received[first:count, WORKED])
 
 
+def _latency(readings: Readings, costs: Costs) -> float:
+    """Of batches that come one at a time; beside other processes it would be waits for cores."""
+    if "turn" in readings.beside_others():
+        return 0.0
+    return mean([_turn_latency(run, costs) for run in readings.of("turn")])
+
+
 def _turn_latency(run: Run, costs: Costs) -> Any:
     """Of a run with one batch at a time: what is neither its making nor its passing on."""
     made, first = run.fetches[0][:, WALL], run.warm
@@ -255,7 +264,8 @@ def _crowded_latency(readings: Readings) -> float:
     """How much longer batches are under way while more workers than cores work, on average."""
     free = [_under_way(run) for run in readings.of("turn")]
     crowded = [_under_way(run) for run in readings.of("over")]
-    if not free or not crowded:
+    beside = not readings.beside_others().keys().isdisjoint(("turn", "over"))
+    if not free or not crowded or beside:
         return 0.0
     return max(0.0, mean(crowded) - mean(free))
 
@@ -284,11 +294,14 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     rate = readings.rate("two")
     if rate is None or len(fitted.cores.speeds) < 2:
         return fitted
+    beside = not readings.beside_others().keys().isdisjoint(("one", "two"))
     twos = [both for run in readings.of("two") if (both := costs_of(run))]
     by_cpu = statistics.fmean(ratio(both.cpu_s, costs.cpu_s) for both in twos) if twos else 1.0
     of_cores = fitted.with_contention(min(1.0, max(0.0, by_cpu - 1)))
+    if beside:
+        return of_cores
     free = _rate_of(readings, "two")(of_cores)
-    if twos and rate < _LOCK_SLOWER * free and _more_waits(twos, costs) > _LOCK_WAITS:
+    if twos and rate < _LOCK_SLOWER * free and _more_waits(readings, costs) > _LOCK_WAITS:
         return _with_lock(of_cores, readings)
     contention = fit_contention(fitted, _rate_of(readings, "two"), rate, by_cpu)
     # A rate may be short for other reasons: a slow batch in the making where the count ends.
@@ -307,8 +320,10 @@ def _rate_of(readings: Readings, name: str, step_s: float = 0.0) -> Callable[[Fi
     return mean_rate
 
 
-def _more_waits(twos: list[Costs], costs: Costs) -> float:
-    """How much longer two workers wait than one, as a share of what a batch takes one."""
+def _more_waits(readings: Readings, costs: Costs) -> float:
+    """How much longer two workers wait than one, as a share of what a batch takes one; for one
+    another, not for a core that somebody else had."""
+    twos = [both for run in readings.of("two") if (both := costs_of(without_core_waits(run)))]
     waits = [both.wall_s - both.cpu_s for both in twos]
     alone = costs.wall_s - costs.cpu_s
     more = []
@@ -347,7 +362,7 @@ def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
     """What taking turns on a core costs, by a run with more workers than cores; where that has
     a core for each, what so many busy cores cost one another."""
     runs, rate = readings.of("over"), readings.rate("over")
-    if not runs or rate is None or fitted.locked_share:
+    if not runs or rate is None or fitted.locked_share or "over" in readings.beside_others():
         return fitted
     settings, cores, rate_of = runs[0].settings, fitted.cores, _rate_of(readings, "over")
     if settings.num_workers <= len(cores.speeds):
@@ -407,7 +422,7 @@ def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:
     waits = mean([_waits(run) for run in runs])
     most = _CROWDED * max(0.0, waits - fitted.hand_off.receive_wait_s)
     rate = readings.rate("tight")
-    if rate is None or most <= 0:
+    if rate is None or most <= 0 or "tight" in readings.beside_others():
         return waiting(0.0)
     rate_of = _rate_of(readings, "tight", step_s)
     return waiting(bisect(lambda wait_s: rate_of(waiting(wait_s)), rate, most))
@@ -417,7 +432,7 @@ def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:
     """What pinning takes of the cores besides what its thread's clock says (caches that it
     empties), where cores bound the pinned run."""
     rate = readings.rate("pinned")
-    if rate is None:
+    if rate is None or "pinned" in readings.beside_others():
         return fitted
     read, rate_of = fitted.hand_off.pin_s, _rate_of(readings, "pinned")
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from trainfit.hardware.limits import OWN_FILES
 from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe
-from trainfit.results.words import cores, count, size
+from trainfit.results.words import core_count, cores, count, size
 
 #: Of what is free, what a loader may take: the rest is for the page cache that reading needs,
 #: and for what others on the machine do meanwhile. An assumption.
@@ -117,7 +117,7 @@ def oversubscribed(
     if busy_cores < _FULL * usable:
         return ""
     return (
-        f"{count(settings.num_workers, 'worker')} want {cores(wanted)} cores, a job gets "
+        f"{count(settings.num_workers, 'worker')} want {core_count(wanted)}, a job gets "
         f"{cores(machine.usable_cores)}: they take turns"
     )
 

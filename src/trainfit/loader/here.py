@@ -5,51 +5,61 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from trainfit.hardware.survey import survey
 from trainfit.hardware.system import System
-from trainfit.loader.affinity import cores
+from trainfit.hardware.thread_variables import misread_lines
+from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.machine import loader_machine, unknowns
 from trainfit.loader.model import Consumer
+from trainfit.loader.reasons import setting_reasons
+from trainfit.loader.thread_reasons import Present, with_present
 from trainfit.loader.tuning import tune
 from trainfit.loader.workload import Workload
-from trainfit.results.loader import LoaderResult
-
-_THREADS: Final = "OMP_NUM_THREADS"
+from trainfit.results.loader import LoaderResult, SetBy
 
 
 def tune_here(
-    workload: Workload, consumer: Consumer, step_source: str, *, ranks: int = 1, **options: Any
+    workload: Workload,
+    consumer: Consumer,
+    step_source: str,
+    *,
+    ranks: int = 1,
+    command_sets: Mapping[str, str] | None = None,
+    started_with: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> LoaderResult:
     """:func:`trainfit.loader.tuning.tune` as one of ``ranks`` processes that share this machine,
-    with the CPUs to run on and what of the machine cannot be told."""
+    with the CPUs to run on, what of the machine cannot be told, and why each setting is as it is.
+
+    ``command_sets`` are the variables that the user's command sets, ``started_with`` is the
+    environment before a script could change it (by default, as it is now).
+    """
     machine = survey(System())
     share = loader_machine(machine, ranks)
     if ranks > 1:
         options = {**options, "ranks": ranks, "whole": loader_machine(machine)}
     result = tune(workload, share, consumer, step_source, **options)
-    return dataclasses.replace(
+    now = _present(command_sets or {}, started_with or os.environ)
+    result = dataclasses.replace(
         result,
         cores=cores(machine, result.recommended, ranks),
-        notes=(*result.notes, *unknowns(machine), *ignored(os.environ)),
+        notes=(*result.notes, *unknowns(machine), *misread_lines(os.environ)),
+        variables=with_present(result, now),
     )
+    why = why_none(machine, result.recommended, ranks)
+    return dataclasses.replace(result, reasons=setting_reasons(result, now, why))
 
 
-def ignored(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """That OpenMP does not take the number of threads that is set, in words; nothing where it does.
+def _present(
+    command_sets: Mapping[str, str], started_with: Mapping[str, str]
+) -> dict[str, Present]:
+    """The environment that the job runs in, with who set each variable."""
 
-    It takes positive integers, one for each level of nested parallelism ("4,2").
-    """
-    value = environment.get(_THREADS)
-    if value is None or all(map(_is_count, value.split(","))):
-        return ()
-    return (
-        f"{_THREADS}={value[:40]!r} is ignored (OpenMP expects a positive integer): there are as "
-        f"many threads as without it; write {_THREADS}=1, or unset it",
-    )
+    def setter(name: str, value: str) -> SetBy:
+        if started_with.get(name) != value:
+            return "script"
+        return "command" if name in command_sets else "shell"
 
-
-def _is_count(text: str) -> bool:
-    word = text.strip()
-    return word.isascii() and word.isdigit() and bool(word.strip("0"))
+    return {name: Present(value, setter(name, value)) for name, value in os.environ.items()}

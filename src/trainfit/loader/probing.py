@@ -42,6 +42,7 @@ from trainfit.loader.readings import (
     LAST,
     LENGTHS,
     ORDER,
+    TITLES,
     Readings,
     fetch_s,
     mean,
@@ -78,8 +79,9 @@ _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
 _START_S: Final = 6.0
 #: Tries of one kind of run: as it is, and with what two faults leave.
 _ATTEMPTS: Final = 3
-#: Seconds until a batch is given up that is only made to see threads, at least.
-_POOLS_S: Final = 2.0
+#: Seconds until a batch is given up that is only made to see threads, at least: beside ten busy
+#: processes one of some milliseconds was seen to take over 2.
+_POOLS_S: Final = 5.0
 #: Seconds that one check before any run may take.
 _CHECK_S: Final = 3.0
 #: Seconds that one try of other means may take where a worker failed.
@@ -380,6 +382,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         contention=fitted.cores.contention if fitted is not None and two else None,
         core_speed=_mean_told(run.core_speed.speed if run.core_speed else None for run in runs),
         others_cores=_mean_told(run.others_cores for run in runs),
+        beside_others={TITLES[name]: cores for name, cores in readings.beside_others().items()},
         collecting=_collecting(runs),
     )
 

@@ -26,7 +26,9 @@ import numpy as np
 
 from trainfit.hardware.core_speed import CoreSpeeds, Pieces, pieces_of
 from trainfit.loader.bounds import Bounds, bounds
+from trainfit.loader.core_waits import without_core_waits
 from trainfit.loader.instrument import WALL
+from trainfit.loader.others import is_beside_others
 from trainfit.loader.runs import Run
 from trainfit.loader.sensitivity import sensitivity
 from trainfit.loader.undisturbed import Slowing, quietest, with_speeds, working_share
@@ -45,6 +47,18 @@ _FIXED: Final[Mapping[str, LoaderSettings]] = {
     "alone_pinned": LoaderSettings(0, pin_memory=True),
 }
 KINDS: Final = (*_FIXED, "over")
+#: What they are called in results.
+TITLES: Final[Mapping[str, str]] = {
+    "one": "1 worker",
+    "two": "2 workers",
+    "tight": "2 workers and a step as long as they take",
+    "turn": "1 worker, one batch at a time",
+    "paced": "1 worker and a longer step",
+    "pinned": "2 workers, pinned",
+    "alone": "no workers",
+    "alone_pinned": "no workers, pinned",
+    "over": "more workers than cores",
+}
 #: Workers a core in a run with more than cores; the most of them, and the share of the free RAM
 #: that they may take.
 _OVER: Final = 2
@@ -99,12 +113,29 @@ class Readings:
         return Readings(self.machine, found, self.faults)
 
     def at_full_speed(self, slowing: Slowing, pieces: Pieces | None = None) -> Readings:
-        """The quietest runs of each kind, had nothing from outside slowed the cores."""
+        """The quietest runs of each kind, had nothing from outside slowed the cores; of those that
+        were made beside other processes, without what workers waited for cores."""
         found = {
-            name: [slowing.undisturbed(run, pieces) for run in quietest(runs)]
+            name: [
+                slowing.undisturbed(
+                    without_core_waits(run) if is_beside_others(run.others_cores) else run, pieces
+                )
+                for run in quietest(runs)
+            ]
             for name, runs in self.runs.items()
         }
         return Readings(self.machine, found, self.faults)
+
+    def beside_others(self) -> dict[str, float]:
+        """Kinds of runs that were only made beside other processes, and how many cores these kept
+        busy."""
+        found = {}
+        for name, runs in self.runs.items():
+            cores = [run.others_cores for run in runs]
+            told = [number for number in cores if number is not None and is_beside_others(number)]
+            if told and len(told) == len(cores):
+                found[name] = statistics.fmean(told)
+        return found
 
     def slowing(self, watch: CoreSpeeds | Pieces) -> Slowing:
         """How slowed cores slow this loader: batches at several speeds tell."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing.connection
+import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -33,7 +34,7 @@ from trainfit.loader.instrument import (
     time_fetches,
 )
 from trainfit.loader.model import Consumer
-from trainfit.loader.others import OthersWork
+from trainfit.loader.others import OthersWork, waits_for_cores
 from trainfit.loader.pinning import emulated_pinning
 from trainfit.loader.saving import save_seconds
 from trainfit.loader.workload import Workload
@@ -109,6 +110,9 @@ class Run:
     private_bytes: tuple[int, ...] = ()
     """Of each worker: memory that it shares with no other process (USS)."""
     context_switches: tuple[int, ...] = ()
+    core_waits_s: tuple[float, ...] = ()
+    """Of each worker (without any, of the main thread): how long it waited for a core that others
+    had, although it could have run; empty where the kernel does not say."""
     save_s: float | None = None
     """What saving a checkpoint took at the end (:mod:`trainfit.loader.saving`)."""
     exhausted: bool = False
@@ -196,8 +200,9 @@ def run_loader(
     limit_s = seconds + PATIENCE_S if limit_s is None else limit_s
     with tempfile.TemporaryDirectory(prefix="trainfit-loader-") as folder:
         notebook = Notebook(Path(folder), max(1, settings.num_workers))
+        # Other ranks' loaders and who watches the cores are this process', not others'.
         function = functools.partial(
-            _run, workload, settings, consumer, seconds, most_batches, saves, notebook
+            _run, workload, settings, consumer, seconds, most_batches, saves, notebook, os.getpid()
         )
         value, failure = watched(function, settings, limit_s, notebook)
         if value is not None:
@@ -234,6 +239,7 @@ def _run(
     most_batches: int | None,
     saves: bool,
     notebook: Notebook,
+    root: int,
 ) -> Run:
     if settings.num_workers:
         notebook.watch_stacks()
@@ -242,7 +248,7 @@ def _run(
     try:
         with pinning(settings), Receipts() as receipts:
             loader = workload.loader(settings, notebook.init)
-            loop = _Loop(loader, settings, consumer, seconds, most_batches, saves)
+            loop = _Loop(loader, settings, consumer, seconds, most_batches, saves, root)
             failure = loop.run()
         alone = records[records[:, WALL] > 0]
         count = settings.num_workers
@@ -263,6 +269,7 @@ def _run(
             float_bytes=loop.float_bytes,
             private_bytes=loop.private_bytes,
             context_switches=loop.context_switches,
+            core_waits_s=loop.core_waits_s,
             save_s=loop.save_s,
             others_cores=loop.others_cores,
             exhausted=loop.exhausted,
@@ -292,9 +299,11 @@ class _Loop:
         seconds: float,
         most_batches: int | None,
         saves: bool,
+        root: int,
     ) -> None:
         self._loader, self._settings, self._consumer = loader, settings, consumer
         self._seconds, self._most, self._saves = seconds, most_batches, saves
+        self._root = root
         self.began = 0.0
         self.handed: list[float] = []
         self.waited: list[float] = []
@@ -304,6 +313,7 @@ class _Loop:
         self.exhausted = False
         self.private_bytes: tuple[int, ...] = ()
         self.context_switches: tuple[int, ...] = ()
+        self.core_waits_s: tuple[float, ...] = ()
         self.save_s: float | None = None
         self.others_cores: float | None = None
 
@@ -318,9 +328,12 @@ class _Loop:
             with contextlib.suppress(psutil.Error):  # one that died at once: it will be seen
                 workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
                 before = _switches(workers)
-            others = OthersWork()
+            others = OthersWork(self._root)
+            makers = workers or [psutil.Process()]
+            waited = waits_for_cores(makers)
             self._iterate(batches)
             self.others_cores = others.cores()
+            self.core_waits_s = _more(waits_for_cores(makers), waited)
             if self._saves:
                 self.save_s = save_seconds()
             self._look_at(workers, before)
@@ -408,6 +421,12 @@ def weigh(batch: Any) -> tuple[int, int, int]:
             stack += vars(item).values()
         seen.add(id(item))
     return nbytes, count, floats
+
+
+def _more(now: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
+    """By how much each has grown; empty where one of them is not told."""
+    pairs = zip(now, before, strict=False)
+    return tuple(after - then for after, then in pairs) if len(now) == len(before) else ()
 
 
 def _switches(workers: list[psutil.Process]) -> list[int]:

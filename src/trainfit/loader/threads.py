@@ -14,12 +14,11 @@ from typing import Final, Literal
 
 from trainfit.loader.library_threads import HELD
 from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe, VariableAdvice
-from trainfit.results.words import cores as cores_text
-from trainfit.results.words import count
+from trainfit.results.words import core_count, count
 
 #: CPU seconds per second of work from which a batch is made by more than one thread: below,
 #: it is the noise of two clocks and of Python's own helper threads.
-_SEVERAL: Final = 1.15
+SEVERAL: Final = 1.15
 
 Where = Literal["environment", "worker_init_fn", "script"]
 
@@ -93,9 +92,14 @@ _LIBRARIES: Final = (
 )  # fmt: skip
 
 
+#: What sets the libraries that can be held down (variables, and calls in a worker), with the pools
+#: of each.
+GOVERNS: Final = {each.name: each.pools for each in _LIBRARIES if not HELD.isdisjoint(each.pools)}
+
+
 def may_be_held(probe: Probe) -> bool:
     """Do libraries start threads in workers, of which some can be held down from outside?"""
-    at_work = (probe.started_threads or 0) > 0 or (probe.threads or 0.0) >= _SEVERAL
+    at_work = (probe.started_threads or 0) > 0 or (probe.threads or 0.0) >= SEVERAL
     return at_work and not HELD.isdisjoint(probe.thread_pools)
 
 
@@ -113,9 +117,12 @@ def variables(
     ``was_held``: whether holding libraries down is faster was measured, and ``settings`` are
     what came out of that.
     """
-    advice = [*_main_process(machine, settings, environment)]
+    advice = _main_process(machine, settings, environment)
     if settings.num_workers > 0:
-        advice += _workers(probe, machine, settings, was_held)
+        of_workers = _workers(probe, machine, settings, was_held)
+        # Of two values for a variable, the one that was measured to be faster.
+        is_measured = settings.library_threads is not None
+        advice = [*of_workers, *advice] if is_measured else [*advice, *of_workers]
     known: dict[str, VariableAdvice] = {}
     for each in advice:
         if environment.get(each.name) != each.value:
@@ -173,7 +180,7 @@ def _set_by_script(machine: LoaderMachine, settings: LoaderSettings) -> list[Var
             "torch.set_num_threads(1)",
             "the script raises what PyTorch sets to 1 in each worker",
             f"{count(workers, 'worker')} with {threads} threads of PyTorch each on "
-            f"{cores_text(machine.usable_cores)} cores",
+            f"{core_count(machine.usable_cores)}",
         )
     ]
 
@@ -183,7 +190,7 @@ def _outnumber(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -
 
     Pools alone are no evidence: most are never used.
     """
-    if probe.threads is None or probe.threads < _SEVERAL:
+    if probe.threads is None or probe.threads < SEVERAL:
         return False
     most = max([probe.threads, *probe.thread_pools.values()])
     return settings.num_workers * most > machine.usable_cores + 1e-9
@@ -217,9 +224,8 @@ def _is_of(function: str, modules: tuple[str, ...]) -> bool:
 
 
 def _evidence(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> str:
-    usable = cores_text(machine.usable_cores)
     workers = count(settings.num_workers, "worker") if settings.num_workers else "no workers"
-    parts = [f"{workers} on {usable} cores"]
+    parts = [f"{workers} on {core_count(machine.usable_cores)}"]
     if probe.threads is not None:
         parts.insert(0, f"a batch kept {probe.threads:.1f} threads busy")
     if probe.started_threads:
@@ -255,7 +261,7 @@ def _main_process(
         "an operator on the CPU ends when its last thread does, and threads beyond the job's "
         "cores wait for each other (a quota stops all of them until its next period)"
     )
-    seen = f"{whose}; a job gets {cores_text(machine.usable_cores)} cores"
+    seen = f"{whose}; a job gets {core_count(machine.usable_cores)}"
     if workers:
         seen += f", which {count(workers, 'worker')} share"
     return [

@@ -27,14 +27,16 @@ from trainfit.loader.choosing import (
     measured_rate,
     search,
 )
+from trainfit.loader.doubts import doubts, is_beside_others
 from trainfit.loader.limits import limit
 from trainfit.loader.model import Consumer
+from trainfit.loader.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.loader.probing import SECONDS, Measured, probe_workload, run_watched
 from trainfit.loader.progress import Part, Progress, Silent
 from trainfit.loader.ranks import alone_note, share_of
 from trainfit.loader.runs import Run
 from trainfit.loader.saving import predicted_save_s, save_seconds
-from trainfit.loader.undisturbed import others_note, slowed_note, with_speeds
+from trainfit.loader.undisturbed import with_speeds
 from trainfit.loader.verdicts import Decision, decide, nothing_ran
 from trainfit.loader.workload import Workload
 from trainfit.results.loader import (
@@ -64,10 +66,6 @@ _PROBE_SHARE: Final = 0.65
 #: probe's time, what a second probe takes that does so.
 _HELD: Final = 1
 _HELD_TIME: Final = 0.6
-#: Bytes a second at which a driver copies what is not pinned to a GPU, through buffers of its
-#: own, while the main thread waits. An assumption: 3 to 9 GB/s over PCIe 3 and 4, by the
-#: core's speed; what is pinned goes at the bus' speed and needs no core.
-PAGEABLE_BYTES_PER_S: Final = 6e9
 #: Workers that are tried for each core, and the most for batches that mostly wait.
 _WORKERS_A_CORE: Final = 2
 _WAITING_A_CORE: Final = 8
@@ -355,15 +353,20 @@ class _Tuner:
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
+        beside = is_beside_others(probe, self._held_probe)
+        if beside and bound != "gpu":  # what else it is, others may have made
+            bound = "unknown"
         if self._measured.bounds.workers == 0:
             bound = "main_process"
-        decision = decide(choice, trials, chosen, bound)
+        decision = decide(choice, trials, chosen, bound, beside_others=beside)
+        without_others = chosen if decision.is_open else None
         if decision.keeps:
             chosen = choice.goal.present
-        recommended = self._with_persistence(choice, chosen)
+        recommended = chosen if decision.is_open else self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
-        notes = [threads.verdict(probe, machine, recommended)]
-        if self._held:
+        # Beside other processes a batch has fewer threads at work than it would.
+        notes = [] if decision.is_open else [threads.verdict(probe, machine, recommended)]
+        if self._held and not decision.is_open:
             notes.append(_held_note(choice, trials, chosen))
         if self._consumer.pageable_s:
             rate = PAGEABLE_BYTES_PER_S / 1e9
@@ -376,9 +379,10 @@ class _Tuner:
                 f"of the step, {1e3 * self._consumer.work_s:.3g} ms keep a core busy: launching, "
                 "and waits for the GPU, in which CUDA spins"
             )
-        runs = [trial.run for trial in trials]
-        said = others_note(probe), slowed_note(probe, runs), alone_note(runs, self._result.ranks)
-        notes += [note for note in said if note]
+        seen = doubts(probe, self._held_probe, trials, is_open=decision.is_open)
+        notes += [f"{each.summary}: {each.meaning}" for each in seen]
+        if note := alone_note([trial.run for trial in trials], self._result.ranks):
+            notes.append(note)
         if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
             notes.append(warning)
         epoch = self._workload.epoch_batches
@@ -393,13 +397,21 @@ class _Tuner:
             variables=threads.variables(
                 probe, machine, recommended, os.environ, was_held=bool(self._held)
             ),
-            advice=beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
+            advice=()
+            if decision.is_open
+            else beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
             too_many=tuple(self._with_needs(each, choice) for each in beyond_knee(choice, chosen)),
             faults=tuple(self._faults),
             notes=tuple(notes),
             save_alone_s=self._save_s,
-            held=next((each.probe for each in self._held.values()), None),
+            held=self._held_probe,
+            doubts=seen,
+            without_others=without_others,
         )
+
+    @property
+    def _held_probe(self) -> Probe | None:
+        return next((each.probe for each in self._held.values()), None)
 
     def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
         """A change besides the rate within an epoch is one, too."""
@@ -469,6 +481,8 @@ class _Tuner:
             fault=self._fault_of.get(trial.settings),
             core_speed=run.core_speed.speed if run.core_speed is not None else None,
             save_s=run.save_s,
+            others_cores=run.others_cores,
+            tries=trial.tries,
         )
 
 

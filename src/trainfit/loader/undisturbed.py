@@ -30,7 +30,6 @@ from trainfit.loader.instrument import (
 from trainfit.loader.others import is_beside_others
 from trainfit.loader.runs import Run
 from trainfit.loader.sensitivity import LEAST_PIECES, OF_COLLECTIONS, SENSITIVITY, around
-from trainfit.results.loader import Probe
 
 #: Of the cores, the share that is busy before they begin to bound the rate, and when they do.
 _BINDING, _BOUND = 0.75, 0.95
@@ -43,10 +42,6 @@ _UNSURE: Final = 0.2
 
 #: Cores that several virtual machines share differ by up to so much from one second to another.
 _LEAST_LOCAL: Final = 0.5
-
-#: Above this the cores' speed is not worth a word; speeds that differ by less are one.
-_NEARLY_FULL: Final = 0.95
-_STEADY: Final = 0.03
 
 
 def span(run: Run) -> Span:
@@ -161,6 +156,7 @@ class Slowing:
             received=_scaled(run.received, (wall, cpu, cpu, wall, 1.0)),
             pinned=_scaled(run.pinned, (wall, cpu, cpu, wall, 1.0)),
             started=tuple(at * wall for at in run.started),
+            core_waits_s=tuple(waited * wall for waited in run.core_waits_s),
         )
 
     def _batches(self, records: Records, run: Run, cpu: float, wall: float) -> Records:
@@ -209,33 +205,6 @@ class Slowing:
         else:
             period = step_s + wall * max(0.0, took - step_s)
         return dataclasses.replace(run, full_speed_batches_per_s=1 / min(took, period))
-
-
-def others_note(probe: Probe) -> str:
-    """What is to be said of other processes during the probe; empty: nothing."""
-    if not is_beside_others(probe.others_cores):
-        return ""
-    return (
-        f"other processes took {probe.others_cores:.1f} cores while this was measured: the "
-        "settings are those for what they left; measure again without them if they do not stay"
-    )
-
-
-def slowed_note(probe: Probe, runs: Iterable[Run]) -> str:
-    """What is to be said of the cores' speed during the probe and these runs; empty: nothing."""
-    speeds = [run.core_speed.speed for run in runs if run.core_speed is not None]
-    if probe.core_speed is not None:
-        speeds.append(probe.core_speed)
-    if not speeds or min(speeds) >= _NEARLY_FULL:
-        return ""
-    between = f"{min(speeds):.0%}"
-    if max(speeds) - min(speeds) >= _STEADY:
-        between += f" to {max(speeds):.0%}"
-    return (
-        f"meanwhile the cores ran at {between} of their full speed, for a reason outside of this "
-        "system (other virtual machines on the same processor, or heat): rates, measured ones "
-        "too, are given for full speed, and are lower by about as much while that lasts"
-    )
 
 
 def _collecting(run: Run) -> float:

@@ -16,6 +16,12 @@ Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cann
 #: Of the consumer's time, what waiting for batches may take where nothing is to be gained.
 _WAITS: Final = 0.05
 
+#: Why there is no verdict where others were at work.
+_BESIDE_OTHERS: Final = (
+    "other processes kept cores busy while this was measured, and rates tell of both; run it "
+    "again when they have ended"
+)
+
 #: What is said of a limit that no setting of the DataLoader moves.
 _LIMITS: Final = {
     "cores": "the CPU cores are the limit",
@@ -38,6 +44,8 @@ class Decision:
     reason: str
     keeps: bool = False
     """Are the present settings the ones to recommend?"""
+    is_open: bool = False
+    """Is there no verdict because of other processes?"""
 
     @property
     def gains_nothing(self) -> bool:
@@ -46,21 +54,29 @@ class Decision:
 
 
 def decide(
-    choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings, limit: Limit
+    choice: Choice,
+    trials: Sequence[Trial],
+    chosen: LoaderSettings,
+    limit: Limit,
+    *,
+    beside_others: bool = False,
 ) -> Decision:
     """Compare the chosen settings with the present ones, by measurements where there are any.
 
-    ``limit`` is what bounds the loop with the chosen settings.
+    ``limit`` is what bounds the loop with the chosen settings. ``beside_others``: the model is
+    from runs that other processes disturbed; what it says is no ground for a verdict then.
     """
     present = choice.goal.present
     if choice.look(chosen).infeasible:
         return Decision("cannot_tell", choice.look(chosen).infeasible)
     ours, theirs = _rates(choice, trials, chosen, present)
     gain = ours / theirs if theirs > 0 else math.inf
+    both = (measured_rate(trials, each) for each in (chosen, present))
+    sure = not beside_others or None not in both
     infeasible = choice.look(present).infeasible
     if infeasible:
         return Decision("change", f"the present settings are infeasible: {infeasible}")
-    if gain > 1 / WITHIN:
+    if sure and gain > 1 / WITHIN:
         rest = "" if limit in ("gpu", "unknown") else f"; then {_LIMITS[limit]}"
         return Decision("change", f"{gain:.2f} times as many batches{rest}")
     waits = _waiting(choice, trials, present)
@@ -68,9 +84,11 @@ def decide(
         return Decision(
             "nothing_to_gain",
             f"the GPU is the limit: it waits {100 * waits:.0f}% of its time for batches"
-            + (_fewer(present, chosen) if gain >= WITHIN else ""),
-            keeps=chosen.num_workers >= present.num_workers or gain < WITHIN,
+            + (_fewer(present, chosen) if sure and gain >= WITHIN else ""),
+            keeps=chosen.num_workers >= present.num_workers or gain < WITHIN or not sure,
         )
+    if beside_others:
+        return Decision("cannot_tell", _BESIDE_OTHERS, keeps=True, is_open=True)
     if chosen.num_workers < present.num_workers and gain >= WITHIN:
         return Decision(
             "change",

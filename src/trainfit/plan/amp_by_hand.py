@@ -31,38 +31,32 @@ _ARGUMENTS: dict[Framework, dict[str, str]] = {
 }
 
 
-def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> str:
-    """The line of the script that asks for ``dtype``, with its place.
+def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> tuple[str, str]:
+    """The place in the script (empty: not known) and what to write there for ``dtype``.
 
     ``outcome`` is of a run with autocast, if there is one; ``has`` the dtype that the script itself
     has there (``None``: none, or not known).
     """
     seen = outcome.amp
     if seen.framework:
-        return _at(seen.framework_at) + _ARGUMENTS[seen.framework][dtype]
-    scaler = "" if dtype != "float16" or seen.scaled else _scaler(seen.scaler_at)
-    if scaler and has == dtype:
-        return scaler
-    scaler = scaler and f"; {scaler}"
+        return place_of(seen.framework_at), _ARGUMENTS[seen.framework][dtype]
+    needs_scaler = dtype == "float16" and not seen.scaled
+    made_at = place_of(seen.scaler_at)
+    enabled = 'torch.amp.GradScaler("cuda") enabled'
+    if needs_scaler and has == dtype:
+        return (made_at, enabled) if made_at else ("", _SCALER)
+    scaler = f"; {made_at}: {enabled}" if made_at else f"; {_SCALER}"
+    scaler = scaler if needs_scaler else ""
     if outcome.autocast_at is not None:
         written = "enabled=False" if dtype == "off" else f"dtype=torch.{dtype}"
-        return f'{_at(outcome.autocast_at)}torch.autocast("cuda", {written}){scaler}'
+        return place_of(outcome.autocast_at), f'torch.autocast("cuda", {written}){scaler}'
     around = "around the forward pass and the loss"
-    written = f'with torch.autocast("cuda", dtype=torch.{dtype}): {around}'
-    return _at(seen.forward_at) + written + scaler
+    written = f'with torch.autocast("cuda", dtype=torch.{dtype}): {around}{scaler}'
+    return place_of(seen.forward_at), written
 
 
-def _scaler(made_at: str | None) -> str:
-    """The scaler that float16 needs; it may be there, but switched off."""
-    return _SCALER if made_at is None else f'{_at(made_at)}torch.amp.GradScaler("cuda") enabled'
-
-
-def _at(place: str | None) -> str:
-    return f"{place_of(place)}: " if place else ""
-
-
-def place_of(place: str) -> str:
-    """A line of the user's, from the working directory where it is below."""
+def place_of(place: str | None) -> str:
+    """A line of the user's, from the working directory where it is below; empty: none."""
     with contextlib.suppress(ValueError):
-        return str(Path(place).relative_to(Path.cwd()))
-    return place
+        return str(Path(place or "").relative_to(Path.cwd())) if place else ""
+    return place or ""

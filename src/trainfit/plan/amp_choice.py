@@ -82,6 +82,7 @@ def choose_amp(
     hazards = (*(each for setting in (present, *others) for each in setting.hazards), *failed)
     reason = f"AMP {chosen.dtype}: {why}"
     by_hand = choosing.by_hand(chosen)
+    place, line = choosing.line(by_hand[0], chosen) if by_hand is not None else ("", "")
     return AmpChoice(
         chosen.value,
         chosen.dtype,
@@ -91,7 +92,8 @@ def choose_amp(
         by_hand[1] if by_hand is not None else "",
         variable=chosen.variable or "",
         by_hand_dtype=by_hand[0].dtype if by_hand is not None else "",
-        line=choosing.line(by_hand[0], chosen) if by_hand is not None else "",
+        line=line,
+        place=place,
         hazards=tuple(dict.fromkeys(hazards)),
         candidates=tuple(_candidate(each, present) for each in (present, *others)),
     )
@@ -158,17 +160,17 @@ class _Choosing:
         if best is None:
             return None
         if chosen.has("no scaler") and best.dtype in (chosen.dtype, "bfloat16"):
-            return best, f"{self._named_with(best)}: {self.line(best, chosen)}"
+            return best, f"{self._named_with(best)}: {self._written(best, chosen)}"
         if not self.rates:
             return None
         gain = self.rates[best.dtype] / self.rates[chosen.dtype]
         if gain <= 1 + LEAST_GAIN:
             return None
         text = f"{self._named_with(best)} would give {gain:.2f} times as many samples/s"
-        return best, f"{text}{self._where} (predicted): {self.line(best, chosen)}"
+        return best, f"{text}{self._where} (predicted): {self._written(best, chosen)}"
 
-    def line(self, setting: AmpSetting, chosen: AmpSetting) -> str:
-        """What to write for a setting that the command alone cannot give; it may need another
+    def line(self, setting: AmpSetting, chosen: AmpSetting) -> tuple[str, str]:
+        """Where to write what for a setting that the command alone cannot give; it may need another
         value than that of ``chosen``, too."""
         outcomes = [
             each.trace.outcome
@@ -178,9 +180,14 @@ class _Choosing:
         # What the script itself has says more than a run in which autocast was forced.
         source = outcomes[0] if outcomes else setting.trace.outcome
         has = source.autocast if outcomes else None
-        written = line_for(setting.dtype, source, has=has)
+        place, written = line_for(setting.dtype, source, has=has)
         value = setting.variant.amp or self._present.value
-        return written if value in (None, chosen.value) else f"{written}; and amp={value}"
+        if value not in (None, chosen.value):
+            written += f"; and amp={value}"
+        return place, written
+
+    def _written(self, setting: AmpSetting, chosen: AmpSetting) -> str:
+        return ": ".join(filter(None, self.line(setting, chosen)))
 
     def _is_able(self, setting: AmpSetting) -> bool:
         if not setting.can_be_said or not setting.runs:

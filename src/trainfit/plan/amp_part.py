@@ -21,7 +21,7 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
             reason += f"; {choice.by_hand}"
         return _part(result, command, "set", value, reason)
     if choice.by_hand:
-        reason = choice.by_hand.removesuffix(f": {choice.line}")
+        reason = choice.by_hand.removesuffix(f": {choice.line}").removesuffix(f": {choice.place}")
         hazard = next((each.text for each in choice.own_hazards if each.blocks), "")
         return LaunchPart(
             "amp",
@@ -33,6 +33,7 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
             "predicted",
             result.gpu,
             choice.line,
+            choice.place,
         )
     return _part(result, command, "kept" if present else "not set", present, _reason(choice))
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from trainfit.hardware import GpuSpec
 from trainfit.memory.replay import Stream
 from trainfit.plan.amp_choice import AmpSetting, choose_amp
 from trainfit.plan.amp_hazards import is_native, of_failure, of_run
 from trainfit.plan.amp_reasons import memory_reason, time_reason
 from trainfit.plan.batches import Batches
+from trainfit.plan.command import Command
 from trainfit.plan.failures import NotSimulated, ScriptError
 from trainfit.plan.full_batches import full_steps, is_full
 from trainfit.plan.launch import ACCELERATE, PRECISIONS
@@ -28,15 +30,19 @@ _HALVES: tuple[ForcedAmp, ...] = ("bfloat16", "float16")
 def opposite_amp(job: PlannedJob) -> Variant:
     """The command with autocast the other way round; not on in what the GPU emulates, where the
     command can say so."""
-    command, is_on = job.command, job.first.outcome.autocast
-    wanted = "off" if is_on else _best_half(job)
-    if command.other_amp is not None:
-        on = None if is_on or job.gpu.supports_bf16 else command.amp_precisions.get("float16")
-        return Variant(amp=on or command.other_amp)
+    is_on = job.first.outcome.autocast is not None
+    if job.command.other_amp is not None:
+        return Variant(amp=other_value(job.command, job.gpu, is_on=is_on))
     # A variable switches off only what a variable has switched on.
     if asks_environment(job) and (not is_on or job.first.outcome.accelerate != "no"):
-        return Variant(precision=_word(wanted))
+        return Variant(precision=_word("off" if is_on else _best_half(job)))
     return Variant(force="off" if is_on else "on")
+
+
+def other_value(command: Command, gpu: GpuSpec, *, is_on: bool) -> str | None:
+    """The value for ``{amp}`` of autocast the other way round; ``None`` without the placeholder."""
+    on = None if is_on or gpu.supports_bf16 else command.float16_amp
+    return on or command.other_amp
 
 
 def asks_environment(job: PlannedJob) -> bool:

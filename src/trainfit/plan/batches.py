@@ -489,7 +489,7 @@ class BatchSizes:
 
     def _without_effect(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         what = f"the batch size has no effect: {one} and {other} allocate the same"
-        if "batch_size" in self._command.present:
+        if "batch_size" in self._command.present.keys() - self._command.supposed:
             raise CommandError(
                 f"placeholder {{batch_size}}: {what}; put it into the option from which "
                 f"{self._command.name} takes its batch size"

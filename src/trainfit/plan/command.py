@@ -22,6 +22,7 @@ from trainfit.plan.tunables import (
     CommandError,
     amp_precisions,
     fill,
+    float16_amp,
     literal,
     other_amp,
     placeholders,
@@ -73,18 +74,29 @@ _LAUNCHERS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
+class Spelling:
+    """How a word says a tunable by more than a value within it: ``words`` are what stands in its
+    place at some values (none: nothing does); at others its placeholder is filled."""
+
+    name: str
+    words: Mapping[str, tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Command:
     """A training command with tunables.
 
     ``words`` still hold the placeholders; ``present`` are their present values, and
     ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``),
-    ``amp_precisions`` what asks for "bfloat16", "float16" and "off" (none also where ``{amp}`` is
-    just on or off).
+    ``float16_amp`` what asks for float16 (``None`` also where ``{amp}`` is on or off).
     ``python`` is the interpreter, ``python_flags`` its own options; ``kind`` and ``name``
     say what it runs. ``words[arguments_at:]`` are the arguments of that, and
     ``assignments_at`` are the places of ``NAME=value`` words before the program, which is
     ``words[program_at]``. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says
     what may come of the files that it writes.
+
+    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options`), and
+    ``spellings`` how words at these places say them. At present values the command is the user's.
     """
 
     words: tuple[str, ...]
@@ -99,11 +111,25 @@ class Command:
     program_at: int = 0
     launcher: Launcher | None = None
     sandbox: SandboxRequest = UNASKED
-    amp_precisions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    float16_amp: str | None = None
+    supposed: frozenset[str] = frozenset()
+    spellings: Mapping[int, Spelling] = dataclasses.field(default_factory=dict)
+
+    @property
+    def amp_precisions(self) -> Mapping[str, str]:
+        """The values of ``{amp}`` by the precision that they ask for; none where they say just on
+        or off."""
+        return amp_precisions(self.float16_amp, self.present.get("amp"), self.other_amp)
 
     def fill(self, **values: str) -> list[str]:
         """The command's words with ``values`` (and present values otherwise)."""
-        return [fill(word, {**self.present, **values}) for word in self.words]
+        filled = {**self.present, **values}
+        found: list[str] = []
+        for at, word in enumerate(self.words):
+            spelling = self.spellings.get(at)
+            told = None if spelling is None else spelling.words.get(filled[spelling.name])
+            found += (fill(word, filled),) if told is None else told
+        return found
 
     def line(self, **values: str) -> str:
         """The launch command as one line for bash."""
@@ -114,6 +140,16 @@ class Command:
         before = () if self.launcher is None else self.launcher.launched.arguments
         words = self.fill(**values)[self.arguments_at :]
         return Target(self.kind, self.name, (*before, *words))
+
+    def wrappers(self) -> list[tuple[str, ...]]:
+        """What is put before the program, each with its own words: ``taskset -c 0``, …"""
+        words, found, at = self.fill(), [], 0
+        while at < self.program_at:
+            end = at + 1 if at in self.assignments_at else _behind_wrapper(words, at)
+            if at not in self.assignments_at:
+                found.append(tuple(words[at:end]))
+            at = end
+        return found
 
     def environment(self, **values: str) -> dict[str, str]:
         """The variables that the command sets, and its launcher."""
@@ -156,7 +192,7 @@ def parse_command(words: Sequence[str]) -> Command:
         arguments_at=at,
         program_at=program_at,
         launcher=launcher,
-        amp_precisions=amp_precisions(words, present),
+        float16_amp=float16_amp(words, present),
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from trainfit.plan.command import Command, parse_command
 from trainfit.plan.effective_batch import accumulation_for
-from trainfit.plan.launch import launch
+from trainfit.plan.launching import launch_values, with_launch
 from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.other_cpu import (
     CoreHere,
@@ -18,12 +18,7 @@ from trainfit.plan.other_cpu import (
     settings_there,
 )
 from trainfit.plan.speed import fast_end
-from trainfit.plan.tunables import (
-    LOADER_TUNABLES,
-    literal,
-    loader_values,
-    present_settings,
-)
+from trainfit.plan.tunables import LOADER_TUNABLES, literal, present_settings
 from trainfit.results.errors import TrainfitError
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.loading import StepTime
@@ -38,9 +33,12 @@ Tune = Callable[[Command], LoaderResult]
 _KEEPS_UP: Final = 0.05
 
 
-def has_loader_tunables(command: Command) -> bool:
-    """Does the command hold a placeholder that is filled by tuning its DataLoader?"""
-    return any(name in command.present for name in LOADER_TUNABLES)
+def is_tuned(plan: PlanResult, command: Command, *, asked: bool) -> bool:
+    """Is the DataLoader of ``command`` to be tuned: ``asked`` for it, by a placeholder of the
+    command too, or because training takes batches from it?"""
+    if asked or any(name in command.present for name in LOADER_TUNABLES):
+        return True
+    return plan.can_start and plan.loader_at is not None and plan.inference is None
 
 
 def with_loading(
@@ -58,58 +56,45 @@ def with_loading(
     this machine, for another processor's input (``plan.cpu``).
     """
     batch = _batch(plan)
-    amp = _amp(plan, command)
-    values = dict(amp)
-    if "batch_size" in command.present and batch is not None:
-        values["batch_size"] = str(batch)
-        values |= accumulation_for(command, plan.step, plan.now.batch_size, batch).values
     failure, found = "", None
     if not plan.can_start:
         failure = "the job does not fit; make it fit first (see above)"
     else:
         try:
-            found = tune(_with(command, values))
+            found = tune(_tuned_command(plan, command, batch))
         except TrainfitError as error:
             failure = str(error)
         except Exception as error:  # what has been planned must not be lost to it
             failure = f"{type(error).__name__}: {error}; run `trainfit loader` to see where"
     if found is None:
         loading = DataLoading(None, batch, step_is_bound, failure=" ".join(failure.split()))
-        return dataclasses.replace(plan, loading=loading)
-    values = dict(amp)
-    best = plan.chosen.recommended_batch
-    if "batch_size" in command.present and best:
-        values["batch_size"] = str(best)
-        values |= accumulation_for(command, plan.step, plan.now.batch_size, best).values
+        return with_launch(dataclasses.replace(plan, loading=loading), command)
     loading = DataLoading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
     )
     there = other_input(found, plan.cpu, here or CoreHere(None))
-    used = found
     if there is not None:
         loading = _with_input(loading, there)
         if is_another(plan.cpu):
-            # Which cores suit is told of this machine alone.
-            settings = settings_there(found, there)
-            used = dataclasses.replace(found, recommended=settings, cores=None)
-    values |= _values(command, used)
-    line = launch(command, values, plan.variables, used.variables, used.cores)
-    notes = _notes(plan, command, used)
-    if used.recommended != found.recommended:
-        notes.add(
-            f"num_workers={used.recommended.num_workers} is for the processor that was named; on "
-            f"this machine it is {found.recommended.num_workers}",
-            MAY_CHANGE,
-        )
+            loading = dataclasses.replace(loading, launched=settings_there(found, there))
+    plan = with_launch(dataclasses.replace(plan, loading=loading), command)
+    notes = _notes(plan, command, found)
     return dataclasses.replace(
         plan,
-        launch=line.line,
-        loading=loading,
-        notes=(*plan.notes, *line.notes, *notes),
+        notes=(*plan.notes, *notes),
         structured_notes=tuple(
-            complete((*plan.structured_notes, *notes.structured()), line.notes, {})
+            complete((*plan.structured_notes, *notes.structured()), (), plan.assumptions)
         ),
     )
+
+
+def _tuned_command(plan: PlanResult, command: Command, batch: int | None) -> Command:
+    """The command that is measured: as it is launched, at ``batch`` samples."""
+    values = dict(launch_values(plan, command, None))
+    if "batch_size" in command.present and batch is not None:
+        values["batch_size"] = str(batch)
+        values |= accumulation_for(command, plan.step, plan.now.batch_size, batch).values
+    return parse_command([literal(word) for word in command.fill(**values)])
 
 
 def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
@@ -122,12 +107,6 @@ def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
     )
 
 
-def _amp(plan: PlanResult, command: Command) -> dict[str, str]:
-    """The value that was chosen for ``{amp}``, where the command has it."""
-    value = plan.amp_choice.value if plan.amp_choice is not None else None
-    return {"amp": value} if value is not None and "amp" in command.present else {}
-
-
 def predicted_step(plan: PlanResult) -> StepTime | None:
     """The step that the loader has to keep up with; ``None`` where none is predicted.
 
@@ -138,16 +117,6 @@ def predicted_step(plan: PlanResult) -> StepTime | None:
     return fast_end(plan.speed.at(_batch(plan)) or plan.speed.now, plan.gpu, plan.step)
 
 
-def _values(command: Command, found: LoaderResult) -> dict[str, str]:
-    """What is written into the placeholders; nothing that PyTorch refuses where the number of
-    workers stays 0 because the command has no placeholder for it."""
-    values = loader_values(command.present, found.recommended)
-    if "num_workers" not in command.present and not found.present.num_workers:
-        for name in ("prefetch_factor", "persistent_workers"):
-            values.pop(name, None)
-    return values
-
-
 def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
     """Which part makes the other wait with the recommended settings, and by how much."""
     rate = rate_of(found, found.recommended)
@@ -155,7 +124,8 @@ def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
         return "unknown", None
     ratio = 1 / found.step_s / rate
     if ratio > 1 + _KEEPS_UP:
-        return "loader", ratio
+        # Beside other processes a slow loader may be theirs.
+        return ("unknown", None) if found.is_left_open else ("loader", ratio)
     alone = _alone(found, found.recommended)
     return "gpu", max(1.0, alone * found.step_s) if alone is not None else None
 
@@ -167,20 +137,18 @@ def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:
 
 
 def _batch(plan: PlanResult) -> int | None:
-    """The recommended batch size, where the data set fills one; else the present one."""
+    """The recommended batch size, where the command has it and the data set fills one; else the
+    present one, for that is what its DataLoader gives."""
     best = plan.chosen.recommended_batch
-    if not best or (plan.samples is not None and best > plan.samples):
+    if not best or not plan.batch_in_command or (plan.samples is not None and best > plan.samples):
         return plan.now.batch_size
     return best
 
 
-def _with(command: Command, values: Mapping[str, str]) -> Command:
-    """The command with ``values`` as if they had been written there."""
-    return parse_command([literal(word) for word in command.fill(**values)])
-
-
 def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
     notes = Notes()
+    for doubt in found.doubts:
+        notes.add(f"{doubt.summary}: {doubt.meaning}", MAY_CHANGE)
     stated = present_settings(command.present)
     real = {name: getattr(found.present, name) for name in stated}
     if not found.present.num_workers:  # PyTorch takes neither then
@@ -192,13 +160,6 @@ def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
                 f"has {real[name]}: put {{{name}}} into the option from which it takes it",
                 kind="action",
             )
-    missing = _changed_without_placeholder(command, found)
-    if missing:
-        notes.add(
-            f"set {', '.join(missing)} for the DataLoader ({found.loader}): the command has no "
-            "placeholder for it",
-            kind="action",
-        )
     if not found.recommended.num_workers and found.present.num_workers:
         notes.add(
             "without workers PyTorch refuses a prefetch_factor, persistent_workers and a "
@@ -220,27 +181,3 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
     elif "batch_size" in command.present:
         why = f"the DataLoader ({found.loader}) does not take it from the command"
     return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]
-
-
-def _changed_without_placeholder(command: Command, found: LoaderResult) -> list[str]:
-    changed = []
-    for field in dataclasses.fields(LoaderSettings):
-        value = getattr(found.recommended, field.name)
-        if field.name == "library_threads":  # variables before the command
-            continue
-        if field.name in _OF_WORKERS and not found.recommended.num_workers:
-            continue
-        if value != getattr(found.present, field.name) and field.name not in command.present:
-            changed.append(f"{_ARGUMENTS.get(field.name, field.name)}={value!r}")
-    return changed
-
-
-#: Settings that mean nothing without workers.
-_OF_WORKERS: Final = (
-    *("prefetch_factor", "persistent_workers", "start_method", "in_order", "worker_threads"),
-)
-#: Settings whose DataLoader argument (or call) has another name.
-_ARGUMENTS: Final = {
-    "start_method": "multiprocessing_context",
-    "worker_threads": "torch.set_num_threads in worker_init_fn",
-}

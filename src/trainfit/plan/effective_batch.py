@@ -50,6 +50,11 @@ class EffectiveBatch:
         return round(makeup.effective_batch * batch / self.present * wanted / seen)
 
     @property
+    def keeper(self) -> str:
+        """What keeps the samples of a step, in words: the user's placeholder, or an option."""
+        return "accumulation" if _NAME in self.command.supposed else f"{{{_NAME}}}"
+
+    @property
     def most(self) -> int | None:
         """The largest batch size with which the placeholder for accumulation keeps the samples of
         a step; ``None`` without one that has an effect."""
@@ -59,9 +64,15 @@ class EffectiveBatch:
         samples, seen = makeup.effective_batch, makeup.accumulation
         if samples is None or seen is None or int(stated) != seen:
             return None
-        if _is_whole(samples, seen, self.present):
+        if _is_whole(samples, seen, self.present) or _may_grow(self.command, seen):
             return None
         return max(1, self.present * seen)
+
+
+def _may_grow(command: Command, seen: int) -> bool:
+    """Does nothing say that the effective batch is to stay? Of a script that does not accumulate,
+    with an option for it that the user has not marked."""
+    return seen == 1 and _NAME in command.supposed
 
 
 def _is_whole(samples: int, seen: int, present: int) -> bool:
@@ -88,6 +99,8 @@ def accumulation_for(
         return Accumulation({}, note)
     if _is_whole(samples, seen, present):
         return Accumulation({})
+    if _may_grow(command, seen) and chosen >= present:
+        return Accumulation({})
     if stated is None:
         return Accumulation({}, _without_placeholder(makeup, samples, seen, present, chosen))
     if int(stated) != seen:
@@ -101,9 +114,8 @@ def accumulation_for(
     values = {_NAME: str(wanted)} if wanted != seen else {}
     becomes, note = round(micro * wanted), ""
     if values:
-        note = (
-            f"Launch has accumulation {wanted}; step times at all batch sizes are with the present "
-            f"{seen} micro-batches"
+        note = f"Launch has accumulation {wanted}; step times at all batch sizes are " + (
+            f"with the present {seen} micro-batches" if seen > 1 else "without accumulation"
         )
     if becomes == samples:
         return Accumulation(values, note=note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from trainfit.loader.tracebacks import Raised, parse
 from trainfit.plan.command import Command
 from trainfit.plan.tracing import Trace
 from trainfit.results.errors import TrainfitError
@@ -104,7 +105,7 @@ def _without_step(outcome: TraceOutcome, command: Command) -> str:
     if outcome.status == "exited":
         hint = _of_processes(outcome.message) or _exit_hint(command)
     else:
-        hint = _of_processes(outcome.message) or _remedy(outcome)
+        hint = _of_processes(outcome.message) or remedy(outcome)
     return f"{what} {after}, before its first optimizer step; {hint}"
 
 
@@ -126,6 +127,8 @@ def _without_batches(outcome: TraceOutcome, command: Command) -> str:
     )
 
 
+#: What Python says of a file or a folder that is not there.
+_MISSING = re.compile(r"FileNotFoundError: .*\[Errno 2\] [^:\n]*: ('[^'\n]+')", re.DOTALL)
 #: What a script says that was not started by its launcher.
 _WITHOUT_LAUNCHER = re.compile(
     r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
@@ -166,10 +169,22 @@ def what_happened(outcome: TraceOutcome) -> str:
         return f"the script broke off ({outcome.message})"
     if outcome.status == "out_of_memory":
         return f"the script ran out of GPU memory{place}"
+    raised = parse("", outcome.message, outcome.traceback)
+    if raised.where:  # the traceback of a worker stands before what it says
+        place = f" at {raised.culprit.path}:{raised.culprit.line}" if raised.culprit else place
+        return f"the script failed{place} ({_raised(raised)})"
     return f"the script failed{place} ({one_line(outcome.message)})"
 
 
-def _remedy(outcome: TraceOutcome) -> str:
+def _raised(raised: Raised) -> str:
+    """An exception of a DataLoader's worker, in a line."""
+    return one_line(f"{raised.type}: {raised.message}").removesuffix(": ") + f", {raised.where}"
+
+
+def remedy(outcome: TraceOutcome) -> str:
+    """What to do about a script that failed, or where to look."""
+    if missing := _MISSING.search(outcome.message):
+        return f"put {missing[1]} there, or name in the command where it is; its traceback is below"
     if outcome.status == "out_of_memory":
         return "make the model or its input smaller, or name a larger GPU"
     if outcome.status == "died" and "SIGKILL" in outcome.message:
@@ -180,9 +195,10 @@ def _remedy(outcome: TraceOutcome) -> str:
 
 
 def _exit_hint(command: Command) -> str:
-    if not command.present:
+    marked = [name for name in command.present if name not in command.supposed]
+    if not marked:
         return "its own message is below"
-    names = ", ".join(f"{{{name}}}" for name in command.present)
+    names = ", ".join(f"{{{name}}}" for name in marked)
     return f"does it know the option that holds {names}? Its own message is below"
 
 

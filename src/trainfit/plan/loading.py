@@ -16,8 +16,15 @@ from typing import Any, Final
 
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
 from trainfit.plan.command import Command, quote
-from trainfit.plan.failures import ScriptError, last_lines, one_line, what_happened
-from trainfit.plan.launch import launch
+from trainfit.plan.core_wrapper import core_wrapper
+from trainfit.plan.failures import (
+    ScriptError,
+    last_lines,
+    one_line,
+    remedy,
+    what_happened,
+)
+from trainfit.plan.launch import launch, useless_variables
 from trainfit.plan.processes import OwnProcess
 from trainfit.plan.speed import batches_per_step, fast_end, machine_of, speed
 from trainfit.plan.step_bound import step_bound
@@ -96,6 +103,8 @@ class Loaded:
     code: int | None
     seconds: float
     protection: Protection | None = None
+    wrapper_failure: str = ""
+    """Why it ran without what the command puts before its program to choose cores."""
     interrupt: KeyboardInterrupt | None = None
     """The user's, upon which the function gave the result that it had by then."""
 
@@ -157,7 +166,7 @@ def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[s
     """The command with variables and cores before it, and notes; empty where nothing is."""
     if command is None:
         return "", ()
-    advised = launch(command, {}, {}, result.variables, result.cores)
+    advised = launch(command, {}, {}, result.variables, result.cores, useless_variables(result))
     return advised.line if advised.line != command.line() else "", advised.notes
 
 
@@ -217,6 +226,7 @@ def _request(
         script_limit_s=options.script_limit_s or options.time_limit_s,
         limit_s=options.time_limit_s,
         command=command.line() if command is not None else _given(options),
+        variables=command.environment() if command is not None else {},
     )
 
 
@@ -264,6 +274,7 @@ class _Process:
         self._request, self._command, self._gpu = request, command, gpu
         self._listener, self._clock = listener, clock
         self._folder = Path(request.folder)
+        self._wrapper = core_wrapper(command)
         self._read = 0
         self._stage = Stage("starting", 0.0, None)
 
@@ -272,7 +283,9 @@ class _Process:
         (self._folder / "request.json").write_text(self._request.to_json())
         environment = {**os.environ, **self._command.environment()}
         self._began = self._clock()
-        process = OwnProcess(self._command, self._folder, environment, _MODULE)
+        process = OwnProcess(
+            self._command, self._folder, environment, _MODULE, wrapper=self._wrapper.words
+        )
         try:
             code = self._wait(process)
         except KeyboardInterrupt as interrupt:
@@ -342,6 +355,7 @@ class _Process:
             self._stage.text,
             code,
             self._clock() - self._began,
+            wrapper_failure=self._wrapper.failure,
         )
 
     def _text(self, name: str) -> str | None:
@@ -359,7 +373,7 @@ def _no_command() -> Command:
 
 def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -> list[str]:
     """What a reader of the result should know of how it was made."""
-    notes = []
+    notes = [loaded.wrapper_failure] if loaded.wrapper_failure else []
     trace = loaded.outcome.trace if loaded.outcome is not None else None
     if trace is not None and trace.status == "unsupported":
         notes.append(
@@ -434,4 +448,4 @@ def _script_failed(trace: TraceOutcome) -> str:
         return f"{one_line(trace.message)}; name what makes its loader with --loader"
     if trace.status == "exited":
         return f"{what} {after}; its own message is below"
-    return f"{what} {after}; its traceback is below"
+    return f"{what} {after}; {remedy(trace)}"

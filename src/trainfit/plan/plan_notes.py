@@ -13,6 +13,7 @@ from trainfit.plan.failures import INTERRUPTED, shortfall
 from trainfit.plan.full_batches import is_full
 from trainfit.plan.judge import Judge
 from trainfit.plan.notes import CHANGES, MAY_CHANGE, Notes
+from trainfit.plan.options import CommandOptions
 from trainfit.plan.planned_job import PlannedJob
 from trainfit.plan.tracing import Trace, recording_of
 from trainfit.results.plan import Remedies
@@ -58,16 +59,8 @@ def note_steps(job: PlannedJob, asked: int | None) -> None:
 
 
 def note_batches(job: PlannedJob, found: Batches) -> None:
-    """What the user has to do for the recommended batch size, and what is odd about it."""
+    """What is odd about the batch sizes."""
     notes, batch = job.notes, job.batch
-    best, loader = found.recommended, job.first.outcome.loader
-    if "batch_size" not in job.command.present and best and best != batch:
-        where = f" at {loader.where}" if loader is not None and loader.where else ""
-        notes.add(
-            f"set batch_size={best} for the DataLoader{where}: the command has no "
-            f"{{batch_size}} (write the option as --batch_size={{batch_size:{batch}}})",
-            kind="action",
-        )
     data_set = found.limits.data_set if found.limits is not None else None
     if found.largest is not None and found.largest >= LARGEST:
         unknown = "" if data_set is not None else ", and the number of samples is not known"
@@ -83,6 +76,13 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
             "--noise-scale changes nothing here: it takes gradients, a batch size that fits, "
             "and step times that are predicted for several"
         )
+
+
+def note_options(notes: Notes, options: CommandOptions) -> None:
+    """Why an option that is named like the batch size is not used for it."""
+    for each in options.left:
+        if each.name == "batch_size":
+            notes.append(f"{each.shown} is not used for the batch size: {each.reason}")
 
 
 def note_interrupt(

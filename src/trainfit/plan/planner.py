@@ -6,11 +6,12 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory.device import context_parts
 from trainfit.memory.replay import Stream
+from trainfit.plan.allocator_trial import allocator_trial
 from trainfit.plan.amp_choice import AmpSetting
 from trainfit.plan.amp_settings import (
     chosen_setting,
@@ -20,17 +21,21 @@ from trainfit.plan.amp_settings import (
 )
 from trainfit.plan.command import Command
 from trainfit.plan.confirmation import confirmed
-from trainfit.plan.effective_batch import accumulation_for
+from trainfit.plan.effective_batch import Accumulation, accumulation_for
 from trainfit.plan.first_run import FirstRun
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.judge import Judge
-from trainfit.plan.launch import ACCELERATE, launch
+from trainfit.plan.launch import ACCELERATE
+from trainfit.plan.launching import with_launch
 from trainfit.plan.notes import MAY_CHANGE, Notes
+from trainfit.plan.option_proof import accumulates
+from trainfit.plan.options import CommandOptions
 from trainfit.plan.plan_notes import (
     note_accumulation,
     note_batches,
     note_first_run,
     note_interrupt,
+    note_options,
     note_steps,
 )
 from trainfit.plan.planned_job import PlannedJob, planned_job
@@ -78,12 +83,14 @@ def plan(
     progress: Callable[[str], None] = lambda text: None,
     constants: DeviceConstants | None = None,
     interrupted: Callable[[PlanResult], None] = lambda result: None,
+    understood: Callable[[CommandOptions], None] = lambda options: None,
 ) -> PlanResult:
     """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
 
     ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
     Upon a ``KeyboardInterrupt``, which goes on, ``interrupted`` is given what was known by then,
-    if that is anything.
+    if that is anything. ``understood`` is given the command with the tunables that the user has
+    not marked, before that.
 
     Raises :class:`~trainfit.plan.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.CommandError` where its placeholder for the
@@ -110,6 +117,7 @@ def plan(
         except KeyboardInterrupt as error:
             interrupt = error
             result = planner.so_far(error)
+    understood(planner.options)
     result = dataclasses.replace(result, seconds=time.monotonic() - started)
     if interrupt is not None:
         interrupted(result)
@@ -135,7 +143,8 @@ class _Planner:
         self._runs = runs
         self._constants = constants
         self._progress = progress
-        self._first_run = FirstRun(command, runs)
+        self._first_run = FirstRun(command, runs, gpu)
+        self.options = CommandOptions(command, command)
 
     def so_far(self, interrupt: KeyboardInterrupt) -> PlanResult:
         """The plan from the runs that are over; raises ``interrupt`` where that is too little."""
@@ -173,24 +182,24 @@ class _Planner:
             gradients_both_ways(self._runs, job.judge, job.batch, job.first) if job.infers else None
         )
         note_interrupt(job, present, others, remedies)
-        kept = accumulation_for(
-            self._command, job.recording.makeup, job.batch, chosen.batches.recommended
-        )
+        kept = self._accumulation(job, chosen)
         note_accumulation(job.notes, kept)
-        values = {**_launch_values(self._command, chosen, present), **kept.values}
-        result = self._result(job, present, chosen, values)
-        return dataclasses.replace(
-            result,
+        result = dataclasses.replace(
+            self._result(job, present, chosen),
             other_amp=others[0].configuration if others else None,
             remedies=remedies,
             inference=inference,
             amp_choice=choice,
         )
+        return with_launch(result, self._command)
 
     def _job(self) -> PlannedJob:
         """The command as it is written, and what its process uses of the GPU."""
         first, batch = self._first_run.make()
+        self.options = self._first_run.options
+        self._command = self.options.command
         notes, whole = Notes(), self._first_run.whole
+        note_options(notes, self.options)
         if self._settings.rented:
             notes.add(self._settings.rented, MAY_CHANGE)
         judge = Judge(
@@ -235,6 +244,22 @@ class _Planner:
             )
         )
 
+    def _accumulation(self, job: PlannedJob, chosen: AmpSetting) -> Accumulation:
+        """What keeps the effective batch size, by an option that has that effect."""
+        makeup, best = job.recording.makeup, chosen.batches.recommended
+        kept = accumulation_for(self._command, makeup, job.batch, best)
+        wanted, option = kept.values.get("grad_accum"), self.options.option("grad_accum")
+        if wanted is None or best is None or option is None or option.is_proven:
+            return kept
+        why = accumulates(self._runs, best, wanted, chosen.variant.amp)
+        if not why:
+            self.options = self.options.proven(["grad_accum"])
+            return kept
+        self.options = self.options.without({"grad_accum": why})
+        self._command = self.options.command
+        self._runs.use(self._command)
+        return accumulation_for(self._command, makeup, job.batch, best)
+
     def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
         """What was asked for; of itself where the job does not fit."""
         names = self._settings.remedies
@@ -254,12 +279,9 @@ class _Planner:
         )
         return try_remedies(planned, names)
 
-    def _result(
-        self, job: PlannedJob, present: AmpSetting, chosen: AmpSetting, values: Mapping[str, str]
-    ) -> PlanResult:
-        """The plan, but for the other settings, remedies and inference."""
+    def _result(self, job: PlannedJob, present: AmpSetting, chosen: AmpSetting) -> PlanResult:
+        """The plan, but for the other settings, remedies, inference and launch line."""
         first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
-        variables = _variables(self._command, first, chosen)
         assumptions = dict(job.recording.header["assumptions"])
         return PlanResult(
             command=self._command.line(),
@@ -273,7 +295,7 @@ class _Planner:
             other_amp=None,
             basis=here.basis,
             basis_detail=here.basis_detail,
-            launch=launch(self._command, values, variables).line,
+            launch="",
             assumptions=assumptions,
             notes=tuple(job.notes),
             structured_notes=tuple(complete(job.notes.structured(), (), assumptions)),
@@ -285,7 +307,7 @@ class _Planner:
             pattern=job.pattern,
             other_processes_bytes=self._constants.other_processes_bytes,
             profile=self._constants.profile,
-            variables=variables,
+            variables=_variables(self._command, first, chosen),
             batch_in_command="batch_size" in self._command.present,
             samples=job.samples,
             speed=speed(
@@ -302,17 +324,9 @@ class _Planner:
             step=job.recording.makeup,
             shapes=job.batch_shapes(),
             batch_check=chosen.batches.check,
+            allocator=allocator_trial(self._command, job.judge, chosen),
+            loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         )
-
-
-def _launch_values(command: Command, chosen: AmpSetting, present: AmpSetting) -> dict[str, str]:
-    """What the launch command's placeholders for batch size and AMP are filled with."""
-    values = {}
-    if "batch_size" in command.present and chosen.batches.recommended:
-        values["batch_size"] = str(chosen.batches.recommended)
-    if chosen.value is not None and chosen is not present:
-        values["amp"] = chosen.value
-    return values
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +52,7 @@ class OwnProcess:
     """A run in a process of its own; output goes to ``folder/output.txt``.
 
     ``runs_script``: what the user's script writes there goes to a layer, as the command says.
+    ``wrapper`` starts it (``taskset -c 0``).
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class OwnProcess:
         module: str = "trainfit.scripts.trace_run",
         *,
         runs_script: bool = True,
+        wrapper: Sequence[str] = (),
     ) -> None:
         if runs_script:
             sandbox_request(command).save(folder)
         before = _PROTECTED if runs_script else ""
-        words = [*_python(command, module, before), str(folder / "request.json")]
+        words = [*wrapper, *_python(command, module, before), str(folder / "request.json")]
         with (folder / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 words,

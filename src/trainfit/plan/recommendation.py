@@ -89,7 +89,7 @@ def recommend(
     if best and effective is not None:
         if effective.most is not None and best > effective.most:
             best, samples = effective.most, effective.samples_at(effective.most)
-            reason = f"{{grad_accum}} keeps the effective batch size of {samples}"
+            reason = f"{effective.keeper} keeps the effective batch size of {samples}"
             limits = dataclasses.replace(limits, reason=reason)
         few = _few_steps(bounds, effective.samples_at(best))
     else:

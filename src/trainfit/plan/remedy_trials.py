@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.replay import Stream
+from trainfit.plan.allocator_trial import allocator_variable
 from trainfit.plan.command import Command, quote
 from trainfit.plan.failures import ScriptError
 from trainfit.plan.judge import Judge
@@ -17,7 +17,7 @@ from trainfit.plan.remedy_kinds import RemedyKind, instructions
 from trainfit.plan.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.tracing import Trace
 from trainfit.results.trace import Finding, InterventionRequest
-from trainfit.simgpu.allocator_settings import ENVIRONMENT_VARIABLES, AllocatorSettings
+from trainfit.simgpu.allocator_settings import AllocatorSettings
 from trainfit.speed.step import Machine
 
 #: Settings that are replayed besides expandable segments; the best of them is shown.
@@ -181,7 +181,7 @@ class Trials:
         """The best of several settings, all replayed on the recording."""
         reserved: dict[str, int] = {}
         for text in _ALLOCATORS:
-            if text.partition(":")[0] in self._conf():
+            if text.partition(":")[0] in self._allocator()[1]:
                 continue
             outcome, fits = self.judge_with(text).shown(self.stream)
             reserved[text] = outcome.peak_reserved if fits or not self.fits else 1 << 60
@@ -193,22 +193,16 @@ class Trials:
 
     def _allocator_trial(self, kind: RemedyKind, text: str) -> Trial:
         finding = Finding(kind.name, True, detail=text)
-        how = (f"set {self._variable()} to {self._merged(text)}, as in the command below",)
+        how = (f"set {self._allocator()[0]} to {self._merged(text)}, as in the command below",)
         return Trial(kind, finding, batch=self._job.batch, allocator=text, how=how)
 
-    def _environment(self) -> Mapping[str, str]:
-        return {**os.environ, **self._job.command.environment()}
-
-    def _variable(self) -> str:
-        """The variable that is set, else the one that every version of PyTorch reads."""
-        present = [name for name in ENVIRONMENT_VARIABLES if name in self._environment()]
-        return (present or ENVIRONMENT_VARIABLES)[0]
-
-    def _conf(self) -> str:
-        return self._environment().get(self._variable(), "")
+    def _allocator(self) -> tuple[str, str]:
+        """The variable that holds its settings, and its value."""
+        return allocator_variable(self._job.command)
 
     def _merged(self, text: str) -> str:
-        return ",".join(filter(None, (self._conf().rstrip(","), text)))
+        _, present = self._allocator()
+        return ",".join(filter(None, (present.rstrip(","), text)))
 
     def judge_with(self, text: str | None) -> Judge:
         if text is None:
@@ -230,7 +224,7 @@ class Trials:
             if trial.precision is not None:
                 variables[ACCELERATE] = trial.precision
             if trial.allocator is not None:
-                variables[self._variable()] = self._merged(trial.allocator)
+                variables[self._allocator()[0]] = self._merged(trial.allocator)
         for name, value in variables.items():
             new = quote(f"{name}={value}")
             old = command.environment(**values).get(name)

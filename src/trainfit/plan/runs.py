@@ -33,11 +33,10 @@ _TICK_S = 0.5
 class Variant:
     """How a run differs from the command, but for its batch size.
 
-    ``amp`` is another value for the placeholder, ``precision`` one for Accelerate's variable
-    (:data:`~trainfit.plan.launch.ACCELERATE`), ``force`` autocast switched from outside.
-    ``interventions`` change the script, ``survey`` asks which of them would. ``sample`` is what
-    all batches are made of.
-    ``title`` is for the progress line.
+    ``amp`` is another value for the placeholder, ``values`` are those of other ones; ``precision``
+    is a value for Accelerate's variable (:data:`~trainfit.plan.launch.ACCELERATE`), ``force`` is
+    autocast switched from outside. ``interventions`` change the script, ``survey`` asks which of
+    them would. ``sample`` is what all batches are made of. ``title`` is for the progress line.
     """
 
     amp: str | None = None
@@ -46,6 +45,7 @@ class Variant:
     interventions: tuple[InterventionRequest, ...] = ()
     sample: SampleOverride | None = None
     survey: bool = False
+    values: tuple[tuple[str, str], ...] = ()
     title: str = dataclasses.field(default="", compare=False)
 
 
@@ -130,6 +130,16 @@ class Runs:
         """Make all runs anew that are asked for from now on."""
         self._futures = {}
 
+    def use(self, command: Command) -> None:
+        """Make runs of ``command`` from now on, which says the same in other words: what its
+        tunables have not been varied for stays."""
+        self._command = command
+        self._tracer.use(command)
+
+    def drop(self, batch: int | None, variant: Variant) -> None:
+        """Forget a run that is over."""
+        self._futures.pop((batch, variant), None)
+
     def same(self, batch: int | None, as_batch: int | None, variant: Variant) -> None:
         """The run at ``batch`` is that at ``as_batch`` too."""
         self._futures.setdefault((as_batch, variant), self._futures[batch, variant])
@@ -147,7 +157,7 @@ class Runs:
                 return trace
 
     def _simulate(self, number: int, batch: int | None, variant: Variant) -> Trace:
-        values, loader = {}, None
+        values, loader = dict(variant.values), None
         if variant.amp is not None:
             values["amp"] = variant.amp
         if batch is not None and "batch_size" in self._command.present:

@@ -125,6 +125,10 @@ class Tracer:
         """Do all runs raise :class:`Stopped`?"""
         return self._stopped.is_set()
 
+    def use(self, command: Command) -> None:
+        """Trace ``command`` from now on, which says the same in other words."""
+        self._command = command
+
     def stop(self) -> None:
         """End the runs that are going on; they and all later ones raise :class:`Stopped`."""
         self._stopped.set()

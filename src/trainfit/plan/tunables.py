@@ -44,7 +44,7 @@ _SWITCHES: Final = tuple(
 )
 _OPPOSITE_SWITCH = {value: other for pair in _SWITCHES for value, other in (pair, pair[::-1])}
 #: How Accelerate, Transformers and Lightning spell bfloat16, float16 and neither.
-_PRECISIONS: Final = (
+PRECISIONS: Final = (
     ("bf16", "fp16", "no"),
     ("bf16", "fp16", "fp32"),
     ("bfloat16", "float16", "float32"),
@@ -132,14 +132,25 @@ def other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
     )
 
 
-def amp_precisions(words: Sequence[str], present: Mapping[str, str]) -> dict[str, str]:
-    """The values for ``{amp}`` that mean "bfloat16", "float16" and "off", in the present spelling;
-    none where its values only switch AMP on and off."""
+def float16_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
+    """The value for ``{amp}`` that means float16, in the present spelling; ``None`` where its
+    values only switch AMP on and off."""
     value = present.get("amp")
     if value is None or (value in _OPPOSITE_SWITCH and not _names_precision(words)):
+        return None
+    return next((spelled[1] for spelled in PRECISIONS if value in spelled), None)
+
+
+def amp_precisions(float16: str | None, *others: str | None) -> dict[str, str]:
+    """The values for ``{amp}`` that mean "bfloat16", "float16" and "off" where ``float16`` is that
+    for float16, in the spelling that ``others`` are of too; fewer where no spelling is known."""
+    if float16 is None:
         return {}
-    spelled = next((each for each in _PRECISIONS if value in each), ())
-    return dict(zip(("bfloat16", "float16", "off"), spelled, strict=False))
+    known = [each for each in others if each is not None]
+    for spelled in PRECISIONS:
+        if spelled[1] == float16 and set(known) <= set(spelled):
+            return dict(zip(("bfloat16", "float16", "off"), spelled, strict=True))
+    return {"float16": float16}
 
 
 def _names_precision(words: Sequence[str]) -> bool:
@@ -181,6 +192,16 @@ def present_settings(present: Mapping[str, str]) -> dict[str, int | bool | None]
         else:
             found[name] = None if text in _UNSET else int(text)
     return found
+
+
+def as_switch(text: str | None) -> bool | None:
+    """Does ``text`` say on, or off? ``None``: neither."""
+    return _is_on(text) if text in _OPPOSITE_SWITCH else None
+
+
+def opposite_switch(text: str) -> str:
+    """What ``text``, which says on or off, says the other way round, in the same spelling."""
+    return _OPPOSITE_SWITCH[text]
 
 
 def _persistent(settings: LoaderSettings) -> bool:

@@ -40,10 +40,16 @@ def _heading(cpu: Cpu) -> list[str]:
         words.append(f"driver {'/'.join(drivers)}{mode}")
     if cpu.turbo.value is not None:
         words.append(f"turbo {'on' if cpu.turbo.value else 'off'}")
-    lines = [", ".join(words)]
+    lines, more = [", ".join(words)], []
     affinity = cpu.affinity.value
     if affinity and len(affinity) < (cpu.logical_cpus.value or 0):
-        lines.append(f"This process may run on CPUs {cpu_list_text(affinity)} only")
+        more.append(f"this process may run on CPUs {cpu_list_text(affinity)} only")
+    governors = {name for each in cpu.policies.value or () for name in each.available_governors}
+    if governors:
+        more.append(f"governors on offer: {', '.join(sorted(governors))}")
+    if more:
+        text = "; ".join(more)
+        lines.append(text[0].upper() + text[1:])
     return lines
 
 

@@ -125,8 +125,9 @@ def _tensor_cores(gpu: GpuFigures) -> Iterator[MeaningLine]:
     speedups = gpu.for_a_job.tensor_speedup
     times = ", ".join(f"{DTYPES[name]} {speedups[name]:.1f}x" for name in rates if name in speedups)
     against = f"{times} the FP32 rate at best. " if times else ""
+    number = f"{gpu.tensor_cores} of them. " if gpu.tensor_cores else ""
     says = (
-        f"{against}For matrix products, convolutions and attention, under autocast or in a "
+        f"{number}{against}For matrix products, convolutions and attention, under autocast or in a "
         "model of that dtype; norms, activations, softmax, losses and the optimizer do not use "
         f"them. Channels and features in {_multiples(gpu)} keep them full."
     )
@@ -210,7 +211,8 @@ def _bus(gpu: GpuFigures) -> Iterator[MeaningLine]:
         f"at {significant(gpu.for_a_job.pin_bits_per_s / 1e9)} Gbit/s per line it makes the "
         "bandwidth above; alone it says nothing of speed."
     )
-    yield _line(gpu, "memory bus", f"{gpu.bus_bits} bit", says, "bus_bits")
+    kind = f", {gpu.memory_type}" if gpu.memory_type else ""
+    yield _line(gpu, "memory bus", f"{gpu.bus_bits} bit{kind}", says, "bus_bits")
 
 
 def _cache(gpu: GpuFigures) -> Iterator[MeaningLine]:

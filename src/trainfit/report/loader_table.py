@@ -25,14 +25,22 @@ _ROWS = 14
 def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
     """The real run of these settings; one that did not fail, if there is one."""
     runs = [run for run in result.confirmed if steady(run.settings) == steady(settings)]
-    runs.sort(key=lambda run: (run.measured_batches_per_s is None, run.settings != settings))
+    runs.sort(
+        key=lambda run: (
+            run.measured_batches_per_s is None,
+            run.is_beside_others,
+            run.settings != settings,
+        )
+    )
     return runs[0] if runs else None
 
 
 def _measured(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
-    """Likewise, if it did not fail."""
+    """Likewise, if it did not fail, and nobody else was at work on the cores."""
     run = _run_of(result, settings)
-    return run if run is not None and run.measured_batches_per_s is not None else None
+    if run is None or run.measured_batches_per_s is None or run.is_beside_others:
+        return None
+    return run
 
 
 def best_rate(result: LoaderResult, settings: LoaderSettings) -> tuple[float, str] | None:
@@ -70,8 +78,10 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     if predicted is None and failed is not None:
         predicted = failed.predicted_batches_per_s
     measured = rate(run.measured_batches_per_s) if run is not None else ""
+    disturbed = run is None and failed is not None and failed.is_beside_others
     if run is None and failed is not None:
         measured = "failed" if failed.fault is not None else "too slow"
+        measured = rate(failed.measured_batches_per_s) if disturbed else measured
     workers = settings.num_workers
     prefetch = str(settings.prefetch_factor) if workers else "-"
     persist = switch(settings.persistent_workers) if workers else "-"
@@ -81,6 +91,8 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
         f" {order:>8} {rate(predicted):>10} {measured:>10}  {_waiting(result, candidate, run)}"
     ).rstrip()
     extra = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
+    if disturbed:
+        extra.append("measured beside other processes: not used")
     if settings.worker_threads != 1:
         extra.append(f"{settings.worker_threads} threads a worker")
     if settings.library_threads is not None:

@@ -11,7 +11,14 @@ from trainfit.report.loader_table import (
     table_section,
     too_many_section,
 )
-from trainfit.report.loader_words import duration, one_of, rate, settings_words, times
+from trainfit.report.loader_words import (
+    duration,
+    one_of,
+    rate,
+    settings_words,
+    times,
+    without_others_words,
+)
 from trainfit.report.protection_text import protection_notes
 from trainfit.report.sizes import printable, wrapped
 from trainfit.results.loader import (
@@ -83,6 +90,8 @@ def _verdict(result: LoaderResult) -> str:
         lines.append(wrapped(printable(result.reason), "  ", "  "))
     if result.verdict in ("change", "keep"):
         lines.append(f"  the limit then: {_LIMITS[result.limit]}")
+    if result.without_others is not None:
+        lines.append(wrapped(without_others_words(result), "  ", "  "))
     lines.append(wrapped(_step(result), "  ", "  "))
     lines.append(wrapped(_certainty(result), "  ", "  "))
     return "\n".join(lines)
@@ -122,7 +131,11 @@ def _step(result: LoaderResult) -> str:
 
 def _certainty(result: LoaderResult) -> str:
     """How far measured rates were from predicted ones."""
-    runs = [run for run in result.confirmed if run.measured_batches_per_s is not None]
+    ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
+    runs = [run for run in ran if not run.is_beside_others]
+    if ran and not runs:
+        real = count(len(ran), "real run")
+        return f"confidence: predicted only; other processes disturbed {real}: not used"
     if not runs:
         return "confidence: predicted only, not confirmed by a real run (--confirm N makes some)"
     off = [_deviation(run) for run in runs]

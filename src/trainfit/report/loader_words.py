@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader import LoaderResult, LoaderSettings
 
 
 def duration(seconds: float | None) -> str:
@@ -59,6 +59,22 @@ def settings_words(settings: LoaderSettings) -> str:
 def library_words(threads: int) -> str:
     """What libraries in a worker are held to."""
     return f"{threads} thread{'s' if threads > 1 else ''} a library"
+
+
+def without_others_words(result: LoaderResult) -> str:
+    """What the model recommends for this machine without the processes that disturbed it;
+    empty where that is not left open."""
+    if result.without_others is None:
+        return ""
+    said = [
+        f"{settings_words(settings)} {rate(candidate.batches_per_s)}"
+        for settings in dict.fromkeys((result.without_others, result.present))
+        if (candidate := result.candidate(settings)) is not None
+    ]
+    return (
+        "without them, by the CPU time of batches, not confirmed by any run: "
+        f"{settings_words(result.without_others)} ({'; '.join(said)} batches/s predicted)"
+    )
 
 
 def one_of(text: str, most: int = 300) -> str:

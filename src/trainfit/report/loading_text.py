@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfit.report.launch_text import launch_lines
-from trainfit.report.loader_words import library_words
+from trainfit.report.loader_words import library_words, without_others_words
 from trainfit.report.sizes import printable, rate_text, wrapped
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan import DataLoading, HostCpu, PlanResult
@@ -31,7 +31,7 @@ def loading_section(loading: DataLoading, plan: PlanResult) -> str:
         *_verdict(loading, found),
         *_other_cpu(loading, plan),
     ]
-    lines += [*_faults(found), *_elsewhere(found), *_more(plan)]
+    lines += [*_doubts(found), *_faults(found), *_elsewhere(found), *_more(plan)]
     return "\n".join(lines)
 
 
@@ -144,7 +144,9 @@ def _limit_there(loading: DataLoading, low: float, high: float) -> str:
 
 def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
     why = printable(found.reason)
-    if loading.bottleneck == "unknown":
+    if found.is_left_open and loading.bottleneck != "gpu":
+        yield _line("cannot tell which part is the limit, nor which settings suit:")
+    elif loading.bottleneck == "unknown":
         reason = "no step time is known; give --step-time"
         if found.step_s > 0:
             reason = "the loader's rate is not known; see what went wrong below"
@@ -162,7 +164,9 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
         yield _line(f"the GPU is the limit{best}: {feeds}")
     if why:
         yield _line(why, 4)
-    if loading.bottleneck != "gpu":
+    if found.without_others is not None:
+        yield _line(printable(without_others_words(found)), 4)
+    elif loading.bottleneck != "gpu":
         yield from _cures(found)
 
 
@@ -172,6 +176,12 @@ def _cures(found: LoaderResult) -> Iterator[str]:
     for each in [each for each in helpful if each.gain >= _SAME][:_SHOWN]:
         how = f": {printable(each.how)}" if each.how else ""
         yield _line(f"{by_factor(each.gain)} with: {printable(each.summary)}{how}", 4)
+
+
+def _doubts(found: LoaderResult) -> Iterator[str]:
+    """What from outside bent the measurements."""
+    for each in found.doubts:
+        yield _line(f"{printable(each.summary)}: {printable(each.meaning)}")
 
 
 def _faults(found: LoaderResult) -> Iterator[str]:

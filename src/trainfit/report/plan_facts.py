@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from trainfit.report.answer_text import step_at
 from trainfit.report.coverage_text import coverage_text
+from trainfit.report.launch_parts_text import left_out_text, threads_text
 from trainfit.report.loading_text import by_factor, input_text
 from trainfit.report.protection_text import protection_notes
 from trainfit.report.shapes_text import shapes_text
 from trainfit.report.sizes import size, time_text
 from trainfit.report.step_text import step_lines
 from trainfit.report.versus_cpu_text import verdict
-from trainfit.results.plan import BatchLimits, Configuration, PlanResult
-from trainfit.results.speed import KNEE, StepSpeed
-from trainfit.results.words import count
+from trainfit.results.batch_reasons import batch_reasons
+from trainfit.results.plan import Configuration, PlanResult
+from trainfit.results.speed import StepSpeed
 
 #: A rate that differs from another by less does not differ.
 _SAME = 1.05
@@ -60,35 +61,7 @@ def _batch(result: PlanResult) -> str:
         return f"none recommended: {reason}" if reason else ""
     if limits is None or (limits.memory is None and not reason and chosen.largest_batch is None):
         return ""
-    return f"{best}: {'; '.join(_reasons(result, best, limits))}"
-
-
-def _reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterator[str]:
-    """Why this one, what else bounds it, and what it makes of an epoch."""
-    memory, data_set = limits.memory, limits.data_set
-    if limits.reason:
-        yield limits.reason
-    elif best == data_set:
-        yield "the whole data set"
-    elif memory is None or best >= memory:
-        yield f"the largest {_margin(result)}"
-    elif limits.trains is not None:
-        yield f"smallest that trains {KNEE:.0%} as fast as any at this noise scale"
-    else:
-        yield f"smallest with {KNEE:.0%} of the best throughput"
-    if data_set is not None and (memory is None or data_set <= memory):
-        yield f"the data set has {data_set} samples"
-    elif memory is not None and best < memory:
-        yield f"memory allows {'at least ' if limits.at_least else ''}{memory}"
-    if limits.epoch_steps is not None:
-        yield f"an epoch is then {count(limits.epoch_steps, 'step')}"
-
-
-def _margin(result: PlanResult) -> str:
-    share = f"{100 * result.headroom_share:.2g}%"
-    if result.headroom_is_set:
-        return f"with {share} of the GPU left free, as set"
-    return f"with a {share} safety margin"
+    return f"{best}: {'; '.join(batch_reasons(result, best, limits))}"
 
 
 def _amp(result: PlanResult) -> str:
@@ -170,6 +143,15 @@ def _loader(result: PlanResult) -> str:
     return text
 
 
+def _threads(result: PlanResult) -> str:
+    """What goes before the command."""
+    return threads_text(result.launch_parts)
+
+
+def _left_out(result: PlanResult) -> str:
+    return left_out_text(result.launch_parts)
+
+
 def _gradients(result: PlanResult) -> str:
     """Of a script that does not train."""
     inference = result.inference
@@ -206,6 +188,8 @@ _PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
     ("micro-batch", 25, _makeup),
     ("shapes", 22, _shapes),
     ("DataLoader", 20, _loader),
+    ("threads", 12, _threads),
+    ("not set", 55, _left_out),
     ("gradients", 5, _gradients),
     ("CPU", 15, _cpu),
     ("files", 35, _files),

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from trainfit.report.answer_text import answer
 from trainfit.report.fixes_text import fix_lines, fix_title
+from trainfit.report.launch_parts_text import change_lines
 from trainfit.report.launch_text import launch_lines
 from trainfit.report.memory_table import (
     column_titles,
@@ -101,8 +102,12 @@ def _launch(result: PlanResult, notes: Sequence[Note], width: int) -> list[_Bloc
         if text.count("\n") >= _LAUNCH_LINES:
             text = f"  {printable(result.launch)}"
         blocks.append(_Block(tuple(map(Line, text.split("\n")))))
+    changes = change_lines(result.launch_parts)
+    for number, change in enumerate(changes):
+        rank = 0 if not number else 30 + number
+        blocks.append(_Block(_wrapped(_shortened(change), "  - ", width), rank))
     for number, note in enumerate(note for note in notes if note.kind == "action"):
-        rank = 0 if not number else 40 + number
+        rank = 0 if not number + len(changes) else 40 + number
         blocks.append(_Block(_wrapped(_short(note), "  - ", width), rank, notes=1))
     return [*blocks, _blank(91)] if blocks else []
 

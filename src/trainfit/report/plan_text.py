@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfit.report.coverage_text import coverage_text
+from trainfit.report.launch_parts_text import change_lines, parts_section
 from trainfit.report.launch_text import launch_lines
 from trainfit.report.loading_text import loading_section
 from trainfit.report.memory_text import breakdown_section, memory_section
@@ -261,4 +262,7 @@ def _hazard(hazard: AmpHazard) -> str:
 def _launch_section(result: PlanResult) -> str:
     if not result.can_start:
         return ""
-    return "Launch\n" + launch_lines(result.launch)
+    changes = change_lines(result.launch_parts)
+    lines = [wrapped(printable(each), "  - ", "    ") for each in changes]
+    whole = "\n".join(["Launch", launch_lines(result.launch), *lines])
+    return "\n\n".join(filter(None, (whole, parts_section(result.launch_parts))))

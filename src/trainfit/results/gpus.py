@@ -3,6 +3,7 @@
 Format history
     1   first version
     2   inline ECC
+    3   the memory's type, the number of Tensor cores
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from trainfit.results import documents
 
 FORMAT: Final = "trainfit-gpus"
-VERSION: Final = 2
+VERSION: Final = 3
 
 _AGAIN: Final = "make it again with `trainfit gpus --json`"
 _WANTED: Final = "give a file that `trainfit gpus --json` wrote"
@@ -105,6 +106,9 @@ class GpuFigures:
     sources: Mapping[str, str]
     inline_ecc: bool = False
     """Do the codes of ECC, on as sold, pass the same bus as the data?"""
+    memory_type: str = ""
+    """Such as "GDDR6"; empty is not known."""
+    tensor_cores: int | None = None
     meaning: tuple[MeaningLine, ...] = ()
     """In words; empty unless asked for."""
 

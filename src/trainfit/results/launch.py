@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 #: What becomes of a part: set to another value; the present value stays; it is left unset;
@@ -24,8 +25,9 @@ class LaunchPart:
     ``name`` is what the user would search for ("OMP_NUM_THREADS", "num_workers", "amp");
     ``value`` is the recommended one and ``present`` the user's, as they are written (empty: there
     is none). ``reason`` is one line. ``machine`` says which machine or GPU the evidence is from
-    (empty: it is of none). ``line`` is what to write, where ``status`` is "by hand", with the place
-    of the script in front of it ("train.py:41: DataLoader(…, num_workers=4)").
+    (empty: it is of none). Where ``status`` is "by hand", ``line`` is what to write
+    ("num_workers=4"), ``call`` the call of which that is an argument ("DataLoader"; empty: it is a
+    line of its own) and ``place`` where it stands ("train.py:41"; empty: not known).
     """
 
     name: str
@@ -37,16 +39,57 @@ class LaunchPart:
     evidence: Evidence = ""
     machine: str = ""
     line: str = ""
+    place: str = ""
+    call: str = ""
+
+
+def changes_by_hand(parts: Sequence[LaunchPart]) -> list[tuple[str, str]]:
+    """What the user has to change in the script: each place with what to write there, arguments
+    of one call together."""
+    calls: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        if part.status == "by hand":
+            calls.setdefault((part.place, part.call), []).append(part.line)
+    return [
+        (place, f"{call}(…, {', '.join(lines)})" if call else "; ".join(lines))
+        for (place, call), lines in calls.items()
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocatorTrial:
+    """The launched job with the caching allocator as it is set, and with the other kind of segment.
+
+    ``present`` is the setting in force, ``variable`` the variable of the environment that holds it.
+    ``expandable``: that has expandable segments; then the other has not. Bytes are of reserved
+    memory at its peak, at ``batch_size`` (``None``: not known); ``fits`` and ``other_fits`` say
+    whether the job runs on the GPU.
+    """
+
+    variable: str
+    present: str
+    expandable: bool
+    batch_size: int | None
+    reserved_bytes: int
+    other_reserved_bytes: int
+    fits: bool
+    other_fits: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptOption:
     """An option that a script's own command line understands.
 
-    ``flags`` are its spellings ("--num_workers", "-j"), ``name`` the attribute that its parser
-    gives it, ``value`` what it had in the run as text (``None``: None), ``given`` whether the command
-    says it, or it is the default. ``choices`` are the values that it takes (none: any).
-    ``switch``: it takes no value.
+    ``flags`` are its spellings ("--num_workers", "-j"; a plain name for ``name=value`` words),
+    ``name`` the attribute that its parser gives it, ``value`` what it had in the run as text
+    (``None``: None), ``given`` whether the command says it, or it is the default. ``choices`` are
+    the values that it takes (none: any). ``switch``: it takes no value.
+
+    ``default`` is what it has where the command does not say it. ``off`` are spellings without a
+    value that make it false ("--no-amp"). ``bare``: it may stand with a value and without.
+    ``type`` is the name of what reads its value ("int", "str2bool"; empty: not known); "bool" is
+    Python's, which takes every text but the empty one for true. ``ahead``: it must come before the
+    script's other arguments (a subcommand takes what follows it).
     """
 
     flags: tuple[str, ...]
@@ -55,3 +98,8 @@ class ScriptOption:
     given: bool
     choices: tuple[str, ...] = ()
     switch: bool = False
+    default: str | None = None
+    off: tuple[str, ...] = ()
+    bare: bool = False
+    type: str = ""
+    ahead: bool = False

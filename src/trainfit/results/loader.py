@@ -5,6 +5,8 @@ measured, 0 is measured.
 
 Format history
     1   first version
+    2   what other processes did to runs (``Doubt``), and a reason for each setting
+        (``SettingReason``)
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainfit.results import documents
+from trainfit.results.launch import Evidence
 from trainfit.results.sandbox import Protection
 
 FORMAT: Final = "trainfit-loader"
-VERSION: Final = 1
+VERSION: Final = 2
 
 _AGAIN: Final = "make it again with `trainfit loader --output FILE`"
 _WANTED: Final = "give a file that `trainfit loader --output` wrote"
@@ -62,6 +65,10 @@ class LoaderSettings:
         """Batches that are asked for and not yet handed to the user."""
         return self.num_workers * self.prefetch_factor
 
+
+#: Cores that others keep busy on average, beyond those that idle, above which a run is one beside
+#: others: its rate tells of both.
+BESIDE_OTHERS: Final = 0.25
 
 #: Bytes of the checkpoint that is saved to see what that takes: some 20 to 50 ms.
 SAVE_BYTES: Final = 32 << 20
@@ -177,6 +184,9 @@ class Probe:
     others_cores: float | None = None
     """Cores that other processes kept busy in the probe's runs, beyond those that idled; ``None``:
     not told."""
+    beside_others: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Kinds of runs ("2 workers", …) that were only made beside other processes, and how many
+    cores these kept busy."""
     collecting: float | None = None
     """Of a worker's CPU time for batches, what Python's garbage collection takes."""
     started_threads: int | None = None
@@ -244,6 +254,35 @@ class Confirmed:
     core_speed: float | None = None
     save_s: float | None = None
     """What saving a checkpoint (``SAVE_BYTES``) took at its end, while the workers went on."""
+    others_cores: float | None = None
+    """Cores that other processes kept busy meanwhile, beyond those that idled; ``None``: not
+    told."""
+    tries: int = 1
+    """How often it was made: again where other processes were at work, the quietest counts."""
+
+    @property
+    def is_beside_others(self) -> bool:
+        """Does the rate tell as much of other processes as of these settings?"""
+        return (self.others_cores or 0.0) > BESIDE_OTHERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """Something from outside that bent what was measured.
+
+    ``kind``: "others" (other processes kept ``cores`` busy, on average over ``runs``, beyond those
+    that idled), "slowed" (the cores ran at ``speed`` of their full speed, from the lowest to the
+    highest of ``runs``). ``summary`` says that in a line, and ``meaning`` what it means for the
+    verdict; ``decides``: it leaves the verdict open.
+    """
+
+    kind: Literal["others", "slowed"]
+    runs: tuple[str, ...]
+    summary: str
+    meaning: str
+    cores: float | None = None
+    speed: tuple[float, float] | None = None
+    decides: bool = False
 
 
 #: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),
@@ -254,11 +293,19 @@ Limit = Literal[
 ]
 
 
+#: Who gave a variable its value: the user's command, his script (until its first batch), or the
+#: shell (or whatever else started trainfit); empty: nobody.
+SetBy = Literal["command", "script", "shell", ""]
+
+
 @dataclasses.dataclass(frozen=True)
 class VariableAdvice:
     """A variable of the environment (or a call) to set, because of evidence.
 
     ``where`` is "environment", "worker_init_fn" or "script"; ``line`` what to write there.
+    ``present`` is the variable's value now (``None``: it is not set) and ``set_by`` who set that.
+    ``gain`` is what batches per second with the value are, divided by those as it is now,
+    measured in real runs (``None``: these were not both made).
     """
 
     name: str
@@ -267,6 +314,27 @@ class VariableAdvice:
     line: str
     reason: str
     evidence: str
+    present: str | None = None
+    set_by: SetBy = ""
+    gain: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingReason:
+    """One setting of a launch, with why it has its value: also one that is left as it is.
+
+    ``name`` is what the user would search for ("num_workers", "OMP_NUM_THREADS", "CPU affinity").
+    ``value`` is the recommended one and ``present`` the user's, as they are written (``None``: it
+    is not set, nor is it to be); ``set_by`` is who set a variable. ``reason`` is one line, true of
+    what was measured here, and ``evidence`` what it rests on.
+    """
+
+    name: str
+    value: str | None
+    present: str | None
+    reason: str
+    evidence: Evidence
+    set_by: SetBy = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,6 +414,16 @@ class LoaderResult:
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
     ranks: int = 1
+    doubts: tuple[Doubt, ...] = ()
+    reasons: tuple[SettingReason, ...] = ()
+    without_others: LoaderSettings | None = None
+    """Where other processes leave the verdict open: what the model recommends for this machine
+    without them, by the CPU time of batches; not confirmed by any run."""
+
+    @property
+    def is_left_open(self) -> bool:
+        """Does something from outside leave the verdict open?"""
+        return any(doubt.decides for doubt in self.doubts)
 
     def compared(self) -> tuple[float, float, str] | None:
         """Batches per second of the present and of the recommended settings, and where both are
@@ -366,10 +444,12 @@ class LoaderResult:
         return next((each for each in self.candidates if steady(each.settings) == wanted), None)
 
     def measured(self, settings: LoaderSettings) -> Confirmed | None:
-        """The real run of these settings, if there was one that did not fail."""
+        """The real run of these settings, if there was one that neither failed nor was made beside
+        other processes."""
         wanted = steady(settings)
         found = (each for each in self.confirmed if steady(each.settings) == wanted)
-        return next((each for each in found if each.measured_batches_per_s is not None), None)
+        usable = (each for each in found if each.measured_batches_per_s is not None)
+        return next((each for each in usable if not each.is_beside_others), None)
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -41,7 +42,7 @@ class LoadingRequest:
     (a :class:`StepTime`). ``function`` is what is called on the loader, "tune" or
     "trainfit.module:function"; ``arguments`` is a JSON object of that function's own.
     ``ranks`` share the machine. ``script_limit_s`` is for the script until its first step,
-    ``limit_s`` for everything.
+    ``limit_s`` for everything. ``variables`` are those that the user's command sets.
     """
 
     folder: str
@@ -60,6 +61,7 @@ class LoadingRequest:
     script_limit_s: float = 600.0
     limit_s: float = 1200.0
     command: str = ""
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         return as_json(self)

@@ -34,7 +34,7 @@ from trainfit.results.amp import AmpCandidate, AmpHazard
 from trainfit.results.constants import Constant
 from trainfit.results.coverage import Coverage
 from trainfit.results.errors import ResultFileError
-from trainfit.results.launch import LaunchPart
+from trainfit.results.launch import AllocatorTrial, LaunchPart
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.notes import Note
 from trainfit.results.recording import Recording
@@ -199,7 +199,7 @@ class AmpChoice:
     for it (empty: it is not set for it). ``configuration`` is the job with it where that is not the
     present setting. ``reason`` is one line; ``samples_per_s`` are those at the recommended batch
     sizes, by dtype. ``by_hand`` is a change of the script that is faster still ("": none is), for
-    ``by_hand_dtype``, and ``line`` what to write, with its place.
+    ``by_hand_dtype``, and ``line`` what to write at ``place`` ("train.py:41"; empty: not known).
     ``hazards`` are those of every candidate and of what could not be simulated; ``memory_reason``
     and ``time_reason`` say what AMP saves at the present batch size, and where it is little, why.
     """
@@ -213,6 +213,7 @@ class AmpChoice:
     variable: str = ""
     by_hand_dtype: str = ""
     line: str = ""
+    place: str = ""
     hazards: tuple[AmpHazard, ...] = ()
     candidates: tuple[AmpCandidate, ...] = ()
     memory_reason: str = ""
@@ -382,6 +383,7 @@ class DataLoading:
     least, it was not measured. ``input_at_most`` are the batches a second that the cores of
     ``PlanResult.cpu`` give at best, ``input_range`` what they may be, ``input_basis`` what that is
     from, and ``input_workers`` the fewest workers that give as many as the GPU takes, or all.
+    ``launched`` are the settings in the launch command (``None``: those of ``result``).
     """
 
     result: LoaderResult | None
@@ -394,6 +396,7 @@ class DataLoading:
     input_range: tuple[float, float] | None = None
     input_basis: tuple[str, ...] = ()
     input_workers: int | None = None
+    launched: LoaderSettings | None = None
 
 
 def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
@@ -454,7 +457,9 @@ class PlanResult:
     ``batch_check`` says whether the recommended batch size was simulated (``None``: none is
     recommended, or an older result).
     ``launch_parts`` are what ``launch`` consists of, and what was left out of it (none: an older
-    result).
+    result, or the job does not fit). ``allocator`` is the trial of the allocator's other kind of
+    segment. ``loader_at`` is the line that makes the DataLoader that fed the first step (empty: it
+    could not be told; ``None``: none did, or an older result).
     """
 
     command: str
@@ -497,6 +502,8 @@ class PlanResult:
     interrupted: bool = False
     batch_check: BatchCheck | None = None
     launch_parts: tuple[LaunchPart, ...] = ()
+    allocator: AllocatorTrial | None = None
+    loader_at: str | None = None
 
     @property
     def chosen(self) -> Configuration:

@@ -145,7 +145,8 @@ class LoaderInfo:
     first of them; ``varies`` says that those of them that are as large as the first differ in
     other dimensions (padding, crops); its samples were looked at then (``scan``). ``drops_last``:
     an epoch ends with its last full batch. Of a run without an optimizer step it may be the loader
-    that gave none: its data set has less than one batch.
+    that gave none: its data set has less than one batch. ``prefetch_factor`` (``None``: without
+    workers there is none), ``pin_memory`` and ``persistent_workers`` are as in its constructor.
     """
 
     index: int | None
@@ -159,6 +160,9 @@ class LoaderInfo:
     varies: bool = False
     scan: SampleScan | None = None
     drops_last: bool = False
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,8 +275,8 @@ class TraceOutcome:
     seconds for which the script waited for its DataLoaders.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
-    ``coverage`` what else was simulated. ``options`` are those of the script's command line, by the
-    parser that read it. ``amp`` is what matters to mixed precision.
+    ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
+    parser knows them that read it. ``amp`` is what matters to mixed precision.
     """
 
     status: Status

@@ -22,8 +22,14 @@ def rate(bytes_per_s: float) -> str:
 
 
 def cores(number: float) -> str:
-    """A count of cores, that a quota may make fractional."""
+    """A number of cores, that a quota may make fractional."""
     return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def core_count(number: float) -> str:
+    """The same with its noun: "1 core", "1.5 cores"."""
+    said = cores(number)
+    return f"{said} core{'' if said == '1' else 's'}"
 
 
 def _number(value: float) -> str:

@@ -256,6 +256,9 @@ class LoaderTracker:
             fed=tuple(made.fed.samples),
             varies=made.fed.varies,
             drops_last=bool(getattr(sampler, "drop_last", False)),
+            prefetch_factor=getattr(loader, "prefetch_factor", None),
+            pin_memory=bool(getattr(loader, "pin_memory", False)),
+            persistent_workers=bool(getattr(loader, "persistent_workers", False)),
         )
 
 

@@ -136,7 +136,7 @@ def execute(target: Target, arguments: list[str] | None = None) -> None:
     main.__file__ = target.name
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", target.name)
     main.__dict__["__cached__"] = None
-    code = compile(path.read_bytes(), target.name, "exec")
+    code = compile(path.read_bytes(), target.name, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 

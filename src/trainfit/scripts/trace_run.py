@@ -37,6 +37,7 @@ from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
 from trainfit.scripts.inference_watch import CacheWatch, InferenceWatch
 from trainfit.scripts.launch_in_place import LaunchInPlace
+from trainfit.scripts.options_watch import OptionsWatch
 from trainfit.scripts.stem import Stem
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.step_watch import StepWatch
@@ -70,6 +71,7 @@ class Runner:
         )
         self._accelerate = AccelerateWatch()
         self._amp = AmpWatch(self._accelerate)
+        self._options = OptionsWatch()
         self._launch = LaunchInPlace(execute)
         self._coverage = CoverageWatch(self._loaders.feeding)
         self._interventions = Interventions(self._simulation, request.interventions, request.survey)
@@ -90,6 +92,7 @@ class Runner:
             self._accelerate.install(self._patches)
             self._accelerate.expect(self._request.variables)
             self._amp.install(self._patches)
+            self._options.install(self._patches)
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
@@ -107,6 +110,7 @@ class Runner:
                 self._interventions.remove()
                 self._coverage.remove()
                 self._launch.remove()
+                self._options.remove()
                 self._accelerate.remove()
                 self._autocast.remove()
                 self._patches.restore()
@@ -264,6 +268,7 @@ class Runner:
             coverage=self._coverage.result(),
             peak_ram_bytes=_peak_ram_bytes(),
             loading_s=self._loaders.waited_s,
+            options=self._options.options(),
             **details,
         ).save(Path(self._request.outcome))
         return True

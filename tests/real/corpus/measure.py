@@ -114,7 +114,17 @@ def planned(family: Family, work: Path, data: Path, home: Path, start: int) -> P
     """Plan it from one starting batch size."""
     before, file = state_of(work, data, home), work.parent / f"plan-{start}.json"
     words = family.words(data, start, bare=False)
-    call = [sys.executable, "-m", "trainfit", "plan", "--gpu", family.gpu, "--output", file]
+    call = [
+        sys.executable,
+        "-m",
+        "trainfit",
+        "plan",
+        "--no-loader",
+        "--gpu",
+        family.gpu,
+        "--output",
+        file,
+    ]
     done = run([*call, "--", *words], work, environment(home), family.time_limit_s)
     (work.parent / f"plan-{start}.txt").write_text(
         done.stdout + "\n--- stderr ---\n" + done.stderr, encoding="utf-8"

@@ -1,0 +1,176 @@
+"""What the parser of a command line knows of its options: argparse's, click's, draccus', absl's.
+
+One function for each kind of parser, after it has parsed. They look at what is there and may raise
+whatever an odd parser raises: :mod:`trainfit.scripts.options_watch` calls them so that no script
+notices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from trainfit.results.launch import ScriptOption
+from trainfit.scripts.option_words import place_of
+
+#: Letters of a value beyond which it is no setting of a number or a name.
+_LONGEST: Final = 200
+#: ``nargs`` of argparse's arguments that take all that follows: a subcommand's, and the rest.
+_TAKES_REST: Final = (argparse.PARSER, argparse.REMAINDER)
+
+
+def of_argparse(
+    parser: argparse.ArgumentParser, words: Sequence[str], namespace: Any
+) -> Iterator[ScriptOption]:
+    """The options of ``parser``, which has made ``namespace`` of ``words``."""
+    actions = [action for action in parser._actions if action.option_strings]
+    known = {flag for action in actions for flag in action.option_strings}
+    ahead = any(action.nargs in _TAKES_REST for action in parser._actions)
+    by_name: dict[str, list[argparse.Action]] = {}
+    for action in actions:
+        by_name.setdefault(action.dest, []).append(action)
+    for name, same in by_name.items():
+        try:
+            value = _value_in(namespace, name)
+        except LookupError:
+            continue
+        option = _of_actions(name, same, value, parser.get_default(name), ahead=ahead)
+        if option is not None:
+            yield _with_given(option, words, known)
+
+
+def _of_actions(
+    name: str, actions: Sequence[argparse.Action], value: Any, default: Any, *, ahead: bool
+) -> ScriptOption | None:
+    """The option that these make together ("--amp" and "--no-amp"); ``None`` where it is none that
+    holds one value."""
+    valued = [each for each in actions if each.nargs in (None, argparse.OPTIONAL)]
+    on: list[str] = []
+    off: list[str] = []
+    for each in actions:
+        if isinstance(each, argparse.BooleanOptionalAction):
+            off += [flag for flag in each.option_strings if flag.startswith("--no-")]
+            on += [flag for flag in each.option_strings if not flag.startswith("--no-")]
+        elif each.nargs == 0 and isinstance(each.const, bool):
+            (on if each.const else off).extend(each.option_strings)
+    flags = [flag for each in valued for flag in each.option_strings] or on
+    if not (flags or off) or not (_is_plain(value) and _is_plain(default)):
+        return None
+    first = valued[0] if valued else None
+    return ScriptOption(
+        flags=tuple(flags),
+        name=name,
+        value=_text_of(value),
+        given=False,
+        choices=_choices(first.choices if first is not None else None),
+        switch=first is None,
+        default=_text_of(None if default is argparse.SUPPRESS else default),
+        off=tuple(off),
+        bare=first is not None and first.nargs == argparse.OPTIONAL,
+        type=getattr(first.type, "__name__", "") if first is not None else "",
+        ahead=ahead,
+    )
+
+
+def of_click(context: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
+    """The options of the command of a click ``context`` that has parsed ``words``."""
+    options = [each for each in context.command.params if each.param_type_name == "option"]
+    known = {flag for each in options for flag in (*each.opts, *each.secondary_opts)}
+    ahead = hasattr(context.command, "commands")
+    for each in options:
+        if each.name not in context.params or each.multiple or each.nargs != 1 or each.count:
+            continue
+        value, default = context.params[each.name], each.get_default(context)
+        kind = getattr(each, "type", None)
+        if not _is_plain(value):
+            continue
+        option = ScriptOption(
+            flags=tuple(each.opts),
+            name=each.name,
+            value=_text_of(value),
+            given=False,
+            choices=_choices(getattr(kind, "choices", None)),
+            switch=each.is_flag,
+            default=_text_of(default) if _is_plain(default) else None,
+            off=tuple(each.secondary_opts),
+            type=str(getattr(kind, "name", "")),
+            ahead=ahead,
+        )
+        # click's own "boolean" understands false, too.
+        yield _with_given(option, words, known)
+
+
+def of_absl(flags: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
+    """The flags of absl's registry."""
+    names = list(flags)
+    known = {f"--{name}" for name in names}
+    for name in names:
+        flag = flags[name]
+        if not (_is_plain(flag.value) and _is_plain(flag.default)):
+            continue
+        shorts = (f"-{flag.short_name}",) if flag.short_name else ()
+        option = ScriptOption(
+            flags=(f"--{flag.name}", f"-{flag.name}", *shorts),
+            name=flag.name,
+            value=_text_of(flag.value),
+            given=False,
+            choices=_choices(getattr(flag.parser, "enum_values", None)),
+            default=_text_of(flag.default),
+            off=(f"--no{flag.name}",) if flag.boolean else (),
+            bare=bool(flag.boolean),
+            type=str(flag.flag_type()) if not flag.boolean else "",
+        )
+        yield _with_given(option, words, known)
+
+
+def _with_given(option: ScriptOption, words: Sequence[str], known: Iterable[str]) -> ScriptOption:
+    known = set(known)
+    on = place_of(words, option.flags, known, switch=option.switch, bare=option.bare)
+    off = place_of(words, option.off, known, switch=True)
+    if on is None and off is None:  # whatever it is, a configuration file's or the parser's
+        return dataclasses.replace(option, default=option.value)
+    return dataclasses.replace(option, given=True)
+
+
+def _choices(choices: Any) -> tuple[str, ...]:
+    """As they are typed; none where they are not a short list of plain values."""
+    if choices is None:
+        return ()
+    found = [_text_of(each) for each in choices if _is_plain(each)]
+    return tuple(text for text in found if text is not None)
+
+
+def _is_plain(value: Any) -> bool:
+    """Is it a value that one word says?"""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return value is None or (
+        isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST
+    )
+
+
+def _text_of(value: Any) -> str | None:
+    """A plain value as text."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return None if value is None else str(value)
+
+
+def _value_in(namespace: Any, name: str) -> Any:
+    """An attribute by its dotted name (``data.batch_size``); raises ``LookupError``."""
+    own = vars(namespace)
+    if name in own:
+        return own[name]
+    for part in name.split("."):
+        namespace = _attribute(namespace, part)
+    return namespace
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    try:
+        return owner[name] if isinstance(owner, dict) else getattr(owner, name)
+    except (AttributeError, KeyError):
+        raise LookupError(name) from None

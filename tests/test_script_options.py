@@ -1,0 +1,312 @@
+"""What a run notes of the script's own options, as its parser reads ``sys.argv``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_cli import environment
+from trainfit.results.launch import ScriptOption
+from trainfit.scripts.option_words import place_of
+from trainfit.scripts.options_watch import OptionsWatch
+from trainfit.scripts.stem import Arguments
+from trainfit.simgpu.patching import PatchSet
+
+
+@pytest.fixture
+def watch() -> Iterator[OptionsWatch]:
+    patches, watch = PatchSet(), OptionsWatch()
+    watch.install(patches)
+    try:
+        yield watch
+    finally:
+        watch.remove()
+        patches.restore()
+
+
+@pytest.fixture
+def run(
+    watch: OptionsWatch, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, ScriptOption]]:
+    """Parses as a script with these words would; its options by their names."""
+
+    def run(parse: Callable[[], Any], *words: str) -> dict[str, ScriptOption]:
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        parse()
+        return {option.name: option for option in watch.options()}
+
+    return run
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-b", "--batch-size", type=int, default=8)
+    parser.add_argument("--amp", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--pin-mem", action="store_true")
+    parser.add_argument("--no-pin-mem", action="store_false", dest="pin_mem")
+    parser.set_defaults(pin_mem=True)
+    parser.add_argument("--precision", choices=["no", "bf16"], default="no")
+    parser.add_argument("--bf16", type=str, nargs="?", const=True, default=False)
+    parser.add_argument("--lrs", nargs="+", type=float)
+    parser.add_argument("words", nargs="*")
+    return parser
+
+
+def test_argparse(run: Any) -> None:
+    found = run(parser().parse_args, "--batch-size=4", "--no-amp", "--bf16", "--", "--amp")
+    assert found["batch_size"] == ScriptOption(
+        ("-b", "--batch-size"), "batch_size", "4", True, default="8", type="int"
+    )
+    assert found["amp"] == ScriptOption(
+        ("--amp",), "amp", "False", True, switch=True, default="True", off=("--no-amp",)
+    )
+    pin = found["pin_mem"]
+    assert (pin.flags, pin.off, pin.value, pin.given) == (
+        ("--pin-mem",), ("--no-pin-mem",), "True", False,
+    )  # fmt: skip
+    assert found["precision"].choices == ("no", "bf16")
+    assert (found["bf16"].value, found["bf16"].bare, found["bf16"].given) == ("True", True, True)
+    assert "lrs" not in found and "words" not in found
+
+
+def test_what_a_configuration_gives_is_the_default(run: Any) -> None:
+    def parse() -> None:
+        known, rest = parser().parse_known_args()
+        again = parser()
+        again.set_defaults(batch_size=known.batch_size * 2)
+        again.parse_args(rest)
+
+    found = run(parse)
+    assert (found["batch_size"].value, found["batch_size"].default) == ("16", "16")
+
+
+def test_other_words_than_the_scripts_do_not_count(run: Any) -> None:
+    def parse() -> None:
+        parser().parse_args(["--batch-size=4"])
+        parser().parse_args([])
+
+    assert run(parse, "--lr=1") == {}
+
+
+def test_a_second_parser_of_what_the_first_left(run: Any) -> None:
+    def parse() -> None:
+        first = argparse.ArgumentParser()
+        first.add_argument("--config")
+        rest = first.parse_known_args()[1]
+        parser().parse_args(rest)
+
+    found = run(parse, "--config", "a.yaml", "--amp", "-b", "2")
+    assert (found["batch_size"].value, found["config"].value) == ("2", "a.yaml")
+    assert run(parse, "--config=a.yaml")["batch_size"].value == "8"
+
+
+def test_options_before_a_subcommand(run: Any) -> None:
+    def parse() -> None:
+        main = argparse.ArgumentParser()
+        main.add_argument("--workers", type=int, default=2)
+        train = main.add_subparsers(dest="what").add_parser("train")
+        train.add_argument("--batch_size", type=int, default=8)
+        main.parse_args()
+
+    for words in (("train",), ("--workers=3", "train", "--batch_size", "4")):
+        found = run(parse, *words)
+        assert (found["workers"].ahead, found["batch_size"].ahead) == (True, False)
+        assert found["batch_size"].given == (len(words) > 1)
+
+
+def test_a_script_that_refuses_its_words_says_so_as_ever(
+    run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(parser().parse_args, "--nonsense")
+    assert "unrecognized arguments: --nonsense" in capsys.readouterr().err
+
+
+def test_an_odd_parser_is_no_concern_of_the_scripts(run: Any) -> None:
+    class Odd(argparse.ArgumentParser):
+        def get_default(self, dest: str) -> Any:
+            raise RuntimeError("not to be asked")
+
+    def parse() -> None:
+        odd = Odd()
+        odd.add_argument("--batch_size", default=8)
+        assert odd.parse_args().batch_size == 8
+
+    assert run(parse) == {}
+
+
+def test_the_arguments_are_not_looked_at_for_this(
+    watch: OptionsWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stem forks its runs when they are; a library's own parser must not be taken for that."""
+    looks: list[int] = []
+    arguments = Arguments(["train.py", "--batch-size=4"], lambda: looks.append(1))
+    monkeypatch.setattr(sys, "argv", arguments)
+    parser().parse_args(["--batch-size=5"])
+    assert watch.options() == () and not looks
+    parser().parse_args()
+    assert looks == [1] and watch.options()[0].value == "4"
+
+
+def test_nothing_is_left_behind() -> None:
+    before = vars(argparse.ArgumentParser)["_parse_known_args"]
+    patches, watch = PatchSet(), OptionsWatch()
+    watch.install(patches)
+    assert vars(argparse.ArgumentParser)["_parse_known_args"] is not before
+    hooks = len(sys.meta_path)
+    watch.remove()
+    patches.restore()
+    assert vars(argparse.ArgumentParser)["_parse_known_args"] is before
+    assert len(sys.meta_path) <= hooks
+
+
+def test_click(run: Any) -> None:
+    click = pytest.importorskip("click")
+
+    @click.group()
+    @click.option("--seed", default=1)
+    def main(seed: int) -> None: ...
+
+    @main.command()
+    @click.option("-b", "--batch-size", default=8)
+    @click.option("--amp/--no-amp", default=True)
+    @click.option("--pin", is_flag=True)
+    @click.option("--lrs", multiple=True)
+    def train(**_: Any) -> None: ...
+
+    found = run(lambda: main(standalone_mode=False), "--seed", "3", "train", "-b", "4", "--no-amp")
+    batch, amp = found["batch_size"], found["amp"]
+    assert (batch.flags, batch.value, batch.given, batch.default) == (
+        ("-b", "--batch-size"), "4", True, "8",
+    )  # fmt: skip
+    assert (amp.flags, amp.off, amp.switch, amp.value) == (("--amp",), ("--no-amp",), True, "False")
+    assert (found["seed"].ahead, batch.ahead) == (True, False)
+    assert (found["pin"].switch, found["pin"].value) == (True, "False")
+    assert "lrs" not in found
+
+
+def test_draccus_whose_defaults_are_in_its_dataclasses(run: Any) -> None:
+    draccus = pytest.importorskip("draccus")
+    # Its types are types, no names of them.
+    policy = dataclasses.make_dataclass("Policy", [("use_amp", bool, False)])
+    config = dataclasses.make_dataclass(
+        "Config",
+        [("batch_size", int, 8), ("policy", policy, dataclasses.field(default_factory=policy))],
+    )
+    found = run(lambda: draccus.parse(config_class=config), "--policy.use_amp=true")
+    assert (found["batch_size"].value, found["batch_size"].given) == ("8", False)
+    assert (found["policy.use_amp"].value, found["policy.use_amp"].given) == ("True", True)
+
+
+def test_transformers(run: Any) -> None:
+    transformers = pytest.importorskip("transformers.hf_argparser")
+    arguments = dataclasses.make_dataclass(
+        "Arguments", [("train_batch_size", int, 8), ("bf16", bool, False), ("pin", bool, True)]
+    )
+    parse = transformers.HfArgumentParser(arguments).parse_args_into_dataclasses
+    found = run(parse, "--train_batch_size", "4", "--no_pin")
+    assert (found["train_batch_size"].value, found["train_batch_size"].given) == ("4", True)
+    assert found["train_batch_size"].flags == ("--train_batch_size", "--train-batch-size")
+    assert (found["bf16"].bare, found["bf16"].value) == (True, "False")
+    pin = found["pin"]
+    assert (pin.flags, pin.off, pin.value, pin.given) == (
+        ("--pin",), ("--no_pin", "--no-pin"), "False", True,
+    )  # fmt: skip
+
+
+class _Registry(dict[str, Any]):
+    """absl's FlagValues, as far as it is looked at: a mapping of names to flags."""
+
+    def is_parsed(self) -> bool:
+        return True
+
+
+def _flag(name: str, value: Any, default: Any, kind: str, short: str | None = None) -> Any:
+    """absl's Flag: ``vars`` of absl-py 2.5's, as far as they are looked at."""
+    return types.SimpleNamespace(
+        name=name,
+        value=value,
+        default=default,
+        boolean=kind == "bool",
+        short_name=short,
+        parser=types.SimpleNamespace(),
+        flag_type=lambda: kind,
+    )
+
+
+def test_absl(watch: OptionsWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = _Registry(
+        batch_size=_flag("batch_size", 4, 8, "int", "b"), amp=_flag("amp", False, True, "bool")
+    )
+    monkeypatch.setitem(sys.modules, "absl.flags", types.SimpleNamespace(FLAGS=flags))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--noamp", "-b", "4"])
+    found = {option.name: option for option in watch.options()}
+    assert (found["batch_size"].value, found["batch_size"].given) == ("4", True)
+    assert (found["amp"].value, found["amp"].off, found["amp"].given) == (
+        "False", ("--noamp",), True,
+    )  # fmt: skip
+
+
+# -- places in words ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "value_at", "start"),
+    [
+        (["--batch-size", "8"], 0, 1, 0),
+        (["x", "--batch-size=8"], 1, 1, 13),
+        (["--batch=8"], 0, 0, 8),
+        (["-b", "8"], 0, 1, 0),
+        (["-b8"], 0, 0, 2),
+        (["-b=8"], 0, 0, 3),
+        (["-b", "4", "--batch-size", "8"], 2, 3, 0),
+    ],
+)
+def test_places(words: list[str], at: int, value_at: int, start: int) -> None:
+    flags, known = ("-b", "--batch-size"), ("-b", "--batch-size", "--bits", "-x")
+    place = place_of(words, flags, known)
+    assert place is not None
+    assert (place.at, place.value_at, place.start) == (at, value_at, start)
+    assert words[value_at][start:] == "8"
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--", "-b", "8"], ["--b", "8"], ["--batches=8"], ["batch-size=8"], ["-x8"]]
+)
+def test_words_that_are_not_the_option(words: list[str]) -> None:
+    assert place_of(words, ("-b", "--batch-size"), ("--bits", "--batch-size", "-b")) is None
+
+
+def test_options_without_a_value() -> None:
+    switch = place_of(["--amp", "8"], ("--amp",), switch=True)
+    assert switch is not None and switch.value_at is None
+    for words, value_at in ((["--bf16", "--x"], None), (["--bf16", "True"], 1), (["--bf16"], None)):
+        place = place_of(words, ("--bf16",), bare=True)
+        assert place is not None and place.value_at == value_at
+
+
+def test_a_scripts_annotations_are_its_own(tmp_path: Path) -> None:
+    """Libraries make options of them: draccus, typer. What compiles the script has other ones."""
+    script = tmp_path / "script.py"
+    script.write_text("def train(batch_size: int): ...\nprint(train.__annotations__)\n")
+    code = (
+        "import sys; from trainfit.results.trace import Target; "
+        "from trainfit.scripts.execute import execute; "
+        "execute(Target('script', sys.argv[1], ()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "{'batch_size': <class 'int'>}\n", done.stderr
