@@ -5,19 +5,30 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainfit.hardware import find_gpu
-from trainfit.plan.amp_choice import AmpSetting, choose_amp
+from trainfit.hardware import catalogue, find_gpu
+from trainfit.plan.amp_by_hand import line_for
+from trainfit.plan.amp_choice import LEAST_GAIN, AmpSetting, choose_amp
+from trainfit.plan.amp_hazards import is_native, of_failure, of_run
 from trainfit.plan.batches import Batches
-from trainfit.plan.runs import AS_WRITTEN
-from trainfit.plan.speed import Curve
+from trainfit.plan.command import parse_command
+from trainfit.plan.runs import AS_WRITTEN, Variant
+from trainfit.plan.speed import Curve, machine_of
 from trainfit.plan.tracing import Trace
-from trainfit.plan.tunables import float16_amp
+from trainfit.plan.tunables import amp_precisions
+from trainfit.results.amp import AmpHazard
 from trainfit.results.plan import AmpChoice, Configuration, MemoryFigures
 from trainfit.results.speed import StepSpeed
-from trainfit.results.trace import TraceOutcome
+from trainfit.results.trace import AmpSeen, TraceOutcome
 
 T4, RTX = find_gpu("T4"), find_gpu("RTX 3090")
+MACHINE = machine_of(RTX)
+SCALER = (
+    'scaler = torch.amp.GradScaler("cuda") before the loop, scaler.scale(loss).backward(), '
+    "scaler.step(optimizer) and scaler.update()"
+)
 
 
 def setting(
@@ -27,6 +38,9 @@ def setting(
     *,
     fits: bool = True,
     curve: bool = True,
+    scaled: bool = True,
+    as_of: str = "",
+    variable: str | None = None,
 ) -> AmpSetting:
     """With so many samples a second at its recommended batch size, 64, and at 8."""
     seconds = None if rate is None else 8 / rate
@@ -37,15 +51,33 @@ def setting(
     configuration = Configuration(
         8, dtype, MemoryFigures(0, 0, 0, 0, (0, 0)), fits, {}, {}, (), best, best, step_s=seconds
     )
+    is_on = dtype != "off"
     outcome = TraceOutcome(
-        "finished", 3, 1.0, autocast_at="train.py:57" if dtype != "off" else None
+        "finished",
+        3,
+        1.0,
+        autocast=(as_of or dtype) if is_on else None,
+        autocast_at="train.py:57" if is_on else None,
+        amp=AmpSeen(scaled=is_on and scaled),
     )
     batches = Batches("two traces", recommended=best, curve=Curve(steps))
-    return AmpSetting(value, AS_WRITTEN, Trace(outcome, None, ""), configuration, batches)
+    trace = Trace(outcome, None, "")
+    hazards = of_run(dtype, trace, MACHINE, is_own=not as_of, trains=True) if is_on else ()
+    return AmpSetting(
+        value,
+        AS_WRITTEN if value is None else Variant(amp=value),
+        trace,
+        configuration,
+        batches,
+        variable=variable,
+        hazards=tuple(hazards),
+        as_of=as_of,
+    )
 
 
 def chosen(*settings: AmpSetting, gpu: str = "T4") -> AmpChoice:
-    found = choose_amp(settings[0], settings[1:], find_gpu(gpu))
+    present = dataclasses.replace(settings[0], variant=AS_WRITTEN)
+    found = choose_amp(present, settings[1:], find_gpu(gpu))
     assert found is not None
     return found
 
@@ -53,9 +85,9 @@ def chosen(*settings: AmpSetting, gpu: str = "T4") -> AmpChoice:
 def test_an_emulated_bfloat16_loses_against_no_amp() -> None:
     """ACT on a T4: 732 ms in bfloat16, 591 without AMP, 323 in float16."""
     found = chosen(
-        setting("bfloat16", 8 / 0.732, "true"),
+        setting("bfloat16", 8 / 0.732, "true", scaled=False),
         setting("off", 8 / 0.591, "false"),
-        setting("float16", 8 / 0.323),
+        setting("float16", 8 / 0.323, scaled=False),
     )
     assert (found.value, found.dtype) == ("false", "off")
     assert found.configuration is not None and found.configuration.amp == "off"
@@ -63,9 +95,10 @@ def test_an_emulated_bfloat16_loses_against_no_amp() -> None:
         "AMP off: bfloat16 is emulated on T4; 1.24 times the samples/s of bfloat16 (predicted)"
     )
     assert found.by_hand == (
-        "float16 would give 1.83 times as many samples/s (predicted): change autocast's dtype at "
-        "train.py:57, with a GradScaler"
+        "float16 with a GradScaler would give 1.83 times as many samples/s (predicted): "
+        f'train.py:57: torch.autocast("cuda", dtype=torch.float16); {SCALER}; and amp=true'
     )
+    assert found.by_hand_dtype == "float16" and found.by_hand.endswith(found.line)
 
 
 def test_never_towards_an_emulated_bfloat16() -> None:
@@ -134,18 +167,259 @@ def test_a_setting_without_a_curve_is_compared_at_the_recommended_batch() -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "value", "float16"),
+    ("words", "value", "precisions"),
     [
-        (["--amp={amp:true}"], "true", None),
-        (["--mixed_precision={amp:no}"], "no", "fp16"),
-        (["--amp={amp:no}"], "no", None),  # a switch: "yes" is the other
-        (["--mixed_precision", "{amp:bf16}"], "bf16", "fp16"),
-        (["--precision={amp:32-true}"], "32-true", "16-mixed"),
-        (["--dtype={amp:float32}"], "float32", "float16"),
+        (["--amp={amp:true}"], "true", []),
+        (["--mixed_precision={amp:no}"], "no", ["bf16", "fp16", "no"]),
+        (["--amp={amp:no}"], "no", []),  # a switch: "yes" is the other
+        (["--mixed_precision", "{amp:bf16}"], "bf16", ["bf16", "fp16", "no"]),
+        (["--precision={amp:32-true}"], "32-true", ["bf16-mixed", "16-mixed", "32-true"]),
+        (["--dtype={amp:float32}"], "float32", ["bfloat16", "float16", "float32"]),
     ],
 )
-def test_how_the_command_would_say_float16(
-    words: list[str], value: str, float16: str | None
+def test_how_the_command_would_say_each_precision(
+    words: list[str], value: str, precisions: list[str]
 ) -> None:
-    assert float16_amp(words, {"amp": value}) == float16
-    assert float16_amp(["x"], {}) is None
+    found = parse_command(["python", __file__, *words]).amp_precisions
+    assert list(found.values()) == precisions
+    assert found.get("off", value) in (value, *precisions[2:])
+    assert parse_command(["python", __file__]).amp_precisions == {}
+    # An option of the script's that is a switch for float16 alone.
+    assert amp_precisions("true", "false", "true") == {"float16": "true"}
+
+
+# -- what the GPU can do -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "halves"),
+    [
+        ("T4", ["float16"]),
+        ("V100 16GB PCIe", ["float16"]),
+        ("RTX 4090", ["bfloat16", "float16"]),
+        ("GTX 1080 Ti", []),
+        ("P100 PCIe", []),
+        ("GTX 960 4GB", []),
+    ],
+)
+def test_what_a_gpu_computes_in(gpu: str, halves: list[str]) -> None:
+    assert [each for each in ("bfloat16", "float16") if is_native(each, find_gpu(gpu))] == halves
+    assert is_native("off", find_gpu(gpu))
+
+
+def test_tensor_cores_that_have_both_are_equally_fast_in_both() -> None:
+    """Why one run stands for both half precisions (AmpCandidate.as_of)."""
+    both = [gpu for gpu in catalogue() if gpu.supports_bf16 and gpu.has_tensor_cores]
+    assert len(both) > 10
+    for gpu in both:
+        assert gpu.tensor_flops["bfloat16"] == gpu.tensor_flops["float16"], gpu.key
+
+
+# -- the decision table ------------------------------------------------------------------------
+
+OFF, ON = ("off", 10.0, "no"), ("bfloat16", 18.0, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "settings", "dtype", "words"),
+    [
+        # emulated: also where the model has it faster
+        ("T4", [("bfloat16", 12.0, "true"), ("off", 10.0, "false")], "off", "emulated on T4"),
+        ("T4", [("off", 10.0, "false"), ("bfloat16", 12.0, "true")], "off", "emulated on T4"),
+        # no Tensor cores
+        ("GTX 1080 Ti", [("off", 10.0, "no"), ("float16", 15.0, "fp16")], "off", "no Tensor"),
+        ("GTX 1080 Ti", [("float16", 15.0, "fp16"), ("off", 10.0, "no")], "off", "no Tensor"),
+        ("P100 PCIe", [("off", 10.0, "no"), ("float16", 15.0, "fp16")], "off", "no Tensor"),
+        ("P100 PCIe", [("float16", 15.0, "fp16"), ("off", 10.0, "no")], "float16", "no Tensor"),
+        ("P100 PCIe", [("float16", 10.2, "fp16"), ("off", 10.0, "no")], "off", "no Tensor"),
+        # both halves alike: the one that needs no scaler
+        ("RTX 4090", [OFF, ON, ("float16", 18.0, "fp16")], "bfloat16", "1.80 times"),
+        ("RTX 4090", [("float16", 18.0, "fp16"), OFF, ON], "float16", "kept"),
+        ("V100 16GB PCIe", [OFF, ("float16", 18.0, "fp16")], "float16", "1.80 times"),
+    ],
+)
+def test_the_decision_by_capability(
+    gpu: str, settings: list[tuple[str, float, str]], dtype: str, words: str
+) -> None:
+    found = chosen(*(setting(*each) for each in settings), gpu=gpu)
+    assert found.dtype == dtype, found
+    assert words in found.reason
+
+
+def unscaled(rate: float, value: str | None = None) -> AmpSetting:
+    return setting("float16", rate, value, scaled=False)
+
+
+def test_float16_without_a_scaler_gives_way_to_bfloat16_at_equal_speed() -> None:
+    found = chosen(unscaled(18.0, "fp16"), setting(*OFF), setting(*ON), gpu="RTX 4090")
+    assert (found.dtype, found.value) == ("bfloat16", "bf16")
+    assert "no GradScaler scales the loss" in found.reason
+
+
+def test_float16_without_a_scaler_is_kept_where_all_else_is_slower_and_it_is_said() -> None:
+    found = chosen(unscaled(18.0, "true"), setting("off", 10.0, "false"), gpu="T4")
+    assert (found.dtype, found.configuration) == ("float16", None)
+    assert "no GradScaler" in found.reason and found.line == SCALER
+    assert [each.kind for each in found.own_hazards] == ["no scaler"]
+    at_hand = dataclasses.replace(setting("bfloat16", 18.0), as_of="float16")
+    native = chosen(unscaled(18.0, "true"), setting("off", 10.0, "false"), at_hand, gpu="RTX 4090")
+    assert (native.dtype, native.by_hand_dtype) == ("float16", "bfloat16")
+    assert (native.place, native.line) == (
+        "train.py:57",
+        'torch.autocast("cuda", dtype=torch.bfloat16)',
+    )
+
+
+def test_float16_without_a_scaler_is_not_switched_on() -> None:
+    found = chosen(setting("off", 10.0, "false"), unscaled(18.0, "true"), gpu="T4")
+    assert (found.dtype, found.value) == ("off", "false")
+    assert "no GradScaler" in found.reason
+    assert found.by_hand_dtype == "float16" and found.line == f"{SCALER}; and amp=true"
+    even = chosen(unscaled(10.0, "true"), setting("off", 10.0, "false"), gpu="T4")
+    assert even.dtype == "off"
+
+
+def test_what_does_not_fit_may_need_a_slow_half_precision_but_never_an_emulated_one() -> None:
+    off = setting("off", 10.0, "no", fits=False)
+    assert chosen(off, setting("float16", 10.0, "fp16"), gpu="P100 PCIe").dtype == "float16"
+    assert chosen(off, setting("float16", 10.0, "fp16"), gpu="GTX 1080 Ti").dtype == "off"
+    assert chosen(off, setting("bfloat16", 10.0, "bf16"), gpu="T4").dtype == "off"
+
+
+def test_by_accelerates_variable() -> None:
+    off = setting("off", 10.0, variable="no")
+    found = chosen(off, setting("bfloat16", 18.0, variable="bf16"), gpu="RTX 4090")
+    assert (found.value, found.variable, found.dtype) == (None, "bf16", "bfloat16")
+    assert [each.asked for each in found.candidates] == ["present", "variable"]
+
+
+def test_a_precision_that_fails_is_said_with_its_remedy() -> None:
+    message = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast"
+    outcome = TraceOutcome("failed", 0, 1.0, message=message, location="train.py:9")
+    hazard = of_failure("bfloat16", outcome, "it fails")
+    found = choose_amp(setting(*OFF), [], RTX, [hazard])
+    assert found is not None and found.configuration is None
+    assert "BCEWithLogitsLoss" in found.reason and found.told_hazards == (hazard,)
+    number = "value cannot be converted to type c10::Half without overflow"
+    overflow = of_failure("float16", dataclasses.replace(outcome, message=number), "it fails")
+    assert (overflow.kind, overflow.place) == ("overflow", "train.py:9")
+    other = of_failure("float16", dataclasses.replace(outcome, message="boom"), "AMP true fails")
+    assert (other.kind, other.text) == ("fails", "AMP true fails")
+
+
+def test_a_hazard_that_only_warns_does_not_decide() -> None:
+    warned = AmpHazard("outside autocast", "bfloat16", "sum of …")
+    on = dataclasses.replace(setting(*ON), hazards=(warned,))
+    found = chosen(setting(*OFF), on, gpu="RTX 3090")
+    assert (found.dtype, found.told_hazards) == ("bfloat16", (warned,))
+
+
+GPUS = st.sampled_from(["T4", "RTX 4090", "GTX 1080 Ti", "V100 16GB PCIe", "P100 PCIe"])
+RATES = st.floats(1.0, 100.0)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[str, list[AmpSetting]]:
+    """A GPU, and a job in every precision, of which the command may say any."""
+    gpu, rate = draw(GPUS), draw(RATES)
+    settings = [
+        setting(
+            dtype,
+            rate if dtype == "bfloat16" and gpu == "RTX 4090" else draw(RATES),
+            draw(st.sampled_from([dtype, None])),
+            scaled=draw(st.booleans()),
+        )
+        for dtype in ("off", "bfloat16", "float16")
+    ]
+    return gpu, draw(st.permutations(settings))
+
+
+@given(jobs())
+def test_never_an_emulated_one_nor_float16_without_a_scaler_unless_said(
+    job: tuple[str, list[AmpSetting]],
+) -> None:
+    gpu, settings = job
+    found = chosen(*settings, gpu=gpu)
+    is_kept = found.dtype == settings[0].dtype
+    if found.dtype == "bfloat16" and not find_gpu(gpu).supports_bf16:
+        # Nothing else can be asked for.
+        others = [each for each in settings[1:] if each.value is not None]
+        assert is_kept and all(any(h.blocks for h in _all_of(each, found)) for each in others)
+    if not is_native(found.dtype, find_gpu(gpu)) or any(h.blocks for h in found.own_hazards):
+        assert is_kept
+        blocks = [each.text for each in found.own_hazards if each.blocks]
+        assert blocks and blocks[0] in found.reason
+    assert (found.configuration is None) == is_kept
+
+
+def _all_of(one: AmpSetting, found: AmpChoice) -> list[AmpHazard]:
+    return [each for each in found.hazards if each.dtype == one.dtype]
+
+
+@given(GPUS, RATES, RATES, RATES)
+def test_the_present_setting_does_not_matter_but_for_a_small_gain(
+    gpu: str, off: float, bfloat16: float, float16: float
+) -> None:
+    settings = [
+        setting("off", off, "no"),
+        setting("bfloat16", bfloat16, "bf16"),
+        setting("float16", float16, "fp16"),
+    ]
+    found = [chosen(*settings[at:], *settings[:at], gpu=gpu) for at in range(3)]
+    rates = found[0].samples_per_s
+    native = [each.dtype for each in settings if is_native(each.dtype, find_gpu(gpu))]
+    fastest = max(native, key=lambda dtype: rates[dtype])
+    for each in found:
+        if each.dtype in native:
+            assert rates[each.dtype] * (1 + LEAST_GAIN) >= rates[fastest]
+        else:  # kept on a card whose float16 is no slower
+            assert (gpu, each.dtype) == ("P100 PCIe", "float16")
+    clear = all(
+        rates[fastest] > (1 + LEAST_GAIN) * rates[each] for each in native if each != fastest
+    )
+    if clear and gpu != "P100 PCIe":
+        assert {each.dtype for each in found} == {fastest}
+
+
+# -- what to write -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "autocast", "dtype", "line"),
+    [
+        (
+            AmpSeen(forward_at="train.py:31"),
+            None,
+            "bfloat16",
+            'train.py:31: with torch.autocast("cuda", dtype=torch.bfloat16): around the forward '
+            "pass and the loss",
+        ),
+        (
+            AmpSeen(forward_at="train.py:31"),
+            None,
+            "float16",
+            'train.py:31: with torch.autocast("cuda", dtype=torch.float16): around the forward '
+            f"pass and the loss; {SCALER}",
+        ),
+        (
+            AmpSeen(scaler_at="train.py:9"),
+            "bfloat16",
+            "float16",
+            'train.py:57: torch.autocast("cuda", dtype=torch.float16); train.py:9: '
+            'torch.amp.GradScaler("cuda") enabled',
+        ),
+        (AmpSeen(), "bfloat16", "off", 'train.py:57: torch.autocast("cuda", enabled=False)'),
+        (
+            AmpSeen(framework="accelerate", framework_at="train.py:5"),
+            None,
+            "bfloat16",
+            'train.py:5: Accelerator(mixed_precision="bf16", …)',
+        ),
+        (AmpSeen(framework="transformers"), None, "float16", "TrainingArguments(fp16=True, …)"),
+        (AmpSeen(framework="lightning"), None, "float16", 'Trainer(precision="16-mixed", …)'),
+    ],
+)
+def test_the_line_to_change(seen: AmpSeen, autocast: str | None, dtype: str, line: str) -> None:
+    place = "train.py:57" if autocast else None
+    outcome = TraceOutcome("finished", 3, 1.0, autocast=autocast, autocast_at=place, amp=seen)
+    assert ": ".join(filter(None, line_for(dtype, outcome, has=autocast))) == line

@@ -154,7 +154,8 @@ def test_an_emulated_bfloat16_is_not_asked_for(tmp_path: Path) -> None:
     words = ("--batch_size={batch_size:8}", "--amp={amp:false}", "--width=1024")
     choice = plan("train.py", *words, cwd=tmp_path, gpu="T4")["amp_choice"]
     assert (choice["value"], choice["configuration"]) == ("false", None)
-    assert "float16 would give" in choice["by_hand"] and "train.py:70" in choice["by_hand"]
+    assert "float16 with a GradScaler would give" in choice["by_hand"]
+    assert "train.py:70" in choice["place"] and "train.py:55" in choice["line"]  # and the scaler
 
 
 def test_a_rule_that_does_not_hold_at_the_recommended_batch_is_found_out(tmp_path: Path) -> None:

@@ -190,9 +190,27 @@ def test_amp_is_a_variable_away_where_accelerate_asks(
         "amp-bf16": f"{VARIABLE}=bf16 python train.py",
         "amp-fp16": f"{VARIABLE}=fp16 python train.py",
     }
-    assert any(note.startswith(f"{VARIABLE}=bf16 before the command") for note in plan["notes"])
+    # So small a model is slower with it.
+    asked = [(each["asked"], each["value"]) for each in plan["amp_choice"]["candidates"]]
+    assert asked == [("present", "no"), ("variable", "bf16"), ("variable", "fp16")]
     # What was exported belongs to the plan, and to its launch command.
     words = ("plan", "--gpu", "RTX 4090", "--json", "--no-remedies", "--", "python", "train.py")
     plan = json_of(trainfit(*words, cwd=tmp_path, **{VARIABLE: "bf16"}))
     assert plan["now"]["amp"] == "bfloat16"
-    assert plan["launch"] == f"{VARIABLE}=bf16 python train.py"
+    assert plan["amp_choice"]["variable"] == plan["variables"][VARIABLE] == "no"
+    assert plan["launch"] == f"{VARIABLE}=no python train.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpu", "word"), [("RTX 4090", "bf16"), ("T4", "fp16")])
+def test_accelerates_variable_is_set_where_it_wins(
+    gpu: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    text = ACCELERATED.format(argument="", before="").replace("Linear(8, 8)", "Linear(4096, 4096)")
+    (tmp_path / "train.py").write_text(text.replace("(4, 8,", "(4096, 4096,"))
+    words = ("plan", "--gpu", gpu, "--json", "--no-remedies", "--", "python", "train.py")
+    plan = json_of(trainfit(*words, cwd=tmp_path))
+    assert plan["launch"] == f"{VARIABLE}={word} python train.py"
+    assert plan["amp_choice"]["variable"] == word

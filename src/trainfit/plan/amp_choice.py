@@ -1,18 +1,18 @@
-"""Which mixed precision a job is to run in, among those that its command can express."""
+"""Which mixed precision a job is to run in, among those that it could."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from trainfit.hardware import GpuSpec
+from trainfit.plan.amp_by_hand import line_for
+from trainfit.plan.amp_hazards import is_bearable, of_gpu
 from trainfit.plan.batches import Batches
-from trainfit.plan.launch import ACCELERATE, PRECISIONS
 from trainfit.plan.runs import Variant
 from trainfit.plan.tracing import Trace
+from trainfit.results.amp import AmpAsked, AmpCandidate, AmpHazard
 from trainfit.results.plan import AmpChoice, Configuration
 
 #: Samples a second that another setting must win: what is less the model cannot tell apart.
@@ -21,11 +21,13 @@ LEAST_GAIN: Final = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class AmpSetting:
-    """One setting of AMP: ``value`` is for the placeholder (``None``: the command cannot say it),
-    ``variant`` its runs, ``trace`` that at the present batch size, with what follows from it.
+    """One setting of AMP: ``value`` is for the placeholder, ``variable`` for Accelerate's variable
+    (both ``None``: the command cannot say it), ``variant`` its runs, ``trace`` that at the present
+    batch size, with what follows from it. ``hazards`` are those that were seen.
 
     ``samples_per_s`` are those at the batch size that is recommended for the present setting, where
-    it was simulated there because nothing tells its own (``None``: it was not).
+    it was simulated there because nothing tells its own (``None``: it was not). ``as_of`` is the
+    dtype of the run, where it is another's (see :class:`AmpCandidate`).
     """
 
     value: str | None
@@ -34,6 +36,9 @@ class AmpSetting:
     configuration: Configuration
     batches: Batches
     samples_per_s: float | None = None
+    variable: str | None = None
+    hazards: tuple[AmpHazard, ...] = ()
+    as_of: str = ""
 
     @property
     def dtype(self) -> str:
@@ -45,46 +50,204 @@ class AmpSetting:
         """Does the job fit, at its present batch size or another?"""
         return self.configuration.fits or bool(self.configuration.recommended_batch)
 
+    @property
+    def can_be_said(self) -> bool:
+        """Does the launch command have a word for it?"""
+        return self.value is not None or self.variable is not None
 
-def choose_amp(present: AmpSetting, others: Sequence[AmpSetting], gpu: GpuSpec) -> AmpChoice | None:
-    """The setting with clearly the most samples a second; the present one where none has.
+    def has(self, *kinds: str) -> bool:
+        """Is one of these hazards its?"""
+        return any(each.kind in kinds for each in self.hazards)
 
-    Never one that computes in bfloat16 on a GPU that emulates it, nor one that does not fit.
-    ``None`` where no other is known.
+
+def choose_amp(
+    present: AmpSetting,
+    others: Sequence[AmpSetting],
+    gpu: GpuSpec,
+    failed: Sequence[AmpHazard] = (),
+) -> AmpChoice | None:
+    """The setting with clearly the most samples a second; the present one where none has, unless a
+    hazard speaks against it. ``failed`` are dtypes whose runs failed.
+
+    Never one that the GPU emulates or has no Tensor cores for, nor float16 without a scaler, nor
+    one that does not fit, except the present one where nothing else can be asked for. ``None``
+    where no other is known.
     """
-    if not others:
+    present = _with_gpu(present, gpu)
+    others = [_with_gpu(each, gpu) for each in others]
+    if not others and not failed:
         return None
-    rates, where = _rates(present, others)
-    emulated = {each.dtype for each in (present, *others) if is_emulated(each.dtype, gpu)}
-    able = [
-        each
-        for each in others
-        if each.value is not None and each.runs and each.dtype not in emulated
-    ]
-    best = max(able, key=lambda each: rates.get(each.dtype, 0.0), default=None)
-    if best is not None and not present.runs:
-        chosen, why = best, f"AMP {present.dtype} does not fit"
-    elif not rates:
-        chosen, why = present, "no throughput prediction tells the settings apart"
-    elif best is not None and rates[best.dtype] > (1 + LEAST_GAIN) * rates[present.dtype]:
-        chosen, why = best, _compared(best, present, rates) + where
-    else:
-        chosen, why = present, _kept(present, others, rates) + where
-    if present.dtype in emulated:
-        why = f"bfloat16 is emulated on {gpu.key}; {why}"
+    choosing = _Choosing(present, others, gpu, failed)
+    chosen, why = choosing.best()
+    hazards = (*(each for setting in (present, *others) for each in setting.hazards), *failed)
+    reason = f"AMP {chosen.dtype}: {why}"
+    by_hand = choosing.by_hand(chosen)
+    place, line = choosing.line(by_hand[0], chosen) if by_hand is not None else ("", "")
     return AmpChoice(
         chosen.value,
         chosen.dtype,
-        f"AMP {chosen.dtype}: {why}",
+        reason,
         None if chosen is present else chosen.configuration,
-        rates,
-        _by_hand(present, others, chosen, rates, emulated, where),
+        choosing.rates,
+        by_hand[1] if by_hand is not None else "",
+        variable=chosen.variable or "",
+        by_hand_dtype=by_hand[0].dtype if by_hand is not None else "",
+        line=line,
+        place=place,
+        hazards=tuple(dict.fromkeys(hazards)),
+        candidates=tuple(_candidate(each, present) for each in (present, *others)),
     )
 
 
-def is_emulated(dtype: str | None, gpu: GpuSpec) -> bool:
-    """Does the GPU compute in this dtype by way of another?"""
-    return dtype == "bfloat16" and not gpu.supports_bf16
+def _with_gpu(setting: AmpSetting, gpu: GpuSpec) -> AmpSetting:
+    """With what the GPU does with its dtype."""
+    return dataclasses.replace(setting, hazards=(*of_gpu(setting.dtype, gpu), *setting.hazards))
+
+
+def _candidate(setting: AmpSetting, present: AmpSetting) -> AmpCandidate:
+    asked: AmpAsked = "by hand"
+    if setting is present:
+        asked = "present"
+    elif setting.can_be_said:
+        asked = "placeholder" if setting.value is not None else "variable"
+    value = setting.value or setting.variable or ""
+    return AmpCandidate(setting.dtype, asked, value, setting.as_of)
+
+
+class _Choosing:
+    """The comparison of ``present`` with ``others``; ``rates`` are samples a second by dtype."""
+
+    def __init__(
+        self,
+        present: AmpSetting,
+        others: Sequence[AmpSetting],
+        gpu: GpuSpec,
+        failed: Sequence[AmpHazard],
+    ) -> None:
+        self._present, self._others, self._gpu, self._failed = present, others, gpu, failed
+        self.rates, self._where = _rates(present, others)
+
+    def best(self) -> tuple[AmpSetting, str]:
+        """The chosen setting, and why."""
+        present, rates = self._present, self.rates
+        able = [each for each in self._others if self._is_able(each)]
+        best = max(able, key=self._rank, default=None)
+        wrong = next((each for each in present.hazards if each.blocks), None)
+        if best is None:
+            return present, self._kept(wrong)
+        if not present.runs:
+            return best, f"AMP {present.dtype} does not fit"
+        gain = rates[best.dtype] / rates[present.dtype] if rates else None
+        if wrong is not None and self._gives_way(wrong, best, gain):
+            than = "" if gain is None else f"; {self._compared(best, present)}{self._where}"
+            return best, wrong.text + than
+        if gain is None:
+            return present, "no throughput prediction tells the settings apart"
+        if gain > 1 + LEAST_GAIN:
+            return best, self._compared(best, present) + self._where
+        return present, self._kept(wrong)
+
+    def by_hand(self, chosen: AmpSetting) -> tuple[AmpSetting, str] | None:
+        """A clearly faster setting that only a change of the script would give, in words."""
+        hidden = [
+            each
+            for each in (self._present, *self._others)
+            if (not each.can_be_said or each.has("no scaler"))
+            and not each.has("emulated", "no tensor cores", "fails", "overflow")
+            and (each is not chosen or each.has("no scaler"))
+        ]
+        best = max(hidden, key=self._rank, default=None)
+        if best is None:
+            return None
+        if chosen.has("no scaler") and best.dtype in (chosen.dtype, "bfloat16"):
+            return best, f"{self._named_with(best)}: {self._written(best, chosen)}"
+        if not self.rates:
+            return None
+        gain = self.rates[best.dtype] / self.rates[chosen.dtype]
+        if gain <= 1 + LEAST_GAIN:
+            return None
+        text = f"{self._named_with(best)} would give {gain:.2f} times as many samples/s"
+        return best, f"{text}{self._where} (predicted): {self._written(best, chosen)}"
+
+    def line(self, setting: AmpSetting, chosen: AmpSetting) -> tuple[str, str]:
+        """Where to write what for a setting that the command alone cannot give; it may need another
+        value than that of ``chosen``, too."""
+        outcomes = [
+            each.trace.outcome
+            for each in (self._present, *self._others)
+            if each.variant.force is None and each.trace.outcome.autocast_at is not None
+        ]
+        # What the script itself has says more than a run in which autocast was forced.
+        source = outcomes[0] if outcomes else setting.trace.outcome
+        has = source.autocast if outcomes else None
+        place, written = line_for(setting.dtype, source, has=has)
+        value = setting.variant.amp or self._present.value
+        if value not in (None, chosen.value):
+            written += f"; and amp={value}"
+        return place, written
+
+    def _written(self, setting: AmpSetting, chosen: AmpSetting) -> str:
+        return ": ".join(filter(None, self.line(setting, chosen)))
+
+    def _is_able(self, setting: AmpSetting) -> bool:
+        if not setting.can_be_said or not setting.runs:
+            return False
+        blocks = [each.kind for each in setting.hazards if each.blocks]
+        if blocks == ["no tensor cores"] and not self._present.runs:
+            return is_bearable(setting.dtype, self._gpu)
+        return not blocks
+
+    def _rank(self, setting: AmpSetting) -> tuple[float, bool, bool]:
+        """By samples/s; of two that are alike bfloat16, which needs no scaler."""
+        rate = self.rates.get(setting.dtype, 0.0)
+        return rate, setting.dtype == "bfloat16", not setting.as_of
+
+    def _gives_way(self, wrong: AmpHazard, best: AmpSetting, gain: float | None) -> bool:
+        """Does the present setting with its hazard give way to ``best``?"""
+        as_fast = gain is not None and gain >= 1 - LEAST_GAIN
+        if wrong.kind == "no scaler":
+            return as_fast or best.dtype == "bfloat16"
+        return as_fast or not is_bearable(wrong.dtype, self._gpu)
+
+    def _compared(self, one: AmpSetting, other: AmpSetting) -> str:
+        gain = self.rates[one.dtype] / self.rates[other.dtype]
+        return f"{gain:.2f} times the samples/s of {_named(other.dtype)} (predicted)"
+
+    def _kept(self, wrong: AmpHazard | None) -> str:
+        present, rates = self._present, self.rates
+        before = f"{wrong.text}; " if wrong is not None else ""
+        if not self._others:
+            failure = self._failed[0]
+            remedy = f" ({failure.remedy})" if failure.remedy else ""
+            return f"{before}kept; {failure.dtype} was tried: {failure.text}{remedy}"
+        # What has the figures of the present one says nothing of it.
+        comparable = [
+            each for each in self._others if each.dtype in rates and each.as_of != present.dtype
+        ]
+        if not comparable:
+            return f"{before}no throughput prediction tells the settings apart"
+        rival = max(comparable, key=self._rank)
+        gain = rates[present.dtype] / rates[rival.dtype]
+        if gain > 1 + LEAST_GAIN:
+            return before + self._compared(present, rival) + self._where
+        if gain < 1 - LEAST_GAIN:
+            return before + self._why_not(rival) + self._where
+        about = f"kept, {_named(rival.dtype)} gives about as many samples/s (predicted)"
+        return before + about + self._where
+
+    def _why_not(self, rival: AmpSetting) -> str:
+        """A faster one that is not asked for."""
+        block = next((each for each in rival.hazards if each.blocks), None)
+        if not rival.runs:
+            return f"kept, {_named(rival.dtype)} does not fit"
+        if block is None or not rival.can_be_said:
+            return "kept; what is faster needs a change of the script"
+        return f"kept; {block.text}"
+
+    @staticmethod
+    def _named_with(setting: AmpSetting) -> str:
+        scaler = " with a GradScaler" if setting.has("no scaler") else ""
+        return _named(setting.dtype) + scaler
 
 
 def _rates(present: AmpSetting, others: Sequence[AmpSetting]) -> tuple[Mapping[str, float], str]:
@@ -116,52 +279,5 @@ def _at_present(setting: AmpSetting) -> float | None:
     return (batch or 1) / seconds if seconds else None
 
 
-def _compared(one: AmpSetting, other: AmpSetting, rates: Mapping[str, float]) -> str:
-    gain = rates[one.dtype] / rates[other.dtype]
-    return f"{gain:.2f} times the samples/s of {_named(other.dtype)} (predicted)"
-
-
-def _kept(present: AmpSetting, others: Sequence[AmpSetting], rates: Mapping[str, float]) -> str:
-    rival = max(others, key=lambda each: rates[each.dtype])
-    gain = rates[present.dtype] / rates[rival.dtype]
-    if gain > 1 + LEAST_GAIN:
-        return _compared(present, rival, rates)
-    if gain < 1 - LEAST_GAIN:
-        return "kept; what is faster needs a change of the script"
-    return f"kept, {_named(rival.dtype)} gives about as many samples/s (predicted)"
-
-
-def _by_hand(
-    present: AmpSetting,
-    others: Sequence[AmpSetting],
-    chosen: AmpSetting,
-    rates: Mapping[str, float],
-    emulated: set[str],
-    at: str,
-) -> str:
-    """A faster setting that only a change of the script would give; or nothing."""
-    hidden = [each for each in others if each.value is None and each.dtype not in emulated]
-    best = max(hidden, key=lambda each: rates.get(each.dtype, 0.0), default=None)
-    if best is None or not rates or rates[best.dtype] <= (1 + LEAST_GAIN) * rates[chosen.dtype]:
-        return ""
-    gain = rates[best.dtype] / rates[chosen.dtype]
-    text = f"{_named(best.dtype)} would give {gain:.2f} times as many samples/s{at} (predicted)"
-    where = _shown(present.trace.outcome.autocast_at or best.trace.outcome.autocast_at or "")
-    if best.dtype == "off":
-        return text + ": switch it off in the script"
-    precision = PRECISIONS.get(best.dtype)
-    if present.trace.outcome.accelerate == "no" and precision:
-        return f"{text}: set {ACCELERATE}={precision} before the command"
-    place = f": change autocast's dtype at {where}" if where else ": put autocast around the model"
-    return text + place + (", with a GradScaler" if best.dtype == "float16" else "")
-
-
 def _named(dtype: str) -> str:
     return "no AMP" if dtype == "off" else dtype
-
-
-def _shown(place: str) -> str:
-    """A line of the user's, from the working directory where it is below."""
-    with contextlib.suppress(ValueError):
-        return str(Path(place).relative_to(Path.cwd()))
-    return place

@@ -20,6 +20,7 @@ from typing import Literal
 from trainfit.plan.launchers import Launcher, launcher_of, launcher_of_module
 from trainfit.plan.tunables import (
     CommandError,
+    amp_precisions,
     fill,
     float16_amp,
     literal,
@@ -113,6 +114,12 @@ class Command:
     float16_amp: str | None = None
     supposed: frozenset[str] = frozenset()
     spellings: Mapping[int, Spelling] = dataclasses.field(default_factory=dict)
+
+    @property
+    def amp_precisions(self) -> Mapping[str, str]:
+        """The values of ``{amp}`` by the precision that they ask for; none where they say just on
+        or off."""
+        return amp_precisions(self.float16_amp, self.present.get("amp"), self.other_amp)
 
     def fill(self, **values: str) -> list[str]:
         """The command's words with ``values`` (and present values otherwise)."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from trainfit.plan.amp_part import amp_part
 from trainfit.plan.command import Command
-from trainfit.plan.launch import Launch
+from trainfit.plan.launch import ACCELERATE, Launch
 from trainfit.plan.tunables import LOADER_TUNABLES
 from trainfit.results.batch_reasons import batch_reasons
 from trainfit.results.launch import AllocatorTrial, LaunchPart, PartStatus
@@ -72,7 +72,10 @@ _ORDER: Final = ("environment", "wrapper", "argument", "script")
 def _variables(
     plan: PlanResult, command: Command, line: Launch, found: LoaderResult | None
 ) -> Iterator[LaunchPart]:
+    asked = plan.amp_choice.variable if plan.amp_choice is not None else ""
     for name, value in plan.variables.items():
+        if name == ACCELERATE and value == asked:
+            continue  # the part of AMP says it
         reason = "as in the environment that the plan was made in"
         yield LaunchPart(name, "set", "environment", reason, value)
     yield from _threads(line, found)

@@ -165,8 +165,8 @@ class _Planner:
         present = present_setting(job)
         if present.batches.law is not None:
             job.start_pair(flipped)
-        others = other_settings(job, present, flipped)
-        choice, chosen = chosen_setting(job, present, others)
+        others, failed = other_settings(job, present, flipped)
+        choice, chosen = chosen_setting(job, present, others, failed)
         settled = confirmed(job, chosen)
         if settled is not chosen:
             others = [settled if each is chosen else each for each in others]
@@ -308,7 +308,7 @@ class _Planner:
             pattern=job.pattern,
             other_processes_bytes=self._constants.other_processes_bytes,
             profile=self._constants.profile,
-            variables=_variables(self._command, first),
+            variables=_variables(self._command, first, chosen),
             batch_in_command="batch_size" in self._command.present,
             samples=job.samples,
             speed=speed(
@@ -331,8 +331,10 @@ class _Planner:
         )
 
 
-def _variables(command: Command, first: Trace) -> dict[str, str]:
-    """Accelerate's precision, where it came from trainfit's own environment."""
+def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:
+    """Accelerate's precision, where it is chosen, or came from trainfit's own environment."""
+    if chosen.variant.precision is not None:
+        return {ACCELERATE: chosen.variant.precision}
     precision = first.outcome.accelerate
     if precision is None or "amp" in command.present or ACCELERATE not in os.environ:
         return {}

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from trainfit.plan.command import Command
 from trainfit.plan.failures import NotSimulated, require_step
+from trainfit.plan.launch import ACCELERATE
 from trainfit.plan.progress import Progress, as_progress
 from trainfit.plan.ram import GaveWay, RamGate
 from trainfit.plan.tracing import Trace, Tracer
@@ -32,12 +33,14 @@ _TICK_S = 0.5
 class Variant:
     """How a run differs from the command, but for its batch size.
 
-    ``amp`` is another value for the placeholder, ``values`` are those of other ones; ``force`` is
+    ``amp`` is another value for the placeholder, ``values`` are those of other ones; ``precision``
+    is a value for Accelerate's variable (:data:`~trainfit.plan.launch.ACCELERATE`), ``force`` is
     autocast switched from outside. ``interventions`` change the script, ``survey`` asks which of
     them would. ``sample`` is what all batches are made of. ``title`` is for the progress line.
     """
 
     amp: str | None = None
+    precision: str | None = None
     force: ForcedAmp | None = None
     interventions: tuple[InterventionRequest, ...] = ()
     sample: SampleOverride | None = None
@@ -168,6 +171,7 @@ class Runs:
                 loader=loader,
                 sample=variant.sample,
                 amp=variant.force,
+                variables={} if variant.precision is None else {ACCELERATE: variant.precision},
                 interventions=variant.interventions,
                 survey=variant.survey,
                 count="calls" if self.counts_calls else "steps",
@@ -183,6 +187,8 @@ class Runs:
             return f"simulating {self._command.name}{at}, {variant.title}"
         if variant.amp is not None:
             return f"simulating {self._command.name}{at}, amp {variant.amp}"
+        if variant.precision is not None:
+            return f"simulating {self._command.name}{at}, {ACCELERATE}={variant.precision}"
         if variant.force is not None:
             return f"simulating {self._command.name}{at}, AMP {variant.force}"
         return f"simulating {self._command.name}{at}"

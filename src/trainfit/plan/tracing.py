@@ -140,13 +140,14 @@ class Tracer:
         loader: LoaderOverride | None = None,
         sample: SampleOverride | None = None,
         amp: ForcedAmp | None = None,
+        variables: Mapping[str, str] | None = None,
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
         count: Literal["steps", "calls"] = "steps",
         heard: Callable[[RunStatus], None] = lambda status: None,
         look: Callable[[], None] = lambda: None,
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders.
+        """Simulate the command with ``values`` in its placeholders, and with ``variables``.
 
         ``heard`` is told now and then how far the run is; ``look`` is called all the time, and
         ends the run by raising.
@@ -162,6 +163,7 @@ class Tracer:
             loader=loader,
             sample=sample,
             amp=amp,
+            variables=dict(variables or {}),
             interventions=interventions,
             survey=survey,
             count=count,

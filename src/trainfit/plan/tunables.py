@@ -141,6 +141,18 @@ def float16_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
     return next((spelled[1] for spelled in PRECISIONS if value in spelled), None)
 
 
+def amp_precisions(float16: str | None, *others: str | None) -> dict[str, str]:
+    """The values for ``{amp}`` that mean "bfloat16", "float16" and "off" where ``float16`` is that
+    for float16, in the spelling that ``others`` are of too; fewer where no spelling is known."""
+    if float16 is None:
+        return {}
+    known = [each for each in others if each is not None]
+    for spelled in PRECISIONS:
+        if spelled[1] == float16 and set(known) <= set(spelled):
+            return dict(zip(("bfloat16", "float16", "off"), spelled, strict=True))
+    return {"float16": float16}
+
+
 def _names_precision(words: Sequence[str]) -> bool:
     """Does the option's name tell that ``{amp}`` is a precision? "no" is one to Accelerate and a
     switch elsewhere."""

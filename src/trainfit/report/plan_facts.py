@@ -67,7 +67,7 @@ def _batch(result: PlanResult) -> str:
 def _amp(result: PlanResult) -> str:
     """Autocast both ways; why another setting, where the launch command has one."""
     other, choice = result.other_amp, result.amp_choice
-    if choice is not None and choice.configuration is not None:
+    if choice is not None and (choice.configuration or any(h.blocks for h in choice.own_hazards)):
         return choice.reason.removeprefix("AMP ")
     if other is None:
         return ""

@@ -16,6 +16,7 @@ from trainfit.report.speed_text import speed_section
 from trainfit.report.step_text import step_lines
 from trainfit.report.steps_text import only_seen
 from trainfit.report.versus_cpu_text import versus_cpu_section
+from trainfit.results.amp import AmpHazard
 from trainfit.results.notes import Note
 from trainfit.results.plan import BatchCheck, BatchLimits, Configuration, PlanResult
 from trainfit.results.speed import KNEE
@@ -231,11 +232,11 @@ def _remedies(result: PlanResult) -> list[str]:
 
 
 def _amp_section(result: PlanResult) -> str:
-    other = result.other_amp
-    if other is None:
+    other, choice = result.other_amp, result.amp_choice
+    if other is None and choice is None:
         return ""
     lines = ["Mixed precision (AMP)"]
-    for configuration in (result.now, other):
+    for configuration in filter(None, (result.now, other)):
         memory, largest = configuration.memory, configuration.largest_batch
         at_most = "" if largest is None else f", largest batch size {largest}"
         step = configuration.step_s
@@ -244,10 +245,18 @@ def _amp_section(result: PlanResult) -> str:
             f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
             f"reserved {size(memory.reserved_bytes)}{at_most}{takes}"
         )
-    if result.amp_choice is not None:
-        said = filter(None, (result.amp_choice.reason, result.amp_choice.by_hand))
-        lines += [wrapped(printable(text), "  ", "  ") for text in said]
+    if choice is not None:
+        reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason)
+        said = (*filter(None, reasons), *map(_hazard, choice.told_hazards))
+        lines += [wrapped(printable(text), "  ", "    ") for text in said]
     return "\n".join(lines)
+
+
+def _hazard(hazard: AmpHazard) -> str:
+    place = f" ({hazard.place})" if hazard.place else ""
+    return f"hazard in {hazard.dtype}{place}: {hazard.text}" + (
+        f"; {hazard.remedy}" if hazard.remedy else ""
+    )
 
 
 def _launch_section(result: PlanResult) -> str:

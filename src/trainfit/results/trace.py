@@ -83,7 +83,8 @@ class TraceRequest:
     if memory has settled by then, or grows by the same with each step.
     ``constants`` are what the process takes besides (``None``: the catalogue's);
     ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
-    of the batch size (``None``: nothing).
+    of the batch size (``None``: nothing). ``variables`` are set in the process when the script
+    comes to look at its arguments, if not before: for what is read later, as Accelerate's are.
     """
 
     target: Target
@@ -104,6 +105,7 @@ class TraceRequest:
     constants: DeviceConstants | None = None
     command: str = ""
     batch_size: int | None = None
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         return as_json(self)
@@ -233,6 +235,32 @@ class StepFeed:
     others: bool = False
 
 
+#: Libraries that have a word of their own for mixed precision.
+Framework = Literal["", "transformers", "lightning", "accelerate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpSeen:
+    """What a run showed that matters to mixed precision; places are the user's ("file:line").
+
+    ``scaled``: a gradient scaler was at work (PyTorch's, which Accelerate, Lightning and
+    Transformers use too); ``scaler_at`` is where the first was made, also one that is switched off.
+    ``forward_at`` is the line that called the model with gradients enabled; ``framework`` the
+    library that did so, or that was told the precision by ``framework_at``.
+    ``functions`` are classes of ``torch.autograd.Function`` that ran under autocast without
+    ``custom_fwd``, ``operators`` custom operators that ran there without a rule of their own, each
+    with its place.
+    """
+
+    scaled: bool = False
+    scaler_at: str | None = None
+    forward_at: str | None = None
+    framework: Framework = ""
+    framework_at: str | None = None
+    functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    operators: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True)
 class TraceOutcome:
     """What became of a simulated run.
@@ -248,7 +276,7 @@ class TraceOutcome:
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
-    parser knows them that read it.
+    parser knows them that read it. ``amp`` is what matters to mixed precision.
     """
 
     status: Status
@@ -275,6 +303,7 @@ class TraceOutcome:
     peak_ram_bytes: int = 0
     loading_s: float = 0.0
     options: tuple[ScriptOption, ...] = ()
+    amp: AmpSeen = AmpSeen()
 
     def save(self, path: Path) -> None:
         """Write the outcome; the file appears whole or not at all."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from trainfit.simgpu.import_hook import ImportHook
+from trainfit.simgpu.location import user_frame
 from trainfit.simgpu.patching import PatchSet
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
@@ -28,6 +30,13 @@ class AccelerateWatch:
         self._before = os.environ.get(VARIABLE)
         #: The precision that came from the environment; ``None``: none did.
         self.from_environment: str | None = None
+        #: The user's line that made the first state; ``None``: there is none.
+        self.where: str | None = None
+
+    def expect(self, variables: Mapping[str, str]) -> None:
+        """These are in the environment from now on, as if they had been before the process."""
+        os.environ.update(variables)
+        self._before = os.environ.get(VARIABLE)
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
@@ -51,6 +60,8 @@ class AccelerateWatch:
         def __init__(own: Any, mixed_precision: Any = None, *args: Any, **kwargs: Any) -> None:
             is_first = not getattr(state, "_shared_state", None)
             construct(own, mixed_precision, *args, **kwargs)
+            if is_first:
+                watch.where = user_frame()
             if is_first and mixed_precision is None and os.environ.get(VARIABLE) == watch._before:
                 watch.from_environment = str(getattr(own, "mixed_precision", "no"))
 

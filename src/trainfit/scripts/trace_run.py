@@ -29,6 +29,7 @@ from trainfit.results.steps import StepMakeup
 from trainfit.results.trace import LoaderInfo, Status, StepFeed, TraceOutcome, TraceRequest
 from trainfit.scripts import sandbox
 from trainfit.scripts.accelerate_watch import AccelerateWatch
+from trainfit.scripts.amp_watch import AmpWatch
 from trainfit.scripts.autocast_switch import AutocastSwitch
 from trainfit.scripts.coverage import CoverageWatch
 from trainfit.scripts.dataloader_tracker import LoaderTracker
@@ -69,6 +70,7 @@ class Runner:
             request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
         )
         self._accelerate = AccelerateWatch()
+        self._amp = AmpWatch(self._accelerate)
         self._options = OptionsWatch()
         self._launch = LaunchInPlace(execute)
         self._coverage = CoverageWatch(self._loaders.feeding)
@@ -88,11 +90,14 @@ class Runner:
             self._loaders.install(self._patches)
             self._autocast.install(self._patches)
             self._accelerate.install(self._patches)
+            self._accelerate.expect(self._request.variables)
+            self._amp.install(self._patches)
             self._options.install(self._patches)
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
             self._interventions.before_call(self._coverage.called)
+            self._interventions.before_call(self._amp.called)
             self._interventions.install(self._patches)
             self._simulation.on_step(self._after_step)
             self._loaders.after_batch = self._after_batch
@@ -131,6 +136,8 @@ class Runner:
             return "something was simulated already"
         if self._loaders.count or self._autocast.made:
             return "a DataLoader or an autocast region was made already"
+        if self._accelerate.where is not None:
+            return "Accelerate has asked the environment already"
         self._printed = Path(self._request.outcome).with_name("output.txt").read_bytes()
         return ""
 
@@ -143,6 +150,7 @@ class Runner:
         self._simulation.rename(request.command)
         self._loaders.override(request.loader, request.sample)
         self._autocast.force(request.amp)
+        self._accelerate.expect(request.variables)
         self._begin()
         self._simulation.go_on()
         return [request.target.name, *request.target.args]
@@ -255,6 +263,7 @@ class Runner:
             findings=self._interventions.findings(),
             changed=self._interventions.changed(),
             accelerate=self._accelerate.from_environment,
+            amp=self._amp.seen(),
             feeds=self._feeds(),
             coverage=self._coverage.result(),
             peak_ram_bytes=_peak_ram_bytes(),

@@ -424,7 +424,7 @@ class Engine:
         plain, plain_kwargs = _plain(args), _plain_kwargs(kwargs)
         check, layout = CHECKS.get(func), LAYOUTS.get(func)
         if check is not None:
-            check(args)
+            check(args, kwargs)
         try:
             with no_dispatch():
                 result = func(*plain, **plain_kwargs)

@@ -58,11 +58,11 @@ def _on_host(value: Any) -> Any:
 
 # -- operands that shape functions do not check --------------------------------------------
 
-CHECKS: dict[Any, Callable[[Any], None]] = {}
+CHECKS: dict[Any, Callable[[Any, Any], None]] = {}
 
 
-def _product(first: int) -> Callable[[Any], None]:
-    def check(args: Any) -> None:
+def _product(first: int) -> Callable[[Any, Any], None]:
+    def check(args: Any, _: Any) -> None:
         one, two = args[first], args[first + 1]
         if one.dtype is not two.dtype:
             names = [_CPP_NAMES.get(each.dtype, str(each.dtype)) for each in (one, two)]
@@ -79,7 +79,7 @@ for _func in (aten.addmm.default, aten.baddbmm.default, aten.addmv.default):
     CHECKS[_func] = _product(1)
 
 
-def _convolution(args: Any) -> None:
+def _convolution(args: Any, _: Any) -> None:
     source, weight, bias = args[0], args[1], args[2]
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype is not source.dtype:
@@ -90,6 +90,25 @@ def _convolution(args: Any) -> None:
 
 
 CHECKS[aten.convolution.default] = _convolution
+
+
+def _filled(at: int) -> Callable[[Any, Any], None]:
+    """A number that the dtype cannot hold: -1e9 in float16, whose largest is 65504."""
+
+    def check(args: Any, kwargs: Any) -> None:
+        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None)
+        if dtype is not None and isinstance(args[at], (int, float)):
+            with no_dispatch():
+                torch.full((2,), args[at], dtype=dtype, device="cpu")  # one element is not checked
+
+    return check
+
+
+for _at, _fills in (
+    (1, (aten.fill.Scalar, aten.fill_.Scalar, aten.full.default, aten.full_like.default)),
+    (2, (aten.masked_fill.Scalar, aten.masked_fill_.Scalar, aten.new_full.default)),
+):
+    CHECKS.update(dict.fromkeys(_fills, _filled(_at)))
 
 
 def indexed_on_host(indices: Any) -> RuntimeError:
