@@ -17,9 +17,9 @@ from typing import Any
 from _bench import Figure
 from _loader_figures import Reading
 
-from trainfit.loader.others import is_beside_others
-from trainfit.results.decoding import decode
-from trainfit.results.exchange import write_whole
+from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.results.files.decoding import decode
+from trainfit.results.files.exchange import write_whole
 from trainfit.results.loader import LoaderSettings
 
 FORMAT = "trainfit-launch-1"

@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainfit.plan.command import Command, parse_command, split_line
+from trainfit.plan.command.parsing import Command, parse_command, split_line
 from trainfit.results.loader import LoaderResult, LoaderSettings, VariableAdvice
-from trainfit.results.trace import Target
+from trainfit.results.runs.trace import Target
 
-#: What sets libraries' threads from outside (trainfit.loader.library_threads, and OpenCV's own).
+#: What sets libraries' threads from outside (trainfit.loader.measure.library_threads, and OpenCV's
+#: own).
 THREAD_VARIABLES = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
     *("NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"),

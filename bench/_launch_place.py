@@ -18,9 +18,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # Behind the script's own folder, which takes the first place.
 sys.path.insert(1, str(SOURCE))
 
-from trainfit.loader.model import Consumer  # noqa: E402
+from trainfit.loader.model.dataloader import Consumer  # noqa: E402
 from trainfit.results.loader import LoaderSettings  # noqa: E402
-from trainfit.results.trace import Target  # noqa: E402
+from trainfit.results.runs.trace import Target  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Job:
 
 def main() -> None:
     from trainfit.loader.script import Script
-    from trainfit.simgpu import clock
-    from trainfit.speed.device_clock import StepClock
+    from trainfit.simgpu.cuda import clock
+    from trainfit.speed.model.device_clock import StepClock
 
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     asked: Asked = connection.recv()
@@ -87,8 +87,8 @@ def main() -> None:
 def _serve(connection: Connection[Any, Any], found: Any) -> None:
     import torch
 
-    from trainfit.loader.library_threads import pools
-    from trainfit.loader.runs import run_loader
+    from trainfit.loader.measure.library_threads import pools
+    from trainfit.loader.measure.run import run_loader
     from trainfit.loader.script import workload_of
 
     if found.trace.status not in ("finished", "ended"):

@@ -27,10 +27,10 @@ from _launch_place import Asked, Failed, Job, Ready
 from _loader_figures import Reading
 from _loader_sweep import QUIET, at_full_speed, quietness, reading_of, slowing
 
-from trainfit.hardware.core_speed import CoreSpeeds
-from trainfit.loader.model import Consumer
-from trainfit.loader.runs import Failure, Run, warm_up
-from trainfit.loader.undisturbed import with_speeds
+from trainfit.hardware.cpu.core_speed import CoreSpeeds
+from trainfit.loader.measure.run import Failure, Run, warm_up
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.model.undisturbed import with_speeds
 from trainfit.results.loader import LoaderSettings
 
 PLACE = Path(__file__).with_name("_launch_place.py")

@@ -16,7 +16,7 @@ from typing import Any
 
 from _bench import Figure
 
-from trainfit.loader.tuning import RUN_S
+from trainfit.loader.tune.tuning import RUN_S
 from trainfit.results.loader import LoaderSettings, steady
 
 FORMAT = "trainfit-loader-accuracy-2"
@@ -30,10 +30,10 @@ GOALS = {"median": 5.0, "p90": 12.0, "regret": 3.0, "share": 10.0, "workloads": 
 class Reading:
     """One real run: its rate (``None``: it failed, and ``failure`` says how).
 
-    ``batches_per_s`` is at the cores' full speed (trainfit.loader.undisturbed), ``as_run`` what
-    the clock said, ``core_speed`` the share of their full speed at which the cores ran.
+    ``batches_per_s`` is at the cores' full speed (trainfit.loader.model.undisturbed), ``as_run``
+    what the clock said, ``core_speed`` the share of their full speed at which the cores ran.
     ``seconds`` is the wall time of all of it, workers' start and warm-up too. ``others_cores`` are
-    those that other processes took (trainfit.loader.others).
+    those that other processes took (trainfit.loader.measure.other_processes).
     """
 
     settings: LoaderSettings

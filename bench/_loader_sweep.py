@@ -28,13 +28,13 @@ from _loader_figures import (
 )
 from loader_workloads import SEED, Case
 
-from trainfit.hardware.core_speed import CoreSpeeds
-from trainfit.loader.model import Consumer
-from trainfit.loader.others import is_beside_others
-from trainfit.loader.runs import Run, run_loader
-from trainfit.loader.sensitivity import sensitivity
-from trainfit.loader.undisturbed import Slowing, with_speeds, working_share
-from trainfit.loader.workload import Workload
+from trainfit.hardware.cpu.core_speed import CoreSpeeds
+from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.run import Run, run_loader
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.model.sensitivity import sensitivity
+from trainfit.loader.model.undisturbed import Slowing, with_speeds, working_share
 from trainfit.results.loader import LoaderSettings, steady
 
 WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8), (1, 2, 4, 8)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from trainfit.loader.model import (
+from trainfit.loader.model.dataloader import (
     BatchCost,
     Consumer,
     HandOff,

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from trainfit.loader.split import PARTS, Watcher, parts_of, share
-from trainfit.loader.workload import Workload
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.profile.batch_profile import PARTS, Watcher, parts_of, share
 from trainfit.results.loader import LoaderSettings
 
 SAMPLES = 64

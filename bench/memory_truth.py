@@ -25,7 +25,7 @@ from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, t
 from gpu import cases, simulated
 
 from trainfit.memory.device_trace import replay_trace
-from trainfit.results.errors import ResultFileError
+from trainfit.results.files.errors import ResultFileError
 from trainfit.results.truth import (
     KernelCall,
     KernelFamily,

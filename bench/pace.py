@@ -1,7 +1,7 @@
 """`trainfit pace`: is the cause found, and only then claimed? And how well does it keep a pace?
 
-On simulated machines (trainfit.pace.simulated), noisy and seeded: each cause alone, pairs of
-causes, healthy machines, and the seed's case (ACT on an RTX 4090 with a 12th-generation Intel:
+On simulated machines (trainfit.pace.machine.simulated), noisy and seeded: each cause alone, pairs
+of causes, healthy machines, and the seed's case (ACT on an RTX 4090 with a 12th-generation Intel:
 30 Hz took 7 to 8 ms more than 60 Hz, 14.4 ms offline; `performance` cured it).
 
 On this machine: how late calls start, asleep against asleep and at work at last, in turns; and
@@ -36,10 +36,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 import numpy as np  # noqa: E402
 
 from helpers_pace import ACT, FREQUENCY, PAIRS, SINGLE, SOUND, measured  # noqa: E402
-from trainfit.pace.attribution import causes  # noqa: E402
-from trainfit.pace.callee import Function  # noqa: E402
-from trainfit.pace.host import RealHost  # noqa: E402
-from trainfit.pace.loop import Caller, Plan  # noqa: E402
+from trainfit.pace.calls.callee import Function  # noqa: E402
+from trainfit.pace.calls.loop import Caller, Plan  # noqa: E402
+from trainfit.pace.explain.attribution import causes  # noqa: E402
+from trainfit.pace.machine.host import RealHost  # noqa: E402
 
 CASES = (*SINGLE, *SOUND, *PAIRS)
 RUNS, QUICK_RUNS = 100, 12

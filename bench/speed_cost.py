@@ -24,8 +24,8 @@ from torch import nn
 import trainfit
 from trainfit.hardware import catalogue, find_gpu
 from trainfit.plan.speed import machine_of
-from trainfit.speed.step import step_time
-from trainfit.speed.work import Work
+from trainfit.speed.model.step import step_time
+from trainfit.speed.model.work import Work
 
 OPERATORS = 20_000
 TRIES = 5

@@ -24,13 +24,13 @@ from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, t
 from gpu import simulated
 from gpu.cases import Case
 
-from trainfit.hardware.constants import ProfileMismatch, check_profile
+from trainfit.hardware.gpu.context_memory import ProfileMismatch, check_profile
 from trainfit.plan.speed import machine_of, step_seconds
-from trainfit.results.errors import ResultFileError
-from trainfit.results.plan import HostCpu
-from trainfit.results.profile import Profile
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.machine.profile import Profile
+from trainfit.results.plan.result import HostCpu
 from trainfit.results.truth import TimedSteps
-from trainfit.speed.host import REFERENCE_OPERATOR_S
+from trainfit.speed.model.host import REFERENCE_OPERATOR_S
 
 PERCENT, PERCENT_WITH_PROFILE = 15.0, 8.0
 

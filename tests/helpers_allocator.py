@@ -1,6 +1,7 @@
 """PyTorch's caching allocator a second time: slow, plain, and written from the rules.
 
-Shares no code with ``trainfit.simgpu.allocator``. Memory is one list of parts; every question
+Shares no code with ``trainfit.simgpu.allocator.caching``. Memory is one list of parts; every
+question
 is answered by looking at all of them. Addresses count from 0, new segments take the next free
 multiple of 2 MiB, as in the fast model, so the two can be compared part by part.
 """

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainfit.plan.tunables import LOADER_TUNABLES
+from trainfit.plan.command.tunables import LOADER_TUNABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainfit.results.facts import Fact, absent, cannot_tell, known
-from trainfit.results.machine import (
+from trainfit.results.files.facts import Fact, absent, cannot_tell, known
+from trainfit.results.machine.machine import (
     CoreKind,
     Cpu,
     CudaDriver,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trainfit.memory.replay import Replay, Stream, live_at, replay
-from trainfit.results.recording import KINDS, Recording
-from trainfit.results.trace import Finding, InterventionRequest
+from trainfit.memory.stream.replay import Replay, Stream, live_at, replay
+from trainfit.results.runs.recording import KINDS, Recording
+from trainfit.results.runs.trace import Finding, InterventionRequest
 from trainfit.simgpu import Simulation
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from trainfit.pace.measuring import Options, measure
-from trainfit.pace.simulated import (
+from trainfit.pace.machine.simulated import (
     SimulatedCallee,
     SimulatedFixer,
     SimulatedMachine,
     Traits,
     Work,
 )
-from trainfit.results.pace import Fix, PaceResult
+from trainfit.pace.measuring import Options, measure
+from trainfit.results.machine.pace import Fix, PaceResult
 
 #: Machines with one cause each.
 HEALTHY = Traits()

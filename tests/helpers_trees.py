@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainfit.hardware.limits import read_limits, read_threads
-from trainfit.hardware.memory import read_memory
-from trainfit.hardware.processor import read_cpu
-from trainfit.hardware.recorded import RecordedSystem
-from trainfit.hardware.storage import read_storage
-from trainfit.hardware.surroundings import read_surroundings
-from trainfit.hardware.system import System
-from trainfit.results.facts import Fact
+from trainfit.hardware.cpu.processor import read_cpu
+from trainfit.hardware.host.limits import read_limits, read_threads
+from trainfit.hardware.host.memory import read_memory
+from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.host.surroundings import read_surroundings
+from trainfit.hardware.host.system import System
+from trainfit.hardware.storage.storage import read_storage
+from trainfit.results.files.facts import Fact
 
 CPU = "/sys/devices/system/cpu"
 V2_MOUNT = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"

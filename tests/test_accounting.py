@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import trainfit
-from trainfit.simgpu import gpu_kernels, operator_flops
-from trainfit.simgpu.allocator import OutOfDeviceMemory
-from trainfit.simgpu.engine import Engine
+from trainfit.simgpu.allocator.caching import OutOfDeviceMemory
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.kernels import flops as operator_flops
+from trainfit.simgpu.kernels import launches as gpu_kernels
 
 
 def raises(*_: Any, **__: Any) -> Any:

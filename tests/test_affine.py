@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
-from trainfit.memory import fit
-from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.fit import LARGEST, fits, largest_batch
-from trainfit.memory.replay import Stream, replay
-from trainfit.results.recording import Recording
+from trainfit.memory.stream import fit
+from trainfit.memory.stream.affine import AffineStream, NotAffineError
+from trainfit.memory.stream.fit import LARGEST, fits, largest_batch
+from trainfit.memory.stream.replay import Stream, replay
+from trainfit.results.runs.recording import Recording
 
 Model = Callable[[], nn.Module]
 GiB = 1 << 30

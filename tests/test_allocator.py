@@ -30,9 +30,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from trainfit.simgpu.allocator import CachingAllocator, OutOfDeviceMemory
-from trainfit.simgpu.allocator_blocks import FREE, Block
-from trainfit.simgpu.allocator_settings import AllocatorSettings
+from trainfit.simgpu.allocator.blocks import FREE, Block
+from trainfit.simgpu.allocator.caching import CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -33,10 +33,10 @@ from helpers_allocator import (
     ReferenceOutOfMemory,
     Rules,
 )
-from trainfit.simgpu.allocator import CachingAllocator, OutOfDeviceMemory
-from trainfit.simgpu.allocator_blocks import ACTIVE, FREE, PENDING, Block
-from trainfit.simgpu.allocator_blocks import UNMAPPED as UNMAPPED_BLOCK
-from trainfit.simgpu.allocator_settings import AllocatorSettings
+from trainfit.simgpu.allocator.blocks import ACTIVE, FREE, PENDING, Block
+from trainfit.simgpu.allocator.blocks import UNMAPPED as UNMAPPED_BLOCK
+from trainfit.simgpu.allocator.caching import CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 CONTEXT = 30 * MIB
 STREAMS = 3

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware import catalogue, find_gpu
-from trainfit.plan.amp_by_hand import line_for
-from trainfit.plan.amp_choice import LEAST_GAIN, AmpSetting, choose_amp
-from trainfit.plan.amp_hazards import is_native, of_failure, of_run
-from trainfit.plan.batches import Batches
-from trainfit.plan.command import parse_command
-from trainfit.plan.runs import AS_WRITTEN, Variant
+from trainfit.plan.amp.by_hand import line_for
+from trainfit.plan.amp.choice import LEAST_GAIN, AmpSetting, choose_amp
+from trainfit.plan.amp.hazards import is_native, of_failure, of_run
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.command.tunables import amp_precisions
+from trainfit.plan.runs.runs import AS_WRITTEN, Variant
+from trainfit.plan.runs.tracing import Trace
+from trainfit.plan.sizing.batches import Batches
 from trainfit.plan.speed import Curve, machine_of
-from trainfit.plan.tracing import Trace
-from trainfit.plan.tunables import amp_precisions
-from trainfit.results.amp import AmpHazard
-from trainfit.results.plan import AmpChoice, Configuration, MemoryFigures
-from trainfit.results.speed import StepSpeed
-from trainfit.results.trace import AmpSeen, TraceOutcome
+from trainfit.results.plan.amp import AmpHazard
+from trainfit.results.plan.result import AmpChoice, Configuration, MemoryFigures
+from trainfit.results.plan.speed import StepSpeed
+from trainfit.results.runs.trace import AmpSeen, TraceOutcome
 
 T4, RTX = find_gpu("T4"), find_gpu("RTX 3090")
 MACHINE = machine_of(RTX)

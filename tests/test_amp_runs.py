@@ -10,9 +10,9 @@ import torch
 
 from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
-from trainfit.memory.replay import Stream, replay
-from trainfit.plan.amp_hazards import of_failure, of_run
-from trainfit.plan.amp_kernels import (
+from trainfit.memory.stream.replay import Stream, replay
+from trainfit.plan.amp.hazards import of_failure, of_run
+from trainfit.plan.amp.kernels import (
     OVERFLOWING,
     float32_operators,
     outside_autocast,
@@ -20,14 +20,14 @@ from trainfit.plan.amp_kernels import (
     plain_name,
     step_parts,
 )
-from trainfit.plan.amp_part import amp_part
-from trainfit.plan.amp_reasons import memory_reason, time_reason
-from trainfit.plan.command import parse_command
+from trainfit.plan.amp.part import amp_part
+from trainfit.plan.amp.reasons import memory_reason, time_reason
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.speed import machine_of
-from trainfit.plan.tracing import Trace, Tracer, recording_of
-from trainfit.results.launch import LaunchPart
-from trainfit.results.plan import PlanResult
-from trainfit.results.trace import TraceOutcome
+from trainfit.results.plan.launch import LaunchPart
+from trainfit.results.plan.result import PlanResult
+from trainfit.results.runs.trace import TraceOutcome
 from trainfit.simgpu import simulate
 
 MACHINE = machine_of(find_gpu("RTX 4090"))

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.core_speed import CoreSpeeds
-from trainfit.loader.model import Consumer
-from trainfit.loader.runs import Failure, Run, warm_up
+from trainfit.hardware.cpu.core_speed import CoreSpeeds
+from trainfit.loader.measure.run import Failure, Run, warm_up
+from trainfit.loader.model.dataloader import Consumer
 from trainfit.results.loader import LoaderSettings
 
 ROOT = Path(__file__).resolve().parents[1]

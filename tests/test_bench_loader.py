@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainfit.loader.model import Consumer
-from trainfit.loader.runs import Failure, Run
+from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader.model.dataloader import Consumer
 from trainfit.results.loader import LoaderSettings
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
@@ -528,7 +528,7 @@ def test_batches_have_their_shape_and_are_finite(name: str, tmp_path: Path) -> N
 
 
 def test_detection_hands_over_many_tensors(tmp_path: Path) -> None:
-    from trainfit.loader.runs import weigh
+    from trainfit.loader.measure.run import weigh
 
     case = importlib.import_module("loader_workloads").BY_NAME["detection"]
     images, targets = batch = next(iter(case.loader(tmp_path, samples=12)))

@@ -18,13 +18,21 @@ import trainfit
 from helpers_cli import trainfit as run_trainfit
 from test_results import PLAN
 from trainfit.cli.main import main
-from trainfit.memory.by_hand import GRADIENTS, INPUT, NOT_COUNTED, REST, STATES, WEIGHTS, by_hand
-from trainfit.memory.explain import ExplainError, Source
-from trainfit.memory.hand_operators import ATTENTION, PRODUCTS
-from trainfit.report.by_hand_text import by_hand_text
+from trainfit.memory.by_hand.hand_formula import (
+    GRADIENTS,
+    INPUT,
+    NOT_COUNTED,
+    REST,
+    STATES,
+    WEIGHTS,
+    by_hand,
+)
+from trainfit.memory.by_hand.operators import ATTENTION, PRODUCTS
+from trainfit.memory.explain.explanation import ExplainError, Source
+from trainfit.report.memory.by_hand import by_hand_text
 from trainfit.results.by_hand import HandReport
-from trainfit.results.recording import Recording
-from trainfit.simgpu.torchvision_shim import define_torchvision_operators
+from trainfit.results.runs.recording import Recording
+from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
 
 ACT = Path(__file__).parents[1] / "examples" / "act"
 

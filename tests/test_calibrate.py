@@ -13,16 +13,17 @@ from helpers_cli import error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.memory import calibration as memory
-from trainfit.plan.calibrating import (
+from trainfit.plan.real_machine.calibrate import (
     CalibrationError,
     NoGpuError,
     Processes,
     calibrate,
     driver_of_proc,
 )
-from trainfit.results.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
-from trainfit.results.errors import ResultFileError
-from trainfit.results.measurement import (
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
+from trainfit.results.machine.profile import ConvolutionWorkspace, Profile
+from trainfit.results.runs.measurement import (
     Device,
     MeasuringOutcome,
     MeasuringRequest,
@@ -32,7 +33,6 @@ from trainfit.results.measurement import (
     Subject,
     WorkspaceReadings,
 )
-from trainfit.results.profile import ConvolutionWorkspace, Profile
 from trainfit.simgpu import Simulation
 from trainfit.speed import calibration as speed
 
@@ -353,7 +353,7 @@ def test_without_nvml_two_contexts_tell_what_others_hold(monkeypatch: pytest.Mon
     """Others hold 300 MiB, a context takes 400: 700 with one, 1,100 with two."""
     import contextlib
 
-    from trainfit.plan import calibrating
+    from trainfit.plan.real_machine import calibrate as calibrating
 
     contexts = 0
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.results import truth as types_of_truth
-from trainfit.results.errors import ResultFileError
+from trainfit.results.files.errors import ResultFileError
 from trainfit.results.truth import TruthCase, read_truth
 
 ROOT = Path(__file__).resolve().parents[1]

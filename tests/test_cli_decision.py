@@ -9,8 +9,9 @@ import pytest
 
 from helpers_cli import SCRIPTS, error_line, json_of, trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan import confirmation, planner
-from trainfit.plan.command import parse_command
+from trainfit.plan import planner
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.sizing import confirmation
 from trainfit.plan.speed import batch_sizes
 
 STARTS = (1, 2, 3, 7, 8, 32, 100)

@@ -13,9 +13,9 @@ from helpers_cli import ROOT, error_line, json_of
 from helpers_cli import trainfit as run
 from helpers_machines import document, mutated, names
 from trainfit.doctor.diagnose import NAMES, diagnose
-from trainfit.hardware.recorded import RecordedSystem
-from trainfit.hardware.survey import survey
-from trainfit.results.doctor import DoctorResult
+from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.host.survey import survey
+from trainfit.results.machine.doctor import DoctorResult
 
 MACHINES = ROOT / "tests" / "machines"
 

@@ -10,13 +10,13 @@ import pytest
 
 from helpers_cli import ROOT, SCRIPTS, error_line, json_of, trainfit
 from helpers_loader import result
-from trainfit.cli import loader
 from trainfit.cli.main import main
 from trainfit.cli.progress_bar import ProgressLines
-from trainfit.plan.loading import LoadingOptions, Stage, Tuned
-from trainfit.report.loader_text import loader_text
+from trainfit.cli.verbs import loader
+from trainfit.plan.dataloader.measure import LoadingOptions, Stage, Tuned
+from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.loading import StepTime
+from trainfit.results.runs.loading import StepTime
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
 
@@ -114,7 +114,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
 def test_bad_input(
     words: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainfit.plan.loading._Process", None)  # nothing is started
+    monkeypatch.setattr("trainfit.plan.dataloader.measure._Process", None)  # nothing is started
     try:
         code = main(["loader", *words.split()])
     except SystemExit as error:  # argparse

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
-from trainfit.plan.command import parse_command
-from trainfit.plan.option_proof import check
-from trainfit.plan.options import read_options
-from trainfit.plan.seen import seen_in
-from trainfit.plan.tracing import Tracer
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.options.proof import check
+from trainfit.plan.options.seen import seen_in
+from trainfit.plan.options.supposed import read_options
+from trainfit.plan.runs.tracing import Tracer
 
 ARGPARSE = """
 import argparse, sys

@@ -8,9 +8,9 @@ import json
 import torch
 from torch import nn
 
-from trainfit.plan.code_paths import other_path
-from trainfit.results.recording import Recording
-from trainfit.results.steps import StepMakeup
+from trainfit.plan.runs.code_paths import other_path
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepMakeup
 from trainfit.simgpu import Simulation
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainfit.plan.command import Command, CommandError, parse_command, quote
-from trainfit.plan.tunables import loader_values, present_settings
+from trainfit.plan.command.parsing import Command, CommandError, parse_command, quote
+from trainfit.plan.command.tunables import loader_values, present_settings
 from trainfit.results.loader import LoaderSettings
 
 

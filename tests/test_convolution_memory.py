@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import trainfit  # noqa: E402
-from trainfit.results.recording import EMPTY_CACHE, OTHER, Recording  # noqa: E402
+from trainfit.results.runs.recording import EMPTY_CACHE, OTHER, Recording  # noqa: E402
 
 N, C, K, SIDE = 4, 16, 32, 32
 #: Bytes of input and of output of a convolution that keeps the size, float32.

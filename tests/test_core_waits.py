@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.simgpu import core_waits
-from trainfit.simgpu.core_waits import CoreWaits, KernelsCount, Remainder
+from trainfit.simgpu.cuda import core_waits
+from trainfit.simgpu.cuda.core_waits import CoreWaits, KernelsCount, Remainder
 from trainfit.simgpu.patching import PatchSet
 
 needs_kernel = pytest.mark.skipif(not KernelsCount.is_there(), reason="the kernel does not count")

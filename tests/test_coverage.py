@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from helpers_cli import json_of, trainfit
-from trainfit.results.coverage import Coverage
-from trainfit.results.trace import LoaderInfo
-from trainfit.scripts.coverage import CoverageWatch
+from trainfit.results.runs.coverage import Coverage
+from trainfit.results.runs.trace import LoaderInfo
+from trainfit.scripts.watch.coverage import CoverageWatch
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
 

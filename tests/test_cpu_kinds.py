@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import helpers_machines
-from trainfit.hardware import core_clock
-from trainfit.hardware.core_clock import CYCLES_PER_BYTE, core_clock_hz
-from trainfit.hardware.cpu_kinds import KINDS, CpuKindError, cpu_kind_here, find_cpu_kind
-from trainfit.hardware.recorded import RecordedSystem
+from trainfit.hardware.cpu import core_clock
+from trainfit.hardware.cpu.core_clock import CYCLES_PER_BYTE, core_clock_hz
+from trainfit.hardware.cpu.cpu_kinds import KINDS, CpuKindError, cpu_kind_here, find_cpu_kind
+from trainfit.hardware.host.recorded import RecordedSystem
 
 
 @pytest.mark.parametrize(

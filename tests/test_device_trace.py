@@ -17,9 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.memory.device_trace import replay_trace
-from trainfit.results.decoding import decode
+from trainfit.results.files.decoding import decode
 from trainfit.results.truth import AllocatorTrace, Reports, Truth, read_truth
-from trainfit.simgpu.allocator import AllocatorSettings, Block, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator.caching import (
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    OutOfDeviceMemory,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))

@@ -9,13 +9,13 @@ import pytest
 
 from helpers_facts import GIB, changed, gpu
 from helpers_facts import machine as healthy
-from trainfit.doctor import wheels
-from trainfit.doctor.checks import MACHINE_CHECKS
-from trainfit.doctor.visibility import check_visibility
-from trainfit.hardware.masking import left
-from trainfit.results.doctor import Check
-from trainfit.results.facts import absent, cannot_tell
-from trainfit.results.machine import (
+from trainfit.doctor.gpu_visibility import torch_wheels as wheels
+from trainfit.doctor.gpu_visibility.decision_table import check_visibility
+from trainfit.doctor.registry import MACHINE_CHECKS
+from trainfit.hardware.gpu.masking import left
+from trainfit.results.files.facts import absent, cannot_tell
+from trainfit.results.machine.doctor import Check
+from trainfit.results.machine.machine import (
     CudaDriver,
     DeviceNode,
     Gpu,

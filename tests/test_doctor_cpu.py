@@ -14,14 +14,14 @@ from helpers_cli import ROOT, error_line
 from helpers_cli import trainfit as run
 from helpers_facts import cores_of, frequency, machine, unknown
 from helpers_machines import document, mutated, names
-from trainfit.doctor.core_groups import MOST, core_groups
+from trainfit.doctor.cpu.core_groups import MOST, core_groups
 from trainfit.doctor.diagnose import diagnose
-from trainfit.hardware.recorded import RecordedSystem
-from trainfit.hardware.survey import survey
-from trainfit.report.cpu_text import CHECKS, cpu_text
+from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.host.survey import survey
+from trainfit.report.machine.cpu import CHECKS, cpu_text
 from trainfit.report.sizes import WIDTH
-from trainfit.results.doctor import DoctorResult
-from trainfit.results.machine import IdleState, Machine
+from trainfit.results.machine.doctor import DoctorResult
+from trainfit.results.machine.machine import IdleState, Machine
 
 MACHINES = ROOT / "tests" / "machines"
 #: Lines that the screen has at most.

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from helpers_facts import machine
-from trainfit.report.doctor_text import check_text, doctor_text
+from trainfit.report.machine.doctor import check_text, doctor_text
 from trainfit.report.sizes import WIDTH
-from trainfit.results.doctor import Check, DoctorResult, Evidence, Finding, Remedy, ScriptReport
+from trainfit.results.machine.doctor import (
+    Check,
+    DoctorResult,
+    Evidence,
+    Finding,
+    Remedy,
+    ScriptReport,
+)
 
 BAD = Check(
     name="shm",

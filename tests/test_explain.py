@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
-from trainfit.memory.explain import ExplainError, Source, explain
-from trainfit.memory.fragmentation import best_setting, compare_settings
-from trainfit.memory.growth import step_pattern
-from trainfit.memory.optimizers import optimizer_table
-from trainfit.memory.replay import Stream, replay
-from trainfit.report.explain_text import explain_text
+from trainfit.memory.explain.explanation import ExplainError, Source, explain
+from trainfit.memory.explain.fragmentation import best_setting, compare_settings
+from trainfit.memory.explain.optimizers import optimizer_table
+from trainfit.memory.stream.growth import step_pattern
+from trainfit.memory.stream.replay import Stream, replay
+from trainfit.report.memory.explain import explain_text
 from trainfit.results.memory import MemoryReport, OptimizerUse, SettingOutcome
-from trainfit.results.recording import FREE, MALLOC, Parameter, Recording
-from trainfit.simgpu.allocator_settings import LARGE_SEGMENT, MIB, SIZE_CLASSES, AllocatorSettings
+from trainfit.results.runs.recording import FREE, MALLOC, Parameter, Recording
+from trainfit.simgpu.allocator.settings import LARGE_SEGMENT, MIB, SIZE_CLASSES, AllocatorSettings
 
 WIDTH = 512
 #: One weight of 512 x 512 in float32: a block of the small pool, so nothing is rounded.

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainfit.hardware import cuda_stack, nvml
-from trainfit.hardware.cuda_stack import read_cuda_stack
-from trainfit.hardware.gpus import read_gpus
-from trainfit.hardware.local_gpu import process_bytes
-from trainfit.hardware.pci import place
-from trainfit.hardware.recorded import RecordedSystem, Recorder, replayed
-from trainfit.hardware.system import System
-from trainfit.results.facts import Fact, known
-from trainfit.results.machine import CudaStack, Gpu
+from trainfit.hardware.driver import cuda_stack, nvml
+from trainfit.hardware.driver.cuda_stack import read_cuda_stack
+from trainfit.hardware.driver.gpus import read_gpus
+from trainfit.hardware.driver.pci import place
+from trainfit.hardware.gpu.local_gpu import process_bytes
+from trainfit.hardware.host.recorded import RecordedSystem, Recorder, replayed
+from trainfit.hardware.host.system import System
+from trainfit.results.files.facts import Fact, known
+from trainfit.results.machine.machine import CudaStack, Gpu
 
 MIB = 1 << 20
 NOT_SUPPORTED = {"error": "NVML_ERROR_NOT_SUPPORTED"}
@@ -876,8 +876,8 @@ def test_impossible_process_numbers_are_left_out() -> None:
 _HANGS_ALL_THE_WAY = """
 import threading
 from pathlib import Path
-from trainfit.hardware.survey import survey
-from trainfit.hardware.system import System
+from trainfit.hardware.host.survey import survey
+from trainfit.hardware.host.system import System
 
 class Stuck(System):
     def command(self, words, seconds):

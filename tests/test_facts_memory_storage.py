@@ -24,17 +24,17 @@ from helpers_trees import (
     machine,
     readings,
 )
-from trainfit.hardware.files import RecordedFiles, expanded
-from trainfit.hardware.limits import THREAD_VARIABLES, read_limits
-from trainfit.hardware.memory import read_memory
-from trainfit.hardware.mounts import mount_of, read_mounts
-from trainfit.hardware.recorded import VARIABLES, RecordedSystem, Recorder
-from trainfit.hardware.storage import read_storage
-from trainfit.hardware.surroundings import read_surroundings
-from trainfit.hardware.system import System
-from trainfit.results.decoding import decode
-from trainfit.results.facts import Fact
-from trainfit.results.machine import Storage, Surroundings
+from trainfit.hardware.host.files import RecordedFiles, expanded
+from trainfit.hardware.host.limits import THREAD_VARIABLES, read_limits
+from trainfit.hardware.host.memory import read_memory
+from trainfit.hardware.host.recorded import VARIABLES, RecordedSystem, Recorder
+from trainfit.hardware.host.surroundings import read_surroundings
+from trainfit.hardware.host.system import System
+from trainfit.hardware.storage.mounts import mount_of, read_mounts
+from trainfit.hardware.storage.storage import read_storage
+from trainfit.results.files.decoding import decode
+from trainfit.results.files.facts import Fact
+from trainfit.results.machine.machine import Storage, Surroundings
 
 # --- Memory -----------------------------------------------------------------------------------
 

@@ -21,11 +21,11 @@ from helpers_trees import (
     machine,
     siblings,
 )
-from trainfit.hardware.limits import THREAD_VARIABLES, read_threads
-from trainfit.hardware.parsing import cpu_list, cpu_list_text, natural
-from trainfit.hardware.processor import read_cpu
-from trainfit.hardware.system import System
-from trainfit.results.machine import CoreKind, IdleState
+from trainfit.hardware.cpu.processor import read_cpu
+from trainfit.hardware.host.limits import THREAD_VARIABLES, read_threads
+from trainfit.hardware.host.parsing import cpu_list, cpu_list_text, natural
+from trainfit.hardware.host.system import System
+from trainfit.results.machine.machine import CoreKind, IdleState
 
 # --- Lists of CPUs ----------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.plan.command import parse_command
-from trainfit.plan.failures import ScriptError, require_step
-from trainfit.plan.tracing import Trace
-from trainfit.results.trace import Status, TraceOutcome
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.failures import ScriptError, require_step
+from trainfit.plan.runs.tracing import Trace
+from trainfit.results.runs.trace import Status, TraceOutcome
 
 
 def said(tmp_path: Path, status: Status, message: str) -> str:

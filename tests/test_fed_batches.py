@@ -12,9 +12,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainfit.results.trace import LoaderInfo, LoaderOverride, SampleOverride
-from trainfit.scripts.dataloader_tracker import LoaderTracker
-from trainfit.scripts.sample_scan import elements, repeated, scan_samples
+from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride
+from trainfit.scripts.watch.dataloader import LoaderTracker
+from trainfit.scripts.watch.sample_scan import elements, repeated, scan_samples
 from trainfit.simgpu.patching import PatchSet
 
 TEXTS = [torch.ones(length, dtype=torch.long) for length in (5, 3, 9, 1, 7, 2)]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.memory.growth import step_pattern
-from trainfit.plan.command import parse_command
-from trainfit.plan.tracing import Tracer
-from trainfit.report.steps_text import pattern_notes
-from trainfit.results.steps import StepPattern
-from trainfit.scripts.inference_watch import CacheWatch
+from trainfit.memory.stream.growth import step_pattern
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.tracing import Tracer
+from trainfit.report.steps.course import pattern_notes
+from trainfit.results.runs.steps import StepPattern
+from trainfit.scripts.watch.inference import CacheWatch
 
 SCRIPT = Path(__file__).parent / "scripts" / "generating.py"
 KIB = 1 << 10

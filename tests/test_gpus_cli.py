@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import error_line, json_of, trainfit
-from trainfit.cli import gpus as verb
 from trainfit.cli.main import main
+from trainfit.cli.verbs import gpus as verb
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.hardware.gpu import _database_entries
-from trainfit.hardware.gpu_figures import figures
-from trainfit.hardware.gpu_records import database
-from trainfit.hardware.gpu_table import CURATED
-from trainfit.report.gpus_explained import JETPACK, explained
-from trainfit.report.gpus_text import gpus_text
+from trainfit.hardware.gpu.catalogue import CURATED
+from trainfit.hardware.gpu.figures import figures
+from trainfit.hardware.gpu.lookup import _database_entries
+from trainfit.hardware.gpu.records import database
+from trainfit.report.gpus.catalogue import gpus_text
+from trainfit.report.gpus.explained import JETPACK, explained
 from trainfit.report.sizes import WIDTH, size
-from trainfit.results.errors import ResultFileError
-from trainfit.results.gpus import GpuFigures, GpusResult
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.machine.gpus import GpuFigures, GpusResult
 
 ALL = catalogue()
 WITH_TENSOR_CORES = [spec for spec in ALL if spec.has_tensor_cores]

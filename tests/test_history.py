@@ -13,7 +13,7 @@ import torch
 from torch.cuda import _memory_viz
 
 import trainfit
-from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator.caching import AllocatorSettings, CachingAllocator, OutOfDeviceMemory
 
 MIB = 1 << 20
 

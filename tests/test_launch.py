@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import json_of, trainfit
-from trainfit.plan.command import Command, parse_command, split_line
-from trainfit.plan.launch import launch
-from trainfit.plan.tracing import Tracer
+from trainfit.plan.command.parsing import Command, parse_command, split_line
+from trainfit.plan.launch.line import launch
+from trainfit.plan.runs.tracing import Tracer
 from trainfit.results.loader import CoreAdvice, VariableAdvice
-from trainfit.results.trace import TraceOutcome
+from trainfit.results.runs.trace import TraceOutcome
 
 CORES = CoreAdvice("taskset -c 0-3", (0, 1, 2, 3), "the fast cores", "4.9 GHz, not 3.8")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import error_line, trainfit
-from trainfit.results.trace import Target
+from trainfit.results.runs.trace import Target
 from trainfit.scripts.launch_in_place import LaunchInPlace
 from trainfit.simgpu.patching import PatchSet
 

@@ -11,15 +11,14 @@ import pytest
 
 from helpers_loader import result
 from test_report import PLAN
-from trainfit.plan.command import Command, parse_command
-from trainfit.plan.launching import with_launch
-from trainfit.report.launch_parts_text import (
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.launch.build import with_launch
+from trainfit.report.plan.launch_parts import (
     change_lines,
     left_out_text,
     parts_section,
     threads_text,
 )
-from trainfit.results.launch import AllocatorTrial, LaunchPart, changes_by_hand
 from trainfit.results.loader import (
     CoreAdvice,
     LoaderResult,
@@ -27,8 +26,9 @@ from trainfit.results.loader import (
     SettingReason,
     VariableAdvice,
 )
-from trainfit.results.plan import DataLoading, HostCpu, PlanResult
-from trainfit.results.steps import StepMakeup
+from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, changes_by_hand
+from trainfit.results.plan.result import DataLoading, HostCpu, PlanResult
+from trainfit.results.runs.steps import StepMakeup
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
 OMP = VariableAdvice(

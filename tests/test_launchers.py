@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from trainfit.plan import launchers
-from trainfit.plan.command import Command, CommandError, parse_command
-from trainfit.results.launcher import Launched
+from trainfit.plan.command import launchers
+from trainfit.plan.command.parsing import Command, CommandError, parse_command
+from trainfit.results.runs.launcher import Launched
 from trainfit.scripts import launcher_words
 
 _RUN = subprocess.run

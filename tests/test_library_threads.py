@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.loader.library_threads import native_threads, pools
-from trainfit.loader.pools import worker_threads
-from trainfit.loader.workload import Workload
+from trainfit.loader.measure.library_threads import native_threads, pools
+from trainfit.loader.measure.thread_pools import worker_threads
+from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -29,7 +29,7 @@ HAS_OPENBLAS = pytest.mark.skipif(
 HELD = """
 import json, os, sys, types
 import numpy, torch
-from trainfit.loader import library_threads
+from trainfit.loader.measure import library_threads
 
 class Fake(types.ModuleType):
     threads = 8

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from helpers_probe import GIB, MIB, machine, probe
-from trainfit.loader.beyond import beyond
-from trainfit.loader.events import Cores
-from trainfit.loader.limits import limit
-from trainfit.loader.model import BatchCost, Consumer, HandOff, Load, lognormal_costs
-from trainfit.loader.pauses import Pauses
+from trainfit.loader.advice.other_changes import beyond
+from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff, Load, lognormal_costs
+from trainfit.loader.model.events import Cores
+from trainfit.loader.model.garbage_collection import Pauses
+from trainfit.loader.tune.bottleneck import limit
 from trainfit.results.loader import CostPart, Fault, LoaderAdvice, LoaderSettings, StorageCost
 
 SIXTEEN = Cores((1.0,) * 16)

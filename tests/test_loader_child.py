@@ -20,15 +20,21 @@ from torch.utils.data import DataLoader, TensorDataset
 import trainfit
 from helpers_cli import ROOT, SCRIPTS
 from trainfit.hardware import find_gpu
+from trainfit.loader.measure.workload import LoaderError
 from trainfit.loader.script import Found, workload_from, workload_of
-from trainfit.loader.workload import LoaderError
-from trainfit.plan.command import parse_command
-from trainfit.plan.failures import ScriptError
-from trainfit.plan.loading import Listener, LoadingOptions, Stage, step_from, tune_command
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.dataloader.measure import (
+    Listener,
+    LoadingOptions,
+    Stage,
+    step_from,
+    tune_command,
+)
+from trainfit.plan.runs.failures import ScriptError
 from trainfit.results.loader import LoaderResult
-from trainfit.results.loading import StepTime
-from trainfit.results.trace import Compute, TraceOutcome
-from trainfit.scripts.dataloader_tracker import LoaderTracker, is_simulated
+from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.trace import Compute, TraceOutcome
+from trainfit.scripts.watch.dataloader import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"

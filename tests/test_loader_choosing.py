@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.loader.choosing import (
+from trainfit.loader.measure.run import Failure, Run, warm_up
+from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff, lognormal_costs
+from trainfit.loader.model.events import Cores
+from trainfit.loader.model.fitting import Fitted, fit_contention
+from trainfit.loader.tune.search import (
     SURPRISE,
     WITHIN,
     Choice,
@@ -19,10 +23,6 @@ from trainfit.loader.choosing import (
     keep_workers,
     search,
 )
-from trainfit.loader.events import Cores
-from trainfit.loader.fitting import Fitted, fit_contention
-from trainfit.loader.model import BatchCost, Consumer, HandOff, lognormal_costs
-from trainfit.loader.runs import Failure, Run, warm_up
 from trainfit.results.loader import LoaderSettings
 
 PRESENT = LoaderSettings(0)

@@ -11,10 +11,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from trainfit.hardware.core_speed import CoreSpeed
-from trainfit.loader.constants import fit
-from trainfit.loader.events import Cores
-from trainfit.loader.fitting import (
+from trainfit.hardware.cpu.core_speed import CoreSpeed
+from trainfit.loader.measure.instrument import WALL
+from trainfit.loader.measure.run import Run, warm_up
+from trainfit.loader.model.constants import fit
+from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.events import Cores
+from trainfit.loader.model.fitting import (
     Costs,
     Fitted,
     alone_costs,
@@ -26,10 +29,7 @@ from trainfit.loader.fitting import (
     same_rate,
     threaded,
 )
-from trainfit.loader.instrument import WALL
-from trainfit.loader.model import BatchCost, Consumer, HandOff
-from trainfit.loader.readings import KINDS, PINNED, TIGHT, TWO, Readings
-from trainfit.loader.runs import Run, warm_up
+from trainfit.loader.model.probe_runs import KINDS, PINNED, TIGHT, TWO, Readings
 from trainfit.results.loader import LoaderMachine, LoaderSettings
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, None, None)

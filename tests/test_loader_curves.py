@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 import helpers_facts as facts
-from trainfit.loader.events import Cores
-from trainfit.loader.machine import loader_machine, model_cores
-from trainfit.loader.model import BatchCost, Consumer, HandOff, Load, lognormal_costs, simulate
+from trainfit.loader.model.dataloader import (
+    BatchCost,
+    Consumer,
+    HandOff,
+    Load,
+    lognormal_costs,
+    simulate,
+)
+from trainfit.loader.model.events import Cores
+from trainfit.loader.tune.cores import loader_machine, model_cores
 from trainfit.results.loader import LoaderSettings
 
 

@@ -21,22 +21,22 @@ from helpers_loader import probe, result
 from test_loader_choosing import fitted, goal, real
 from test_loader_constants import TWO_CORES, readings, truth
 from test_report import PLAN
-from trainfit.hardware.core_speed import CoreSpeed
-from trainfit.loader.choosing import TRIES, Confirmation, Trial, search
-from trainfit.loader.constants import fit
-from trainfit.loader.core_waits import without_core_waits
-from trainfit.loader.doubts import doubts
-from trainfit.loader.instrument import BEGAN, CPU, WALL
-from trainfit.loader.limits import limit
-from trainfit.loader.model import Consumer
-from trainfit.loader.others import waits_for_cores
-from trainfit.loader.readings import Readings
-from trainfit.loader.runs import Failure, Run
-from trainfit.loader.verdicts import decide
-from trainfit.report.loader_text import loader_text
-from trainfit.report.loading_text import loading_section
+from trainfit.hardware.cpu.core_speed import CoreSpeed
+from trainfit.loader.advice.doubts import doubts
+from trainfit.loader.measure.instrument import BEGAN, CPU, WALL
+from trainfit.loader.measure.other_processes import waits_for_cores
+from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader.model.constants import fit
+from trainfit.loader.model.core_waits import without_core_waits
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.model.probe_runs import Readings
+from trainfit.loader.tune.bottleneck import limit
+from trainfit.loader.tune.search import TRIES, Confirmation, Trial, search
+from trainfit.loader.tune.verdicts import decide
+from trainfit.report.loader.text import loader_text
+from trainfit.report.plan.loading import loading_section
 from trainfit.results.loader import Confirmed, Doubt, LoaderSettings
-from trainfit.results.plan import DataLoading
+from trainfit.results.plan.result import DataLoading
 
 FOUR = LoaderSettings(4)
 

@@ -20,25 +20,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from trainfit.loader.bounds import HARMLESS, Bounds, bounds, fallback
 from trainfit.loader.digests import digest
-from trainfit.loader.fault_checks import (
-    check,
-    check_sampler,
-    check_start,
-    check_workers,
-    judge_sampler,
-)
-from trainfit.loader.output import captured_stderr
-from trainfit.loader.picklability import (
+from trainfit.loader.faults.constraints import HARMLESS, Bounds, bounds, fallback
+from trainfit.loader.faults.pickling import (
     LARGE_BYTES,
     find_culprits,
     guard_problem,
     pickled,
     session_problem,
 )
-from trainfit.loader.sharding import Passes, check_sharding, judge
-from trainfit.loader.workload import Workload
+from trainfit.loader.faults.preflight import (
+    check,
+    check_sampler,
+    check_start,
+    check_workers,
+    judge_sampler,
+)
+from trainfit.loader.faults.sharding import Passes, check_sharding, judge
+from trainfit.loader.measure.stderr import captured_stderr
+from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import Fault, LoaderSettings, StartMethod
 
 SPAWN = LoaderSettings(2, start_method="spawn")
@@ -424,8 +424,8 @@ def test_no_batch_in_time_is_compared_with_the_main_process() -> None:
 UNGUARDED = """
 import multiprocessing, sys, torch
 from torch.utils.data import DataLoader, Dataset
-from trainfit.loader.fault_checks import check, check_workers
-from trainfit.loader.workload import Workload
+from trainfit.loader.faults.preflight import check, check_workers
+from trainfit.loader.measure.workload import Workload
 
 class Mine(Dataset):
     def __len__(self):

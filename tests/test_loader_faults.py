@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.hardware.files import RecordedFiles
-from trainfit.hardware.system import System
-from trainfit.loader import stacks
-from trainfit.loader.faults import diagnose, diagnose_run
-from trainfit.loader.oom import OomKills, between, oom_kills
-from trainfit.loader.runs import Failure, Run, run_loader
-from trainfit.loader.seen import Seen
-from trainfit.loader.tracebacks import parse
-from trainfit.loader.workload import Workload
+from trainfit.hardware.host.files import RecordedFiles
+from trainfit.hardware.host.system import System
+from trainfit.loader.faults import stacks
+from trainfit.loader.faults.diagnose import diagnose, diagnose_run
+from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.tracebacks import parse
+from trainfit.loader.measure.oom_kills import OomKills, between, oom_kills
+from trainfit.loader.measure.run import Failure, Run, run_loader
+from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import Fault, LoaderSettings
 
 FORK2 = LoaderSettings(2, 2, start_method="fork")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from helpers_probe import GIB, MIB, machine, probe
-from trainfit.hardware.limits import OWN_FILES
-from trainfit.loader.feasible import growth, infeasible, needs, oversubscribed
+from trainfit.hardware.host.limits import OWN_FILES
+from trainfit.loader.tune.feasible import growth, infeasible, needs, oversubscribed
 from trainfit.results.loader import LoaderSettings
 
 

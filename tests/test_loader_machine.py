@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import helpers_facts as facts
 import helpers_machines
-from trainfit.hardware.recorded import RecordedSystem
-from trainfit.hardware.survey import survey
-from trainfit.loader.machine import available_bytes, loader_machine, model_cores, unknowns
+from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.host.survey import survey
+from trainfit.loader.tune.cores import available_bytes, loader_machine, model_cores, unknowns
 from trainfit.results.loader import LoaderMachine
-from trainfit.results.machine import CoreKind
+from trainfit.results.machine.machine import CoreKind
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.loader.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
-from trainfit.loader.model import (
+from trainfit.loader.model.dataloader import (
     BatchCost,
     Consumer,
     HandOff,
@@ -19,6 +18,7 @@ from trainfit.loader.model import (
     lognormal_costs,
     simulate,
 )
+from trainfit.loader.model.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
 from trainfit.results.loader import LoaderSettings
 
 SECONDS = st.floats(0.0, 2.0).map(lambda s: round(s, 3))

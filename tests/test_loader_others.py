@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from helpers_loader import machine
-from trainfit.hardware.core_speed import CoreSpeed, CoreSpeeds
-from trainfit.hardware.system import System
-from trainfit.loader import others, probing
-from trainfit.loader.others import OthersWork
-from trainfit.loader.readings import Readings
-from trainfit.loader.runs import Run
+from trainfit.hardware.cpu.core_speed import CoreSpeed, CoreSpeeds
+from trainfit.hardware.host.system import System
+from trainfit.loader.measure import other_processes as others
+from trainfit.loader.measure.other_processes import OthersWork
+from trainfit.loader.measure.run import Run
+from trainfit.loader.model.probe_runs import Readings
+from trainfit.loader.tune import probe as probing
 from trainfit.results.loader import LoaderSettings
 
 

@@ -10,13 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.loader.constants import _waits
-from trainfit.loader.fitting import Fitted, alone_costs, costs_of
-from trainfit.loader.instrument import BEGAN, COLLECTED, COLUMNS, CPU, WALL, Records, collected
-from trainfit.loader.model import BatchCost, Consumer, Cores, HandOff, Load, simulate
-from trainfit.loader.pauses import Pauses, pauses_of
-from trainfit.loader.probing import Measured
-from trainfit.loader.runs import Run
+from trainfit.loader.measure.instrument import (
+    BEGAN,
+    COLLECTED,
+    COLUMNS,
+    CPU,
+    WALL,
+    Records,
+    collected,
+)
+from trainfit.loader.measure.run import Run
+from trainfit.loader.model.constants import _waits
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Cores, HandOff, Load, simulate
+from trainfit.loader.model.fitting import Fitted, alone_costs, costs_of
+from trainfit.loader.model.garbage_collection import Pauses, pauses_of
+from trainfit.loader.tune.probe import Measured
 from trainfit.results.loader import LoaderSettings, Probe
 
 BATCH_S, PAUSE_S = 0.01, 0.08

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from helpers_loader import machine, probe, result
-from trainfit.loader import tuning
-from trainfit.loader.events import Cores
-from trainfit.loader.fitting import Fitted
-from trainfit.loader.model import BatchCost, Consumer, HandOff
-from trainfit.loader.probing import Measured, run_watched
-from trainfit.loader.ranks import alone_note, others, share_of
-from trainfit.loader.runs import Failure, Run
-from trainfit.loader.workload import Workload
-from trainfit.report.loader_text import loader_text
+from trainfit.loader.measure.ranks import alone_note, others, share_of
+from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.events import Cores
+from trainfit.loader.model.fitting import Fitted
+from trainfit.loader.tune import tuning
+from trainfit.loader.tune.probe import Measured, run_watched
+from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import Confirmed, LoaderMachine, LoaderSettings
 
 TWO = LoaderSettings(2)

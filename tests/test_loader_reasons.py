@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import helpers_machines
 from helpers_loader import probe, result
-from trainfit.hardware.recorded import RecordedSystem
-from trainfit.hardware.survey import survey
+from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.host.survey import survey
 from trainfit.loader import here
-from trainfit.loader.affinity import cores, why_none
-from trainfit.loader.reasons import setting_reasons
-from trainfit.loader.thread_reasons import Present, with_present
-from trainfit.loader.threads import variables
-from trainfit.results.errors import ResultFileError
+from trainfit.loader.advice.affinity import cores, why_none
+from trainfit.loader.advice.reasons import setting_reasons
+from trainfit.loader.advice.thread_reasons import Present, with_present
+from trainfit.loader.advice.threads import variables
+from trainfit.results.files.errors import ResultFileError
 from trainfit.results.loader import (
     Candidate,
     Confirmed,

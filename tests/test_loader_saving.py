@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.loader.runs import run_loader
-from trainfit.loader.saving import predicted_save_s, save_seconds
-from trainfit.loader.workload import Workload
+from trainfit.loader.measure.run import run_loader
+from trainfit.loader.measure.saving import predicted_save_s, save_seconds
+from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
 

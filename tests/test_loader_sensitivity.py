@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.hardware.core_speed import Pieces
-from trainfit.loader.fitting import costs_of
-from trainfit.loader.instrument import CORE, local
-from trainfit.loader.runs import Run
-from trainfit.loader.sensitivity import SENSITIVITY, sensitivity
-from trainfit.loader.undisturbed import Slowing, with_speeds
+from trainfit.hardware.cpu.core_speed import Pieces
+from trainfit.loader.measure.instrument import CORE, local
+from trainfit.loader.measure.run import Run
+from trainfit.loader.model.fitting import costs_of
+from trainfit.loader.model.sensitivity import SENSITIVITY, sensitivity
+from trainfit.loader.model.undisturbed import Slowing, with_speeds
 from trainfit.results.loader import LoaderSettings
 
 SECONDS = 12.0

@@ -18,24 +18,24 @@ import helpers_machines
 from helpers_cli import error_line, trainfit
 from helpers_loader import machine, probe
 from test_loader_machine import four_cpus_under_a_quota
-from trainfit.hardware.recorded import RecordedSystem
-from trainfit.hardware.survey import survey
-from trainfit.hardware.thread_variables import is_one_thread_to_mkl, misread_lines
-from trainfit.loader.choosing import Goal, search
-from trainfit.loader.events import Cores
-from trainfit.loader.feasible import infeasible, oversubscribed
-from trainfit.loader.fitting import Fitted
-from trainfit.loader.limits import limit
-from trainfit.loader.machine import loader_machine, model_cores
-from trainfit.loader.model import BatchCost, Consumer, HandOff
-from trainfit.loader.threads import variables
-from trainfit.loader.verdicts import nothing_ran
-from trainfit.plan.command import parse_command
-from trainfit.plan.core_wrapper import CoreWrapper, core_wrapper
-from trainfit.plan.failures import remedy, what_happened
-from trainfit.plan.loading import Loaded, LoadingOptions, notes_of
+from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.host.survey import survey
+from trainfit.hardware.host.thread_variables import is_one_thread_to_mkl, misread_lines
+from trainfit.loader.advice.threads import variables
+from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.events import Cores
+from trainfit.loader.model.fitting import Fitted
+from trainfit.loader.tune.bottleneck import limit
+from trainfit.loader.tune.cores import loader_machine, model_cores
+from trainfit.loader.tune.feasible import infeasible, oversubscribed
+from trainfit.loader.tune.search import Goal, search
+from trainfit.loader.tune.verdicts import nothing_ran
+from trainfit.plan.command.core_wrapper import CoreWrapper, core_wrapper
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.dataloader.measure import Loaded, LoadingOptions, notes_of
+from trainfit.plan.runs.failures import remedy, what_happened
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
-from trainfit.results.trace import TraceOutcome
+from trainfit.results.runs.trace import TraceOutcome
 
 SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))
 

@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainfit.loader.call_sites import NOTHING, Callee, callee, is_mapped, named
-from trainfit.loader.cost_rules import RULES, Judged, Place, judge, rule_of, shown
-from trainfit.loader.split import (
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.profile.batch_profile import (
     LEAST_LOOKS,
     PARTS,
     Looks,
@@ -37,7 +36,8 @@ from trainfit.loader.split import (
     split,
     stack_of,
 )
-from trainfit.loader.workload import Workload
+from trainfit.loader.profile.call_sites import NOTHING, Callee, callee, is_mapped, named
+from trainfit.loader.profile.cost_rules import RULES, Judged, Place, judge, rule_of, shown
 
 USER = Place("__main__", "MyData.__getitem__", "self.transform")
 

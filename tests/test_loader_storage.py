@@ -18,11 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from trainfit.hardware.mounts import mount_of, read_mounts
-from trainfit.hardware.system import System
-from trainfit.loader import data_files, isolated, page_cache
-from trainfit.loader.data_files import FileWatch
-from trainfit.loader.storage import (
+from trainfit.hardware.host.system import System
+from trainfit.hardware.storage.mounts import mount_of, read_mounts
+from trainfit.loader.measure import isolated
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.profile import data_files, page_cache
+from trainfit.loader.profile.data_files import FileWatch
+from trainfit.loader.profile.storage_cost import (
     Pass,
     Readings,
     SeenFile,
@@ -30,7 +32,6 @@ from trainfit.loader.storage import (
     storage_cost,
     total_bytes,
 )
-from trainfit.loader.workload import Workload
 from trainfit.results.loader import StorageCost
 
 MIB = 1 << 20

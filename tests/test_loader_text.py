@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_loader import candidates, machine, probe, result
-from trainfit.report.loader_text import loader_line, loader_text
-from trainfit.report.loader_words import duration, rate, settings_words
+from trainfit.report.loader.text import loader_line, loader_text
+from trainfit.report.loader.words import duration, rate, settings_words
 from trainfit.report.sizes import WIDTH
 from trainfit.results.loader import (
     Candidate,

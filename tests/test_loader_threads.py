@@ -9,12 +9,12 @@ import pytest
 import helpers_facts as facts
 import helpers_machines
 from helpers_probe import machine, probe
-from trainfit.hardware.recorded import RecordedSystem
-from trainfit.hardware.survey import survey
-from trainfit.loader.affinity import cores
-from trainfit.loader.threads import may_be_held, variables, verdict
+from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.host.survey import survey
+from trainfit.loader.advice.affinity import cores
+from trainfit.loader.advice.threads import may_be_held, variables, verdict
 from trainfit.results.loader import CoreAdvice, CostPart, LoaderSettings
-from trainfit.results.machine import CoreKind, NumaNode, TorchBuild
+from trainfit.results.machine.machine import CoreKind, NumaNode, TorchBuild
 
 EIGHT = LoaderSettings(8)
 

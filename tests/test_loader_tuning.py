@@ -27,14 +27,14 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainfit.loader import isolated
-from trainfit.loader.instrument import CPU, collected
-from trainfit.loader.library_threads import pools
-from trainfit.loader.model import Consumer
-from trainfit.loader.probing import Measured, probe_workload
-from trainfit.loader.runs import run_loader
-from trainfit.loader.tuning import tune
-from trainfit.loader.workload import Workload
+from trainfit.loader.measure import isolated
+from trainfit.loader.measure.instrument import CPU, collected
+from trainfit.loader.measure.library_threads import pools
+from trainfit.loader.measure.run import run_loader
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.tune.probe import Measured, probe_workload
+from trainfit.loader.tune.tuning import tune
 from trainfit.results.loader import LoaderMachine, LoaderResult, LoaderSettings
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, 8 << 30, 4096)
@@ -164,7 +164,7 @@ def test_the_start_method_stays_open() -> None:
     code = (
         "import multiprocessing\n"
         "from torch.utils.data import DataLoader\n"
-        "from trainfit.loader.workload import Workload\n"
+        "from trainfit.loader.measure.workload import Workload\n"
         "assert Workload(DataLoader([1, 2])).present.num_workers == 0\n"
         "multiprocessing.set_start_method('forkserver')\n"
     )

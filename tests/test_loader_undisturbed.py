@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.core_speed import CoreSpeed, Pieces
-from trainfit.loader.instrument import BEGAN, CPU, PROCESS_CPU, WALL
-from trainfit.loader.readings import Readings
-from trainfit.loader.runs import Run
-from trainfit.loader.sensitivity import SENSITIVITY
-from trainfit.loader.undisturbed import (
+from trainfit.hardware.cpu.core_speed import CoreSpeed, Pieces
+from trainfit.loader.measure.instrument import BEGAN, CPU, PROCESS_CPU, WALL
+from trainfit.loader.measure.run import Run
+from trainfit.loader.model.probe_runs import Readings
+from trainfit.loader.model.sensitivity import SENSITIVITY
+from trainfit.loader.model.undisturbed import (
     Slowing,
     quietest,
     span,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from helpers_cli import error_line, trainfit
-from trainfit.plan.market import market_prices
-from trainfit.plan.prices import PriceFileError
+from trainfit.plan.gpus.market import market_prices
+from trainfit.plan.gpus.prices import PriceFileError
 
 
 @dataclasses.dataclass

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
 from trainfit.plan.speed import constants_of, machine_of
-from trainfit.results.constants import Basis
-from trainfit.results.kernels import DTYPES
-from trainfit.results.plan import HostCpu
-from trainfit.results.profile import Figure, Rates, Unit
-from trainfit.speed.kernel_times import KernelTimes
-from trainfit.speed.measured_rates import with_rates
-from trainfit.speed.step import Machine
-from trainfit.speed.work import CODES, COLUMNS
+from trainfit.results.machine.constants import Basis
+from trainfit.results.machine.profile import Figure, Rates, Unit
+from trainfit.results.plan.result import HostCpu
+from trainfit.results.runs.kernels import DTYPES
+from trainfit.speed.model.kernel_times import KernelTimes
+from trainfit.speed.model.measured_rates import with_rates
+from trainfit.speed.model.step import Machine
+from trainfit.speed.model.work import CODES, COLUMNS
 
 USUAL = machine_of(find_gpu("RTX 4090"))
 

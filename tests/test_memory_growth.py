@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from trainfit.plan.judge import Judge
-from trainfit.plan.memory_growth import Growth
-from trainfit.results.steps import StepPattern
+from trainfit.plan.sizing.memory_growth import Growth
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.results.runs.steps import StepPattern
 
 GIB = 1 << 30
 #: Of a GPU of 24 GiB, 2 GiB are left free.

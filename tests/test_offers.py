@@ -14,17 +14,17 @@ from torch import nn
 import trainfit
 from trainfit.cli.main import main
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.plan.job import JobError, job_of_recordings
-from trainfit.plan.laws import memory_law
-from trainfit.plan.offers import Job, offers
-from trainfit.plan.prices import PriceFileError, Prices, load_prices
+from trainfit.plan.gpus.comparison import Job, offers
+from trainfit.plan.gpus.job import JobError, job_of_recordings
+from trainfit.plan.gpus.prices import PriceFileError, Prices, load_prices
+from trainfit.plan.sizing.batch_scaling import memory_law
 from trainfit.plan.speed import curve_of, machine_of, speed
-from trainfit.report.offers_text import offers_text
+from trainfit.report.gpus.comparison import offers_text
 from trainfit.report.sizes import WIDTH
-from trainfit.results.errors import ResultFileError
-from trainfit.results.offers import Offer, OffersResult
-from trainfit.results.plan import Recorded
-from trainfit.results.recording import Recording
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.plan.gpu_comparison import Offer, OffersResult
+from trainfit.results.plan.result import Recorded
+from trainfit.results.runs.recording import Recording
 
 WIDTHS = 2048
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainfit.simgpu.operator_flops import causal_pairs, flops_of
+from trainfit.simgpu.kernels.flops import causal_pairs, flops_of
 
 aten = torch.ops.aten
 Numbers = torch.Tensor

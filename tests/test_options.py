@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.plan.command import Command, parse_command
-from trainfit.plan.effective_batch import EffectiveBatch, accumulation_for
-from trainfit.plan.option_names import NAMES, tunable_of, without_negation
-from trainfit.plan.option_proof import _effect
-from trainfit.plan.options import CommandOptions, read_options
-from trainfit.plan.seen import Seen
-from trainfit.results.launch import ScriptOption
-from trainfit.results.steps import StepMakeup
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.options.names import NAMES, tunable_of, without_negation
+from trainfit.plan.options.proof import _effect
+from trainfit.plan.options.seen import Seen
+from trainfit.plan.options.supposed import CommandOptions, read_options
+from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
+from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.steps import StepMakeup
 from trainfit.scripts.parsed_options import of_argparse
 
 #: A command that is there, and needs no script.

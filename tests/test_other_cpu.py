@@ -17,15 +17,15 @@ import helpers_machines
 from helpers_loader import MIB, probe, result
 from test_report import PLAN
 from trainfit.cli.processor import processor, rented_cpu
-from trainfit.hardware.cpu_kinds import KINDS, find_cpu_kind
-from trainfit.hardware.rented import RENTED, find_rented
-from trainfit.plan import other_cpu
-from trainfit.plan.command import parse_command
-from trainfit.plan.data_loading import with_loading
-from trainfit.plan.other_cpu import CoreHere, core_factor, other_input
-from trainfit.report.plan_text import plan_text
+from trainfit.hardware.cpu.cpu_kinds import KINDS, find_cpu_kind
+from trainfit.hardware.gpu.rented import RENTED, find_rented
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.dataloader import other_cpu
+from trainfit.plan.dataloader.other_cpu import CoreHere, core_factor, other_input
+from trainfit.plan.dataloader.section import with_loading
+from trainfit.report.plan.text import plan_text
 from trainfit.results.loader import CoreAdvice, LoaderResult, LoaderSettings
-from trainfit.results.plan import HostCpu, PlanResult
+from trainfit.results.plan.result import HostCpu, PlanResult
 
 ZEN4 = find_cpu_kind("zen 4")
 HERE = CoreHere(4.0e9, True, ZEN4)

@@ -22,11 +22,11 @@ from helpers_pace import (
     measured,
     without,
 )
-from trainfit.pace.attribution import Evidence, attribute, causes
-from trainfit.pace.device import Kernels
-from trainfit.pace.simulated import Traits, Work
-from trainfit.pace.statistics import Sample
-from trainfit.results.pace import Arm
+from trainfit.pace.explain.attribution import Evidence, attribute, causes
+from trainfit.pace.explain.statistics import Sample
+from trainfit.pace.machine.device import Kernels
+from trainfit.pace.machine.simulated import Traits, Work
+from trainfit.results.machine.pace import Arm
 
 SEEDS = range(3)
 

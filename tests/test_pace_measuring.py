@@ -20,12 +20,17 @@ from helpers_pace import (
     measured,
     without,
 )
-from trainfit.pace.device import Kernels
+from trainfit.pace.machine.device import Kernels
+from trainfit.pace.machine.simulated import (
+    SimulatedCallee,
+    SimulatedFixer,
+    SimulatedMachine,
+    Traits,
+)
 from trainfit.pace.measuring import Options, measure
-from trainfit.pace.simulated import SimulatedCallee, SimulatedFixer, SimulatedMachine, Traits
-from trainfit.report.pace_text import pace_text
+from trainfit.report.machine.pace import pace_text
 from trainfit.report.sizes import WIDTH
-from trainfit.results.pace import PaceResult
+from trainfit.results.machine.pace import PaceResult
 
 
 def test_the_seeds_case() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.hardware.idle_usage import clock_here, idle_seconds, throttle_count
-from trainfit.hardware.system import System
-from trainfit.pace.device import Clocks, NoDevice
-from trainfit.pace.facts import power_facts
-from trainfit.pace.host import PROBE_S, RealHost
-from trainfit.pace.observing import Observer
+from trainfit.hardware.cpu.idle_usage import clock_here, idle_seconds, throttle_count
+from trainfit.hardware.host.system import System
+from trainfit.pace.machine.device import Clocks, NoDevice
+from trainfit.pace.machine.facts import power_facts
+from trainfit.pace.machine.host import PROBE_S, RealHost
+from trainfit.pace.machine.observing import Observer
 
 CPUS = "sys/devices/system/cpu"
 
@@ -58,7 +58,7 @@ def test_what_is_not_there_is_not_told(tmp_path: Path) -> None:
 
 class TwoCpus(System):
     def affinity(self):  # type: ignore[no-untyped-def]
-        from trainfit.results.facts import known
+        from trainfit.results.files.facts import known
 
         return known((0, 1), "test")
 
@@ -98,7 +98,7 @@ def test_a_device_that_pytorch_uses() -> None:
     import torch
 
     import trainfit
-    from trainfit.pace.device import CudaDevice, device_in_use
+    from trainfit.pace.machine.device import CudaDevice, device_in_use
 
     assert not device_in_use().is_there
     with trainfit.simulate("RTX 4090"):
@@ -122,7 +122,7 @@ def test_a_device_that_pytorch_uses() -> None:
 
 def test_what_holds_clocks_is_said(tmp_path: Path) -> None:
     import helpers_machines as machines
-    from trainfit.hardware.survey import survey
+    from trainfit.hardware.host.survey import survey
 
     names = [path.stem for path in machines.MACHINES.glob("*.json")]
     laptop = "cpu-laptop" if "cpu-laptop" in names else "workstation"

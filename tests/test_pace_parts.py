@@ -9,13 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.pace.kinds import Rhythm, rhythm
-from trainfit.pace.loop import settling_s
-from trainfit.pace.pacer import Pacer
-from trainfit.pace.schedule import ROUNDS, Schedule, needed_s, said_before, scheduled, too_short
-from trainfit.pace.statistics import Counted, Sample, estimate, is_slower, ratio, spread, summary
-from trainfit.pace.trust import machine_warnings, warnings_of
-from trainfit.results.pace import Block, Estimate, Readings
+from trainfit.pace.calls.call_pattern import Rhythm, rhythm
+from trainfit.pace.calls.loop import settling_s
+from trainfit.pace.calls.pacer import Pacer
+from trainfit.pace.calls.schedule import (
+    ROUNDS,
+    Schedule,
+    needed_s,
+    said_before,
+    scheduled,
+    too_short,
+)
+from trainfit.pace.explain.data_quality import machine_warnings, warnings_of
+from trainfit.pace.explain.statistics import (
+    Counted,
+    Sample,
+    estimate,
+    is_slower,
+    ratio,
+    spread,
+    summary,
+)
+from trainfit.results.machine.pace import Block, Estimate, Readings
 
 
 def block(

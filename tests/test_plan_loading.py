@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 from helpers_cli import ROOT, error_line, json_of, trainfit
 from helpers_loader import result
 from test_report import PLAN, section, with_now
-from trainfit.plan.command import Command, parse_command
-from trainfit.plan.data_loading import (
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.dataloader.section import (
     bottleneck,
     is_tuned,
     predicted_step,
     with_loading,
 )
-from trainfit.report.plan_text import plan_text
+from trainfit.report.plan.text import plan_text
 from trainfit.report.sizes import WIDTH
-from trainfit.results.errors import TrainfitError
-from trainfit.results.launch import changes_by_hand
+from trainfit.results.files.errors import TrainfitError
 from trainfit.results.loader import (
     Candidate,
     CoreAdvice,
@@ -36,8 +35,9 @@ from trainfit.results.loader import (
     LoaderSettings,
     VariableAdvice,
 )
-from trainfit.results.plan import Inference, PlanResult
-from trainfit.results.speed import Speed, StepSpeed
+from trainfit.results.plan.launch import changes_by_hand
+from trainfit.results.plan.result import Inference, PlanResult
+from trainfit.results.plan.speed import Speed, StepSpeed
 
 INFERENCE = Inference(False, None, None)
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from trainfit.plan.runs import result_of
-from trainfit.plan.tracing import Trace
+from trainfit.plan.runs.runs import result_of
+from trainfit.plan.runs.tracing import Trace
 
 
 def test_ctrl_c_is_heard_that_does_not_wake_the_main_thread() -> None:

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from test_plan_speed import SPEED
 from test_report import GIB, MEMORY, PLAN, with_now
-from trainfit.report.memory_table import without_prefix
-from trainfit.report.plan_facts import facts
-from trainfit.report.plan_screen import COLUMNS, LINES, NARROWEST, plan_screen, screen_text
-from trainfit.results.coverage import Coverage
-from trainfit.results.notes import Note, complete
-from trainfit.results.plan import (
+from trainfit.report.memory.table import without_prefix
+from trainfit.report.plan.facts import facts
+from trainfit.report.plan.screen import COLUMNS, LINES, NARROWEST, plan_screen, screen_text
+from trainfit.results.files.notes import Note, complete
+from trainfit.results.plan.result import (
     AmpChoice,
     BatchLimits,
     BatchShapes,
@@ -28,9 +27,10 @@ from trainfit.results.plan import (
     Remedies,
     Remedy,
 )
-from trainfit.results.speed import Speed, StepSpeed
-from trainfit.results.steps import StepMakeup, StepPattern
-from trainfit.results.versus_cpu import VersusCpu
+from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.plan.versus_cpu import VersusCpu
+from trainfit.results.runs.coverage import Coverage
+from trainfit.results.runs.steps import StepMakeup, StepPattern
 
 KNOWN = MemoryFigures(
     *(6 * GIB, 7 * GIB, 8 * GIB, GIB, (GIB, GIB)),

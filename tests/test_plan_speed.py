@@ -14,12 +14,12 @@ from torch import nn
 import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.speed import batch_sizes, curve_of, knee, machine_of, saturation_batch, speed
+from trainfit.report.plan.speed import speed_section
 from trainfit.report.sizes import WIDTH, time_text
-from trainfit.report.speed_text import speed_section
-from trainfit.results.plan import HostCpu
-from trainfit.results.recording import Recording
-from trainfit.results.speed import KNEE, Speed, StepSpeed
-from trainfit.speed.host import REFERENCE_HZ
+from trainfit.results.plan.result import HostCpu
+from trainfit.results.plan.speed import KNEE, Speed, StepSpeed
+from trainfit.results.runs.recording import Recording
+from trainfit.speed.model.host import REFERENCE_HZ
 
 GPU = find_gpu("RTX 3090")
 MACHINE = machine_of(GPU)

@@ -18,20 +18,20 @@ import trainfit
 from helpers_cli import ROOT, error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import catalogue, device_constants, find_gpu
-from trainfit.hardware.constants import (
+from trainfit.hardware.gpu.context_memory import (
     ProfileMismatch,
     assumed_parts,
     check_profile,
     gpu_of_profile,
     shipped_profiles,
 )
-from trainfit.hardware.local_gpu import Usage, local_usage, process_bytes
-from trainfit.memory.device import context_parts
-from trainfit.memory.summary import summarize
-from trainfit.results.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants, total
-from trainfit.results.errors import ResultFileError
-from trainfit.results.profile import Figure, Memory, Profile, Rates
-from trainfit.results.recording import Recording
+from trainfit.hardware.gpu.local_gpu import Usage, local_usage, process_bytes
+from trainfit.memory.explain.summary import summarize
+from trainfit.memory.stream.device import context_parts
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants, total
+from trainfit.results.machine.profile import Figure, Memory, Profile, Rates
+from trainfit.results.runs.recording import Recording
 
 MIB = 1 << 20
 RTX = find_gpu("RTX 4090")

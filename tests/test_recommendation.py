@@ -15,19 +15,19 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.code_paths import other_path
-from trainfit.plan.command import parse_command
-from trainfit.plan.effective_batch import EffectiveBatch
-from trainfit.plan.full_batches import full_part, full_steps, half_epoch, most_timed
-from trainfit.plan.recommendation import Bounds, recommend, rounded
-from trainfit.plan.search import Trial, search
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.code_paths import other_path
+from trainfit.plan.runs.full_batches import full_part, full_steps, half_epoch, most_timed
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.effective_batch import EffectiveBatch
+from trainfit.plan.sizing.recommendation import Bounds, recommend, rounded
+from trainfit.plan.sizing.search import Trial, search
+from trainfit.plan.sizing.trial_curve import MOST_TRIALS, curve_through, refine, timed
 from trainfit.plan.speed import Curve, batch_sizes, curve_of, machine_of, saturation_batch
-from trainfit.plan.tracing import Trace, recording_of
-from trainfit.plan.trial_curve import MOST_TRIALS, curve_through, refine, timed
-from trainfit.results.recording import Recording
-from trainfit.results.speed import KNEE, StepSpeed
-from trainfit.results.steps import StepMakeup
-from trainfit.results.trace import LoaderInfo, TraceOutcome
+from trainfit.results.plan.speed import KNEE, StepSpeed
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.runs.trace import LoaderInfo, TraceOutcome
 
 STARTS = (1, 2, 3, 7, 8, 32, 100)
 MACHINE = machine_of(find_gpu("RTX 3090"))

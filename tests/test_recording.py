@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.memory.breakdown import by_kind, by_module
-from trainfit.memory.replay import Stream, replay
-from trainfit.results.errors import ResultFileError
-from trainfit.results.recording import KINDS, PHASES, Recording
+from trainfit.memory.explain.breakdown import by_kind, by_module
+from trainfit.memory.stream.replay import Stream, replay
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.runs.recording import KINDS, PHASES, Recording
 from trainfit.simgpu.session import Simulation
 
 BATCH = 32

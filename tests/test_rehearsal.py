@@ -23,16 +23,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
 from helpers_loader import result as loader_result
 from trainfit.cli.common import duration
-from trainfit.loader import utilisation
-from trainfit.loader.idle import explain, made_at
-from trainfit.loader.model import Consumer
-from trainfit.loader.rehearsal import rehearse
-from trainfit.loader.utilisation import Observed, busy_shares
-from trainfit.loader.workload import LoaderError, Workload
-from trainfit.plan.rehearsing import with_prediction
-from trainfit.report.rehearsal_text import rehearsal_text
+from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.rehearsal import utilization as utilisation
+from trainfit.loader.rehearsal.idle_causes import explain, made_at
+from trainfit.loader.rehearsal.run import rehearse
+from trainfit.loader.rehearsal.utilization import Observed, busy_shares
+from trainfit.plan.dataloader.rehearse import with_prediction
+from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.report.sizes import WIDTH
-from trainfit.results.errors import ResultFileError
+from trainfit.results.files.errors import ResultFileError
 from trainfit.results.loader import Candidate, Fault, LoaderSettings
 from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.plan.pricing import cost_percent, extra_compute, ordered
-from trainfit.plan.remedy_kinds import BY_NAME, KINDS, NAMES, instructions, source_line
-from trainfit.report.remedies_text import inference_section, remedies_section
+from trainfit.plan.remedies.cost import cost_percent, extra_compute, ordered
+from trainfit.plan.remedies.kinds import BY_NAME, KINDS, NAMES, instructions, source_line
+from trainfit.report.plan.remedies import inference_section, remedies_section
 from trainfit.report.sizes import WIDTH
-from trainfit.results.plan import (
+from trainfit.results.plan.result import (
     Combination,
     ExtraCompute,
     Inference,
@@ -22,7 +22,7 @@ from trainfit.results.plan import (
     Remedies,
     Remedy,
 )
-from trainfit.results.trace import Compute, Finding
+from trainfit.results.runs.trace import Compute, Finding
 from trainfit.simgpu.interventions import NAMES as INTERVENTIONS
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -9,8 +9,8 @@ import pytest
 from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.cli.processor import rented_cpu
 from trainfit.hardware import GpuNameError, catalogue, find_gpu
-from trainfit.hardware.cpu_kinds import find_cpu_kind
-from trainfit.hardware.rented import RENTED, find_rented
+from trainfit.hardware.cpu.cpu_kinds import find_cpu_kind
+from trainfit.hardware.gpu.rented import RENTED, find_rented
 
 GIB = 1 << 30
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainfit.plan.command import quote
-from trainfit.report.launch_text import launch_lines
-from trainfit.report.plan_text import plan_text
-from trainfit.report.recording_text import recording_json, recording_text
+from trainfit.plan.command.parsing import quote
+from trainfit.report.memory.recording import recording_json, recording_text
+from trainfit.report.plan.launch import launch_lines
+from trainfit.report.plan.text import plan_text
 from trainfit.report.sizes import WIDTH, printable, share, size
-from trainfit.results.plan import BatchCheck, Configuration, MemoryFigures, PlanResult
-from trainfit.results.steps import GrowthSource, StepPattern
-from trainfit.results.summary import RecordingSummary
+from trainfit.results.plan.result import BatchCheck, Configuration, MemoryFigures, PlanResult
+from trainfit.results.runs.steps import GrowthSource, StepPattern
+from trainfit.results.runs.summary import RecordingSummary
 
 GIB, MIB = 1 << 30, 1 << 20
 MEMORY = MemoryFigures(6 * GIB, 7 * GIB, 7 * GIB + 400 * MIB, 400 * MIB, (300 * MIB, 500 * MIB))

@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_loader import result as loader_result
-from trainfit.results.constants import Constant
-from trainfit.results.coverage import Coverage
-from trainfit.results.decoding import DecodingError, decode
-from trainfit.results.errors import ResultFileError
-from trainfit.results.notes import Note
-from trainfit.results.plan import (
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.files.notes import Note
+from trainfit.results.machine.constants import Constant
+from trainfit.results.plan.result import (
     VERSION,
     Combination,
     Configuration,
@@ -33,9 +32,10 @@ from trainfit.results.plan import (
     Remedies,
     Remedy,
 )
-from trainfit.results.recording import FREE, MALLOC, STEP_END, Recording
-from trainfit.results.speed import Speed, StepSpeed
-from trainfit.results.trace import (
+from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.runs.coverage import Coverage
+from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, Recording
+from trainfit.results.runs.trace import (
     LoaderInfo,
     LoaderOverride,
     Target,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.mounts import Mount, _mount, read_mounts
-from trainfit.hardware.system import System
+from trainfit.hardware.host.system import System
+from trainfit.hardware.storage.mounts import Mount, _mount, read_mounts
 from trainfit.report.protection_text import protection_notes
-from trainfit.results.sandbox import Protection
+from trainfit.results.runs.sandbox import Protection
 from trainfit.scripts.sandbox.layer import Layer, Written, is_in_layer, written
 from trainfit.scripts.sandbox.places import places
 

@@ -10,12 +10,12 @@ import pytest
 
 from helpers_cli import error_line, json_of, trainfit
 from helpers_sandbox import tree
-from trainfit.plan.command import Command, parse_command
-from trainfit.plan.failures import shortfall
-from trainfit.plan.tracing import ProtectionError, Tracer
-from trainfit.results.plan import PlanResult
-from trainfit.results.sandbox import SandboxRequest
-from trainfit.results.trace import TraceOutcome
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.runs.failures import shortfall
+from trainfit.plan.runs.tracing import ProtectionError, Tracer
+from trainfit.results.plan.result import PlanResult
+from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.runs.trace import TraceOutcome
 from trainfit.scripts.sandbox import hint
 
 #: As many scripts do: a folder by the second, a log, the newest weights over the last ones.

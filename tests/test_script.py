@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.doctor.script import read_script
-from trainfit.doctor.script_source import ScriptError
-from trainfit.report.script_text import script_text
+from trainfit.lint.api import read_script
+from trainfit.lint.source import ScriptError
+from trainfit.report.machine.script import script_text
 from trainfit.report.sizes import WIDTH
-from trainfit.results.doctor import Finding, ScriptReport
+from trainfit.results.machine.doctor import Finding, ScriptReport
 
 ROOT = Path(__file__).parents[1]
 

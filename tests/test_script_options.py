@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from helpers_cli import environment
-from trainfit.results.launch import ScriptOption
+from trainfit.results.plan.launch import ScriptOption
 from trainfit.scripts.option_words import place_of
-from trainfit.scripts.options_watch import OptionsWatch
 from trainfit.scripts.stem import Arguments
+from trainfit.scripts.watch.options import OptionsWatch
 from trainfit.simgpu.patching import PatchSet
 
 
@@ -298,7 +298,7 @@ def test_a_scripts_annotations_are_its_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def train(batch_size: int): ...\nprint(train.__annotations__)\n")
     code = (
-        "import sys; from trainfit.results.trace import Target; "
+        "import sys; from trainfit.results.runs.trace import Target; "
         "from trainfit.scripts.execute import execute; "
         "execute(Target('script', sys.argv[1], ()))"
     )

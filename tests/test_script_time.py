@@ -20,11 +20,11 @@ from torch.utils import benchmark
 
 import trainfit
 from trainfit.plan.speed import speed
-from trainfit.simgpu import clock as clocks
+from trainfit.simgpu.cuda import clock as clocks
+from trainfit.simgpu.cuda.host_clock import OWN_WORK_S, ScriptTime
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.script_time import OWN_WORK_S, ScriptTime
-from trainfit.speed.efficiency import FITTED
-from trainfit.speed.step import Machine
+from trainfit.speed.model.efficiency import FITTED
+from trainfit.speed.model.step import Machine
 
 MACHINE = Machine(trainfit.simulate("RTX 3090").gpu, FITTED)
 

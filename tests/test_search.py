@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from trainfit.plan.search import MOST_TRIALS, Found, Trial, search
+from trainfit.plan.sizing.search import MOST_TRIALS, Found, Trial, search
 
 CAPACITY, USABLE = 1_000_000, 900_000
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainfit.results.recording import FREE, MALLOC, STEP_END
-from trainfit.simgpu.settling import MOST_STEPS, Judgement, StepUse, judge, step_uses
+from trainfit.results.runs.recording import FREE, MALLOC, STEP_END
+from trainfit.simgpu.recording.settling import MOST_STEPS, Judgement, StepUse, judge, step_uses
 
 SIZES = st.integers(1, 1 << 40).map(lambda size: size * 512)
 STEP = st.builds(StepUse, SIZES, SIZES, SIZES, st.integers(1, 10_000))

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from trainfit.plan.runs import AS_WRITTEN
-from trainfit.plan.shapes import varying_shapes
-from trainfit.plan.tracing import Trace
-from trainfit.results.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
+from trainfit.plan.runs.runs import AS_WRITTEN
+from trainfit.plan.runs.tracing import Trace
+from trainfit.plan.sizing.shapes import varying_shapes
+from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
 
 SCAN = SampleScan(100, 100, 3, 7, 500, 1000)
 LOADER = LoaderInfo(0, 8, 100, 3, 0, "list", None, varies=True, scan=SCAN)

@@ -12,8 +12,8 @@ import torch
 from torch import distributed, nn
 
 import trainfit
-from trainfit.results.recording import KINDS
-from trainfit.simgpu.errors import SeveralGpusError
+from trainfit.results.runs.recording import KINDS
+from trainfit.simgpu.dispatch.errors import SeveralGpusError
 
 BLOCK = 2 * 256 * 1024 * 4  # bytes of the parameters of block()
 

@@ -16,14 +16,14 @@ from torch import nn
 
 import trainfit
 from helpers_cli import trainfit as command
-from trainfit.memory.replay import Stream, replay
-from trainfit.results.kernels import KINDS
-from trainfit.results.recording import Recording
-from trainfit.simgpu.allocator import CachingAllocator
-from trainfit.simgpu.allocator_blocks import pool_of, private_pool, stream_of
+from trainfit.memory.stream.replay import Stream, replay
+from trainfit.results.runs.kernels import KINDS
+from trainfit.results.runs.recording import Recording
+from trainfit.simgpu.allocator.blocks import pool_of, private_pool, stream_of
+from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.session import Simulation
-from trainfit.speed.host import HostCosts, issue_seconds
-from trainfit.speed.work import Work, steady
+from trainfit.speed.model.host import HostCosts, issue_seconds
+from trainfit.speed.model.work import Work, steady
 
 MIB = 1 << 20
 

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 
 import trainfit
-from trainfit.simgpu.errors import UnsupportedOperatorError
-from trainfit.simgpu.overrides import WHOLE_ON_CUDA
+from trainfit.simgpu.dispatch.errors import UnsupportedOperatorError
+from trainfit.simgpu.dispatch.overrides import WHOLE_ON_CUDA
 from trainfit.simgpu.session import Simulation
 
 

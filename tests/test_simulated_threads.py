@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.results.recording import PHASES
+from trainfit.results.runs.recording import PHASES
 
 
 @pytest.fixture

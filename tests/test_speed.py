@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.hardware import catalogue, find_gpu
-from trainfit.results.kernels import DTYPES, KINDS
-from trainfit.results.recording import PHASES
-from trainfit.speed.efficiency import DEFAULT, Efficiency
-from trainfit.speed.host import HostCosts, issue_seconds
-from trainfit.speed.kernel_times import KernelTimes, clock_share, peak_flops
-from trainfit.speed.scaling import NotAffineError, WorkLaw
-from trainfit.speed.step import Costed, Machine, step_time
-from trainfit.speed.timeline import Timeline
-from trainfit.speed.work import COLUMNS, Work
+from trainfit.results.runs.kernels import DTYPES, KINDS
+from trainfit.results.runs.recording import PHASES
+from trainfit.speed.model.efficiency import DEFAULT, Efficiency
+from trainfit.speed.model.host import HostCosts, issue_seconds
+from trainfit.speed.model.kernel_times import KernelTimes, clock_share, peak_flops
+from trainfit.speed.model.scaling import NotAffineError, WorkLaw
+from trainfit.speed.model.step import Costed, Machine, step_time
+from trainfit.speed.model.timeline import Timeline
+from trainfit.speed.model.work import COLUMNS, Work
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 

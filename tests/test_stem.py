@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import SCRIPTS
-from trainfit.plan.command import Command, parse_command
-from trainfit.plan.tracing import Trace, Tracer
-from trainfit.results.sandbox import SandboxRequest
-from trainfit.results.trace import ForcedAmp, InterventionRequest, LoaderOverride
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.runs.trace import ForcedAmp, InterventionRequest, LoaderOverride
 from trainfit.scripts.stem import Arguments, _other_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after imports")

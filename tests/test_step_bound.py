@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
-from trainfit.plan.command import parse_command
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.tracing import Tracer
 from trainfit.plan.step_bound import LEAST_LAUNCH_S, step_bound
-from trainfit.plan.tracing import Tracer
-from trainfit.results.trace import Compute
+from trainfit.results.runs.trace import Compute
 
 GPU = find_gpu("A100 80GB SXM")
 #: NVIDIA A100 datasheet: dense bf16 and fp16, TF32, float32, memory.
@@ -192,7 +192,7 @@ def test_float32_and_what_may_be_rounded(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_outcomes_of_earlier_versions_load() -> None:
-    from trainfit.results.decoding import decode
+    from trainfit.results.files.decoding import decode
 
     old = {"flops": 5, "traffic_bytes": 6, "operators": 7}
     assert decode(Compute, old) == Compute(5, 6, 7)

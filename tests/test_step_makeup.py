@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.plan.command import CommandError, parse_command
-from trainfit.plan.effective_batch import accumulation_for
+from trainfit.plan.command.parsing import CommandError, parse_command
+from trainfit.plan.sizing.effective_batch import accumulation_for
 from trainfit.plan.speed import fast_end
-from trainfit.report.step_text import step_lines
-from trainfit.results.speed import StepSpeed
-from trainfit.results.steps import StepMakeup
-from trainfit.results.trace import StepFeed
-from trainfit.scripts.batch_sizes import samples_in
-from trainfit.scripts.step_makeup import makeup_of, most_frequent
+from trainfit.report.steps.step import step_lines
+from trainfit.results.plan.speed import StepSpeed
+from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.runs.trace import StepFeed
+from trainfit.scripts.watch.batch_sizes import samples_in
+from trainfit.scripts.watch.step_makeup import makeup_of, most_frequent
 
 #: A command that is there, and needs no script.
 TOOL = ("python", "-m", "json.tool")

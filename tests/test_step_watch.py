@@ -18,19 +18,19 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import trainfit as package
 from helpers_cli import SCRIPTS, json_of, trainfit
-from trainfit.plan.command import parse_command
-from trainfit.plan.laws import steady_work
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.tracing import Tracer
+from trainfit.plan.sizing.batch_scaling import steady_work
 from trainfit.plan.speed import machine_of, speed
-from trainfit.plan.tracing import Tracer
-from trainfit.results.recording import PHASES, Recording
-from trainfit.results.steps import StepMakeup
-from trainfit.scripts.dataloader_tracker import LoaderTracker
-from trainfit.scripts.step_makeup import with_makeup
-from trainfit.scripts.step_watch import StepWatch
+from trainfit.results.runs.recording import PHASES, Recording
+from trainfit.results.runs.steps import StepMakeup
+from trainfit.scripts.watch.dataloader import LoaderTracker
+from trainfit.scripts.watch.step_makeup import with_makeup
+from trainfit.scripts.watch.steps import StepWatch
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.steady import steady_step
-from trainfit.speed.work import Work, one_off, steady
+from trainfit.simgpu.recording.typical_step import steady_step
+from trainfit.speed.model.work import Work, one_off, steady
 
 SCRIPT = SCRIPTS / "accumulating.py"
 _spec = importlib.util.spec_from_file_location("accumulating", SCRIPT)

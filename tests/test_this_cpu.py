@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
-from trainfit.plan import this_cpu
-from trainfit.plan.command import CommandError, parse_command
-from trainfit.plan.this_cpu import measured_cpu
+from trainfit.plan.command.parsing import CommandError, parse_command
+from trainfit.plan.real_machine import this_cpu
+from trainfit.plan.real_machine.this_cpu import measured_cpu
 from trainfit.speed import dispatch_probe
 
 TRAIN = ("python", str(SCRIPTS / "train.py"))

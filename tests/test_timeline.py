@@ -14,13 +14,13 @@ from torch import nn
 import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.speed import speed
-from trainfit.results.kernels import KINDS, MARKS
-from trainfit.speed.efficiency import FITTED, Efficiency
-from trainfit.speed.host import HostCosts
-from trainfit.speed.scaling import WorkLaw
-from trainfit.speed.step import Costed, Machine, step_time
-from trainfit.speed.timeline import Timeline
-from trainfit.speed.work import COLUMNS, Work
+from trainfit.results.runs.kernels import KINDS, MARKS
+from trainfit.speed.model.efficiency import FITTED, Efficiency
+from trainfit.speed.model.host import HostCosts
+from trainfit.speed.model.scaling import WorkLaw
+from trainfit.speed.model.step import Costed, Machine, step_time
+from trainfit.speed.model.timeline import Timeline
+from trainfit.speed.model.work import COLUMNS, Work
 
 GPU = find_gpu("RTX 3090")
 ALIKE = {"wide_groups": 1.0, "uneven_groups": 1.0}

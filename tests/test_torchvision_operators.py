@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trainfit
-from trainfit.results.kernels import KINDS
+from trainfit.results.runs.kernels import KINDS
 
 pytest.importorskip("PIL")
 

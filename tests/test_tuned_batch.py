@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from helpers_loader import result
 from test_report import PLAN
-from trainfit.plan.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
+from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
 from trainfit.results.loader import LoaderResult, LoaderSettings
-from trainfit.results.loading import StepTime
+from trainfit.results.runs.loading import StepTime
 
 STEP = StepTime(0.24, 0.12, source="given")
 

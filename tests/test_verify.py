@@ -17,10 +17,9 @@ import trainfit as package
 from helpers_cli import error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import device_constants, find_gpu
-from trainfit.plan.calibrating import NoGpuError
-from trainfit.plan.command import Command, parse_command, split_line
-from trainfit.plan.failures import ScriptError
-from trainfit.plan.verifying import (
+from trainfit.plan.command.parsing import Command, parse_command, split_line
+from trainfit.plan.real_machine.calibrate import NoGpuError
+from trainfit.plan.real_machine.verify import (
     Prediction,
     ThisMachine,
     VerificationError,
@@ -28,12 +27,13 @@ from trainfit.plan.verifying import (
     stated_ranges,
     verify,
 )
-from trainfit.report.verification_text import verification_text
-from trainfit.results.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
-from trainfit.results.measurement import Device, StandIn
-from trainfit.results.plan import MemoryFigures
-from trainfit.results.trace import Target
-from trainfit.results.verification import RealRunOutcome, RealRunRequest
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.report.plan.verification import verification_text
+from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
+from trainfit.results.plan.result import MemoryFigures
+from trainfit.results.plan.verification import RealRunOutcome, RealRunRequest
+from trainfit.results.runs.measurement import Device, StandIn
+from trainfit.results.runs.trace import Target
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import SCRIPTS, trainfit
-from trainfit.plan.command import parse_command
-from trainfit.plan.versus_cpu import on_cpu, run_on_cpu, with_cpu
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.real_machine.versus_cpu import on_cpu, run_on_cpu, with_cpu
+from trainfit.report.plan.versus_cpu import versus_cpu_section
 from trainfit.report.sizes import WIDTH
-from trainfit.report.versus_cpu_text import versus_cpu_section
-from trainfit.results.plan import Inference, PlanResult
-from trainfit.results.speed import Speed, StepSpeed
-from trainfit.results.trace import Status
-from trainfit.results.versus_cpu import CpuRunOutcome, VersusCpu
+from trainfit.results.plan.result import Inference, PlanResult
+from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.plan.versus_cpu import CpuRunOutcome, VersusCpu
+from trainfit.results.runs.trace import Status
 
 TRAIN = ("python", str(SCRIPTS / "train.py"))
 STEP = StepSpeed(8, 0.01, (0.008, 0.014), 0.004, 0.01, 0.0, "launches", 800.0)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def import_trainfit() -> None:
     """Make trainfit importable, and what simulating torchvision's models needs."""
     _add_source()
-    from trainfit.simgpu.torchvision_shim import define_torchvision_operators
+    from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
 
     define_torchvision_operators()
 
@@ -32,7 +32,7 @@ def simulated(gpu: Any, limited: bool = True, conf: str | None = None) -> Any:
     """
     import_trainfit()
     import trainfit
-    from trainfit.simgpu.allocator import AllocatorSettings
+    from trainfit.simgpu.allocator.caching import AllocatorSettings
 
     settings = None if conf is None else AllocatorSettings.from_conf(conf)
     return trainfit.simulate(gpu, limited=limited, allocator=settings)
@@ -101,12 +101,12 @@ def record(case: Any, gpu: Any) -> Any:
 def predict_largest(case: Any, gpu: Any) -> int:
     """The largest batch of a capped case, from two simulated ones; 0 if none fits.
 
-    Raises ``trainfit.memory.affine.NotAffineError`` where two batch sizes give no law.
+    Raises ``trainfit.memory.stream.affine.NotAffineError`` where two batch sizes give no law.
     """
     import_trainfit()
-    from trainfit.memory.affine import AffineStream
-    from trainfit.memory.fit import largest_batch
-    from trainfit.simgpu.allocator import AllocatorSettings
+    from trainfit.memory.stream.affine import AffineStream
+    from trainfit.memory.stream.fit import largest_batch
+    from trainfit.simgpu.allocator.caching import AllocatorSettings
 
     first, second = case.batch, 2 * case.batch
     law = AffineStream.between(

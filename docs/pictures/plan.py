@@ -15,7 +15,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from trainfit.cli.screen import styled
-from trainfit.results.plan import PlanResult
+from trainfit.results.plan.result import PlanResult
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ def why_no_gpu() -> str:
     machine whose driver hangs, a few otherwise. Changes nothing and raises nothing.
     """
     from trainfit.doctor.diagnose import diagnose
-    from trainfit.hardware.survey import survey
-    from trainfit.hardware.system import System
-    from trainfit.report.doctor_text import check_text
+    from trainfit.hardware.host.survey import survey
+    from trainfit.hardware.host.system import System
+    from trainfit.report.machine.doctor import check_text
 
     return "\n\n".join(check_text(check) for check in diagnose(survey(System()), ("gpu",)))
 
@@ -31,8 +31,9 @@ def why_no_gpu() -> str:
 def __getattr__(name: str) -> Any:
     # torch is imported only by those who simulate.
     if name == "simulate":
-        from trainfit.simgpu import clock, simulate
-        from trainfit.speed.device_clock import StepClock
+        from trainfit.simgpu import simulate
+        from trainfit.simgpu.cuda import clock
+        from trainfit.speed.model.device_clock import StepClock
 
         clock.use(StepClock)
         return simulate

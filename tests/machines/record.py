@@ -19,8 +19,8 @@ sys.path.insert(0, str(HERE))
 
 import compose  # noqa: E402  (beside this file)
 
-from trainfit.hardware.recorded import Recorder  # noqa: E402
-from trainfit.hardware.survey import survey  # noqa: E402
+from trainfit.hardware.host.recorded import Recorder  # noqa: E402
+from trainfit.hardware.host.survey import survey  # noqa: E402
 
 FILES = [
     "/proc/cpuinfo",

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
-from trainfit.hardware.constants import check_profile, gpu_of_profile
-from trainfit.hardware.local_gpu import local_usage
+from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
+from trainfit.hardware.gpu.local_gpu import local_usage
 from trainfit.report.sizes import printable
-from trainfit.results.constants import DeviceConstants
-from trainfit.results.errors import TrainfitError
-from trainfit.results.profile import Profile, Rates
-from trainfit.results.sandbox import SandboxRequest
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.machine.profile import Profile, Rates
+from trainfit.results.runs.sandbox import SandboxRequest
 
 _SIZE = re.compile(
     r"(?P<number>\d{1,15}(?:\.\d+)?)\s*(?P<unit>gib|mib|kib|gb|mb|kb|b|)", re.I | re.A

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from trainfit import __version__
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
-from trainfit.results.errors import TrainfitError
+from trainfit.results.files.errors import TrainfitError
 
 _VERBS = (
     *("plan", "simulate", "memory", "loader", "rehearse", "pace", "show"),
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Of the verbs only the one that is asked for is imported; all for the help that lists them.
     wanted = words[:1] if words and words[0] in _VERBS else _VERBS
-    modules = {name: importlib.import_module(f"trainfit.cli.{name}") for name in wanted}
+    modules = {name: importlib.import_module(f"trainfit.cli.verbs.{name}") for name in wanted}
     for name, module in modules.items():
         module.configure(verbs.add_parser(name, allow_abbrev=False, **module.PARSER))
     verb = modules[words[0]] if words and words[0] in modules else None

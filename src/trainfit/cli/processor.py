@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from trainfit.hardware.cpu_kinds import CpuKindError, find_cpu_kind
-from trainfit.hardware.rented import RentedMachine
-from trainfit.results.plan import HostCpu
+from trainfit.hardware.cpu.cpu_kinds import CpuKindError, find_cpu_kind
+from trainfit.hardware.gpu.rented import RentedMachine
+from trainfit.results.plan.result import HostCpu
 
 #: Numbers that may be given, and the most that there can be of them.
 _LIMITS: Final = {"cores": 4096.0, "vcpus": 8192.0, "ghz": 20.0}

@@ -12,11 +12,11 @@ import rich.progress
 from rich.console import Console
 
 from trainfit.cli.common import progress
-from trainfit.plan.loading import Listener, Stage
-from trainfit.plan.progress import FirstAnswer, Progress
-from trainfit.plan.runs import PARALLEL
+from trainfit.plan.dataloader.measure import Listener, Stage
+from trainfit.plan.runs.progress import FirstAnswer, Progress
+from trainfit.plan.runs.runs import PARALLEL
 from trainfit.report.sizes import printable, size, time_text
-from trainfit.results.run_status import RunStatus
+from trainfit.results.runs.run_status import RunStatus
 
 #: Share done before which the whole time is not estimated.
 _LEAST_SHARE = 0.03

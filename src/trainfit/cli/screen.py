@@ -8,9 +8,9 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from trainfit.report.plan_screen import Style, plan_screen, screen_text
-from trainfit.report.plan_text import plan_text
-from trainfit.results.plan import PlanResult
+from trainfit.report.plan.screen import Style, plan_screen, screen_text
+from trainfit.report.plan.text import plan_text
+from trainfit.results.plan.result import PlanResult
 
 #: In rich's words; NO_COLOR leaves bold and dim, a pipe nothing at all.
 _STYLES: Final[dict[Style, str]] = {

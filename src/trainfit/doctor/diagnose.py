@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from trainfit.doctor import threads
-from trainfit.doctor.checks import MACHINE_CHECKS
-from trainfit.doctor.threads import check_threads
-from trainfit.doctor.visibility import check_visibility
-from trainfit.results.doctor import Check, WorkerPools
-from trainfit.results.errors import TrainfitError
-from trainfit.results.machine import Machine
+from trainfit.doctor.cpu import threads
+from trainfit.doctor.cpu.threads import check_threads
+from trainfit.doctor.gpu_visibility.decision_table import check_visibility
+from trainfit.doctor.registry import MACHINE_CHECKS
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.machine.doctor import Check, WorkerPools
+from trainfit.results.machine.machine import Machine
 
 #: In the order of the report: whether there is a GPU to train on comes first.
 CHECKS: Final[tuple[tuple[str, Callable[[Machine], tuple[Check, ...]]], ...]] = (

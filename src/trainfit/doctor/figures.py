@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 
-from trainfit.hardware.masking import gpus_of_job
-from trainfit.results.doctor import Remedy
-from trainfit.results.machine import Gpu, Machine
+from trainfit.hardware.gpu.masking import gpus_of_job
+from trainfit.results.machine.doctor import Remedy
+from trainfit.results.machine.machine import Gpu, Machine
 
 _LONGEST_WORD = 24
 

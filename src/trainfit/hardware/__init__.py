@@ -1,7 +1,7 @@
 """What a machine is (read through `system`), and GPUs by name; needs neither a GPU nor torch."""
 
-from trainfit.hardware.constants import device_constants
-from trainfit.hardware.gpu import GpuNameError, GpuSpec, catalogue, find_gpu
-from trainfit.hardware.local_gpu import local_gpu
+from trainfit.hardware.gpu.context_memory import device_constants
+from trainfit.hardware.gpu.local_gpu import local_gpu
+from trainfit.hardware.gpu.lookup import GpuNameError, GpuSpec, catalogue, find_gpu
 
 __all__ = ["GpuNameError", "GpuSpec", "catalogue", "device_constants", "find_gpu", "local_gpu"]

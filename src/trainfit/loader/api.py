@@ -6,17 +6,17 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.hardware.survey import survey
-from trainfit.hardware.system import System
+from trainfit.hardware.host.survey import survey
+from trainfit.hardware.host.system import System
 from trainfit.loader.here import tune_here
-from trainfit.loader.machine import loader_machine
-from trainfit.loader.model import Consumer
-from trainfit.loader.probing import SECONDS, probe_workload
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.progress import Progress
-from trainfit.loader.tuning import CONFIRM
-from trainfit.loader.workload import Workload
+from trainfit.loader.tune.cores import loader_machine
+from trainfit.loader.tune.probe import SECONDS, probe_workload
+from trainfit.loader.tune.tuning import CONFIRM
 from trainfit.results.loader import LoaderResult, Probe
-from trainfit.results.loading import AS_FAST
+from trainfit.results.runs.loading import AS_FAST
 
 
 def probe(
@@ -32,7 +32,7 @@ def probe(
     in processes of its own, at the end some in this one, too (as without workers). Call it under
     ``if __name__ == "__main__":``.
 
-    Raises :class:`~trainfit.loader.workload.LoaderError` for what is neither.
+    Raises :class:`~trainfit.loader.measure.workload.LoaderError` for what is neither.
     """
     workload = Workload.of(source, batch_size)
     return probe_workload(workload, loader_machine(survey(System())), seconds, progress).probe

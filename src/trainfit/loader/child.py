@@ -6,8 +6,8 @@ is ``__main__``, for workers that are started by spawn import it again, and noth
 simulation is left. What is measured forks from here.
 
 A function of trainfit that is to be called ("trainfit.module:function") gets the
-:class:`~trainfit.loader.workload.Workload` and the
-:class:`~trainfit.results.loading.LoadingRequest` with its ``step`` filled in, and returns a
+:class:`~trainfit.loader.measure.workload.Workload` and the
+:class:`~trainfit.results.runs.loading.LoadingRequest` with its ``step`` filled in, and returns a
 dataclass. It tells of itself with :func:`trainfit.loader.progress.current`, whose ``keep`` it
 should call with what it has before anything that may end the process.
 """
@@ -25,20 +25,20 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trainfit.loader.model import Consumer
+from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.progress import Reporter, current, tell_to
 from trainfit.loader.script import Found, Script, workload_from, workload_of
-from trainfit.loader.workload import LoaderError, Workload
-from trainfit.results.decoding import decode
-from trainfit.results.errors import TrainfitError
-from trainfit.results.exchange import write_whole
-from trainfit.results.loading import (
+from trainfit.results.files.decoding import decode
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.files.exchange import write_whole
+from trainfit.results.runs.loading import (
     LoadingOutcome,
     LoadingRequest,
     LoadingStatus,
     StepTime,
 )
-from trainfit.results.trace import TraceOutcome
+from trainfit.results.runs.trace import TraceOutcome
 
 _TICK_S = 0.02
 #: The environment before a script could change it.

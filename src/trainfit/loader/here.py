@@ -7,16 +7,16 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainfit.hardware.survey import survey
-from trainfit.hardware.system import System
-from trainfit.hardware.thread_variables import misread_lines
-from trainfit.loader.affinity import cores, why_none
-from trainfit.loader.machine import loader_machine, unknowns
-from trainfit.loader.model import Consumer
-from trainfit.loader.reasons import setting_reasons
-from trainfit.loader.thread_reasons import Present, with_present
-from trainfit.loader.tuning import tune
-from trainfit.loader.workload import Workload
+from trainfit.hardware.host.survey import survey
+from trainfit.hardware.host.system import System
+from trainfit.hardware.host.thread_variables import misread_lines
+from trainfit.loader.advice.affinity import cores, why_none
+from trainfit.loader.advice.reasons import setting_reasons
+from trainfit.loader.advice.thread_reasons import Present, with_present
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.tune.cores import loader_machine, unknowns
+from trainfit.loader.tune.tuning import tune
 from trainfit.results.loader import LoaderResult, SetBy
 
 
@@ -30,7 +30,8 @@ def tune_here(
     started_with: Mapping[str, str] | None = None,
     **options: Any,
 ) -> LoaderResult:
-    """:func:`trainfit.loader.tuning.tune` as one of ``ranks`` processes that share this machine,
+    """:func:`trainfit.loader.tune.tuning.tune` as one of ``ranks`` processes that share this
+    machine,
     with the CPUs to run on, what of the machine cannot be told, and why each setting is as it is.
 
     ``command_sets`` are the variables that the user's command sets, ``started_with`` is the

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from trainfit.loader import isolated
-from trainfit.loader.picklability import find_culprits
-from trainfit.loader.workload import Workload
+from trainfit.loader.faults.pickling import find_culprits
+from trainfit.loader.measure import isolated
+from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import LoaderSettings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainfit.results.exchange import write_whole
+from trainfit.results.files.exchange import write_whole
 
 
 class Progress(Protocol):

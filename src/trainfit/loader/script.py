@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from trainfit.entrypoint import UnknownNameError, named
 from trainfit.hardware import find_gpu
-from trainfit.loader.workload import LoaderError, Workload
-from trainfit.named import UnknownNameError, named
-from trainfit.results.trace import Status, Target, TraceOutcome
-from trainfit.scripts.autocast_switch import AutocastSwitch
-from trainfit.scripts.dataloader_tracker import LoaderTracker, is_simulated
+from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.results.runs.trace import Status, Target, TraceOutcome
 from trainfit.scripts.execute import Stopper, run_script, watch
-from trainfit.scripts.inference_watch import InferenceWatch
-from trainfit.scripts.step_makeup import with_makeup
-from trainfit.scripts.step_watch import StepWatch
+from trainfit.scripts.watch.autocast import AutocastSwitch
+from trainfit.scripts.watch.dataloader import LoaderTracker, is_simulated
+from trainfit.scripts.watch.inference import InferenceWatch
+from trainfit.scripts.watch.step_makeup import with_makeup
+from trainfit.scripts.watch.steps import StepWatch
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
-from trainfit.results.constants import CONTEXT
-from trainfit.results.measurement import (
+from trainfit.results.machine.constants import CONTEXT
+from trainfit.results.machine.profile import ConvolutionWorkspace
+from trainfit.results.runs.measurement import (
     MeasuringOutcome,
     MeasuringRequest,
     MemoryReadings,
     WorkspaceReadings,
 )
-from trainfit.results.profile import ConvolutionWorkspace
 from trainfit.scripts.measuring import attempt, describe, half_precision, serve
 
 #: Sides of square matrix products: cuBLAS loads another kernel for each kind of size.

@@ -14,9 +14,14 @@ import re
 from collections.abc import Iterator
 
 from trainfit.results.truth import SIZED, AllocatorTrace, Mark, Reports
-from trainfit.simgpu.allocator import AllocatorSettings, Block, CachingAllocator, OutOfDeviceMemory
-from trainfit.simgpu.allocator_blocks import Pool
-from trainfit.simgpu.allocator_settings import SMALL_BUFFER
+from trainfit.simgpu.allocator.blocks import Pool
+from trainfit.simgpu.allocator.caching import (
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    OutOfDeviceMemory,
+)
+from trainfit.simgpu.allocator.settings import SMALL_BUFFER
 
 #: Stands for a device that has enough memory.
 _PLENTY = 1 << 60

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from trainfit.hardware.local_gpu import process_bytes
+from trainfit.hardware.gpu.local_gpu import process_bytes
 from trainfit.memory.calibration import outside_bytes
-from trainfit.results.trace import Status
-from trainfit.results.verification import RealRunOutcome, RealRunRequest
+from trainfit.results.plan.verification import RealRunOutcome, RealRunRequest
+from trainfit.results.runs.trace import Status
 from trainfit.scripts.measuring import describe, device
 from trainfit.scripts.real_run import ScriptRun
 

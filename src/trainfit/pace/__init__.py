@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from trainfit.pace.pacer import Pacer
-from trainfit.pace.ticks import seen, tick
-from trainfit.results.pace import Fix, PaceResult
+from trainfit.pace.calls.pacer import Pacer
+from trainfit.pace.calls.ticks import seen, tick
+from trainfit.results.machine.pace import Fix, PaceResult
 
 __all__ = ["Pacer", "pace", "seen", "tick"]
 
@@ -30,13 +30,13 @@ def pace(
 
     What the function raises ends the measurement: the result's ``failure`` has it, and what there
     was by then is kept. Raises ``ValueError`` for a rate or a time that is not above 0, and
-    :class:`trainfit.results.errors.TrainfitError` for a ``fix`` that is not possible here.
+    :class:`trainfit.results.files.errors.TrainfitError` for a ``fix`` that is not possible here.
     """
-    from trainfit.hardware.survey import survey
-    from trainfit.hardware.system import System
-    from trainfit.pace.callee import Function
-    from trainfit.pace.facts import power_facts
-    from trainfit.pace.host import RealHost
+    from trainfit.hardware.host.survey import survey
+    from trainfit.hardware.host.system import System
+    from trainfit.pace.calls.callee import Function
+    from trainfit.pace.machine.facts import power_facts
+    from trainfit.pace.machine.host import RealHost
     from trainfit.pace.measuring import Options, measure
 
     rates = tuple(float(each) for each in hz)

@@ -13,16 +13,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from trainfit.pace.advising import advice
-from trainfit.pace.attribution import TRIED, Evidence, attribute
-from trainfit.pace.callee import Callee
-from trainfit.pace.cures import Fixer
-from trainfit.pace.device import Kernels
-from trainfit.pace.host import Host
-from trainfit.pace.kinds import Rhythm, are_mixed, rhythm
-from trainfit.pace.loop import OF_THE_GPU, Caller, CallError, Plan
-from trainfit.pace.proving import Proof, prove
-from trainfit.pace.schedule import (
+from trainfit.pace.calls.call_pattern import Rhythm, are_mixed, rhythm
+from trainfit.pace.calls.callee import Callee
+from trainfit.pace.calls.loop import OF_THE_GPU, Caller, CallError, Plan
+from trainfit.pace.calls.schedule import (
     ROUNDS,
     enough_s,
     needed_s,
@@ -31,10 +25,16 @@ from trainfit.pace.schedule import (
     too_short,
     with_durations,
 )
-from trainfit.pace.statistics import Counted, Sample, summary
-from trainfit.pace.trust import FEW, machine_warnings, warnings_of
-from trainfit.results.errors import TrainfitError
-from trainfit.results.pace import (
+from trainfit.pace.explain.advising import advice
+from trainfit.pace.explain.attribution import TRIED, Evidence, attribute
+from trainfit.pace.explain.data_quality import FEW, machine_warnings, warnings_of
+from trainfit.pace.explain.fixes import Fixer
+from trainfit.pace.explain.proving import Proof, prove
+from trainfit.pace.explain.statistics import Counted, Sample, summary
+from trainfit.pace.machine.device import Kernels
+from trainfit.pace.machine.host import Host
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.machine.pace import (
     Arm,
     Attribution,
     Block,

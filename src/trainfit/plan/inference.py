@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trainfit.memory.replay import Stream
-from trainfit.plan.failures import NotSimulated, what_happened
-from trainfit.plan.judge import Judge
-from trainfit.plan.runs import Runs, Variant
-from trainfit.plan.tracing import Trace
-from trainfit.results.plan import Inference, MemoryFigures
-from trainfit.results.trace import InterventionRequest
+from trainfit.memory.stream.replay import Stream
+from trainfit.plan.runs.failures import NotSimulated, what_happened
+from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.tracing import Trace
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.results.plan.result import Inference, MemoryFigures
+from trainfit.results.runs.trace import InterventionRequest
 
 
 def gradients_both_ways(runs: Runs, judge: Judge, batch: int | None, first: Trace) -> Inference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.results.notes import Note, NoteKind, Severity
+from trainfit.results.files.notes import Note, NoteKind, Severity
 
 CHANGES: Final[Severity] = "changes the figures"
 MAY_CHANGE: Final[Severity] = "may change the figures"

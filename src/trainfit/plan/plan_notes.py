@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.memory.fit import LARGEST
-from trainfit.memory.replay import Stream
-from trainfit.plan.amp_choice import AmpSetting
-from trainfit.plan.batches import Batches
-from trainfit.plan.effective_batch import Accumulation
-from trainfit.plan.failures import INTERRUPTED, shortfall
-from trainfit.plan.full_batches import is_full
-from trainfit.plan.judge import Judge
+from trainfit.memory.stream.fit import LARGEST
+from trainfit.memory.stream.replay import Stream
+from trainfit.plan.amp.choice import AmpSetting
 from trainfit.plan.notes import CHANGES, MAY_CHANGE, Notes
-from trainfit.plan.options import CommandOptions
+from trainfit.plan.options.supposed import CommandOptions
 from trainfit.plan.planned_job import PlannedJob
-from trainfit.plan.tracing import Trace, recording_of
-from trainfit.results.plan import Remedies
-from trainfit.results.words import count, size
-from trainfit.simgpu.settling import LEAST_STEPS
+from trainfit.plan.runs.failures import INTERRUPTED, shortfall
+from trainfit.plan.runs.full_batches import is_full
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.batches import Batches
+from trainfit.plan.sizing.effective_batch import Accumulation
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.results.files.words import count, size
+from trainfit.results.plan.result import Remedies
+from trainfit.simgpu.recording.settling import LEAST_STEPS
 
 
 def note_first_run(notes: Notes, judge: Judge, first: Trace, whole: Trace | None) -> None:

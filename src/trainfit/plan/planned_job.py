@@ -5,25 +5,25 @@ from __future__ import annotations
 import dataclasses
 
 from trainfit.hardware import GpuSpec
-from trainfit.memory.breakdown import by_kind, by_module
-from trainfit.memory.device import context_parts
-from trainfit.memory.growth import step_pattern
-from trainfit.memory.replay import Stream
-from trainfit.plan.batches import Batches, BatchSizes
-from trainfit.plan.command import Command
-from trainfit.plan.failures import ScriptError
-from trainfit.plan.full_batches import most_full, pairs_of
-from trainfit.plan.judge import Judge
-from trainfit.plan.memory_growth import Growth
+from trainfit.memory.explain.breakdown import by_kind, by_module
+from trainfit.memory.stream.device import context_parts
+from trainfit.memory.stream.growth import step_pattern
+from trainfit.memory.stream.replay import Stream
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.notes import Notes
-from trainfit.plan.runs import AS_WRITTEN, Runs, Variant
-from trainfit.plan.shapes import VaryingShapes, varying_shapes
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.full_batches import most_full, pairs_of
+from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.batches import Batches, BatchSizes
+from trainfit.plan.sizing.memory_growth import Growth
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.shapes import VaryingShapes, varying_shapes
 from trainfit.plan.speed import step_seconds
-from trainfit.plan.tracing import Trace, recording_of
-from trainfit.results.plan import BatchShapes, Configuration, Recorded
-from trainfit.results.recording import Recording
-from trainfit.results.steps import StepPattern
-from trainfit.speed.step import Machine
+from trainfit.results.plan.result import BatchShapes, Configuration, Recorded
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepPattern
+from trainfit.speed.model.step import Machine
 
 
 @dataclasses.dataclass(frozen=True)

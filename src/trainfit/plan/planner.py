@@ -9,28 +9,23 @@ import time
 from collections.abc import Callable
 
 from trainfit.hardware import GpuSpec, catalogue, device_constants
-from trainfit.memory.device import context_parts
-from trainfit.memory.replay import Stream
-from trainfit.plan.allocator_trial import allocator_trial
-from trainfit.plan.amp_choice import AmpSetting
-from trainfit.plan.amp_settings import (
+from trainfit.memory.stream.device import context_parts
+from trainfit.memory.stream.replay import Stream
+from trainfit.plan.amp.choice import AmpSetting
+from trainfit.plan.amp.settings import (
     chosen_setting,
     opposite_amp,
     other_settings,
     present_setting,
 )
-from trainfit.plan.command import Command
-from trainfit.plan.confirmation import confirmed
-from trainfit.plan.effective_batch import Accumulation, accumulation_for
-from trainfit.plan.first_run import FirstRun
-from trainfit.plan.full_batches import sample_loading_s
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.inference import gradients_both_ways
-from trainfit.plan.judge import Judge
-from trainfit.plan.launch import ACCELERATE
-from trainfit.plan.launching import with_launch
+from trainfit.plan.launch.allocator_trial import allocator_trial
+from trainfit.plan.launch.build import with_launch
+from trainfit.plan.launch.line import ACCELERATE
 from trainfit.plan.notes import MAY_CHANGE, Notes
-from trainfit.plan.option_proof import accumulates
-from trainfit.plan.options import CommandOptions
+from trainfit.plan.options.proof import accumulates
+from trainfit.plan.options.supposed import CommandOptions
 from trainfit.plan.plan_notes import (
     note_accumulation,
     note_batches,
@@ -40,18 +35,23 @@ from trainfit.plan.plan_notes import (
     note_steps,
 )
 from trainfit.plan.planned_job import PlannedJob, planned_job
-from trainfit.plan.progress import FirstAnswer, Progress, as_progress
-from trainfit.plan.remedies import try_remedies
-from trainfit.plan.remedy_kinds import NAMES
-from trainfit.plan.remedy_trials import Job
-from trainfit.plan.runs import Runs, Variant
+from trainfit.plan.remedies.kinds import NAMES
+from trainfit.plan.remedies.trials import Job
+from trainfit.plan.remedies.trying import try_remedies
+from trainfit.plan.runs.first_run import FirstRun
+from trainfit.plan.runs.full_batches import sample_loading_s
+from trainfit.plan.runs.progress import FirstAnswer, Progress, as_progress
+from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
+from trainfit.plan.sizing.confirmation import confirmed
+from trainfit.plan.sizing.effective_batch import Accumulation, accumulation_for
+from trainfit.plan.sizing.memory_model import Judge
 from trainfit.plan.speed import machine_of, speed, step_seconds
-from trainfit.plan.tracing import Trace, Tracer, allocator_settings, recording_of
-from trainfit.results.constants import LIBRARIES, DeviceConstants, total
-from trainfit.results.errors import TrainfitError
-from trainfit.results.notes import complete
-from trainfit.results.plan import HostCpu, PlanResult, Remedies
-from trainfit.results.profile import Rates
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.files.notes import complete
+from trainfit.results.machine.constants import LIBRARIES, DeviceConstants, total
+from trainfit.results.machine.profile import Rates
+from trainfit.results.plan.result import HostCpu, PlanResult, Remedies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,8 @@ def plan(
     if that is anything. ``understood`` is given the command with the tunables that the user has
     not marked, before that.
 
-    Raises :class:`~trainfit.plan.failures.ScriptError` where the script gives nothing to
-    plan with, :class:`~trainfit.plan.command.CommandError` where its placeholder for the
+    Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script gives nothing to
+    plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the
     batch size has no effect.
     """
     started = time.monotonic()

@@ -9,21 +9,21 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu_custom import is_made_up
-from trainfit.plan.laws import Pair, steady_work, work_law
-from trainfit.results.loading import StepTime as GivenStep
-from trainfit.results.plan import HostCpu
-from trainfit.results.profile import Rates
-from trainfit.results.recording import Recording
-from trainfit.results.speed import KNEE, PacedCalls, SlowedCall, Speed, StepSpeed
-from trainfit.results.steps import StepMakeup
-from trainfit.speed.efficiency import FITTED, RANGE
-from trainfit.speed.host import REFERENCE_HZ, HostCosts
-from trainfit.speed.kernel_times import peak_flops
-from trainfit.speed.measured_rates import with_rates
-from trainfit.speed.scaling import NotAffineError
-from trainfit.speed.step import Machine, StepTime, step_time
-from trainfit.speed.work import Work
+from trainfit.hardware.gpu.custom import is_made_up
+from trainfit.plan.sizing.batch_scaling import Pair, steady_work, work_law
+from trainfit.results.machine.profile import Rates
+from trainfit.results.plan.result import HostCpu
+from trainfit.results.plan.speed import KNEE, PacedCalls, SlowedCall, Speed, StepSpeed
+from trainfit.results.runs.loading import StepTime as GivenStep
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepMakeup
+from trainfit.speed.model.efficiency import FITTED, RANGE
+from trainfit.speed.model.host import REFERENCE_HZ, HostCosts
+from trainfit.speed.model.kernel_times import peak_flops
+from trainfit.speed.model.measured_rates import with_rates
+from trainfit.speed.model.scaling import NotAffineError
+from trainfit.speed.model.step import Machine, StepTime, step_time
+from trainfit.speed.model.work import Work
 
 #: Batch sizes that are costed lie in steps of a quarter of the power of two below them.
 _PARTS: Final = 4

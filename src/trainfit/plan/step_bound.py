@@ -8,7 +8,7 @@ takes their sum or the third, whichever is more:
 - arithmetic: the FLOPs of matrix products, convolutions and attention at the GPU's dense peak
   for the dtype of their operands (as sold: with FP32 accumulation, at the boost clock, without
   2:4 sparsity);
-- memory: the bytes that cannot stay in the L2 cache (:mod:`trainfit.simgpu.least_work`) at
+- memory: the bytes that cannot stay in the L2 cache (:mod:`trainfit.simgpu.kernels.lower_bound`) at
   peak bandwidth. What all operators read and write is far more, for caches hold much of it;
 - launches: the kernels, at the least time from one to the next.
 
@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu_custom import is_made_up
-from trainfit.results.trace import Compute
+from trainfit.hardware.gpu.custom import is_made_up
+from trainfit.results.runs.trace import Compute
 
 #: From one operator of eager PyTorch to the next at the least: launching an empty kernel alone
 #: takes a CPU about two microseconds, and PyTorch's dispatch comes on top.

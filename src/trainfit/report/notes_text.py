@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from trainfit.report.sizes import printable, wrapped
-from trainfit.report.steps_text import pattern_notes
-from trainfit.results.notes import Note, Severity, complete
-from trainfit.results.plan import PlanResult
+from trainfit.report.steps.course import pattern_notes
+from trainfit.results.files.notes import Note, Severity, complete
+from trainfit.results.plan.result import PlanResult
 
 #: Lines of the user's code that a note names.
 _LINES = 3

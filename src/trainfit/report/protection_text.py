@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfit.report.sizes import size
-from trainfit.results.sandbox import Protection
-from trainfit.results.words import count
+from trainfit.results.files.words import count
+from trainfit.results.runs.sandbox import Protection
 
 
 def protection_notes(protection: Protection | None) -> list[str]:

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from trainfit.results import documents
-from trainfit.results.launch import Evidence
-from trainfit.results.sandbox import Protection
+from trainfit.results.files import documents
+from trainfit.results.plan.launch import Evidence
+from trainfit.results.runs.sandbox import Protection
 
 FORMAT: Final = "trainfit-loader"
 VERSION: Final = 2

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from trainfit.results.plan import MemoryFigures
-from trainfit.results.steps import StepMakeup, StepPattern
+from trainfit.results.plan.result import MemoryFigures
+from trainfit.results.runs.steps import StepMakeup, StepPattern
 
 FORMAT: Final = "trainfit-memory-report"
 VERSION: Final = 1

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from trainfit.results import documents
+from trainfit.results.files import documents
 from trainfit.results.loader import Fault, LoaderSettings
-from trainfit.results.sandbox import Protection
+from trainfit.results.runs.sandbox import Protection
 
 FORMAT: Final = "trainfit-rehearsal"
 VERSION: Final = 1

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from trainfit.results.decoding import DecodingError, decode
-from trainfit.results.errors import ResultFileError
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.errors import ResultFileError
 
 FORMAT: Final = "trainfit-gpu-truth"
 VERSION: Final = 1

@@ -1,7 +1,8 @@
 """Reads a launcher's words by the launcher's own code: ``main()`` with its name and words.
 
 This is a child process of the user's interpreter, in which the launcher is installed. The answer
-(:class:`trainfit.results.launcher.Launched`) is the last line that it prints. Nothing is started.
+(:class:`trainfit.results.runs.launcher.Launched`) is the last line that it prints. Nothing is
+started.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trainfit.results.launcher import Launched
+from trainfit.results.runs.launcher import Launched
 
 #: Any free one: a process that is alone waits for nobody there.
 _PORT = "0"

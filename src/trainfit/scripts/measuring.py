@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trainfit.hardware import find_gpu
-from trainfit.results.measurement import Device, MeasuringOutcome, MeasuringRequest, StandIn
+from trainfit.results.runs.measurement import Device, MeasuringOutcome, MeasuringRequest, StandIn
 
 
 def device(stand_in: StandIn | None) -> AbstractContextManager[Any]:

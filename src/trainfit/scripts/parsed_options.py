@@ -1,7 +1,7 @@
 """What the parser of a command line knows of its options: argparse's, click's, draccus', absl's.
 
 One function for each kind of parser, after it has parsed. They look at what is there and may raise
-whatever an odd parser raises: :mod:`trainfit.scripts.options_watch` calls them so that no script
+whatever an odd parser raises: :mod:`trainfit.scripts.watch.options` calls them so that no script
 notices.
 """
 
@@ -13,7 +13,7 @@ import enum
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from trainfit.results.launch import ScriptOption
+from trainfit.results.plan.launch import ScriptOption
 from trainfit.scripts.option_words import place_of
 
 #: Letters of a value beyond which it is no setting of a number or a name.

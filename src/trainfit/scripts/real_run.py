@@ -19,10 +19,10 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
-from trainfit.results.trace import Status, Target
+from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts.execute import Stopper, run_script, watch
-from trainfit.simgpu.main_optimizer import MainOptimizer
-from trainfit.simgpu.modules import has_parameters
+from trainfit.simgpu.recording.main_optimizer import MainOptimizer
+from trainfit.simgpu.recording.module_tracker import has_parameters
 
 
 class ScriptRun(abc.ABC):

@@ -23,28 +23,28 @@ from typing import Any
 import torch
 
 from trainfit.hardware import find_gpu
-from trainfit.results.recording import Recording
-from trainfit.results.run_status import STATUS_FILE, RunStatus
-from trainfit.results.steps import StepMakeup
-from trainfit.results.trace import LoaderInfo, Status, StepFeed, TraceOutcome, TraceRequest
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
+from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.runs.trace import LoaderInfo, Status, StepFeed, TraceOutcome, TraceRequest
 from trainfit.scripts import sandbox
-from trainfit.scripts.accelerate_watch import AccelerateWatch
-from trainfit.scripts.amp_watch import AmpWatch
-from trainfit.scripts.autocast_switch import AutocastSwitch
-from trainfit.scripts.coverage import CoverageWatch
-from trainfit.scripts.dataloader_tracker import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
-from trainfit.scripts.inference_watch import CacheWatch, InferenceWatch
 from trainfit.scripts.launch_in_place import LaunchInPlace
-from trainfit.scripts.options_watch import OptionsWatch
 from trainfit.scripts.stem import Stem
-from trainfit.scripts.step_makeup import with_makeup
-from trainfit.scripts.step_watch import StepWatch
+from trainfit.scripts.watch.accelerate import AccelerateWatch
+from trainfit.scripts.watch.amp import AmpWatch
+from trainfit.scripts.watch.autocast import AutocastSwitch
+from trainfit.scripts.watch.coverage import CoverageWatch
+from trainfit.scripts.watch.dataloader import LoaderTracker
+from trainfit.scripts.watch.inference import CacheWatch, InferenceWatch
+from trainfit.scripts.watch.options import OptionsWatch
+from trainfit.scripts.watch.step_makeup import with_makeup
+from trainfit.scripts.watch.steps import StepWatch
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.recording.settling import LEAST_STEPS, judge
 from trainfit.simgpu.session import Simulation
-from trainfit.simgpu.settling import LEAST_STEPS, judge
 
 #: Seconds between two words of a run about itself, if no step is over meanwhile.
 _TELL_S = 0.5

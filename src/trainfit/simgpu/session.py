@@ -15,41 +15,24 @@ from torch.optim import optimizer as optim
 from torch.utils import _foreach_utils
 
 from trainfit.hardware import GpuSpec, device_constants, find_gpu
-from trainfit.results.constants import DeviceConstants, total
-from trainfit.results.recording import Recording
-from trainfit.simgpu import (  # noqa: F401  (register the kernel models)
-    checkpoints,
+from trainfit.results.machine.constants import DeviceConstants, total
+from trainfit.results.runs.recording import Recording
+from trainfit.simgpu.allocator.caching import AllocatorSettings, CachingAllocator
+from trainfit.simgpu.cuda import generators
+from trainfit.simgpu.cuda.clock import clock_of
+from trainfit.simgpu.cuda.cuda_module import Surface
+from trainfit.simgpu.cuda.graphs import Graphs
+from trainfit.simgpu.cuda.host_clock import ScriptTime
+from trainfit.simgpu.cuda.streams import event_class
+from trainfit.simgpu.dispatch import (
     devices,
-    flex_attention,
-    generators,
-    kernels_attention,
-    kernels_convolution,
-    kernels_indexing,
-    kernels_products,
     subclasses,
 )
-from trainfit.simgpu import libraries as _libraries  # noqa: F401  (registers whose kernels)
-from trainfit.simgpu import operators as _operators  # noqa: F401  (registers handlers)
-from trainfit.simgpu.allocator import AllocatorSettings, CachingAllocator
-from trainfit.simgpu.autocast import Autocast
-from trainfit.simgpu.clock import clock_of
-from trainfit.simgpu.collectives import Collectives
-from trainfit.simgpu.compilation import Compilation
-from trainfit.simgpu.engine import Engine
-from trainfit.simgpu.graphs import Graphs
-from trainfit.simgpu.kernel_log import KernelLog
-from trainfit.simgpu.main_optimizer import MainOptimizer
-from trainfit.simgpu.modes import Modes
-from trainfit.simgpu.modules import ModuleTracker
-from trainfit.simgpu.overrides import Overrides
-from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recorder import Recorder
-from trainfit.simgpu.script_time import ScriptTime
-from trainfit.simgpu.settling import StepUse
-from trainfit.simgpu.storage import DeviceMemory
-from trainfit.simgpu.streams import event_class
-from trainfit.simgpu.surface import Surface
-from trainfit.simgpu.tensor import (
+from trainfit.simgpu.dispatch import serialization as checkpoints
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.modes import Modes
+from trainfit.simgpu.dispatch.overrides import Overrides
+from trainfit.simgpu.dispatch.tensor import (
     CUDA,
     DeviceTensor,
     SimulatedTensor,
@@ -57,7 +40,24 @@ from trainfit.simgpu.tensor import (
     plain,
     set_engine,
 )
-from trainfit.simgpu.triton_kernels import TritonKernels
+from trainfit.simgpu.kernels import attention as kernels_attention  # noqa: F401  (registers)
+from trainfit.simgpu.kernels import convolution as kernels_convolution  # noqa: F401  (registers)
+from trainfit.simgpu.kernels import indexing as kernels_indexing  # noqa: F401  (registers)
+from trainfit.simgpu.kernels import libraries as _libraries  # noqa: F401  (registers)
+from trainfit.simgpu.kernels import matmul as kernels_products  # noqa: F401  (registers)
+from trainfit.simgpu.kernels.launch_log import KernelLog
+from trainfit.simgpu.operators import flex_attention
+from trainfit.simgpu.operators import special as _operators  # noqa: F401  (registers)
+from trainfit.simgpu.operators.autocast import Autocast
+from trainfit.simgpu.operators.collectives import Collectives
+from trainfit.simgpu.operators.compilation import Compilation
+from trainfit.simgpu.operators.triton_kernels import TritonKernels
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.recording.device_memory import DeviceMemory
+from trainfit.simgpu.recording.main_optimizer import MainOptimizer
+from trainfit.simgpu.recording.module_tracker import ModuleTracker
+from trainfit.simgpu.recording.recorder import Recorder
+from trainfit.simgpu.recording.settling import StepUse
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.measurement import MeasuringOutcome, MeasuringRequest, RateReadings
+from trainfit.results.runs.measurement import MeasuringOutcome, MeasuringRequest, RateReadings
 from trainfit.scripts.measuring import attempt, serve
 
 MIB = 1 << 20

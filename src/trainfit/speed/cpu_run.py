@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
-from trainfit.results.trace import Status
-from trainfit.results.versus_cpu import CpuRunOutcome, CpuRunRequest
+from trainfit.results.plan.versus_cpu import CpuRunOutcome, CpuRunRequest
+from trainfit.results.runs.trace import Status
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.stand_in import cpu_for_cuda

@@ -1,7 +1,7 @@
 """Parts that recorded machines are composed from: each is a piece of a machine's document.
 
 A part is a dictionary with some of the keys "files", "environment", "inaccessible", "calls",
-"commands" and "probes" (see ``trainfit.hardware.recorded``). ``composed`` lays parts over each
+"commands" and "probes" (see ``trainfit.hardware.host.recorded``). ``composed`` lays parts over each
 other: what a later one says replaces what an earlier one said, and ``None`` takes it away.
 """
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainfit.results.sandbox import Protection, ProtectionKind, SandboxRequest
+from trainfit.results.runs.sandbox import Protection, ProtectionKind, SandboxRequest
 from trainfit.scripts.sandbox import keeper, overlay, redirection, state
 from trainfit.scripts.sandbox.errors import UnavailableError
 from trainfit.scripts.sandbox.keeper import Attempt, Keeper

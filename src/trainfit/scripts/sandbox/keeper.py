@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainfit.results.sandbox import Protection, SandboxRequest
+from trainfit.results.runs.sandbox import Protection, SandboxRequest
 from trainfit.scripts.sandbox import kernel
 from trainfit.scripts.sandbox.layer import Layer, Written, copy_writes, written
 

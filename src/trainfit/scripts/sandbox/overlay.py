@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainfit.hardware.mounts import Mount, mount_of, normal, read_mounts, relative
-from trainfit.hardware.system import System
+from trainfit.hardware.host.system import System
+from trainfit.hardware.storage.mounts import Mount, mount_of, normal, read_mounts, relative
 from trainfit.scripts.sandbox import kernel
 from trainfit.scripts.sandbox.errors import UnavailableError
 from trainfit.scripts.sandbox.layer import Layer, is_in_layer

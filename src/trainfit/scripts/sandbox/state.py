@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainfit.results.sandbox import ProtectionKind
+from trainfit.results.runs.sandbox import ProtectionKind
 
 
 @dataclasses.dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from trainfit.results.trace import Finding
+from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.scene import Scene
 
 

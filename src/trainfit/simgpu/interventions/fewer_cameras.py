@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.results.trace import Finding
+from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.resolution import LEAST_SIDE, MOST_CHANNELS
 from trainfit.simgpu.interventions.scene import Scene

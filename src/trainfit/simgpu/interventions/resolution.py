@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as tree
 
-from trainfit.results.trace import Finding
+from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.scene import Scene
 

@@ -6,18 +6,25 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trainfit.results.trace import Compute, Finding, ForwardCalls, InterventionRequest
-from trainfit.simgpu.interventions.accumulation import Accumulation
-from trainfit.simgpu.interventions.attention import AttentionWithoutWeights, WrittenAttention
-from trainfit.simgpu.interventions.backward_step import OptimizerInBackward
+from trainfit.results.runs.trace import Compute, Finding, ForwardCalls, InterventionRequest
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.checkpointing import Checkpointing
 from trainfit.simgpu.interventions.fewer_cameras import FewerCameras
-from trainfit.simgpu.interventions.freezing import FreezeBackbone
-from trainfit.simgpu.interventions.grad_mode import ForwardGrad, NoGradInEvaluation
-from trainfit.simgpu.interventions.inplace import InplaceActivations
-from trainfit.simgpu.interventions.memory_format import ChannelsLast
-from trainfit.simgpu.interventions.optimizers import (
+from trainfit.simgpu.interventions.network.attention import (
+    AttentionWithoutWeights,
+    WrittenAttention,
+)
+from trainfit.simgpu.interventions.network.checkpointing import Checkpointing
+from trainfit.simgpu.interventions.network.freezing import FreezeBackbone
+from trainfit.simgpu.interventions.network.inplace import InplaceActivations
+from trainfit.simgpu.interventions.network.memory_format import ChannelsLast
+from trainfit.simgpu.interventions.network.pooling import GlobalPooling
+from trainfit.simgpu.interventions.network.smaller_model import SmallerModel
+from trainfit.simgpu.interventions.resolution import LowerResolution
+from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.step.accumulation import Accumulation
+from trainfit.simgpu.interventions.step.backward_step import OptimizerInBackward
+from trainfit.simgpu.interventions.step.grad_mode import ForwardGrad, NoGradInEvaluation
+from trainfit.simgpu.interventions.step.optimizers import (
     Adafactor,
     Adam,
     EightBit,
@@ -25,13 +32,9 @@ from trainfit.simgpu.interventions.optimizers import (
     Momentum,
     Sgd,
 )
-from trainfit.simgpu.interventions.pooling import GlobalPooling
-from trainfit.simgpu.interventions.resolution import LowerResolution
-from trainfit.simgpu.interventions.scene import Scene
-from trainfit.simgpu.interventions.smaller_model import SmallerModel
-from trainfit.simgpu.interventions.zero_grad import SetToNone
-from trainfit.simgpu.operator_watch import OperatorWatch
+from trainfit.simgpu.interventions.step.zero_grad import SetToNone
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.recording.operator_watch import OperatorWatch
 from trainfit.simgpu.session import Simulation
 
 #: In the order in which several are applied: what wraps ``optimizer.step`` last is outermost.

@@ -1,0 +1,74 @@
+"""``trainfit calibrate``: measure this machine's GPU and write its profile."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from trainfit.cli.common import memory_size, output_file, progress, seconds
+from trainfit.hardware import device_constants, find_gpu
+from trainfit.plan.real_machine.calibrate import Processes, calibrate
+from trainfit.report.gpus.profile import profile_text
+from trainfit.report.sizes import printable
+from trainfit.results.runs.measurement import StandIn
+
+PARSER: dict[str, Any] = {
+    "help": "measure this machine's GPU and write a profile for plan and simulate",
+    "description": "Measure the GPU: the CUDA context and what libraries add to it, workspaces, "
+    "rates of matrix products and copies, the cost of a launch. It takes under three minutes; "
+    "nothing else should use the GPU meanwhile.",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        default="profile.json",
+        help="where the profile goes (default profile.json)",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=180.0,
+        metavar="S",
+        help="seconds that it may take; what is not measured by then is left out (default 180)",
+    )
+    parser.add_argument(
+        "--rehearse",
+        metavar="GPU",
+        help="run all of it on a simulated GPU instead; plan refuses such a profile",
+    )
+    parser.add_argument(
+        "--other-processes",
+        type=memory_size,
+        default=0,
+        metavar="SIZE",
+        help="with --rehearse: what others hold of the simulated GPU",
+    )
+    parser.add_argument("--json", action="store_true", help="print the profile's JSON instead")
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """There is no command: all words are ours."""
+    return list(words), []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Measure, save and print; returns the exit code."""
+    stand_in = None
+    if options.rehearse is not None:
+        gpu = find_gpu(options.rehearse)
+        others = options.other_processes
+        stand_in = StandIn(gpu.key, device_constants(gpu, other_processes_bytes=others))
+    output = output_file(options.output)
+    profile = calibrate(Processes(stand_in), options.time_limit, progress)
+    profile.save(output)
+    if options.json:
+        print(profile.to_json())
+    else:
+        print(f"{profile_text(profile)}\n\nProfile: {printable(str(output))}")
+        print("(use it: `trainfit plan --profile FILE …`; show it again with `trainfit show`)")
+    return 0

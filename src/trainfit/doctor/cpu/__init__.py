@@ -1,0 +1,1 @@
+"""Checks of the processor: cores, clocks, idle states, NUMA nodes, threads."""

@@ -1,0 +1,198 @@
+"""How many cores a job gets, and whether it can know."""
+
+from __future__ import annotations
+
+from trainfit.doctor import thresholds as policy
+from trainfit.doctor.figures import all_gpus, on_host, raise_limit, restore, whole
+from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.hardware.host.parsing import cpu_list_text
+from trainfit.results.files.words import core_count, cores, count
+from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.machine import Cpu, Machine
+
+NAME = "cores"
+
+
+def check_cores(machine: Machine) -> tuple[Check, ...]:
+    """Affinity, cgroup quota and kinds of core against what the machine has."""
+    cpu = machine.cpu
+    found = _found(cpu)
+    usable = cpu.usable_cores.value
+    if usable is None:
+        needed = "how many cores a job may use needs sched_getaffinity and /sys/fs/cgroup"
+        return (unsure(NAME, "the cores that a job gets cannot be told", needed, found),)
+    check = (
+        _one_cpu(machine, found)
+        or _only_efficiency_cores(cpu, found)
+        or _hidden_quota(machine, found)
+        or _few_for_gpus(machine, usable, found)
+    )
+    return (check or good(NAME, _summary(cpu, usable), found, _why(cpu)),)
+
+
+def threads_set(machine: Machine) -> int | None:
+    """OMP_NUM_THREADS as a number (of its first level); ``None`` if unset or no number."""
+    text = machine.threads.variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
+def _found(cpu: Cpu) -> list[Evidence]:
+    return [
+        evidence("logical CPUs", cpu.logical_cpus),
+        evidence("physical cores", cpu.physical_cores),
+        evidence("CPUs that this process may run on", cpu.affinity, cpu_list_text),
+        evidence("CPU quota in cores", cpu.quota_cores, cores),
+        evidence("kinds of core", cpu.core_kinds, _kinds),
+    ]
+
+
+def _kinds(kinds: object) -> str:
+    assert isinstance(kinds, tuple)
+    return ", ".join(
+        f"{k.physical_cores} {k.kind} (CPUs {cpu_list_text(k.logical_cpus)})" for k in kinds
+    )
+
+
+def _summary(cpu: Cpu, usable: float) -> str:
+    logical = cpu.logical_cpus.value
+    of = f" of {logical} logical CPUs" if logical else " CPUs"
+    return f"a job gets {cores(usable)}{of}" + _kind_counts(cpu)
+
+
+def _kind_counts(cpu: Cpu) -> str:
+    kinds = cpu.core_kinds.value or ()
+    if len(kinds) < 2:
+        physical = cpu.physical_cores.value
+        return f" ({count(physical, 'physical core')})" if physical else ""
+    listed = " + ".join(f"{kind.physical_cores} {kind.kind}" for kind in kinds)
+    return f" ({listed} cores)"
+
+
+def _why(cpu: Cpu) -> str:
+    parts = []
+    affinity, logical = cpu.affinity.value, cpu.logical_cpus.value
+    if affinity and logical and len(affinity) < logical:
+        parts.append(
+            f"this process is bound to CPUs {cpu_list_text(affinity)}, as children of it will be; "
+            "PyTorch's threads respect that, os.cpu_count() does not"
+        )
+    kinds = cpu.core_kinds.value or ()
+    fast = [kind for kind in kinds if kind.kind == "performance"]
+    if fast and len(kinds) > 1:
+        parts.append(
+            "a process that launches many small kernels is fastest on the performance cores: "
+            f"taskset -c {cpu_list_text(fast[0].logical_cpus)} for paced inference"
+        )
+    nodes = cpu.numa_nodes.value or ()
+    if len(nodes) > 1:
+        parts.append(f"they lie on {len(nodes)} NUMA nodes, see check numa")
+    return "; ".join(parts)
+
+
+def _one_cpu(machine: Machine, found: list[Evidence]) -> Check | None:
+    """Some imports bind the process to one CPU; so does Slurm without --cpus-per-task."""
+    affinity, logical = machine.cpu.affinity.value, machine.cpu.logical_cpus.value
+    if not affinity or not logical or len(affinity) > 1 or logical == 1:
+        return None
+    if machine.surroundings.scheduler.is_known:
+        return None  # the scheduler's grant: check "scheduler"
+    return bad(
+        NAME,
+        "bound_to_one_cpu",
+        f"this process may run on CPU {affinity[0]} only, of {logical}",
+        "all threads and all DataLoader workers share one CPU: loading, decoding and launching "
+        "wait for each other. An environment or an import that sets an affinity "
+        "(GOMP_CPU_AFFINITY, KMP_AFFINITY, taskset, a container's cpuset) is the usual reason.",
+        found,
+        [
+            Remedy(
+                f"taskset -c 0-{logical - 1} python train.py",
+                f"taskset -c {affinity[0]} python train.py",
+                on_host(machine, "none, where nobody else was meant to have the other CPUs"),
+            )
+        ],
+    )
+
+
+def _only_efficiency_cores(cpu: Cpu, found: list[Evidence]) -> Check | None:
+    kinds = {kind.kind: kind for kind in cpu.core_kinds.value or ()}
+    slow, fast, affinity = kinds.get("efficiency"), kinds.get("performance"), cpu.affinity.value
+    if slow is None or fast is None or not affinity or not set(affinity) <= set(slow.logical_cpus):
+        return None
+    return bad(
+        NAME,
+        "efficiency_cores_only",
+        f"this process may run on efficiency cores only (CPUs {cpu_list_text(affinity)})"[:99],
+        "launches and decoding run at the lower clock and fewer instructions per clock of the "
+        "efficiency cores, while the performance cores are idle.",
+        found,
+        [
+            Remedy(
+                f"taskset -c {cpu_list_text(fast.logical_cpus)} python train.py",
+                f"taskset -c {cpu_list_text(affinity)} python train.py",
+                "power and heat of the performance cores",
+            )
+        ],
+    )
+
+
+def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
+    """A quota that neither os.cpu_count() nor the affinity shows, and nobody sized for."""
+    quota, affinity = machine.cpu.quota_cores.value, machine.cpu.affinity.value
+    if quota is None or not affinity or quota >= policy.QUOTA_SHARE * len(affinity):
+        return None
+    threads = threads_set(machine)
+    if threads is not None and threads <= whole(quota):
+        return None  # whoever set it knows of the quota
+    number = whole(quota)
+    return bad(
+        NAME,
+        "cpu_quota_hidden",
+        f"{len(affinity)} CPUs are visible, but a quota allows {core_count(quota)} of time",
+        "os.cpu_count(), nproc and top show the CPUs, not the quota. A job that sizes its threads "
+        "or its DataLoader workers by them spends its time early in each period of 100 ms and is "
+        "then stopped until the next: steps stutter and the GPU waits.",
+        found,
+        [
+            Remedy(
+                f"export OMP_NUM_THREADS={number}  # and num_workers={number} at most",
+                restore(machine, "OMP_NUM_THREADS"),
+                "none: more threads than the quota only wait",
+            ),
+            raise_limit(
+                machine,
+                f"--cpus={len(affinity)}|--cpus={cores(quota)}",
+                f"cpu: {len(affinity)}|cpu: {cores(quota)}",
+                f"CPUQuota={100 * len(affinity)}%|CPUQuota={100 * quota:.0f}%",
+                "CPU time that others on the machine have now",
+            ),
+        ],
+    )
+
+
+def _few_for_gpus(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:
+    gpus = len(all_gpus(machine))
+    if not gpus or usable >= policy.LEAST_CPUS_PER_GPU * gpus:
+        return None
+    least = policy.LEAST_CPUS_PER_GPU * gpus
+    return bad(
+        NAME,
+        "few_cores_per_gpu",
+        f"{cores(usable)} usable CPUs for {count(gpus, 'GPU')}: fewer than {least}",
+        "the process that launches kernels, its pin-memory thread and the workers share them: "
+        "the GPU waits for data, whatever its own speed.",
+        found,
+        [
+            Remedy(
+                "decode once and store the tensors, or augment on the GPU (torchvision "
+                "transforms.v2 on cuda tensors)",
+                "go back to decoding in the DataLoader",
+                "disk space for decoded data, or GPU time and memory for augmentation",
+            ),
+            Remedy(
+                f"rent a machine type with {4 * gpus} vCPUs or more",
+                "go back to the former machine type",
+                "its price",
+            ),
+        ],
+    )

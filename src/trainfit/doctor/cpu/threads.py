@@ -1,0 +1,209 @@
+"""Thread settings of the libraries against the cores that a job gets."""
+
+from __future__ import annotations
+
+from trainfit.doctor import thresholds as policy
+from trainfit.doctor.cpu.cores import threads_set
+from trainfit.doctor.cpu.worker_threads import check_workers
+from trainfit.doctor.figures import all_gpus, restore, short, whole
+from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.hardware.host.thread_variables import JUDGED, misread
+from trainfit.results.files.words import core_count, cores
+from trainfit.results.machine.doctor import Check, Evidence, Remedy, WorkerPools
+from trainfit.results.machine.machine import Machine
+
+NAME = "threads"
+#: Variables that hold a number of threads. KMP_* and GOMP_* hold other things.
+COUNTS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
+
+def check_threads(machine: Machine, pools: WorkerPools | None = None) -> tuple[Check, ...]:
+    """OMP, MKL, OpenBLAS and OpenCV, against the usable cores and what workers add; ``pools`` is
+    what a script's workers run (``None``: no script was read)."""
+    found = _found(machine)
+    invalid = _invalid(machine, found)
+    if invalid is not None:
+        return (invalid,)
+    usable = machine.cpu.usable_cores.value
+    if usable is None:
+        needed = "the number of cores that a job gets, see check cores"
+        return (unsure(NAME, "no usable cores are known to hold threads against", needed, found),)
+    check = _too_many(machine, usable, found) or _default_over_quota(machine, usable, found)
+    added = check_workers(machine, usable, pools) if pools is not None else ()
+    if check is None and not added:
+        return (_fine(machine, usable, found, is_read=pools is not None),)
+    return (check, *added) if check is not None else added
+
+
+def _found(machine: Machine) -> list[Evidence]:
+    threads = machine.threads
+    found = [
+        Evidence(name, value or "(empty)", "environment")
+        for name, value in sorted(threads.variables.items())
+    ]
+    if "OMP_NUM_THREADS" not in threads.variables:
+        found.insert(0, Evidence("OMP_NUM_THREADS", "not set", "environment"))
+    return [
+        *found,
+        evidence("PyTorch's threads", threads.torch_default),
+        evidence("OpenCV's threads, if it is used", threads.opencv_default),
+        evidence("usable cores", machine.cpu.usable_cores, cores),
+    ]
+
+
+def _number(text: str) -> int | None:
+    """A thread count; OMP_NUM_THREADS may hold one a level ("4,2")."""
+    words = [word.strip() for word in text.split(",")]
+    if all(word.isascii() and word.isdigit() and len(word) < 9 for word in words):
+        return int(words[0])
+    return None
+
+
+def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
+    variables = machine.threads.variables
+    told = misread(variables)
+    for name in COUNTS:
+        text = variables.get(name)
+        if not text:
+            continue
+        if name in JUDGED:
+            if name not in told:
+                continue
+            why = f"it {told[name]}."
+        elif _number(text) or (name == "OPENCV_FOR_THREADS_NUM" and _number(text) == 0):
+            continue  # OpenCV's 0 is its default: as many as there are CPUs
+        else:
+            why = "the library ignores it and takes its default, one thread for each CPU it sees."
+        return bad(
+            NAME,
+            "thread_setting_invalid",
+            f"{name}={short(text)} is no number of threads",
+            why,
+            found,
+            [
+                Remedy(
+                    f"export {name}={_wanted(machine)}",
+                    restore(machine, name),
+                    "none: it does not say what was meant",
+                )
+            ],
+        )
+    return None
+
+
+def _wanted(machine: Machine) -> int:
+    usable = machine.cpu.usable_cores.value
+    return whole(usable / max(1, len(all_gpus(machine)))) if usable else 1
+
+
+def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:
+    most = whole(usable)
+    over = {
+        name: number
+        for name in COUNTS
+        if (number := _number(machine.threads.variables.get(name, ""))) and number > most
+    }
+    if not over:
+        return None
+    name = max(over, key=lambda key: over[key])
+    return bad(
+        NAME,
+        "threads_exceed_cores",
+        f"{name}={over[name]}, but a job gets {core_count(usable)}",
+        "threads beyond the cores take turns: an OpenMP region ends when its last thread does, so "
+        "each CPU operator waits for a thread that is not running.",
+        found,
+        [
+            Remedy(f"export {key}={most}", restore(machine, key), "none on these cores")
+            for key in over
+        ],
+    )
+
+
+def _default_over_quota(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:
+    """OpenMP takes its default from the affinity; it does not know of cgroup quotas."""
+    quota, default = machine.cpu.quota_cores.value, machine.threads.torch_default.value
+    if quota is None or default is None or threads_set(machine) is not None:
+        return None
+    most = whole(usable)
+    if default <= most:
+        return None
+    return bad(
+        NAME,
+        "threads_exceed_quota",
+        f"PyTorch starts {default} threads, but the CPU quota allows {core_count(quota)}",
+        "OpenMP counts the CPUs that it sees, not the cgroup's quota. The threads use up the "
+        "quota early in each period of 100 ms, then all of them are stopped until the next.",
+        found,
+        [
+            Remedy(
+                f"export OMP_NUM_THREADS={most} MKL_NUM_THREADS={most}",
+                "unset OMP_NUM_THREADS; " + restore(machine, "MKL_NUM_THREADS"),
+                "none within this quota",
+            )
+        ],
+    )
+
+
+def _in_workers(machine: Machine, usable: float) -> str:
+    """What workers add: whether it hurts depends on their number and on what they call."""
+    note = (
+        "PyTorch sets its own threads to 1 in each DataLoader worker, but not those of OpenCV, "
+        "NumPy's BLAS or FFmpeg"
+    )
+    workers = whole(usable / 2)
+    added = _opencv_in(machine, usable, workers)
+    if not added:
+        return note
+    return (
+        f"{note}: {workers} workers that use OpenCV would run {added} threads on "
+        f"{core_count(usable)}. Call cv2.setNumThreads(0) in worker_init_fn, or export "
+        "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1; `trainfit doctor --script FILE` tells "
+        "whether the workers of a script do"
+    )
+
+
+def _opencv_in(machine: Machine, usable: float, workers: int) -> int:
+    """Threads of so many workers, if they used OpenCV; 0 where that is not known or not many."""
+    threads = machine.threads.opencv_default.value
+    if threads is None or workers * threads <= policy.THREADS_PER_CORE * usable:
+        return 0
+    return workers * threads
+
+
+def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bool) -> Check:
+    threads = threads_set(machine)
+    if threads is None:
+        default = machine.threads.torch_default.value
+        number = f"{default} threads" if default else "its own number of threads"
+        workers = whole(usable / 2)
+        said = f"OMP_NUM_THREADS is not set: PyTorch takes {number} on {core_count(usable)}"
+        if not is_read and (added := _opencv_in(machine, usable, workers)):
+            said = short(
+                f"PyTorch takes {number} on {core_count(usable)}; OpenCV in {workers} workers "
+                f"would take {added}: --script tells",
+                99,
+            )
+        return good(
+            NAME,
+            said,
+            found,
+            f"{_in_workers(machine, usable)}; torchrun sets OMP_NUM_THREADS=1 for several ranks",
+        )
+    why = _in_workers(machine, usable)
+    if threads == 1 and usable >= policy.SINGLE_THREAD_CORES:
+        why = (
+            "one thread is right where many workers share the cores; operators on the CPU in the "
+            "main process (a loss, a metric, an optimizer on the CPU) run on one thread of "
+            f"{cores(usable)}: give those torch.set_num_threads(n) in the script"
+        )
+    return good(NAME, f"OMP_NUM_THREADS={threads} on {cores(usable)} usable cores", found, why)

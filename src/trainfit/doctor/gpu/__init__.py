@@ -1,0 +1,1 @@
+"""Checks of the GPUs: health, modes, sharing, PCIe link."""

@@ -1,0 +1,1 @@
+"""Why PyTorch sees no GPU: a decision table over the driver stack."""

@@ -1,0 +1,166 @@
+"""Rows of the decision table whose cause lies between the host and a container or WSL."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.results.machine.doctor import Check, Remedy
+
+NAME: Final = "gpu"
+_WSL: Final = "/usr/lib/wsl/"
+_WSL_LIBRARY: Final = f"{_WSL}lib"
+
+
+def wsl_driver(stack: Stack) -> Check | None:
+    """WSL2: the Windows driver's libcuda is missing, shadowed, or does not start."""
+    if not stack.in_wsl:
+        return None
+    if stack.in_container and not stack.has_dxg:
+        return _without(stack, ["/dev/dxg"] + ([] if stack.has_libcuda else ["libcuda"]))
+    place = stack.cuda.library_places.get("libcuda", "")
+    loaded = stack.cuda_driver.library if stack.cuda_driver is not None else place
+    # Windows' own has no version in its name (libcuda.so.1.1), wherever a container puts it.
+    shadows = "libcuda" in stack.cuda.library_versions and stack.cuda_code != 0
+    found = [
+        stack.node_evidence(),
+        evidence("WSL", stack.machine.surroundings.wsl),
+        *stack.driver_evidence(),
+        *stack.torch_evidence(),
+    ]
+    if loaded and shadows and not loaded.startswith(_WSL):
+        remedy = Remedy(
+            "dpkg -l | grep nvidia; sudo apt purge 'libnvidia-compute-*' 'nvidia-driver-*'",
+            "sudo apt install PACKAGES   # those that dpkg listed",
+            "none: inside WSL they never drive a GPU",
+        )
+        why = (
+            f"WSL takes its GPU from Windows through {_WSL_LIBRARY}/libcuda.so.1; a Linux "
+            f"driver installed inside shadows it ({loaded}) and finds no device."
+        )
+        return bad(
+            NAME, "wsl_driver", "a Linux driver inside WSL hides Windows' own", why, found, [remedy]
+        )
+    if not stack.sees_gpu and stack.cuda_code != 0:
+        why = (
+            f"WSL takes its GPU from the driver of Windows through {_WSL_LIBRARY}; that driver "
+            "is missing there, too old for WSL, or the virtual machine lost it."
+        )
+        return bad(
+            NAME,
+            "wsl_driver",
+            "Windows' NVIDIA driver does not reach into WSL",
+            why,
+            found,
+            [
+                Remedy(
+                    "wsl.exe --shutdown   # from Windows, then start again",
+                    "none needed",
+                    "ends everything that runs in WSL",
+                ),
+                Remedy(
+                    "wsl.exe --update, and install NVIDIA's current driver in Windows",
+                    "reinstall the former driver",
+                    "a restart of Windows; install no driver inside WSL",
+                ),
+            ],
+        )
+    return None
+
+
+def without_gpu(stack: Stack) -> Check | None:
+    """The host drives a GPU, and the container was started without it."""
+    if stack.kernel_driver is None or stack.in_wsl or stack.is_jetson:
+        return None
+    gone = not stack.gpu_nodes, not stack.has_libcuda
+    if not (all(gone) or (stack.in_container and any(gone))):
+        return None
+    missing = [
+        name for name, is_gone in zip(("/dev/nvidia*", "libcuda"), gone, strict=True) if is_gone
+    ]
+    return _without(stack, missing)
+
+
+def _without(stack: Stack, missing: list[str]) -> Check:
+    container = stack.machine.surroundings.container
+    summary = "the host has an NVIDIA driver, but this container was started without its GPU"
+    if stack.in_wsl:
+        summary = "this container under WSL was started without the GPU"
+    elif missing == ["libcuda"]:
+        summary = "this container has the GPU's device files, but not the driver's libcuda"
+    return bad(
+        NAME,
+        "container_without_gpu",
+        summary,
+        f"Missing inside: {' and '.join(missing)}. The NVIDIA Container Toolkit brings both in "
+        "when the container is asked for a GPU.",
+        [
+            evidence("container", container),
+            evidence("kernel driver", stack.cuda.kernel_driver),
+            stack.node_evidence(),
+            evidence("cuInit", stack.cuda.cuda, lambda answer: f"{answer.code} {answer.error}"),
+            *stack.torch_evidence(),
+        ],
+        [_start_again(container.value, missing)],
+    )
+
+
+def _start_again(container: str | None, missing: list[str]) -> Remedy:
+    if missing == ["libcuda"] and container not in ("apptainer", "singularity", "lxc"):
+        return Remedy(
+            "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …",
+            "start it as before",
+            "the container starts anew; without 'compute' the toolkit leaves libcuda out, and "
+            "--device alone brings no library in",
+        )
+    commands = {
+        "podman": "podman run --device nvidia.com/gpu=all …",
+        "kubernetes": 'resources: {limits: {"nvidia.com/gpu": 1}}   # in the pod\'s container',
+        "apptainer": "apptainer exec --nv …",
+        "singularity": "singularity exec --nv …",
+        "lxc": "lxc config device add CONTAINER gpu gpu",
+    }
+    return Remedy(
+        commands.get(
+            container or "", "docker run --gpus all …   # or: deploy.resources in compose"
+        ),
+        "start it as before",
+        "the container starts anew; the host needs nvidia-container-toolkit",
+    )
+
+
+def lost_gpu(stack: Stack) -> Check | None:
+    """The container had its GPU and lost the permission (NVML: Unknown Error)."""
+    unknown = any(
+        word in f"{stack.nvml_error} {stack.cuda.nvidia_smi.reason}"
+        for word in ("NVML_ERROR_UNKNOWN", "Unknown Error")
+    )
+    if not unknown or not stack.in_container:
+        return None
+    return bad(
+        NAME,
+        "container_lost_gpu",
+        "this container has lost its GPU: NVML answers 'Unknown Error'",
+        "A reload of systemd on the host takes away the container's right to the device files "
+        "(nvidia-container-toolkit#48); the host itself still sees the GPU.",
+        [
+            stack.node_evidence(),
+            evidence("container", stack.machine.surroundings.container),
+            *stack.driver_evidence(),
+            *stack.torch_evidence(),
+        ],
+        [
+            Remedy(
+                "docker rm -f CONTAINER && docker run --gpus all …   # on the host: recreate it",
+                "none needed",
+                "what runs in the container ends",
+            ),
+            Remedy(
+                "docker run --gpus all --device /dev/nvidia0 --device /dev/nvidiactl "
+                "--device /dev/nvidia-uvm …",
+                "leave the --device options out",
+                "none; devices named so survive a reload (or use the cgroupfs driver)",
+            ),
+        ],
+    )

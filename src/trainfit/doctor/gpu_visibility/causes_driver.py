@@ -1,0 +1,304 @@
+"""Rows of the decision table whose cause lies in the GPU, its driver or the driver's files."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trainfit.doctor.figures import on_host
+from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.gpu_visibility import torch_wheels as wheels
+from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, Stack, version_text
+from trainfit.results.machine.doctor import Check, Evidence, Remedy
+
+NAME: Final = "gpu"
+
+# CUresult: docs.nvidia.com/cuda/cuda-driver-api, "Data types used by CUDA driver".
+_NOT_READY = 802
+_COMPAT_NOT_SUPPORTED = 804
+
+
+def hangs(stack: Stack) -> Check | None:
+    """The driver does not answer at all."""
+    hanging = stack.hanging
+    if len(hanging) < 2 and "libcuda" not in hanging:
+        return None
+    if not (stack.drives_gpu or stack.nodes or stack.pci):
+        return None  # without a driver nothing hangs in it: the machine itself is slow
+    return bad(
+        NAME,
+        "driver_hangs",
+        f"the NVIDIA driver does not answer ({', '.join(hanging)})",
+        "Calls into the driver do not come back: a GPU that fell off the bus, a driver that "
+        "crashed, or a process stuck in it. Servers with many GPUs and no persistence mode may "
+        "also need tens of seconds for the first call.",
+        _all(stack),
+        [
+            Remedy(
+                "time nvidia-smi -L   # if it ends after all: sudo nvidia-smi -pm 1",
+                "Ctrl-C; sudo nvidia-smi -pm 0",
+                "none",
+            ),
+            Remedy(
+                "sudo dmesg | grep -iE 'nvrm|xid' | tail -20",
+                "nothing is changed",
+                "none; an Xid number says what happened (docs.nvidia.com/deploy/xid-errors)",
+            ),
+            Remedy(
+                "sudo reboot",
+                "none: a restart cannot be taken back",
+                on_host(stack.machine, "everything on the machine ends"),
+            ),
+        ],
+    )
+
+
+def no_gpu(stack: Stack) -> Check | None:
+    """There is no NVIDIA GPU on the bus."""
+    if stack.drives_gpu or stack.in_wsl or stack.is_jetson:
+        return None
+    if stack.pci is None or stack.pci:
+        return None
+    return bad(
+        NAME,
+        "no_gpu",
+        "this machine has no NVIDIA GPU",
+        "No device of NVIDIA (0x10de) is on the PCI bus, and no NVIDIA driver is loaded. A GPU "
+        "that a laptop has switched off (prime-select, supergfxctl), an eGPU that is not plugged "
+        "in, or one that the host keeps from this virtual machine is not on the bus either.",
+        _all(stack),
+        [
+            Remedy(
+                'trainfit plan --gpu "RTX 4090" -- python train.py …',
+                "none needed",
+                "none: plans the job for a GPU that is elsewhere",
+            )
+        ],
+    )
+
+
+def no_driver(stack: Stack) -> Check | None:
+    """A GPU is there, or may be, and no NVIDIA driver is loaded."""
+    if stack.drives_gpu or stack.in_wsl or stack.is_jetson:
+        return None
+    if not stack.cuda.kernel_driver.is_absent:
+        return None
+    drivers = {device.kernel_driver for device in stack.pci or () if device.kernel_driver}
+    other = sorted(drivers - {"nvidia"})  # nvidia: it runs, and its files are hidden here
+    if stack.pci is None:
+        why = (
+            "No NVIDIA driver is loaded; whether there is a GPU cannot be told, as the PCI bus "
+            f"cannot be seen ({stack.cuda.pci_devices.reason})."
+        )
+    elif "vfio-pci" in other:
+        why = "The GPU is held back for a virtual machine (vfio-pci); this system cannot use it."
+    elif other:
+        why = f"The GPU is driven by {', '.join(other)}, which serves no CUDA."
+    elif _built(stack) and not stack.in_container:
+        why = (
+            f"The driver's libraries ({_built(stack)}) are installed, and its module is not "
+            "loaded: it was not built for this kernel (an update of the kernel), Secure Boot "
+            "refuses it, or it is on a blacklist."
+        )
+    else:
+        why = "An NVIDIA GPU is on the PCI bus, and no driver has taken it."
+    return bad(
+        NAME,
+        "no_driver",
+        "no NVIDIA driver is loaded",
+        why,
+        [
+            evidence("kernel modules", stack.cuda.kernel_modules, lambda m: ", ".join(m) or "none"),
+            *_all(stack),
+        ],
+        _load(stack, other),
+    )
+
+
+def _built(stack: Stack) -> str | None:
+    """Version of the driver's libraries that are installed."""
+    return stack.cuda.library_versions.get("libcuda")
+
+
+def _load(stack: Stack, other: list[str]) -> list[Remedy]:
+    """How a driver comes to the GPU."""
+    if "vfio-pci" in other:
+        held = [d.address for d in stack.pci or () if d.kernel_driver == "vfio-pci"]
+        return [
+            Remedy(
+                " && ".join(f"sudo driverctl unset-override {address}" for address in held),
+                " && ".join(f"sudo driverctl set-override {a} vfio-pci" for a in held),
+                "the virtual machine loses the GPU; where the kernel's command line or "
+                "/etc/modprobe.d names it (vfio-pci.ids=), take it out there, then reboot",
+            )
+        ]
+    install = Remedy(
+        _install_command(stack),
+        "remove the package again, then reboot",
+        on_host(
+            stack.machine,
+            "a reboot; with Secure Boot the module must be signed (mokutil --sb-state)",
+        ),
+    )
+    if other or not _built(stack) or stack.in_container:
+        return [install]
+    return [
+        Remedy(
+            "sudo modprobe nvidia   # if it fails: sudo dkms autoinstall, and try again",
+            "sudo modprobe -r nvidia",
+            on_host(stack.machine, "none; it says why where it fails (sudo dmesg | tail)"),
+        ),
+        install,
+    ]
+
+
+def distribution(stack: Stack) -> str:
+    """The system's name; "" in a container, whose image says nothing of the host's."""
+    if stack.in_container:
+        return ""
+    return (stack.machine.surroundings.operating_system.value or "").lower()
+
+
+def _install_command(stack: Stack) -> str:
+    system = distribution(stack)
+    if "ubuntu" in system:
+        return "sudo ubuntu-drivers install && sudo reboot"
+    if "debian" in system:
+        return "sudo apt install nvidia-driver firmware-misc-nonfree && sudo reboot"
+    if "fedora" in system:
+        return "sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda && sudo reboot"
+    if "arch" in system:
+        return "sudo pacman -S nvidia-open && sudo reboot"
+    return (
+        "install NVIDIA's driver for the distribution, then reboot "
+        "(docs.nvidia.com/datacenter/tesla/driver-installation-guide)"
+    )
+
+
+def lost_gpu(stack: Stack) -> Check | None:
+    """The GPU fell off the bus."""
+    reasons = [stack.nvml_error, stack.cuda.nvidia_smi.reason]
+    reasons += [gpu.name.reason for gpu in stack.gpus]
+    if not any("GPU_IS_LOST" in reason or "is lost" in reason for reason in reasons):
+        return None
+    return bad(
+        NAME,
+        "gpu_lost",
+        "a GPU has fallen off the bus",
+        "NVML says GPU_IS_LOST: overheating, power or a bad slot are the usual causes (Xid 79).",
+        _all(stack),
+        [
+            Remedy(
+                "sudo reboot",
+                "none: a restart cannot be taken back",
+                on_host(stack.machine, "everything on the machine ends"),
+            )
+        ],
+    )
+
+
+def compat_unsupported(stack: Stack) -> Check | None:
+    """A forward-compatibility libcuda is used on a GPU that may not use it."""
+    if stack.cuda_code != _COMPAT_NOT_SUPPORTED and "Error 804" not in stack.torch_words:
+        return None
+    build, branch = stack.torch, stack.driver_branch
+    least = LEAST_DRIVER.get(build.cuda[0]) if build is not None and build.cuda else None
+    if least is not None and branch is not None and branch < least:
+        return None  # without it the driver would be too old: that is the cause
+    return bad(
+        NAME,
+        "forward_compat_unsupported",
+        "CUDA's forward-compatibility libcuda is used on a GPU that may not use it (error 804)",
+        "It serves data-centre GPUs only, and comes before the driver's own libcuda, mostly by "
+        "an image's LD_LIBRARY_PATH. The driver itself is new enough for this PyTorch.",
+        _all(stack),
+        [
+            Remedy(
+                'export LD_LIBRARY_PATH="$(echo "$LD_LIBRARY_PATH" | tr : \'\\n\' | '
+                'grep -v compat | paste -sd:)"',
+                "open a new shell",
+                "none; where ldconfig names the folder: sudo apt remove 'cuda-compat-*'",
+            )
+        ],
+    )
+
+
+def too_old(stack: Stack) -> Check | None:
+    """The driver is older than the CUDA of this PyTorch needs."""
+    build = stack.torch
+    if build is None or build.cuda is None or stack.sees_gpu:
+        return None
+    if not stack.too_old:
+        return None
+    least = LEAST_DRIVER.get(build.cuda[0])
+    driver = stack.kernel_driver or stack.cuda.nvml.value or "the driver"
+    needs = (
+        f"CUDA {version_text(build.cuda)} needs driver {least} or newer"
+        if least
+        else (f"CUDA {version_text(build.cuda)} needs a newer one")
+    )
+    newest = stack.cuda_driver.version if stack.cuda_driver is not None else None
+    newest = newest or stack.cuda.nvml_cuda.value
+    serves = f"; this driver serves CUDA up to {version_text(newest)}" if newest else ""
+    remedies = [
+        Remedy(
+            "install NVIDIA driver "
+            + (f"{least} or newer" if least else "of the current branch")
+            + ", then reboot",
+            f"reinstall driver {driver}",
+            "a reboot; in a container the host's driver counts",
+        )
+    ]
+    index = wheels.index_for(stack.driver_branch, stack.capabilities)
+    if index is not None:
+        remedies.append(
+            Remedy(
+                wheels.install(index),
+                wheels.again(build),
+                "perhaps an older PyTorch: the newest that was built for a CUDA that this driver "
+                "serves",
+            )
+        )
+    return bad(
+        NAME,
+        "driver_too_old",
+        f"driver {driver} is too old for PyTorch {build.version}",
+        f"{needs}{serves}.",
+        _all(stack),
+        remedies,
+    )
+
+
+def fabric_manager(stack: Stack) -> Check | None:
+    """GPUs joined by NVSwitch wait for the fabric manager (error 802)."""
+    not_ready = stack.cuda_code == _NOT_READY or "Error 802" in stack.torch_words
+    if not not_ready:
+        return None
+    version = stack.driver_branch or "VERSION"
+    return bad(
+        NAME,
+        "fabric_manager_down",
+        "the GPUs wait for the fabric manager (error 802, system not yet initialized)",
+        "GPUs that are joined by NVSwitch answer nvidia-smi and refuse CUDA until "
+        "nvidia-fabricmanager, of exactly the driver's version, runs.",
+        [
+            evidence("nvidia-fabricmanager", stack.cuda.fabric_manager),
+            evidence("nvidia-smi -L", stack.cuda.nvidia_smi),
+            *_all(stack),
+        ],
+        [
+            Remedy(
+                "sudo systemctl enable --now nvidia-fabricmanager",
+                "sudo systemctl disable --now nvidia-fabricmanager",
+                on_host(stack.machine, "none"),
+            ),
+            Remedy(
+                f"sudo apt install nvidia-fabricmanager-{version}   # where the unit is missing",
+                f"sudo apt remove nvidia-fabricmanager-{version}",
+                on_host(stack.machine, "none"),
+            ),
+        ],
+    )
+
+
+def _all(stack: Stack) -> list[Evidence]:
+    return [*stack.driver_evidence(), *stack.torch_evidence()]

@@ -1,0 +1,136 @@
+"""Why PyTorch sees no GPU: the decision table, first match wins.
+
+The rows and their order are those of NVIDIA's and PyTorch's known failures; each is one small
+function in `causes_*`. What matches none is not guessed: it is ``unexplained``, with everything
+that was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from trainfit.doctor.findings import bad, good, unsure
+from trainfit.doctor.gpu_visibility import (
+    causes_container,
+    causes_devices,
+    causes_driver,
+    causes_libraries,
+    causes_torch,
+    causes_use,
+)
+from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.machine import Machine
+
+NAME: Final = "gpu"
+
+Row = Callable[[Stack], Check | None]
+
+#: Asked where PyTorch sees no GPU, or runs nothing on it. In this order, since a later cause
+#: would often match too: a masked GPU leaves ``device_count()`` at 0 like a missing driver does.
+ROWS: Final[tuple[Row, ...]] = (
+    causes_torch.no_torch,
+    causes_torch.import_fails,
+    causes_torch.cpu_only,
+    causes_torch.masked,
+    causes_driver.hangs,
+    causes_libraries.not_loaded,
+    causes_container.wsl_driver,
+    causes_driver.no_gpu,
+    causes_driver.no_driver,
+    causes_container.without_gpu,
+    causes_container.lost_gpu,
+    causes_driver.lost_gpu,
+    causes_libraries.no_libraries,
+    causes_libraries.version_mismatch,
+    causes_driver.compat_unsupported,
+    causes_driver.too_old,
+    causes_driver.fabric_manager,
+    causes_torch.no_kernel_image,
+    causes_devices.device_node,
+    causes_devices.mig_without_instances,
+    causes_use.occupied,
+    causes_use.full,
+    causes_torch.crashes,
+    causes_devices.unknown_error,
+)
+
+#: Asked where PyTorch sees GPUs and runs nothing on one of them: driver, libraries, device files
+#: and masks are well then, and whatever of them looks odd is not the cause.
+KERNEL_ROWS: Final[tuple[Row, ...]] = (
+    causes_torch.cpu_only,
+    causes_driver.lost_gpu,
+    causes_torch.no_kernel_image,
+    causes_use.occupied,
+    causes_use.full,
+)
+
+
+def check_visibility(machine: Machine) -> tuple[Check, ...]:
+    """Does PyTorch see a GPU, and if not, why?"""
+    stack = Stack(machine)
+    # Of this process alone: a fresh one would see the GPU.
+    if (forked := causes_torch.forked(stack)) is not None:
+        return (forked,)
+    if stack.runs_kernels:
+        return (_seen(stack),)
+    for row in KERNEL_ROWS if stack.sees_gpu else ROWS:
+        if (check := row(stack)) is not None:
+            return (check,)
+    return (_unexplained(stack),)
+
+
+def _seen(stack: Stack) -> Check:
+    probe = stack.probe
+    assert probe is not None
+    count = f"{probe.devices} GPU" + ("s" if probe.devices != 1 else "")
+    hidden = stack.gpu_count - probe.devices
+    why = ""
+    masked = stack.cuda.visible_devices
+    if hidden > 0 and masked.value is not None:
+        why = f"CUDA_VISIBLE_DEVICES={masked.value} leaves {probe.devices} of {stack.gpu_count}"
+    names = sorted({gpu.name.value for gpu in stack.gpus if gpu.name.value is not None})
+    of = f": {', '.join(names)}" if names else ""
+    return good(
+        NAME,
+        f"PyTorch sees {count} and runs a kernel on each{of}",
+        [*stack.torch_evidence(), *stack.driver_evidence()],
+        why,
+    )
+
+
+def _unexplained(stack: Stack) -> Check:
+    found = [*stack.torch_evidence(), *stack.driver_evidence(), stack.node_evidence()]
+    if stack.probe is None:
+        return unsure(
+            NAME,
+            "whether PyTorch sees a GPU cannot be told",
+            f"PyTorch could not be asked: {stack.cuda.torch_probe.reason}",
+            found,
+        )
+    said = stack.probe.kernel_error or stack.probe.error or stack.driver_error
+    if stack.sees_gpu and not said:
+        return unsure(
+            NAME,
+            f"PyTorch sees {stack.probe.devices} GPUs; whether a kernel runs on them is not known",
+            "the answer of a kernel: the probe's is incomplete",
+            found,
+        )
+    said = said or "no error was reported"
+    return bad(
+        NAME,
+        "kernel_fails" if stack.sees_gpu else "unexplained",
+        "PyTorch sees the GPU and fails to run a kernel on it, and no known cause fits"
+        if stack.sees_gpu
+        else "PyTorch sees no GPU, and no known cause fits",
+        f"What it said: {said.strip().splitlines()[0][:300]}. Every known cause was looked for.",
+        found,
+        [
+            Remedy(
+                "sudo dmesg | grep -iE 'nvrm|xid|nvidia' | tail -20",
+                "nothing is changed",
+                "none; the kernel's log often names what the libraries do not",
+            )
+        ],
+    )

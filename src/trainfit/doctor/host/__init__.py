@@ -1,0 +1,1 @@
+"""Checks of the rest of the machine: memory, storage, limits, container, packages."""

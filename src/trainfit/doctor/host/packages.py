@@ -1,0 +1,174 @@
+"""Do the installed packages fit each other and the driver, beyond whether a GPU is seen?"""
+
+from __future__ import annotations
+
+import re
+
+from trainfit.doctor import thresholds as policy
+from trainfit.doctor.figures import quoted, short
+from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.machine import Machine, TorchBuild
+
+_INDEX = "https://download.pytorch.org/whl"
+#: CUresult of a forward-compatibility libcuda on a GPU that is not entitled to it (cuda.h).
+_COMPAT_NOT_SUPPORTED = 804
+
+
+def expected_torchvision(version: str) -> tuple[int, int] | None:
+    """torchvision's (major, minor) that goes with a torch version; ``None``: not known."""
+    numbers = _minor(version)
+    if numbers is None:
+        return None
+    major, minor = numbers
+    if major not in policy.TORCHVISION_OFFSET or minor < policy.TORCHVISION_FIRST[major]:
+        return None
+    return 0, minor + policy.TORCHVISION_OFFSET[major]
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version."""
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", version)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def check_torchvision(machine: Machine) -> tuple[Check, ...]:
+    """torch and torchvision: version by version, and built for the same CUDA."""
+    name = "torchvision"
+    torch, vision = machine.cuda.torch, machine.cuda.torchvision
+    if torch.is_absent or vision.is_absent:
+        return ()
+    found = [evidence("torch", torch, _words), evidence("torchvision", vision, _words)]
+    if torch.value is None or vision.value is None:
+        needed = "the version files of both packages"
+        return (unsure(name, "whether torchvision fits torch cannot be told", needed, found),)
+    check = _wrong_version(torch.value, vision.value, found)
+    check = check or _wrong_build(torch.value, vision.value, found)
+    if check is not None:
+        return (check,)
+    pair = (
+        f"torchvision {short(vision.value.version, 20)} with torch {short(torch.value.version, 20)}"
+    )
+    expected = expected_torchvision(torch.value.version)
+    if expected is None or _minor(vision.value.version) is None:
+        needed = "a torch release of which it is known which torchvision goes with it (1.4 to 2.x)"
+        return (unsure(name, f"{pair}: not known to be a pair", needed, found),)
+    return (good(name, f"{pair}: they fit", found),)
+
+
+def _words(build: TorchBuild) -> str:
+    return f"{build.version} built for {_target(build)}"
+
+
+def _target(build: TorchBuild) -> str:
+    if build.cuda is not None:
+        return f"CUDA {build.cuda[0]}.{build.cuda[1]}"
+    return f"ROCm {short(build.hip, 12)}" if build.hip else "the CPU"
+
+
+def _wrong_version(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -> Check | None:
+    expected = expected_torchvision(torch.version)
+    present = _minor(vision.version)
+    if expected is None or present is None or present == expected:
+        return None
+    wanted = f"{expected[0]}.{expected[1]}"
+    return bad(
+        "torchvision",
+        "torchvision_version",
+        f"torchvision {short(vision.version, 20)} beside torch {short(torch.version, 20)}: "
+        f"{wanted} belongs to it",
+        "torchvision's operators are compiled against one torch: with another they do not load "
+        "('operator torchvision::nms does not exist'), or crash.",
+        found,
+        [_reinstall(torch, vision, f"{wanted}.*")],
+    )
+
+
+def _wrong_build(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -> Check | None:
+    if _kind(torch) == _kind(vision):
+        return None
+    wanted = expected_torchvision(torch.version)
+    version = f"{wanted[0]}.{wanted[1]}.*" if wanted else vision.version.partition("+")[0]
+    return bad(
+        "torchvision",
+        "torchvision_build",
+        f"torch is built for {_target(torch)}, torchvision for {_target(vision)}",
+        "torchvision's compiled operators (nms, roi_align, image decoding) do not load or have no "
+        "kernel for the GPU; with another major version of CUDA the import itself fails.",
+        found,
+        [_reinstall(torch, vision, version)],
+    )
+
+
+def _kind(build: TorchBuild) -> str:
+    """What torchvision itself compares: the platform, and CUDA's major version."""
+    if build.cuda is not None:
+        return f"cuda{build.cuda[0]}"
+    return "rocm" if build.hip else "cpu"
+
+
+def _reinstall(torch: TorchBuild, vision: TorchBuild, version: str) -> Remedy:
+    install = "pip install --force-reinstall --no-deps"
+    return Remedy(
+        f"{install} {quoted(f'torchvision=={version}')} --index-url {_INDEX}/{_index(torch)}",
+        f"{install} {quoted(f'torchvision=={vision.version}')}"
+        + (f" --index-url {_INDEX}/{_index(vision)}" if "+" in vision.version else ""),
+        "a download of some MB; this environment's torchvision is replaced",
+    )
+
+
+def _index(build: TorchBuild) -> str:
+    if build.cuda is not None:
+        return f"cu{build.cuda[0]}{build.cuda[1]}"
+    rocm = re.match(r"[0-9]+\.[0-9]+", build.hip or "")
+    return f"rocm{rocm[0]}" if rocm else "cpu"
+
+
+def check_cuda_compat(machine: Machine) -> tuple[Check, ...]:
+    """Compatibility libraries of CUDA, and a driver that is older than PyTorch's CUDA."""
+    name = "cuda-compat"
+    cuda, torch = machine.cuda.cuda, machine.cuda.torch
+    found = [
+        evidence("CUDA of the driver", machine.cuda.nvml_cuda, _version),
+        evidence("PyTorch", torch, _words),
+        evidence("libcuda answers", cuda, lambda c: f"{c.code} {c.error}".strip()),
+        *(
+            Evidence(f"{library} in use", place, "loader")
+            for library, place in sorted(machine.cuda.library_places.items())
+        ),
+    ]
+    if cuda.value is not None and cuda.value.code == _COMPAT_NOT_SUPPORTED:
+        return (_unsupported(name, found),)
+    driver, built = machine.cuda.nvml_cuda.value, torch.value.cuda if torch.value else None
+    if driver is None or built is None or driver[0] != built[0] or driver >= built:
+        return ()  # newer: nothing to say; another major version: check "gpu"
+    summary = f"PyTorch for CUDA {_version(built)} on a driver for {_version(driver)}: it works"
+    why = (
+        "within one major version of CUDA an older driver is enough for compiled kernels; PTX of "
+        f"the newer toolkit is not compiled by it ('unsupported toolchain'): that needs a driver "
+        f"for CUDA {_version(built)} or newer"
+    )
+    return (good(name, summary, found, why),)
+
+
+def _version(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}.{pair[1]}"
+
+
+def _unsupported(name: str, found: list[Evidence]) -> Check:
+    return bad(
+        name,
+        "forward_compat_unsupported",
+        "CUDA's forward-compatibility libcuda is used on a GPU that may not use it (error 804)",
+        "the compat package serves data-centre GPUs only. It comes before the driver's own "
+        "libcuda, mostly by an image's LD_LIBRARY_PATH.",
+        found,
+        [
+            Remedy(
+                'OLD="$LD_LIBRARY_PATH"; export LD_LIBRARY_PATH="$(echo "$OLD" | tr : \'\\n\' | '
+                'grep -v compat | paste -sd:)"',
+                'export LD_LIBRARY_PATH="$OLD"',
+                "none, if the driver is new enough for PyTorch's CUDA; else update it",
+            )
+        ],
+    )

@@ -1,0 +1,123 @@
+"""The storage of the checked path: room for checkpoints, and how fast data comes from it."""
+
+from __future__ import annotations
+
+from trainfit.doctor import thresholds as policy
+from trainfit.doctor.figures import quoted, short
+from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.results.files.words import rate, size
+from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.machine import Machine, Storage
+
+NAME = "disk"
+
+
+def check_disk(machine: Machine) -> tuple[Check, ...]:
+    """Free space, the measured rate, and the kind where no rate was measured."""
+    storage = machine.storage
+    found = [
+        Evidence("path", storage.path or "(empty)", "the path that was asked about"),
+        evidence("file system", storage.filesystem),
+        evidence("mounted at", storage.mount_point),
+        evidence("kind", storage.kind),
+        evidence("size", storage.total_bytes, size),
+        evidence("free", storage.free_bytes, size),
+        evidence("read rate past the page cache", storage.read_bytes_per_s, rate),
+        evidence("read rate from the page cache", storage.cached_bytes_per_s, rate),
+    ]
+    check = _full(storage, found) or _slow(storage, found) or _rotating(storage, found)
+    return (check or _fine(storage, found),)
+
+
+def _full(storage: Storage, found: list[Evidence]) -> Check | None:
+    free = storage.free_bytes.value
+    if free is None or free >= policy.LEAST_FREE_BYTES:
+        return None
+    place = storage.mount_point.value or storage.path
+    return bad(
+        NAME,
+        "disk_full",
+        f"only {size(free)} are free at {short(place, 40)}",
+        "a checkpoint with AdamW's moments takes 12 bytes a parameter (1.2 GB for 100 million); "
+        "one that does not fit ends the job or is left cut off.",
+        found,
+        [
+            Remedy(
+                f"du -xh --max-depth=2 {quoted(place)} | sort -h | tail  # then remove what is old",
+                "none: removed files cannot be brought back",
+                "the removed files",
+            )
+        ],
+    )
+
+
+def _slow(storage: Storage, found: list[Evidence]) -> Check | None:
+    measured = storage.read_bytes_per_s.value
+    if measured is None or measured >= policy.LEAST_READ_RATE:
+        return None
+    return bad(
+        NAME,
+        "disk_slow",
+        f"reading takes place at {rate(measured)}, less than {rate(policy.LEAST_READ_RATE)}",
+        "one GPU takes 900 images of 110 kB a second, 100 MB/s, and more: the first epoch, and "
+        "each one if the data set is larger than the RAM, runs at the disk's rate.",
+        found,
+        [_copy(storage), _pack()],
+    )
+
+
+def _rotating(storage: Storage, found: list[Evidence]) -> Check | None:
+    """A rotating disk whose rate was not measured: the time of its seeks is known."""
+    if storage.kind.value != "hdd" or storage.read_bytes_per_s.is_known:
+        return None
+    return bad(
+        NAME,
+        "disk_rotates",
+        f"{short(storage.path, 40)} is on a rotating disk: about 100 random reads a second",
+        "a shuffled DataLoader reads files in random order, and each costs a seek of about 10 ms "
+        "whatever the number of workers. Data that fits into RAM is slow in the first epoch only; "
+        "large files read in order are not affected.",
+        found,
+        [_copy(storage), _pack()],
+    )
+
+
+def _copy(storage: Storage) -> Remedy:
+    return Remedy(
+        f"rsync -a {quoted(storage.path)}/ /path/on/a/local/ssd/  # and point the job there",
+        "point the job at the former path; rm -r the copy",
+        "the size of the data on the other disk, and the time of copying once",
+    )
+
+
+def _pack() -> Remedy:
+    return Remedy(
+        "pack the files into shards of some 100 MB (WebDataset's tar, Parquet) and shuffle in a "
+        "buffer",
+        "read the single files again",
+        "shuffling is within a buffer and between shards, not over the whole data set",
+    )
+
+
+def _fine(storage: Storage, found: list[Evidence]) -> Check:
+    free, measured, kind = (
+        storage.free_bytes.value,
+        storage.read_bytes_per_s.value,
+        storage.kind.value,
+    )
+    if free is None:
+        needed = f"statvfs of {storage.path}"
+        return unsure(NAME, "the free space cannot be told", needed, found)
+    room = f"{size(free)} free"
+    if measured is not None:
+        named = short(kind or "kind unknown")
+        return good(NAME, f"{room}, reads {rate(measured)} ({named})", found)
+    if kind in ("nvme", "ssd", "memory"):
+        return good(NAME, f"{room}, {kind}", found, "its read rate was not measured")
+    words = {"network": "network storage", None: "storage of unknown kind"}
+    what = words.get(kind, f"{kind} storage")
+    needed = (
+        "a measured read rate: trainfit doctor --data FOLDER, with the folder of the training data "
+        f"(asked about was {storage.path}; {storage.read_bytes_per_s.reason or 'no rate'})"
+    )
+    return unsure(NAME, f"{room}; how fast {short(what)} reads was not measured", needed, found)

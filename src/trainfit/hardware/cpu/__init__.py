@@ -1,0 +1,1 @@
+"""The processor: topology, clocks, idle states, kinds of core."""

@@ -1,0 +1,1 @@
+"""The GPUs of this machine as NVIDIA's driver, the kernel and PyTorch see them."""

@@ -1,0 +1,76 @@
+"""NVML's answer, asked for in a process of its own, and what its refusals mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from trainfit.hardware.host import answers
+from trainfit.hardware.host.system import System
+from trainfit.results.files.facts import Fact, absent, cannot_tell, known
+
+T = TypeVar("T")
+
+#: NVML answers within tenths of a second; it takes seconds where no persistence daemon keeps
+#: the GPUs awake.
+SECONDS = 6.0
+
+#: nvml.h's nvmlReturn_t, where its symbol does not say enough.
+_MEANING = {
+    "NVML_ERROR_FUNCTION_NOT_FOUND": "this driver is older than the call",
+    "NVML_ERROR_NO_PERMISSION": "this user may not ask for it",
+    "NVML_ERROR_DRIVER_NOT_LOADED": "no NVIDIA driver is loaded",
+    "NVML_ERROR_LIBRARY_NOT_FOUND": "there is no libnvidia-ml.so.1",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "libnvidia-ml is of another version than the driver",
+    "NVML_ERROR_GPU_IS_LOST": "the GPU has fallen off the bus",
+    "NVML_ERROR_RESET_REQUIRED": "the GPU must be reset",
+    "NVML_ERROR_UNKNOWN": "Unknown Error",
+}
+
+
+def ask_nvml(system: System) -> Fact[Mapping[str, Any]]:
+    """What `probes/nvml_gpus.py` prints, with or without GPUs."""
+    return system.probe("nvml_gpus", SECONDS)
+
+
+def refused(source: str, error: str) -> Fact[Any]:
+    """A value that NVML does not give: the GPU has no such thing, or it cannot be told."""
+    if error == "NVML_ERROR_NOT_SUPPORTED":
+        return absent(source, "this GPU does not report it")
+    return cannot_tell(source, reason_of(error))
+
+
+def reason_of(error: str) -> str:
+    """NVML's symbol, with its meaning where that is not plain."""
+    meaning = _MEANING.get(error)
+    return f"{error}: {meaning}" if meaning else error
+
+
+def blindness(answer: Fact[Mapping[str, Any]]) -> str:
+    """Why NVML lists no GPUs; "" if it does."""
+    if answer.value is None:
+        return answer.reason
+    error = answers.error_of(answer.value)
+    if error is not None:
+        return reason_of(error)
+    listed = answer.value.get("gpus")
+    if not isinstance(listed, list):
+        return f"NVML's GPUs are {answers.shown(listed)}, not a list"
+    return "" if listed else "NVML lists no GPU"
+
+
+def value_of(
+    entry: Mapping[str, Any], key: str, call: str, read: Callable[[Any], T | None]
+) -> Fact[T]:
+    """The value of ``key``, asked for by ``call``: read, refused, or not what it should be."""
+    source = f"NVML {call}"
+    value = entry.get(key)
+    error = answers.error_of(value)
+    if error is not None:
+        return refused(source, error)
+    if value is None:
+        return cannot_tell(source, "NVML gave no answer")
+    found = read(value)
+    if found is None:
+        return cannot_tell(source, f"it says {answers.shown(value)}, which it cannot be")
+    return known(found, source)

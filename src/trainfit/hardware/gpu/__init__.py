@@ -1,0 +1,1 @@
+"""GPUs by name, and what their figures are."""

@@ -1,0 +1,1 @@
+"""The machine as files, commands and limits, under an injectable root."""

@@ -1,0 +1,1 @@
+"""Storage below a path: mounts, disks, read rate."""

@@ -1,0 +1,1 @@
+"""Reads a training script, without running it, for habits that cost memory or speed."""

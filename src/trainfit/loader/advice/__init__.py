@@ -1,0 +1,1 @@
+"""What goes with the settings: threads, cores, other changes, and the reason of each."""

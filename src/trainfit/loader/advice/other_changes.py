@@ -1,0 +1,118 @@
+"""What would help beyond the settings, each with its rate by simulating the changed load.
+
+What gains less than 3% is left out, and so is everything where the GPU is the limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+from trainfit.loader.advice.changed_costs import REMEDIES, Case, Remedy
+from trainfit.loader.model.dataloader import Consumer, Load, simulate
+from trainfit.loader.tune.bottleneck import batches, rate
+from trainfit.results.files.words import count
+from trainfit.results.loader import (
+    LoaderAdvice,
+    LoaderMachine,
+    LoaderSettings,
+    Probe,
+    StartMethod,
+)
+
+#: The least predicted gain that is worth a change of code or data.
+_LEAST_GAIN: Final = 1.03
+#: Batches of an epoch that are simulated; the rest goes on at the steady rate.
+_EPOCH_BATCHES: Final = 400
+
+
+def beyond(
+    load: Load,
+    probe: Probe,
+    settings: LoaderSettings,
+    consumer: Consumer,
+    machine: LoaderMachine,
+    epoch_batches: int | None = None,
+) -> tuple[LoaderAdvice, ...]:
+    """What would help at these settings, the most first.
+
+    Nothing is advised where the consumer is the limit: the rate cannot rise by 3% then.
+
+    Args:
+        epoch_batches: batches of an epoch, if it has an end; what it takes to start workers
+            anew is weighed against it.
+    """
+    load = dataclasses.replace(load, consumer=consumer)
+    number = batches(settings)
+    base = rate(load, settings, number)
+    if math.isinf(base):
+        return ()
+    case = Case(load, probe, settings, machine, epoch_batches, base, number)
+    found = [*_epochs(case)]
+    if consumer.step_s * base * _LEAST_GAIN <= 1:  # the GPU has room for more
+        found += [_predicted(case, remedy) for make in REMEDIES if (remedy := make(case))]
+    found = [each for each in found if each.gain >= _LEAST_GAIN]
+    return tuple(sorted(found, key=lambda each: -each.gain))
+
+
+def _predicted(case: Case, remedy: Remedy) -> LoaderAdvice:
+    found = rate(remedy.load, remedy.settings or case.settings, case.count)
+    return LoaderAdvice(
+        remedy.kind,
+        remedy.summary,
+        remedy.how,
+        found,
+        found / case.base,
+        f"{remedy.assumed}; simulated with the same settings, {case.base:.3g} batches/s before",
+    )
+
+
+# --- Epochs -----------------------------------------------------------------------------------
+def _epochs(case: Case) -> list[LoaderAdvice]:
+    """What starting workers anew for each epoch costs; the rates are of whole epochs."""
+    settings, starts = case.settings, case.probe.start_s
+    if case.epoch_batches is None or settings.num_workers == 0 or settings.persistent_workers:
+        return []
+    now = _epoch_s(case, case.load, settings)
+    kept = _epoch_s(case, case.load, dataclasses.replace(settings, persistent_workers=True))
+    number = count(settings.num_workers, "worker")
+    seen = (
+        f"starting {number} takes {1e3 * case.load.start_s:.3g} ms each, in every epoch of "
+        f"{case.epoch_batches} batches; rates are of whole epochs"
+    )
+    found = [
+        _of_epochs(
+            case, "persistent_workers", "keep the workers from epoch to epoch",
+            "DataLoader(..., persistent_workers=True)", now, kept, seen,
+        )
+    ]  # fmt: skip
+    fork: StartMethod = "fork"
+    if settings.start_method != fork and fork in starts:
+        forked = dataclasses.replace(case.load, start_s=starts[fork])
+        then = _epoch_s(case, forked, settings)
+        found.append(
+            _of_epochs(
+                case, "start_method", "start workers with fork",
+                'DataLoader(..., multiprocessing_context="fork"), if no library that was used '
+                "before is unsafe to fork (CUDA in workers, OpenCV's or gRPC's threads)",
+                now, then, f"{seen}; forked ones take {1e3 * starts[fork]:.3g} ms",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _of_epochs(
+    case: Case, kind: str, summary: str, how: str, now: float, then: float, seen: str
+) -> LoaderAdvice:
+    assert case.epoch_batches is not None
+    return LoaderAdvice(kind, summary, how, case.epoch_batches / then, now / then, seen)
+
+
+def _epoch_s(case: Case, load: Load, settings: LoaderSettings) -> float:
+    """Seconds of an epoch that is not the first."""
+    assert case.epoch_batches is not None
+    simulated = min(case.epoch_batches, _EPOCH_BATCHES)
+    one = simulate(load, settings, simulated).finished_s
+    two = simulate(load, settings, simulated, epochs=2).finished_s
+    return two - one + (case.epoch_batches - simulated) / case.base

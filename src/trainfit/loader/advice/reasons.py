@@ -1,0 +1,214 @@
+"""Why each setting of a loader's launch has its value: one line each, true of what was measured.
+
+Also of those that stay as they are, or unset: that something gains nothing is a reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.loader.advice.thread_reasons import Present, thread_reasons
+from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
+from trainfit.results.files.words import count
+from trainfit.results.loader import Candidate, LoaderResult, LoaderSettings, SettingReason, steady
+from trainfit.results.plan.launch import Evidence
+
+#: Rates that differ by less than this are the same.
+_SAME: Final = 1.01
+
+
+def setting_reasons(
+    result: LoaderResult, present: Mapping[str, Present], why_no_cores: str
+) -> tuple[SettingReason, ...]:
+    """One for each parameter of the DataLoader, each variable of threads, and CPU affinity.
+
+    ``present`` are the variables of the environment that the job runs in; ``why_no_cores`` says why
+    no CPUs are chosen where ``result`` advises none.
+    """
+    return (*_of_loader(result), *thread_reasons(result, present), _affinity(result, why_no_cores))
+
+
+def _of_loader(result: LoaderResult) -> list[SettingReason]:
+    if result.verdict == "cannot_tell":
+        return _left_open(result)
+    found = [_workers(result), _prefetch(result), _pinning(result), _persistence(result)]
+    now, then = result.present, result.recommended
+    if then.in_order != now.in_order:
+        why = f"batches may come in any order: {result.reason}"
+        found.append(
+            SettingReason("in_order", str(then.in_order), str(now.in_order), why, "predicted")
+        )
+    if then.start_method != now.start_method and then.num_workers:
+        faults = "; ".join(fault.summary for fault in result.faults)
+        name = "multiprocessing_context"
+        found.append(SettingReason(name, then.start_method, now.start_method, faults, "measured"))
+    return found
+
+
+def _left_open(result: LoaderResult) -> list[SettingReason]:
+    """The present values, as nothing tells."""
+    now = result.present
+    values: dict[str, str | None] = {"num_workers": str(now.num_workers)}
+    values["prefetch_factor"] = str(now.prefetch_factor) if now.num_workers else None
+    values |= {name: str(getattr(now, name)) for name in ("pin_memory", "persistent_workers")}
+    why = f"kept, as it cannot be told: {result.reason}"
+    return [SettingReason(name, value, value, why, "") for name, value in values.items()]
+
+
+# --- Each parameter ---------------------------------------------------------------------------
+
+
+def _workers(result: LoaderResult) -> SettingReason:
+    now, then = result.present.num_workers, result.recommended.num_workers
+    reason, evidence = _why_workers(result, now, then)
+    return SettingReason("num_workers", str(then), str(now), reason, evidence)
+
+
+def _why_workers(result: LoaderResult, now: int, then: int) -> tuple[str, Evidence]:
+    found = result.compared()
+    if now != then and found is not None:
+        before, after, how = found
+        if after > _SAME * before:
+            together = _changed_besides(result)
+            return f"{now} → {then}: {before:.3g} → {after:.3g} batches/s{together}", _evidence(how)
+        if then < now:
+            why = f"{then} give {after:.3g} batches/s, {now} {before:.3g}: fewer cores, less memory"
+            return why, _evidence(how)
+    real = result.measured(result.recommended)
+    if now != then or result.verdict == "nothing_to_gain":
+        return result.reason, "measured" if real is not None else "predicted"
+    other = _best(result, lambda each: each.settings.num_workers != then)
+    if other is not None and (rates := _rates(result, other.settings, result.recommended)):
+        number = other.settings.num_workers
+        if rates[0] <= _SAME * rates[1]:
+            return f"{_gives(number)} no more ({_against(rates)})", _evidence(rates[2])
+    return result.reason, "measured" if real is not None else "predicted"
+
+
+def _changed_besides(result: LoaderResult) -> str:
+    """What else changes that matters for the rate."""
+    now, then = steady(result.present), steady(result.recommended)
+    named = {
+        "pin_memory": "pin_memory",
+        "in_order": "in_order",
+        "library_threads": "one thread for each library",
+    }
+    changed = [text for name, text in named.items() if getattr(now, name) != getattr(then, name)]
+    if now.num_workers and then.num_workers and now.prefetch_factor != then.prefetch_factor:
+        changed.insert(0, "prefetch_factor")
+    return f", together with {', '.join(changed)}" if changed else ""
+
+
+def _prefetch(result: LoaderResult) -> SettingReason:
+    then, name = result.recommended, "prefetch_factor"
+    present = str(result.present.prefetch_factor) if result.present.num_workers else None
+    if not then.num_workers:
+        why = "without workers nothing is fetched ahead, and PyTorch refuses it"
+        return SettingReason(name, None, present, why, "")
+    mine, value = then.prefetch_factor, str(then.prefetch_factor)
+
+    def differs(each: Candidate) -> bool:
+        same = dataclasses.replace(each.settings, prefetch_factor=mine)
+        return steady(same) == steady(then) and each.settings.prefetch_factor != mine
+
+    other = _best(result, differs)
+    rates = _rates(result, other.settings, then) if other is not None else None
+    if other is None or rates is None:
+        return SettingReason(name, value, present, "no other one was tried with these workers", "")
+    what = _gives(other.settings.prefetch_factor)
+    more = "no more" if rates[0] <= _SAME * rates[1] else "little more, and takes memory"
+    why = f"{what} {more if rates[0] > rates[1] / _SAME else 'less'} ({_against(rates)})"
+    return SettingReason(name, value, present, why, _evidence(rates[2]))
+
+
+def _pinning(result: LoaderResult) -> SettingReason:
+    then, name = result.recommended, "pin_memory"
+    value, present = str(then.pin_memory), str(result.present.pin_memory)
+    if not result.step_s:
+        why = "the time of a step is not known, so that the copy to the GPU is not weighed"
+        return SettingReason(name, value, present, why, "")
+    other = dataclasses.replace(then, pin_memory=not then.pin_memory)
+    rates = _rates(result, other, then)
+    copied = (
+        "the copy to the GPU is asynchronous only from pinned memory (others taken to keep the "
+        f"main thread, at {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s)"
+    )
+    if rates is None:
+        return SettingReason(name, value, present, copied, "assumed")
+    if then.pin_memory:
+        why = f"{copied}; not pinned: {_against(rates)}"
+    else:
+        more = "no more" if rates[0] <= _SAME * rates[1] else "little more"
+        why = f"pinned gives {more} ({_against(rates)})"
+    return SettingReason(name, value, present, why, _evidence(rates[2]))
+
+
+def _persistence(result: LoaderResult) -> SettingReason:
+    then, name = result.recommended, "persistent_workers"
+    value, present = str(then.persistent_workers), str(result.present.persistent_workers)
+    if not then.num_workers:
+        return SettingReason(name, "False", present, "there are no workers to keep", "")
+    probe, start_s = result.probe, result.probe.start_s.get(then.start_method)
+    found = result.candidate(then)
+    if start_s is None or not probe.samples or not probe.batch_size or found is None:
+        return SettingReason(name, value, present, "how long an epoch takes is not known", "")
+    if not found.batches_per_s:
+        return SettingReason(name, value, present, "how long an epoch takes is not known", "")
+    epoch_s = math.ceil(probe.samples / probe.batch_size) / found.batches_per_s
+    starts_s = then.num_workers * start_s
+    why = (
+        f"starting {count(then.num_workers, 'worker')} takes {starts_s:.2g} s, an epoch "
+        f"{epoch_s:.2g} s ({starts_s / epoch_s:.1%})"
+    )
+    return SettingReason(name, value, present, why, "predicted")
+
+
+def _affinity(result: LoaderResult, why_none: str) -> SettingReason:
+    name, cores = "CPU affinity", result.cores
+    if cores is None:
+        return SettingReason(name, None, None, why_none, "")
+    return SettingReason(name, cores.prefix, None, f"{cores.reason}: {cores.evidence}", "assumed")
+
+
+# --- Rates ------------------------------------------------------------------------------------
+
+
+def _rates(
+    result: LoaderResult, other: LoaderSettings, mine: LoaderSettings
+) -> tuple[float, float, str] | None:
+    """Batches a second of both, both measured or both predicted; ``None``: not known."""
+    runs = result.measured(other), result.measured(mine)
+    if runs[0] is not None and runs[1] is not None:
+        rates = runs[0].measured_batches_per_s, runs[1].measured_batches_per_s
+        if rates[0] is not None and rates[1] is not None:
+            return rates[0], rates[1], "measured"
+    seen = result.candidate(other), result.candidate(mine)
+    if seen[0] is None or seen[1] is None:
+        return None
+    return seen[0].batches_per_s, seen[1].batches_per_s, "predicted"
+
+
+def _best(result: LoaderResult, wanted: Callable[[Candidate], bool]) -> Candidate | None:
+    """The fastest of the candidates that can be, among those that are wanted."""
+    found = [
+        each
+        for each in result.candidates
+        if wanted(each) and not each.infeasible and not each.oversubscribed
+    ]
+    return max(found, key=lambda each: each.batches_per_s, default=None)
+
+
+def _against(rates: tuple[float, float, str]) -> str:
+    other, mine, how = rates
+    return f"{other:.3g} against {mine:.3g} batches/s {how}"
+
+
+def _gives(number: int) -> str:
+    return f"{number} gives" if number == 1 else f"{number} give"
+
+
+def _evidence(how: str) -> Evidence:
+    return "measured" if how == "measured" else "predicted"

@@ -1,0 +1,151 @@
+"""Why each variable that sets threads has its value, and what it won or lost in real runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trainfit.hardware.host.thread_variables import misread
+from trainfit.loader.advice.threads import GOVERNS, SEVERAL
+from trainfit.results.files.words import count
+from trainfit.results.loader import (
+    LoaderResult,
+    LoaderSettings,
+    SetBy,
+    SettingReason,
+    VariableAdvice,
+)
+from trainfit.results.plan.launch import Evidence
+
+#: Variables of which something is always said; of others where their library is loaded.
+_ALWAYS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+#: What other libraries follow where their own variable is not set.
+_COMMON: Final = "OMP_NUM_THREADS"
+#: Rates that differ by less than this are the same.
+_SAME: Final = 1.01
+
+
+@dataclass(frozen=True)
+class Present:
+    """The value of a variable in the environment of the job, and who set it."""
+
+    value: str
+    set_by: SetBy
+
+
+def with_present(
+    result: LoaderResult, present: Mapping[str, Present]
+) -> tuple[VariableAdvice, ...]:
+    """The result's variables with their values now, and what the advice gained in real runs."""
+    rates = _both(result)
+    gain = rates[1] / rates[0] if rates is not None and rates[2] == "measured" else None
+    held = _held_names(result) if result.recommended.library_threads is not None else set()
+    return tuple(
+        dataclasses.replace(
+            each,
+            present=present[each.name].value if each.name in present else None,
+            set_by=present[each.name].set_by if each.name in present else "",
+            gain=gain if each.name in held else None,
+        )
+        for each in result.variables
+    )
+
+
+def thread_reasons(result: LoaderResult, present: Mapping[str, Present]) -> list[SettingReason]:
+    """One for each variable, also for those that are not to be set; ``result.variables`` are as
+    :func:`with_present` gives them."""
+    advised = {each.name: each for each in result.variables}
+    loaded = [name for name, pools in GOVERNS.items() if _has(result, pools)]
+    odd = misread({name: each.value for name, each in present.items()})
+    found = []
+    for name in dict.fromkeys((*_ALWAYS, *advised, *loaded)):
+        now = present.get(name)
+        if name in advised:
+            value: str | None = advised[name].value
+            reason, evidence = _of_advice(result, advised[name])
+        else:
+            value = None if now is None or name in odd else now.value
+            reason, evidence = _of_none(result, name)
+            if name in odd and now is not None:
+                reason, evidence = f"{now.value!r} {odd[name]}; {reason}", "assumed"
+            elif now is not None:
+                reason = f"kept: {reason}"
+        text = now.value if now is not None else None
+        by: SetBy = now.set_by if now is not None else ""
+        found.append(SettingReason(name, value, text, reason, evidence, by))
+    return found
+
+
+def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Evidence]:
+    rates = _both(result)
+    if rates is None or advice.name not in _held_names(result):
+        return f"{advice.reason}: {advice.evidence}", "assumed"
+    free, held, how = rates
+    now = f" ({advice.present} now)" if advice.present is not None else ""
+    return (
+        f"one thread for each library of a worker{now}: {free:.3g} → {held:.3g} batches/s",
+        "measured" if how == "measured" else "predicted",
+    )
+
+
+def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
+    """Why a variable is left as it is."""
+    probe = result.probe
+    if result.is_left_open:
+        return "it cannot be told beside other processes", ""
+    if not result.recommended.num_workers:
+        return "there are no workers whose threads could outnumber the cores", "measured"
+    if probe.started_threads is None:
+        return "which threads libraries start in a worker was not measured", ""
+    seen = f"{count(probe.started_threads, 'thread')} started"
+    if probe.threads is not None:
+        seen += f", a batch keeps {probe.threads:.1f} threads busy"
+    if not probe.started_threads and (probe.threads or 0.0) < SEVERAL:
+        return f"no library of a worker starts threads ({seen})", "measured"
+    pools = ", ".join(f"{key} {number}" for key, number in sorted(probe.thread_pools.items()))
+    own = GOVERNS.get(name, ())
+    if name != _COMMON and not _has(result, own):
+        return f"no library of a worker has threads by it (pools: {pools or 'none'})", "measured"
+    if result.recommended.library_threads is not None:
+        return "the other variables hold down the libraries that have threads", "measured"
+    rates = _both(result)
+    if rates is None:
+        return f"the threads of a worker are of no library that it governs ({seen})", "measured"
+    free, held, how = rates
+    gains = "no gain" if held <= free * _SAME else "too little a gain"
+    return (
+        f"threads held to 1: {held:.3g} batches/s, as it is {free:.3g}: {gains}",
+        "measured" if how == "measured" else "predicted",
+    )
+
+
+def _both(result: LoaderResult) -> tuple[float, float, str] | None:
+    """Batches a second with the libraries' own threads and with one each, other settings as they
+    are recommended; ``None`` where that was not tried."""
+    if result.held is None or not result.recommended.num_workers:
+        return None
+    free, held = (_with_threads(result, threads) for threads in (None, 1))
+    runs = result.measured(free), result.measured(held)
+    if runs[0] is not None and runs[1] is not None:
+        rates = runs[0].measured_batches_per_s, runs[1].measured_batches_per_s
+        if rates[0] and rates[1]:
+            return rates[0], rates[1], "measured"
+    seen = result.candidate(free), result.candidate(held)
+    if seen[0] is None or seen[1] is None or not seen[0].batches_per_s:
+        return None
+    return seen[0].batches_per_s, seen[1].batches_per_s, "predicted"
+
+
+def _with_threads(result: LoaderResult, threads: int | None) -> LoaderSettings:
+    return dataclasses.replace(result.recommended, library_threads=threads)
+
+
+def _held_names(result: LoaderResult) -> set[str]:
+    """Variables of libraries that have threads in a worker."""
+    return {name for name, pools in GOVERNS.items() if _has(result, pools)}
+
+
+def _has(result: LoaderResult, pools: tuple[str, ...]) -> bool:
+    return any(result.probe.thread_pools.get(pool, 1) > 1 for pool in pools)

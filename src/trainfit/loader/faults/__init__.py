@@ -1,0 +1,1 @@
+"""Why a DataLoader fails or hangs, and how to fix it."""

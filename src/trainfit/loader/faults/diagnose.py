@@ -1,0 +1,387 @@
+"""What it means that a loader failed, and what cures it.
+
+Each cause is recognised by what PyTorch (2.8 to 2.13), Python and the kernel say of it; the
+address beside a text is where it is made. :mod:`trainfit.loader.faults.preflight` looks for faults
+before any run, :mod:`trainfit.loader.faults.constraints` says which settings a fault leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from typing import Final
+
+from trainfit.loader.faults import exceptions, hangs, tracebacks
+from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
+from trainfit.loader.faults.tracebacks import Raised
+from trainfit.loader.lost import unsendable
+from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.words import short, size
+from trainfit.results.files.words import count
+from trainfit.results.loader import Fault, LoaderSettings
+
+#: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
+_KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
+_SIGNAL_WORDS: Final = {signal.strsignal(each) or each.name: int(each) for each in signal.Signals}
+#: "… exited unexpectedly with exit code 3." (`torch/csrc/DataLoader.cpp`).
+_EXITED: Final = re.compile(r"exited unexpectedly(?: with exit code (\d+))?")
+#: A worker that died while its batch was taken over, before PyTorch saw it dead: what reads the
+#: queue or asks the worker for a descriptor (`multiprocessing/resource_sharer.py`) breaks off.
+_BROKEN: Final = re.compile(
+    r"multiprocessing/(?:connection|queues|reduction|resource_sharer)\.py|rebuild_storage_"
+)
+_BREAKS: Final = (
+    *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"),
+    *("EOFError", "FileNotFoundError"),
+)
+#: A full /dev/shm: the bus error handler (`torch/csrc/DataLoader.cpp`), and
+#: `aten/src/ATen/MapAllocator.cpp`: "unable to write to file </torch_1_2_3>: No space left …",
+#: "unable to allocate shared memory(shm) for file <…>: Resource temporarily unavailable".
+_SHM: Final = re.compile(
+    r"insufficient shared memory|out of shared memory|unable to allocate shared memory"
+    r"|unable to (?:resize|write to|stat the) file <[^>]*torch_"
+    r"|torch_shm_manager[^\n]*(?:No space left|error)"
+    r"|Couldn't allocate shared memory segment",
+    re.IGNORECASE,
+)
+#: Characters of evidence that are kept.
+_LONGEST: Final = 4000
+_NO_SPACE: Final = re.compile(r"No space left on device|\[Errno 28\]")
+_SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchronize\.py|SemLock")
+#: "unable to open shared memory object </torch_1_2_3> in read-write mode[: Too many open …]"
+#: (`aten/src/ATen/MapAllocator.cpp`; before 1.12 without the reason: files, most often).
+_SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
+#: EMFILE; what is left of it where a descriptor was dropped (`multiprocessing/reduction.py`).
+_FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\[Errno 24\]")
+#: `unable to mmap … Cannot allocate memory (12)`, and the allocator's and Python's own.
+_MEMORY: Final = re.compile(
+    r"Cannot allocate memory|can't allocate memory|not enough memory|MemoryError|\[Errno 12\]"
+)
+#: "DataLoader timed out after 5 seconds", "Pin memory thread exited unexpectedly"
+#: (`torch/utils/data/dataloader.py`).
+_TIMEOUT: Final = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
+_PIN_THREAD: Final = "Pin memory thread exited unexpectedly"
+#: numba's OpenMP layer (numba/np/ufunc/omppool.cpp), before it sends itself SIGTERM.
+_OPENMP_FORK: Final = "fork() called from a process already using GNU OpenMP"
+_NOT_PICKLABLE: Final = re.compile(r"[Cc]an't pickle|cannot pickle|[Cc]an't get local object")
+_STARTING: Final = re.compile(r"multiprocessing/(?:popen_|reduction|context|process)")
+#: `multiprocessing/spawn.py`.
+_BOOTSTRAPPING: Final = "finished its bootstrapping phase"
+_NOT_FOUND: Final = re.compile(r"Can't get attribute '?([\w.<>]+)'? on <module '([^']*)'")
+
+
+def diagnose_run(run: Run, workload: Workload | None = None, seen: Seen | None = None) -> Fault:
+    """What went wrong in a run that failed, or that ended before its loader should."""
+    seen = seen if seen is not None else Seen.of(run)
+    if run.failure is not None:
+        return diagnose(run.failure, run.settings, workload, seen)
+    handed = count(len(run.handed), "batch", "batches")
+    return Fault(
+        "not_restartable" if len(run.handed) else "no_batches",
+        f"The loader ends after {handed}" if len(run.handed) else "The loader gives no batch",
+        f"{handed} handed over, then the loader ended, though it begins anew after each epoch",
+        cures.NOT_RESTARTABLE if len(run.handed) else cures.NO_BATCHES,
+        run.settings,
+    )
+
+
+def diagnose(
+    failure: Failure,
+    settings: LoaderSettings,
+    workload: Workload | None = None,
+    seen: Seen | None = None,
+) -> Fault:
+    """Name what a failed run means.
+
+    Args:
+        settings: what the loader ran with.
+        workload: what it loaded; where it is given and the failure leaves it open, the data
+            set's attributes are looked at, and a batch is made in a process of its own.
+        seen: what else is known; evidence that is not given is said to be missing.
+    """
+    seen = seen or Seen()
+    raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
+    found = (
+        _hung(failure, settings, workload, seen)
+        or _resources(failure, settings, raised, seen)
+        or _start(failure, settings, workload, seen)
+        or _ended(failure, settings, seen)
+        or _exception(failure, settings, raised, workload)
+    )
+    found = found or Fault(
+        "died",
+        "The run came to nothing, and nothing was said of why",
+        _said(failure, seen),
+        cures.DIED,
+        settings,
+    )
+    return dataclasses.replace(found, evidence=_clipped(found.evidence))
+
+
+def _clipped(text: str) -> str:
+    """Text whose beginning and end are kept: of a traceback, and of what a process printed,
+    the end says the most."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 4]} … {text[-_LONGEST * 3 // 4 :]}"
+
+
+# --- Hangs ------------------------------------------------------------------------------------
+
+
+def _hung(
+    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: Seen
+) -> Fault | None:
+    if not failure.hung:
+        return None
+    hang = hangs.explain(failure.stacks, settings, seen)
+    if hang.kind == "batch_lost":
+        return _lost(hang, settings, workload, seen)
+    cure = cures.HANGS.get(hang.kind, cures.HANGS["hung"])
+    if hang.kind in ("deadlock", "hung") and hang.library:
+        cure = f"{hangs.FORK_UNSAFE[hang.library]}; {cure}"
+    return Fault(hang.kind, hang.summary, hang.evidence, cure, settings)
+
+
+def _lost(
+    hang: hangs.Hang, settings: LoaderSettings, workload: Workload | None, seen: Seen
+) -> Fault:
+    """A batch was made and not sent: what holds it up?"""
+    if _FILES.search(seen.output) or _too_many_files(settings, seen):
+        return _open_files(settings, f"{hang.summary}; {hang.evidence}", seen)
+    if _SHM.search(seen.output) or _NO_SPACE.search(seen.output):
+        return _shm_full(settings, f"{hang.summary}; {hang.evidence}", seen)
+    culprit = unsendable(workload) if workload is not None else ""
+    if not culprit and _NOT_PICKLABLE.search(seen.output):
+        culprit = short(_line(seen.output, _NOT_PICKLABLE))
+    if culprit:
+        summary = f"A batch holds what no worker can send: {short(culprit)}"
+        evidence = f"{hang.evidence}; {culprit}"
+        return Fault("batch_not_picklable", summary, evidence, cures.BATCH, settings)
+    return Fault(hang.kind, hang.summary, hang.evidence, cures.LOST, settings)
+
+
+def _too_many_files(settings: LoaderSettings, seen: Seen) -> bool:
+    """One descriptor a tensor (`torch/multiprocessing/reductions.py`, ``reduce_storage``)."""
+    if seen.batch_tensors is None or seen.open_files is None:
+        return False
+    return seen.batch_tensors * (settings.tokens + 1) > seen.open_files
+
+
+# --- Memory, shared memory and files ----------------------------------------------------------
+
+
+def _resources(
+    failure: Failure, settings: LoaderSettings, raised: Raised, seen: Seen
+) -> Fault | None:
+    text = "\n".join((failure.message, failure.traceback, seen.output))
+    said = short(raised.message or failure.message) or _said(failure, seen)
+    if _FILES.search(text):
+        return _open_files(settings, said, seen)
+    if _SHM.search(text) or (_NO_SPACE.search(text) and _SHM_PLACES.search(text)):
+        return _shm_full(settings, _line(text, _SHM) or _line(text, _NO_SPACE) or said, seen)
+    if _SHM_OPEN.search(text):
+        return _open_files(settings, said, seen)
+    if _signal(failure) == signal.SIGBUS:
+        return _shm_full(settings, _said(failure, seen), seen)
+    if failure.error_type == "MemoryError" or _MEMORY.search(raised.message):
+        where = f" at {raised.culprit}" if raised.culprit else ""
+        summary = f"Memory runs out: {said}"
+        cure = cures.memory(settings)
+        return Fault("out_of_memory", summary, f"{raised.message}{where}", cure, settings)
+    return None
+
+
+def _shm_full(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
+    need = None
+    if seen.batch_bytes is not None:
+        need = (settings.tokens + 1) * seen.batch_bytes
+    evidence = said
+    if need is not None and seen.batch_bytes is not None:
+        batches = f"{settings.tokens} prefetched batches and the one in use"
+        evidence += f"; {batches} of {size(seen.batch_bytes)} are {size(need)}"
+    if seen.shm_free_bytes is not None:
+        evidence += f"; /dev/shm has {size(seen.shm_free_bytes)} free"
+    if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
+        evidence += "; that is enough: a memory-mapped file that was cut short does the same"
+    summary = "Shared memory (/dev/shm) is full"
+    return Fault("shm_full", summary, evidence, cures.shm(settings, need), settings)
+
+
+def _open_files(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
+    evidence = said
+    if seen.batch_tensors is not None:
+        need = seen.batch_tensors * (settings.tokens + 1)
+        evidence += f"; {seen.batch_tensors} tensors a batch are {need} open files at once"
+    if seen.open_files is not None:
+        evidence += f"; {seen.open_files} may be open (ulimit -n)"
+    return Fault("open_files", "Too many open files", evidence, cures.OPEN_FILES, settings)
+
+
+# --- Starting workers -------------------------------------------------------------------------
+
+
+def _start(
+    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: Seen
+) -> Fault | None:
+    """What only happens to workers that are not forked."""
+    if settings.start_method == "fork" or settings.num_workers == 0:
+        return None
+    text = "\n".join((failure.message, failure.traceback, seen.output))
+    if _NOT_PICKLABLE.search(failure.message) and _STARTING.search(failure.traceback):
+        found = pickled(workload) if workload is not None else None
+        if found is not None and found.fault is not None:
+            return found.fault
+        summary = "The data set cannot be sent to workers that are not forked"
+        return Fault("not_picklable", summary, failure.message, cures.NOT_PICKLABLE, settings)
+    if _BOOTSTRAPPING in text:
+        said = _line(text, re.compile(_BOOTSTRAPPING))
+        return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD, settings)
+    if missing := _NOT_FOUND.search(text):
+        summary = f"Workers that are not forked do not find {missing[1]} in {missing[2]}"
+        return Fault("not_importable", summary, missing[0], cures.NOT_IMPORTABLE, settings)
+    if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
+        problem = guard_problem() or (session_problem(workload) if workload else None)
+        if problem is not None:
+            evidence = f"{_said(failure, seen)}; {problem.evidence}"
+            return dataclasses.replace(problem, evidence=evidence, settings=settings)
+        summary = f"Workers end before they start under {settings.start_method}"
+        return Fault("spawn_start", summary, _said(failure, seen), cures.SPAWN_START, settings)
+    return None
+
+
+# --- Processes that ended ---------------------------------------------------------------------
+
+
+def _ended(failure: Failure, settings: LoaderSettings, seen: Seen) -> Fault | None:
+    number, said = _signal(failure), _said(failure, seen)
+    is_worker = failure.exit_code is None
+    who = "A worker" if is_worker else "The process that iterates"
+    kind = "worker" if is_worker else "process"
+    if number and _OPENMP_FORK in seen.output:
+        words = f"{who} ended itself: OpenMP does not survive a fork"
+        return Fault(f"{kind}_crashed", words, said, cures.OPENMP_FORK, settings)
+    if number in (signal.SIGKILL, signal.SIGTERM):
+        return _killed(kind, who, number, settings, said, seen)
+    if number:
+        words = cures.CRASHES.get(number, f"crashed ({_name(number)})")
+        return Fault(f"{kind}_crashed", f"{who} {words}", said, cures.CRASHED, settings)
+    code = _exit_code(failure)
+    if _TIMEOUT.search(failure.message):
+        return Fault("timeout", short(failure.message), said, cures.TIMEOUT, settings)
+    if failure.message.startswith(_PIN_THREAD):
+        return Fault("pin_memory", _PIN_THREAD, said, cures.PIN_THREAD, settings)
+    if code is not None or _EXITED.search(failure.message):
+        summary = f"{who} ended" + (f" with exit code {code}" if code is not None else "")
+        return Fault(f"{kind}_exited", summary, said, cures.EXITED, settings)
+    return None
+
+
+def _killed(
+    kind: str, who: str, number: int, settings: LoaderSettings, said: str, seen: Seen
+) -> Fault:
+    """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
+    name, kills = _name(number), seen.oom_kills
+    if number == signal.SIGKILL and kills is not None and (kills.cgroup or kills.machine):
+        source = "this cgroup's" if kills.cgroup else "the kernel's"
+        evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
+        summary = f"{who} was killed by the OOM killer: memory ran out"
+        return Fault(f"{kind}_killed", summary, evidence, cures.memory(settings), settings)
+    if number != signal.SIGKILL:
+        known = ""
+    elif kills is None or (kills.cgroup is None and kills.machine is None):
+        known = "; whether by the OOM killer cannot be told: its count was not read"
+    else:
+        known = "; the kernel counted no OOM kill meanwhile"
+    summary = f"{who} was killed by somebody ({name})"
+    return Fault(f"{kind}_killed", summary, f"{said}{known}", cures.KILLED, settings)
+
+
+def _signal(failure: Failure) -> int | None:
+    """The signal that ended the first process to end; terminated ones are the aftermath."""
+    if failure.exit_code is not None:
+        return -failure.exit_code if failure.exit_code < 0 else None
+    words = _KILLED_BY.search(failure.traceback) or _KILLED_BY.search(failure.message)
+    if words is not None and words[1] in _SIGNAL_WORDS:
+        return _SIGNAL_WORDS[words[1]]
+    if failure.error_type and not _EXITED.search(failure.message) and not _broke_off(failure):
+        return None  # an exception; the workers were ended after it
+    numbers = [-code for code in failure.worker_exits if code < 0]
+    return next((each for each in numbers if each != signal.SIGTERM), next(iter(numbers), None))
+
+
+def _broke_off(failure: Failure) -> bool:
+    """Whether a worker seems to have gone while its batch was taken over."""
+    broke = failure.error_type in _BREAKS
+    return broke and _BROKEN.search(failure.traceback) is not None
+
+
+def _exit_code(failure: Failure) -> int | None:
+    """The exit code of the process that ended first, if it was not a signal."""
+    if failure.exit_code is not None:
+        return failure.exit_code if failure.exit_code >= 0 else None
+    found = _EXITED.search(failure.traceback)
+    if found is not None and found[1]:
+        return int(found[1])
+    if not _EXITED.search(failure.message) and not _broke_off(failure):
+        return None
+    return next((code for code in failure.worker_exits if code > 0), None)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# --- Exceptions -------------------------------------------------------------------------------
+
+
+def _exception(
+    failure: Failure, settings: LoaderSettings, raised: Raised, workload: Workload | None
+) -> Fault | None:
+    if not failure.error_type:
+        return None
+    culprit = raised.culprit
+    at = f" at {culprit}" if culprit is not None else ", in no line of yours"
+    if culprit is not None and culprit.code:
+        at += f": `{culprit.code}`"
+    where = f"{raised.where}: " if raised.where else ""
+    evidence = f"{where}{raised.type}: {raised.message}{at}"
+    if known := exceptions.known(raised, workload):
+        return Fault(known.kind, known.summary, evidence, known.cure, settings)
+    words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
+    if "pin memory thread" in raised.where:
+        return Fault("pin_memory", f"Pinning raises {words}", evidence, cures.PINNING, settings)
+    if raised.worker is not None:
+        who = f"Worker {raised.worker} raises {words}"
+        return Fault("worker_exception", who, evidence, cures.EXCEPTION, settings)
+    return Fault("exception", f"The loader raises {words}", evidence, cures.EXCEPTION, settings)
+
+
+def _said(failure: Failure, seen: Seen) -> str:
+    """What was seen of processes that ended, in words."""
+    parts = []
+    if failure.error_type:
+        parts.append(f"{failure.error_type}: {short(failure.message, 300)}")
+    if failure.exit_code is not None:
+        parts.append(f"exit code of the process that iterates: {failure.exit_code}")
+    if failure.worker_exits:
+        codes = ", ".join(str(code) for code in failure.worker_exits)
+        parts.append(f"exit codes of workers: {codes}")
+    found = _KILLED_BY.search(failure.traceback)
+    if found is not None:
+        parts.append(f"PyTorch: {found[0]}")
+    if seen.output:
+        parts.append(f"stderr: {seen.output.strip()}")
+    return "; ".join(parts) or "no exception, no exit code, no output"
+
+
+def _line(text: str, pattern: re.Pattern[str]) -> str:
+    """The line of a text that a pattern is found in."""
+    return next((line.strip() for line in text.split("\n") if pattern.search(line)), "")

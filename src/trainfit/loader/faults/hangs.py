@@ -1,0 +1,165 @@
+"""Why a loader hangs: what its threads wait in, told from their stacks and from what came.
+
+A worker that is forked has the memory of the main process, but only the thread that forked: a
+lock that another thread held stays locked, and a pool of threads has no threads left (POSIX,
+fork(); GNU OpenMP's "fork after a parallel region"; pytorch#1355 and #17199).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trainfit.loader.faults import stacks
+from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.stacks import Stack
+from trainfit.results.files.words import count
+from trainfit.results.loader import LoaderSettings
+
+_OPEN_THERE: Final = "open it in the worker, when the first sample is read, not in __init__"
+
+#: Libraries that do not survive a fork, with what each needs.
+FORK_UNSAFE: Final[Mapping[str, str]] = {
+    "cv2": "call cv2.setNumThreads(0) before the loader is made and in worker_init_fn",
+    "torch": "call torch.set_num_threads(1), or set OMP_NUM_THREADS=1, before the main process "
+    "computes anything: its OpenMP pool does not survive a fork",
+    "numba": 'set NUMBA_THREADING_LAYER=workqueue (or "forksafe" with TBB): OpenMP\'s layer does '
+    "not survive a fork",
+    "numpy": "set OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1",
+    "scipy": "set OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1",
+    "sklearn": "set OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1",
+    "tokenizers": "set TOKENIZERS_PARALLELISM=false",
+    "transformers": "set TOKENIZERS_PARALLELISM=false",
+    "av": f"decode with one thread (stream.thread_count = 1), and {_OPEN_THERE}",
+    "decord": f"VideoReader(…, num_threads=1), and {_OPEN_THERE}",
+    "torchcodec": f"VideoDecoder(…, num_ffmpeg_threads=1), and {_OPEN_THERE}",
+    "h5py": f"HDF5 has one lock for all of it and caches for each file: {_OPEN_THERE}",
+    "tables": f"HDF5 has one lock for all of it and caches for each file: {_OPEN_THERE}",
+    "lmdb": f"an environment must not cross a fork: {_OPEN_THERE}",
+    "zarr": "set zarr.config's threading.max_workers to 1, and numcodecs.blosc.use_threads=False",
+    "numcodecs": "set numcodecs.blosc.use_threads=False",
+    "pyarrow": "call pyarrow.set_cpu_count(1) and pyarrow.set_io_thread_count(1)",
+    "polars": "polars is not made to be forked; its documentation asks for spawn or forkserver",
+    "grpc": f"a channel does not survive a fork: {_OPEN_THERE}, or set GRPC_ENABLE_FORK_SUPPORT=1",
+    "google": f"a client (gRPC, HTTP) does not survive a fork: {_OPEN_THERE}",
+    "fsspec": f"its event loop's thread is not in a forked process: {_OPEN_THERE}",
+    "s3fs": f"its event loop's thread is not in a forked process: {_OPEN_THERE}",
+    "gcsfs": f"its event loop's thread is not in a forked process: {_OPEN_THERE}",
+    "boto3": f"a client does not survive a fork: {_OPEN_THERE}",
+    "botocore": f"a client does not survive a fork: {_OPEN_THERE}",
+    "tensorflow": "TensorFlow does not survive a fork; do not compute with it in the main process",
+    "jax": "JAX has threads and does not survive a fork",
+    "logging": "a handler's lock was held, or what it writes to is blocked: log in workers through "
+    "a QueueHandler, or not at all",
+}
+
+#: A batch that takes this many times the longest so far is taken to be stuck, and one that
+#: takes so few times as long to be slow; between them it cannot be told.
+_STUCK: Final = 10.0
+_SLOW: Final = 3.0
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What a loader that hangs does: a fault's kind, words for it, and where it waits."""
+
+    kind: str
+    summary: str
+    evidence: str
+    library: str = ""
+
+
+def explain(text: str, settings: LoaderSettings, seen: Seen) -> Hang:
+    """Name what a run waited for at its time limit, from ``faulthandler``'s stacks."""
+    threads = stacks.parse(text)
+    workers = [each for each in threads if each.role == "worker"]
+    main = next((each for each in threads if each.role == "iterating"), None)
+    progress = _progress(settings, seen)
+    if settings.num_workers == 0:
+        return _alone(seen, progress)
+    if main is not None and main.within("torch/utils/data/dataloader.py", "_next_index"):
+        where = f"The main process is in {main.where}"
+        return Hang("slow_sampler", "The sampler gives no indices", f"{where}; {progress}")
+    if (seen.started is not None and seen.started < settings.num_workers) or not workers:
+        if main is not None or seen.started is not None:
+            return _starting(main, settings, seen)
+        return Hang("hung", "It hangs; no worker told where", progress)
+    busy = [each for each in workers if not each.is_idle]
+    if not busy:
+        return Hang(
+            "batch_lost",
+            "Batches were made, and did not arrive: the workers are idle, the main process waits",
+            f"{progress}; a worker's queue thread that cannot send a batch says so on stderr only",
+        )
+    return _busy(busy, settings, seen, progress)
+
+
+def _alone(seen: Seen, progress: str) -> Hang:
+    if seen.made:
+        return Hang("slow_dataset", "The data set is slow: no worker is involved", progress)
+    words = (
+        "No batch in time in the main process either; whether it is slow or stuck cannot be told"
+    )
+    return Hang("hung", words, progress)
+
+
+def _starting(main: Stack | None, settings: LoaderSettings, seen: Seen) -> Hang:
+    started = seen.started or 0
+    where = f"; the main process is in {main.where}" if main is not None else ""
+    many = f"{started} of {count(settings.num_workers, 'worker')} had started{where}"
+    if main is not None and main.within("multiprocessing/reduction.py", "dump"):
+        return Hang("slow_start", "Pickling the data set for the workers takes too long", many)
+    words = "The workers do not come to start: what they import or their worker_init_fn hangs"
+    return Hang("start_hangs", words, many)
+
+
+def _busy(busy: list[Stack], settings: LoaderSettings, seen: Seen, progress: str) -> Hang:
+    """Workers are in the midst of a batch: slow, or stuck?"""
+    first = busy[0]
+    library = next((name for each in busy if (name := stacks.library(each, FORK_UNSAFE))), "")
+    locked = stacks.waits_for_lock(first)
+    waits = f"{len(busy)} of {count(settings.num_workers, 'worker')} in {first.where}"
+    if first.where is not None and first.where.code:
+        waits += f": `{first.where.code}`"
+    if library:
+        waits += f" ({library})"
+    evidence = f"{waits}; {progress}"
+    stuck = _is_stuck(seen)
+    if stuck is False:
+        words = "The data set is slow: workers made batches, or a batch takes as long without them"
+        return Hang("slow_dataset", words, evidence, library)
+    if stuck or locked:
+        what = f"inside {library}" if library else "for a lock" if locked else "in one line"
+        return Hang("deadlock", f"Workers wait {what} and do not go on", evidence, library)
+    words = "No batch came in time; whether the workers are slow or stuck cannot be told"
+    return Hang("hung", words, f"{evidence}; a longer time limit would tell", library)
+
+
+def _is_stuck(seen: Seen) -> bool | None:
+    """Is a batch that takes this long stuck? ``None``: there is nothing to compare it with."""
+    silent = seen.silent_s if seen.silent_s is not None else seen.limit_s
+    usual = [each for each in (seen.longest_s, seen.alone_s) if each is not None]
+    if silent is None or not usual:
+        return None
+    times = silent / max(usual)
+    return True if times > _STUCK else False if times <= _SLOW else None
+
+
+def _progress(settings: LoaderSettings, seen: Seen) -> str:
+    """What came, in words."""
+    if seen.fetched is None:
+        said = "how many batches were made is not known"
+    elif len(seen.fetched) > 1:
+        said = "batches made by each worker: " + ", ".join(str(each) for each in seen.fetched)
+    else:
+        said = f"{count(seen.made, 'batch', 'batches')} made"
+    if seen.silent_s is not None and seen.made:
+        said += f", none in the last {seen.silent_s:.3g} s"
+    elif seen.limit_s is not None:
+        said += f" in {seen.limit_s:.3g} s"
+    if seen.longest_s is not None:
+        said += f", the longest in {seen.longest_s:.3g} s"
+    if seen.alone_s is not None:
+        said += f"; without workers a batch takes {seen.alone_s:.3g} s"
+    return said

@@ -1,0 +1,259 @@
+"""Can a data set be sent to workers that are not forked, and how large is it then?
+
+Spawned workers get the data set, ``collate_fn`` and ``worker_init_fn`` as a pickle, each its
+own. Tensors are not in it: they move to shared memory (`torch/multiprocessing/reductions.py`).
+Nothing of that happens here: the pickle is counted, not kept, and tensors stay where they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copyreg
+import functools
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults.objects import described, held
+from trainfit.loader.measure import isolated
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.words import short, size
+from trainfit.results.loader import Fault
+
+#: From here on the pickle is felt when workers start: 16 MiB took 2.9 s for one spawned worker
+#: and 22.4 s for eight (reference page on the DataLoader).
+LARGE_BYTES: Final = 16 << 20
+_DEEPEST: Final = 32
+_PARTS: Final = ("dataset", "collate_fn", "worker_init_fn")
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """What is sent to a worker that is not forked.
+
+    ``nbytes`` is the pickle's size, ``shared_bytes`` that of the tensors, which go through
+    shared memory; ``None`` where there is no pickle. ``culprits`` are what cannot be pickled,
+    each with its path, type and the reason.
+    """
+
+    nbytes: int | None
+    shared_bytes: int | None
+    culprits: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def fault(self) -> Fault | None:
+        """What is wrong with that, under any start method but fork."""
+        if self.culprits:
+            first = self.culprits[0].partition(": ")[0]
+            more = f" and {len(self.culprits) - 1} more" if len(self.culprits) > 1 else ""
+            summary = f"{first}{more} cannot be pickled: workers can only be forked"
+            evidence = "; ".join(self.culprits)
+            return Fault("not_picklable", summary, evidence, cures.NOT_PICKLABLE)
+        if self.nbytes is not None and self.nbytes >= LARGE_BYTES:
+            said = f"{self.nbytes} bytes"
+            if self.shared_bytes:
+                said += f" ({size(self.shared_bytes)} of tensors besides, in shared memory)"
+            summary = f"Each worker that is not forked is sent {size(self.nbytes)} as it starts"
+            return Fault("large_pickle", summary, said, cures.HANGS["slow_start"])
+        return None
+
+
+def pickled(workload: Workload, limit_s: float = 10.0) -> Pickled:
+    """Try it, in a forked process, which is ended at the time limit."""
+    ended = isolated.call(functools.partial(_pickled, workload), limit_s)
+    if ended.value is not None:
+        return ended.value
+    if ended.hung:
+        return Pickled(None, None, (), f"pickling took more than {limit_s:.3g} s")
+    died = f"the process ended with {ended.exit_code} while it pickled"
+    return Pickled(None, None, (), ended.message or died)
+
+
+def _pickled(workload: Workload) -> Pickled:
+    loader = workload.loader(workload.present)
+    parts = {
+        "dataset": workload.dataset,
+        "collate_fn": loader.collate_fn,
+        "worker_init_fn": loader.worker_init_fn,
+    }
+    # What is only sent to a process that starts (locks, shared values) counts as picklable.
+    standing_in: Any = _Spawning()
+    context.set_spawning_popen(standing_in)
+    try:
+        culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
+        if culprits:
+            return Pickled(None, None, culprits)
+        sink = _Sink()
+        pickler = _Counting(sink)
+        pickler.dump([parts[name] for name in _PARTS])
+        return Pickled(sink.nbytes, pickler.shared_bytes)
+    finally:
+        context.set_spawning_popen(None)
+
+
+class _Spawning:
+    """Stands for a process that is being started: its files keep their numbers."""
+
+    def duplicate_for_child(self, fd: int) -> int:
+        return fd
+
+    DupFd = duplicate_for_child
+
+
+def find_culprits(value: Any, path: str) -> tuple[str, ...]:
+    """What in an object cannot be pickled, as "dataset.file (h5py.File): reason"."""
+    found: dict[str, str] = {}
+    _search(value, path, found, set(), 0)
+    return tuple(f"{where}: {reason}" for where, reason in found.items())
+
+
+def _search(value: Any, path: str, found: dict[str, str], seen: set[int], depth: int) -> None:
+    reason = why_not(value)
+    if not reason or id(value) in seen or depth > _DEEPEST:
+        return
+    seen.add(id(value))
+    before = len(found)
+    inner = _sent(value, path)
+    for name, each in inner:
+        _search(each, name, found, seen, depth + 1)
+    if len(found) == before and not any(id(each) in seen for _, each in inner):
+        found[f"{path} ({described(value)})"] = short(reason)
+
+
+def why_not(value: Any) -> str:
+    """Why an object cannot be pickled; empty if it can."""
+    try:
+        _Counting(_Sink()).dump(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _sent(value: Any, path: str) -> list[tuple[str, Any]]:
+    """What an object is pickled by: what it holds, or what it says itself."""
+    kind: Any = type(value)
+    base: Any = object
+    if isinstance(value, list | tuple | dict | set | frozenset | functools.partial):
+        return held(value, path)
+    if kind.__reduce_ex__ is not base.__reduce_ex__ or kind.__reduce__ is not base.__reduce__:
+        return []
+    if kind.__getstate__ is base.__getstate__:
+        return held(value, path)
+    try:
+        state = value.__getstate__()
+    except Exception:
+        return []
+    if isinstance(state, dict):
+        return [(f"{path}.{name}", each) for name, each in state.items()]
+    return held(state, path)
+
+
+class _Sink:
+    """A file that only counts."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.nbytes += size
+        return size
+
+
+class _Counting(pickle.Pickler):
+    """Pickles as multiprocessing does, but leaves tensors where they are."""
+
+    def __init__(self, sink: _Sink) -> None:
+        super().__init__(sink)
+        extra: dict[type, Callable[..., Any]] = getattr(ForkingPickler, "_extra_reducers", {})
+        self.dispatch_table = {**copyreg.dispatch_table, **extra}
+        self.shared_bytes = 0
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and not value.is_leaf:
+                # As torch/multiprocessing/reductions.py, reduce_tensor.
+                raise RuntimeError("non-leaf tensor which requires grad; call detach() before")
+            self.shared_bytes += value.untyped_storage().nbytes() if _has_storage(value) else 0
+            return ("tensor", id(value))
+        if isinstance(value, torch.UntypedStorage):
+            self.shared_bytes += value.nbytes()
+            return ("storage", id(value))
+        return None
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.device.type != "meta"
+
+
+# --- The script, as a worker imports it -------------------------------------------------------
+
+
+def session_problem(workload: Workload, main: Any = None) -> Fault | None:
+    """A data set of a class that a notebook or an interactive session defines.
+
+    ``main`` is the module that runs, by default the real one.
+    """
+    main = sys.modules["__main__"] if main is None else main
+    if getattr(main, "__file__", None) is not None:
+        return None
+    if type(workload.dataset).__module__ != "__main__":
+        return None
+    said = f"{described(workload.dataset)} is defined in no file"
+    summary = "Workers that are not forked cannot import what an interactive session defines"
+    return Fault("not_importable", summary, said, cures.NOT_IMPORTABLE)
+
+
+def guard_problem(main: Any = None) -> Fault | None:
+    """What in the script would run anew in workers that are not forked, read off its text.
+
+    That alone does no harm if it starts no worker: it explains workers that end as they start.
+    """
+    main = sys.modules["__main__"] if main is None else main
+    path = getattr(main, "__file__", None)
+    line = _unguarded_line(Path(path)) if path is not None else None
+    if line is None:
+        return None
+    said = f"{path}:{line} runs when the script is imported"
+    return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD)
+
+
+def _unguarded_line(path: Path) -> int | None:
+    """The first line at a script's top level that iterates or calls, without a guard."""
+    try:
+        body = ast.parse(path.read_text(errors="replace")).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return _working_line(body)
+
+
+def _working_line(body: Sequence[ast.stmt]) -> int | None:
+    for node in body:
+        if isinstance(node, ast.For | ast.While):
+            return node.lineno
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            function = node.value.func
+            # "main()", "train(args)"; modules' functions ("torch.manual_seed(0)") only set up.
+            if isinstance(function, ast.Name) and function.id != "print":
+                return node.lineno
+        if isinstance(node, ast.With | ast.Try | ast.If) and not _is_guard(node):
+            line = _working_line(node.body)
+            if line is not None:
+                return line
+    return None
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    """Is it `if __name__ == "__main__":`, or another question of the name?"""
+    test = node.test if isinstance(node, ast.If) else None
+    names = ast.walk(test) if test is not None else ()
+    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in names)

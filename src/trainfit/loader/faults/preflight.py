@@ -1,0 +1,292 @@
+"""Faults that are found before a loader is tuned: what can be told without a long run.
+
+What runs the user's code does so in forked processes, under a time limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults.constraints import HARMLESS, START_METHODS, bounds_of
+from trainfit.loader.faults.diagnose import diagnose_run
+from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.pickling import pickled, session_problem
+from trainfit.loader.faults.sharding import check_sharding
+from trainfit.loader.measure import isolated
+from trainfit.loader.measure.instrument import WALL
+from trainfit.loader.measure.oom_kills import between, oom_kills
+from trainfit.loader.measure.run import Run, run_loader
+from trainfit.loader.measure.stderr import captured_stderr
+from trainfit.loader.measure.workload import Workload
+from trainfit.results.loader import Fault, LoaderSettings, StartMethod
+
+#: The sampler is slow where it takes this share of the time between two batches: the main
+#: thread has no more to give, beside taking batches over and the training step.
+_SAMPLER_SHARE: Final = 0.25
+#: Seconds before an epoch's first index that are worth a word.
+_SLOW_FIRST_S: Final = 1.0
+#: Batches of indices that are drawn to time a sampler.
+_SAMPLER_BATCHES: Final = 64
+#: Faults of how much there is, not of workers as such.
+_OF_SIZE: Final = ("shm_full", "open_files", "out_of_memory", "worker_killed")
+#: Batches that a trial run takes.
+_TRIAL_BATCHES: Final = 3
+
+
+def check(
+    workload: Workload,
+    settings: LoaderSettings | None = None,
+    *,
+    limit_s: float = 10.0,
+    batch_s: float | None = None,
+    batches_per_s: float | None = None,
+) -> tuple[Fault, ...]:
+    """All checks that need no run of the loader itself.
+
+    Args:
+        settings: those that are wanted; by default the script's own.
+        limit_s: time limit of each check.
+        batch_s: what a worker takes for a batch, in seconds, if that is known.
+        batches_per_s: the rate that the training takes batches at, if that is known.
+    """
+    settings = settings or workload.present
+    faults = list(check_start(workload, settings, limit_s))
+    faults += check_sharding(workload, limit_s)
+    faults += check_sampler(workload, settings, batch_s, batches_per_s, limit_s)
+    return tuple(faults)
+
+
+# --- Workers that are not forked --------------------------------------------------------------
+
+
+def check_start(
+    workload: Workload, settings: LoaderSettings, limit_s: float = 10.0
+) -> tuple[Fault, ...]:
+    """Can workers be started by other means than a fork, and what are they sent?
+
+    A data set that cannot be pickled is named under "fork", too: it bounds what may be tried.
+    Its size, and whether workers can import its class, matter under the other methods only.
+    """
+    found = pickled(workload, limit_s).fault
+    if settings.start_method == "fork":
+        return (found,) if found is not None and found.kind == "not_picklable" else ()
+    problem = session_problem(workload)
+    return tuple(each for each in (found, problem) if each is not None)
+
+
+# --- The sampler ------------------------------------------------------------------------------
+
+
+def check_sampler(
+    workload: Workload,
+    settings: LoaderSettings,
+    batch_s: float | None = None,
+    batches_per_s: float | None = None,
+    limit_s: float = 10.0,
+) -> tuple[Fault, ...]:
+    """Is the sampler slow itself, and can it be iterated again?
+
+    It runs in the main process, one batch's indices at a time: whatever the workers do, there
+    are no more batches a second than that.
+    """
+    if workload.kind == "iterable":
+        return ()
+    loader = workload.loader(LoaderSettings(0))
+    endless = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    source = getattr(endless, "_sampler", None)
+    inner = getattr(source, "sampler", source)
+    if source is None or inner is None:
+        return ()
+    if one_shot := _one_shot(source) or _one_shot(inner):
+        return (one_shot,)
+    seconds = list(workload.sampler_seconds)
+    if not seconds:
+        ended = isolated.call(functools.partial(_draw, source, limit_s / 2), limit_s)
+        if ended.hung:
+            said = f"no batch of indices in {limit_s:.3g} s"
+            return (_slow_sampler(inner, said),)
+        seconds = list(ended.value or ())
+    return judge_sampler(inner, seconds, settings, batch_s, batches_per_s)
+
+
+def judge_sampler(
+    sampler: Any,
+    seconds: Sequence[float],
+    settings: LoaderSettings,
+    batch_s: float | None,
+    batches_per_s: float | None,
+) -> tuple[Fault, ...]:
+    """The faults of a sampler that took so many seconds for each batch's indices.
+
+    The first of them has the making of an epoch's order in it.
+    """
+    faults: list[Fault] = []
+    if seconds and seconds[0] >= _SLOW_FIRST_S:
+        faults.append(_slow_sampler(sampler, f"{seconds[0]:.3g} s before an epoch's first batch"))
+    later = sorted(seconds[1:])
+    if not later:
+        return tuple(faults)
+    usual = later[len(later) // 2]
+    rate = batches_per_s
+    if rate is None and batch_s:
+        rate = max(1, settings.num_workers) / batch_s
+    if rate is not None and usual * rate >= _SAMPLER_SHARE:
+        said = (
+            f"{usual * 1e3:.3g} ms for the indices of a batch, in the main process: "
+            f"{100 * usual * rate:.0f}% of its time at {rate:.3g} batches/s, and no more than "
+            f"{1 / usual:.3g} batches/s with any workers"
+        )
+        faults.append(_slow_sampler(sampler, said))
+    return tuple(faults)
+
+
+def _slow_sampler(sampler: Any, said: str) -> Fault:
+    name = type(sampler).__name__
+    try:
+        many = f" over {len(sampler)} samples"
+    except Exception:  # the sampler may be the user's own
+        many = ""
+    cure = cures.HANGS["slow_sampler"]
+    if name == "WeightedRandomSampler":
+        cure = (
+            "it draws all of an epoch at once (torch.multinomial) and turns them into a list: "
+            "draw num_samples smaller than the data set, or a group by weight and a sample in it"
+        )
+    return Fault("slow_sampler", f"{name}{many} is slow itself", said, cure)
+
+
+def _one_shot(sampler: Any) -> Fault | None:
+    """A generator, or another iterator that is used up after one pass.
+
+    An object of a class written in Python may begin anew in ``__iter__`` and still be its own
+    iterator; built-in iterators do not.
+    """
+    is_python = "__dict__" in dir(type(sampler))
+    if not inspect.isgenerator(sampler) and (is_python or not isinstance(sampler, Iterator)):
+        return None
+    said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
+    summary = "The sampler is used up after one epoch"
+    return Fault("not_restartable", summary, said, cures.NOT_RESTARTABLE)
+
+
+def _draw(source: Any, seconds: float) -> list[float]:
+    taken: list[float] = []
+    iterator, end = None, time.monotonic() + seconds
+    for _ in itertools.repeat(None, _SAMPLER_BATCHES):
+        began = time.perf_counter()
+        iterator = iter(source) if iterator is None else iterator
+        if next(iterator, None) is None:
+            break
+        taken.append(time.perf_counter() - began)
+        if time.monotonic() > end:
+            break
+    return taken
+
+
+# --- Workers as such --------------------------------------------------------------------------
+
+
+def check_workers(
+    workload: Workload,
+    settings: LoaderSettings,
+    *,
+    limit_s: float = 20.0,
+    alone_s: float | None = None,
+    start_methods: Sequence[StartMethod] = START_METHODS,
+) -> tuple[Fault, ...]:
+    """Does the loader work with a worker at all? What fails is named, with what works instead.
+
+    A few batches are made by one worker; if that fails, without workers, and by one worker of
+    each other start method that the fault leaves. A data set that works in the main process
+    only gets the fault "main_process_only" besides.
+
+    Args:
+        limit_s: time limit of each try.
+        alone_s: what a batch takes without workers, in seconds, if that is known.
+    """
+    wanted = _one_worker(settings, settings.start_method)
+    tried = _try(workload, wanted, limit_s, alone_s)
+    if tried.fault is None or tried.fault.kind in HARMLESS:
+        return () if tried.fault is None else (tried.fault,)
+    none = LoaderSettings(0, start_method=settings.start_method)
+    alone = _try(workload, none, limit_s, most_batches=1)
+    if alone.fault is not None:
+        return tried.fault, alone.fault
+    if alone_s is None:
+        tried = tried.compared(workload, alone.batch_s)
+    fault = tried.fault
+    assert fault is not None
+    if fault.kind in HARMLESS or fault.kind in _OF_SIZE:
+        return (fault,)
+    for start in start_methods:
+        other = _one_worker(settings, start)
+        if other == wanted or not bounds_of(fault).allows(other):
+            continue
+        if _try(workload, other, limit_s, alone_s).fault is None:
+            evidence = f"{fault.evidence}; with {start} it works here"
+            return (dataclasses.replace(fault, evidence=evidence),)
+    return fault, _main_process_only(fault)
+
+
+def _main_process_only(fault: Fault) -> Fault:
+    return Fault(
+        "main_process_only",
+        "The data set works in the main process only",
+        f"with one worker: {fault.summary} ({fault.evidence}); without workers a batch came",
+        f"num_workers=0 until it is mended: {fault.cure}",
+        fault.settings,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tried:
+    """A trial run, and the fault that it met, if any."""
+
+    run: Run
+    seen: Seen
+    fault: Fault | None
+
+    @property
+    def batch_s(self) -> float | None:
+        """What a batch took to make."""
+        records = [each for each in self.run.fetches if len(each)]
+        return float(records[0][:, WALL].mean()) if records else None
+
+    def compared(self, workload: Workload, alone_s: float | None) -> _Tried:
+        """The same, now that it is known what a batch takes without workers."""
+        seen = dataclasses.replace(self.seen, alone_s=alone_s)
+        return _Tried(self.run, seen, diagnose_run(self.run, workload, seen))
+
+
+def _one_worker(settings: LoaderSettings, start: StartMethod) -> LoaderSettings:
+    return LoaderSettings(1, 2, start_method=start, worker_threads=settings.worker_threads)
+
+
+def _try(
+    workload: Workload,
+    settings: LoaderSettings,
+    limit_s: float,
+    alone_s: float | None = None,
+    most_batches: int = _TRIAL_BATCHES,
+) -> _Tried:
+    before = oom_kills()
+    with captured_stderr() as output:
+        run = run_loader(
+            workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=most_batches
+        )
+    seen = Seen.of(
+        run,
+        limit_s=limit_s,
+        alone_s=alone_s,
+        oom_kills=between(before, oom_kills()),
+        output=output.text,
+    )
+    good = run.failure is None and len(run.handed)
+    return _Tried(run, seen, None if good else diagnose_run(run, workload, seen))

@@ -1,0 +1,189 @@
+"""Do the workers of an iterable data set share its samples, or does each give all of them?
+
+Each worker has a copy of an iterable data set, and iterates all of it unless the data set, or
+``worker_init_fn``, asks which worker it is (torch.utils.data.IterableDataset's documentation).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from trainfit.loader.digests import digest
+from trainfit.loader.measure import isolated
+from trainfit.loader.measure.workload import Workload
+from trainfit.results.loader import Fault
+
+#: Samples of each worker that are compared.
+SAMPLES: Final = 64
+#: Samples of the same digest that two workers may have by chance; above it they are shared.
+_SAME_SHARE: Final = 0.5
+
+CURE: Final = """shard by worker in __iter__:
+    worker = torch.utils.data.get_worker_info()
+    number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+    for index, sample in enumerate(source):
+        if index % workers == number:
+            yield sample
+better: give each worker its own files, files[number::workers]; with DistributedDataParallel
+also by rank. Until then num_workers=1"""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What workers gave: the digests of each worker's samples in their order.
+
+    ``ended`` is whether each came to its end; ``again`` how many samples a second pass of the
+    same object began with (``None``: not tried).
+    """
+
+    digests: tuple[tuple[str, ...], ...]
+    ended: bool
+    again: int | None = None
+
+
+def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Fault, ...]:
+    """Run it with one worker and with two, in forked processes, and compare their samples."""
+    if workload.kind != "iterable":
+        return ()
+    faults: list[Fault] = []
+    one = _passes(workload, 1, False, limit_s)
+    two = _passes(workload, 2, False, limit_s) if one is not None else None
+    if one is not None and one.ended and one.digests[0] and one.again == 0:
+        faults.append(
+            Fault(
+                "not_restartable",
+                "The iterable data set gives nothing in a second epoch",
+                f"{len(one.digests[0])} samples in the first pass, 0 in the second",
+                "let __iter__ begin anew each time: do not keep a generator in the data set",
+            )
+        )
+    if one is None or two is None:
+        return tuple(faults)
+    same = _passes(workload, 2, True, limit_s) if not shares(two, one) else None
+    fault = judge(one, two, same)
+    return (*faults, fault) if fault is not None else tuple(faults)
+
+
+def judge(one: Passes, two: Passes, seeded: Passes | None) -> Fault | None:
+    """The fault of what one worker gave, what two gave, and two with the same random seeds."""
+    first, second = len(two.digests[0]), len(two.digests[1])
+    if shares(two, one):
+        evidence = (
+            f"of {second} samples of the second worker, {_common(two)} are samples of the first"
+        )
+    elif one.ended and two.ended and one.digests[0] and first == second == len(one.digests[0]):
+        evidence = f"one worker gives {len(one.digests[0])} samples, two give {first + second}"
+    elif seeded is not None and shares(seeded, one):
+        return Fault(
+            "iterable_perhaps_not_sharded",
+            "Workers go over the same samples, unless all of a sample is random",
+            "with equal random seeds two workers give the same samples: the data set does not "
+            "ask which worker it is in",
+            CURE,
+        )
+    else:
+        return None
+    summary = "Each worker gives all samples: an epoch has them once for each worker"
+    return Fault("iterable_not_sharded", summary, evidence, CURE)
+
+
+def shares(two: Passes, one: Passes) -> bool:
+    """Do two workers give the same samples, which do not repeat with one worker?"""
+    if len(two.digests) < 2 or not two.digests[1] or not one.digests[0]:
+        return False
+    alone = one.digests[0]
+    if 1 - len(set(alone)) / len(alone) >= _SAME_SHARE / 2 and len(alone) > 1:
+        return False  # samples are alike anyway: cannot be told by their content
+    return _common(two) > _SAME_SHARE * len(two.digests[1])
+
+
+def _common(two: Passes) -> int:
+    first = set(two.digests[0])
+    return sum(1 for each in two.digests[1] if each in first)
+
+
+def _passes(workload: Workload, workers: int, same_seeds: bool, limit_s: float) -> Passes | None:
+    function = functools.partial(_iterate, workload, workers, same_seeds, limit_s / 2)
+    return isolated.call(function, limit_s).value
+
+
+def _iterate(workload: Workload, workers: int, same_seeds: bool, seconds: float) -> Passes | None:
+    init = workload.loader(workload.present).worker_init_fn
+    # Unbatched, each sample with its worker: batches of two workers differ by their cut alone.
+    loader: DataLoader[Any] = DataLoader(
+        _Tagged(workload.dataset, workers == 1),
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=functools.partial(_begin, init, same_seeds),
+        multiprocessing_context="fork",
+    )
+    found: dict[int, list[str]] = {worker: [] for worker in range(workers)}
+    ended, again, deadline = set(), None, time.monotonic() + seconds
+    for worker, what in loader:
+        if what is None:
+            return None
+        if isinstance(what, int):
+            ended.add(worker)
+            again = what if what >= 0 else None
+        else:
+            found[worker].append(what)
+        if time.monotonic() > deadline:
+            break
+    digests = tuple(tuple(each) for each in found.values())
+    return Passes(digests, len(ended) == workers, again)
+
+
+class _Tagged(IterableDataset[Any]):
+    """The data set with, of each sample, the worker and the digest; at the end a number.
+
+    The number is how many samples a second pass begins with (1 at most); -1: not tried. To a
+    ``worker_init_fn`` it is the data set itself (as in
+    :class:`trainfit.loader.measure.workload.Workload`).
+    """
+
+    def __init__(self, inner: Any, try_again: bool) -> None:
+        self.__dict__.update(_inner=inner, _try_again=try_again)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        number = info.id if info is not None else 0
+        given = 0
+        for sample in itertools.islice(self._inner, SAMPLES):
+            yield number, digest(sample)
+            given += 1
+        if given < SAMPLES:
+            second = itertools.islice(self._inner, 1) if self._try_again else None
+            yield number, -1 if second is None else sum(1 for _ in second)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _begin(init: Callable[[int], None] | None, same_seeds: bool, worker: int) -> None:
+    """A ``worker_init_fn``: the user's, after equal seeds if that is wanted."""
+    if same_seeds:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+    if init is not None:
+        init(worker)

@@ -1,0 +1,1 @@
+"""Real runs of a DataLoader: what each batch takes, and what disturbed it."""

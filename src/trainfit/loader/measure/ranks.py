@@ -1,0 +1,149 @@
+"""Several training processes with a loader each on one machine: what one of them gets.
+
+The probe has the whole machine; what it finds is brought to one rank's share of the cores for the
+model. A real run that confirms is made beside as many copies of the same loader as there are
+other ranks, all at work: they take their share of the cores, the caches and the storage, and no
+division has to be assumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import torch
+
+from trainfit.loader.measure.run import Run, pinning, shut_down, take_step
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.model.fitting import Fitted
+from trainfit.loader.tune.cores import model_cores
+from trainfit.results.loader import LoaderMachine, LoaderSettings
+
+#: Seconds between looks at whether the process that started this one still lives, at the least.
+_TICK_S: Final = 0.05
+
+
+def share_of(fitted: Fitted, machine: LoaderMachine, ranks: int) -> Fitted:
+    """A model of a loader that has the machine to itself, for one of ``ranks`` on its share of it
+    (``machine``), with the others at work alike.
+
+    With n busy cores of each rank, all of n × ranks slow one another (see
+    :class:`~trainfit.loader.model.events.Cores`): 1 + c (n r - 1) = (1 + c (r - 1)) (1 + c' (n -
+    1)) with c' = c r / (1 + c (r - 1)).
+    """
+    whole = fitted.cores
+    share = model_cores(machine, 0.0)
+    others = 1 + whole.contention * (ranks - 1)
+    cores = dataclasses.replace(
+        whole,
+        speeds=tuple(speed / others for speed in share.speeds),
+        quota=share.quota,
+        contention=whole.contention * ranks / others,
+    )
+    return dataclasses.replace(fitted, cores=cores)
+
+
+def alone_note(runs: Iterable[Run], ranks: int) -> str:
+    """What is to be said of runs whose other ranks broke off; empty: nothing."""
+    fewest = min((run.ranks for run in runs if run.failure is None), default=ranks)
+    if fewest >= ranks:
+        return ""
+    return (
+        f"of {ranks} copies of the loader, one for each rank, {fewest} ran to the end of a real "
+        "run: measured rates may be too high; look at RAM and /dev/shm with fewer --ranks"
+    )
+
+
+class Others:
+    """The processes of the other ranks, while they are at work."""
+
+    def __init__(self, processes: list[Any]) -> None:
+        self._processes = processes
+
+    def working(self) -> int:
+        """How many of them live."""
+        return sum(process.is_alive() for process in self._processes)
+
+
+@contextlib.contextmanager
+def others(
+    workload: Workload, settings: LoaderSettings, consumer: Consumer, count: int, limit_s: float
+) -> Iterator[Others]:
+    """``count`` copies of the loader at work, each in processes of its own, until the end of the
+    context; they have got their first batch when it begins, or it is ``limit_s`` seconds later.
+
+    Each draws an order of batches of its own, as ranks do. Without workers each works with one
+    thread of PyTorch's (a pool of threads does not outlive a fork).
+    """
+    context = multiprocessing.get_context("fork")
+    processes, receivers = [], []
+    try:
+        for rank in range(1, count + 1):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_work,
+                args=(workload, settings, consumer, rank, os.getpid(), sender),
+                daemon=False,
+            )
+            process.start()
+            sender.close()
+            with contextlib.suppress(OSError):  # the child was faster
+                os.setpgid(process.pid or 0, process.pid or 0)
+            processes.append(process)
+            receivers.append(receiver)
+        _await_first(receivers, limit_s)
+        yield Others(processes)
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
+        for receiver in receivers:
+            receiver.close()
+
+
+def _await_first(receivers: list[Any], limit_s: float) -> None:
+    """Until each rank has told of its first batch, or has ended."""
+    left, deadline = list(receivers), time.monotonic() + limit_s
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        for receiver in multiprocessing.connection.wait(left, remaining):
+            left.remove(receiver)
+
+
+def _work(
+    workload: Workload,
+    settings: LoaderSettings,
+    consumer: Consumer,
+    rank: int,
+    parent: int,
+    sender: Any,
+) -> None:
+    """A rank's loop, until it is killed or the parent is gone."""
+    os.setpgid(0, 0)
+    torch.set_num_threads(1)
+    torch.manual_seed(torch.initial_seed() + rank)
+    for generator in workload.generators:
+        generator.manual_seed(generator.initial_seed() + rank)
+    batches: Iterator[Any] | None = None
+    try:
+        with pinning(settings):
+            batches = iter(workload.loader(settings))
+            looked = time.monotonic()
+            for number, _ in enumerate(batches):
+                if not number:
+                    sender.send_bytes(b"1")
+                take_step(consumer, settings.pin_memory)
+                if time.monotonic() > looked + _TICK_S:
+                    looked = time.monotonic()
+                    if os.getppid() != parent:
+                        break
+    finally:
+        shut_down(batches)

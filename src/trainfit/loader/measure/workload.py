@@ -1,0 +1,254 @@
+"""What a DataLoader loads, apart from the settings that it loads it with."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from trainfit.loader.measure.library_threads import hold_down
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.loader import DatasetKind, LoaderSettings, StartMethod
+
+
+class LoaderError(TrainfitError):
+    """A loader that cannot be measured; one line with what, the reason and the remedy."""
+
+
+class Workload:
+    """A data set with its sampler and collation: makes DataLoaders of any settings.
+
+    Its loaders never end: after the last batch of an epoch comes the first of the next, in the
+    order that the sampler gives then. (Where an epoch ends, workers that are not persistent
+    start anew; the model prices that apart.)
+
+    Args:
+        loader: the user's DataLoader; it is neither iterated nor changed.
+        library_threads: what libraries in workers are held to where settings do not say.
+    """
+
+    def __init__(self, loader: DataLoader[Any], library_threads: int | None = None) -> None:
+        self._loader = loader
+        self._library_threads = library_threads
+        self.kind: DatasetKind = "iterable" if is_iterable(loader.dataset) else "map"
+        self.sampler_seconds: list[float] = []
+        """What the sampler took for each batch's indices, in this process, so far."""
+
+    @classmethod
+    def of(cls, source: DataLoader[Any] | Dataset[Any], batch_size: int | None = 1) -> Workload:
+        """Of a DataLoader, or of a data set with PyTorch's defaults and this batch size."""
+        if isinstance(source, DataLoader):
+            return cls(source)
+        if isinstance(source, type) or not (
+            isinstance(source, IterableDataset) or hasattr(source, "__getitem__")
+        ):
+            raise LoaderError(
+                f"{type(source).__name__} is neither a DataLoader nor a data set: give an object "
+                "with __getitem__ and __len__, an IterableDataset, or a DataLoader of it"
+            )
+        return cls(DataLoader(source, batch_size))
+
+    def held_to(self, library_threads: int) -> Workload:
+        """The same, where libraries in workers have so many threads."""
+        return Workload(self._loader, library_threads)
+
+    @property
+    def dataset(self) -> Any:
+        return self._loader.dataset
+
+    @property
+    def name(self) -> str:
+        """The data set's type."""
+        return type(self.dataset).__name__
+
+    @property
+    def batch_size(self) -> int | None:
+        size = self._loader.batch_size
+        if size is None:
+            size = getattr(self._loader.batch_sampler, "batch_size", None)
+        return size if type(size) is int else None
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The random generators that decide the order of batches, besides PyTorch's own."""
+        loader = self._loader
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        holders = (loader, loader.sampler, loader.batch_sampler, inner)
+        found = [getattr(holder, "generator", None) for holder in holders]
+        return [each for each in found if isinstance(each, torch.Generator)]
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of an epoch, if that is known: as many as the sampler gives."""
+        sampler = getattr(self._loader.batch_sampler, "sampler", None)
+        for source in (sampler, self._loader.sampler, self.dataset):
+            try:
+                return len(source)  # type: ignore[arg-type]
+            except Exception:  # a user's __len__ may raise anything
+                continue
+        return None
+
+    @property
+    def epoch_batches(self) -> int | None:
+        """Batches of an epoch, if that is known."""
+        try:
+            return len(self._loader)
+        except Exception:  # a user's __len__ may raise anything
+            return None
+
+    @property
+    def present(self) -> LoaderSettings:
+        """The user's settings."""
+        loader = self._loader
+        context = loader.multiprocessing_context
+        return LoaderSettings(
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor or 2,
+            pin_memory=bool(loader.pin_memory),
+            in_order=bool(getattr(loader, "in_order", True)),
+            persistent_workers=bool(loader.persistent_workers),
+            start_method=context.get_start_method() if context is not None else default_start(),
+        )
+
+    def loader(
+        self,
+        settings: LoaderSettings,
+        wrap_init: Callable[[Callable[[int], None] | None], Callable[[int], None]] | None = None,
+        *,
+        endless: bool = True,
+    ) -> DataLoader[Any]:
+        """A new DataLoader with these settings.
+
+        ``wrap_init`` gets the user's ``worker_init_fn`` and gives the one to use. One that is
+        not ``endless`` has the user's own epochs.
+        """
+        own = self._loader
+        # Without workers batches are made in this process: files that a data set opens then
+        # must not be in the one that later workers get.
+        data = own.dataset if settings.num_workers else _copied(own.dataset)
+        init = own.worker_init_fn
+        if settings.worker_threads != 1:
+            init = functools.partial(_set_threads, settings.worker_threads, init)
+        if (most := settings.library_threads or self._library_threads) is not None:
+            init = functools.partial(_hold_down, most, init)
+        common: dict[str, Any] = {
+            "collate_fn": own.collate_fn,
+            "pin_memory": settings.pin_memory,
+            "generator": own.generator,
+            "num_workers": settings.num_workers,
+            "worker_init_fn": init,
+        }
+        if settings.num_workers:
+            if wrap_init is not None:
+                common["worker_init_fn"] = wrap_init(init)
+            common |= {
+                "prefetch_factor": settings.prefetch_factor,
+                "persistent_workers": settings.persistent_workers,
+                "in_order": settings.in_order,
+                "multiprocessing_context": settings.start_method,
+            }
+        if self.kind == "iterable":
+            dataset = _EndlessIterable(data) if endless else data
+            return DataLoader(dataset, own.batch_size, drop_last=own.drop_last, **common)
+        sampler: Any = own.sampler if own.batch_sampler is None else own.batch_sampler
+        if endless:
+            sampler = _Endless(sampler, self.sampler_seconds)
+        if own.batch_sampler is not None:
+            return DataLoader(data, batch_sampler=sampler, **common)
+        return DataLoader(data, batch_size=None, sampler=sampler, **common)
+
+
+def _copied(dataset: Any, depth: int = 3) -> Any:
+    """A copy that attributes can be set on, of the data sets in it too; of one that cannot be
+    copied, itself."""
+    try:
+        made = copy.copy(dataset)
+        inner = list(vars(made).items())
+    except Exception:  # whatever a user's __copy__ or __reduce__ raises
+        return dataset
+    for name, value in inner if depth else ():
+        if isinstance(value, Dataset):
+            made.__dict__[name] = _copied(value, depth - 1)
+        elif isinstance(value, list | tuple) and any(isinstance(each, Dataset) for each in value):
+            each = (_copied(v, depth - 1) if isinstance(v, Dataset) else v for v in value)
+            made.__dict__[name] = list(each) if isinstance(value, list) else tuple(each)
+    return made
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Does PyTorch take it as an iterable data set?"""
+    return isinstance(dataset, IterableDataset)
+
+
+def default_start() -> StartMethod:
+    """The start method of workers where the script does not name one."""
+    # Asking for it without allow_none would fix it for the process.
+    multiprocessing = torch.multiprocessing
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return cast(StartMethod, chosen or multiprocessing.get_all_start_methods()[0])
+
+
+class _Endless:
+    """A sampler that begins anew when it is exhausted, and notes what each answer takes."""
+
+    def __init__(self, sampler: Any, seconds: list[float]) -> None:
+        self._sampler, self._seconds = sampler, seconds
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            given = 0
+            began = time.perf_counter()
+            for indices in self._sampler:
+                self._seconds.append(time.perf_counter() - began)
+                yield indices
+                given += 1
+                began = time.perf_counter()
+            if not given:
+                return
+
+
+class _EndlessIterable(IterableDataset[Any]):
+    """An iterable data set that begins anew when it is exhausted.
+
+    To a ``worker_init_fn`` it is the data set itself: attributes are read and written there
+    (PyTorch's documentation shards so).
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.__dict__["_inner"] = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            given = 0
+            for sample in self._inner:
+                yield sample
+                given += 1
+            if not given:
+                return
+
+
+def _set_threads(count: int, init: Callable[[int], None] | None, worker: int) -> None:
+    """A ``worker_init_fn``: so many threads, then what the user's does."""
+    torch.set_num_threads(count)
+    if init is not None:
+        init(worker)
+
+
+def _hold_down(count: int, init: Callable[[int], None] | None, worker: int) -> None:
+    """A ``worker_init_fn``: so many threads for each library, then what the user's does."""
+    hold_down(count)
+    if init is not None:
+        init(worker)

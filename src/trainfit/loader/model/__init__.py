@@ -1,0 +1,1 @@
+"""The DataLoader as a queueing network, and the constants that a probe gives it."""

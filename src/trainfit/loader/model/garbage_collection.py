@@ -1,0 +1,73 @@
+"""Python's garbage collections, which come by a worker's count of batches, not by what is in them.
+
+CPython starts a full collection when enough objects were made since the last: a data set that
+makes many of them for each sample sets one off every so many batches. Workers that are forked
+from one process begin with the same count, so theirs come at the same batch of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from trainfit.loader.measure.instrument import Records, collected
+
+#: A batch with more than this part of the longest one's collections holds a full collection.
+_FULL: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Seconds of CPU time for collections in each batch of a worker, by how many it made before.
+
+    After the last of ``seconds``, the last ``period`` of them come again and again.
+    """
+
+    seconds: tuple[float, ...] = ()
+    period: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.period <= len(self.seconds) or not self.seconds):
+            raise ValueError("of pauses, 1 to all come again")
+
+    def of(self, number: int) -> float:
+        """In a worker's batch ``number``; its first is number 0."""
+        if not self.seconds:
+            return 0.0
+        if number >= len(self.seconds):
+            first = len(self.seconds) - self.period
+            number = first + (number - first) % self.period
+        return self.seconds[number]
+
+    @property
+    def mean(self) -> float:
+        """Of a batch, in the long run."""
+        return sum(self.seconds[-self.period :]) / self.period if self.seconds else 0.0
+
+    def scaled(self, factor: float) -> Pauses:
+        """The same, so many times as long."""
+        return Pauses(tuple(each * factor for each in self.seconds), self.period)
+
+
+def pauses_of(workers: Sequence[Records]) -> Pauses:
+    """What the records of some workers say: of the longest when collections come, of all how long
+    full ones take.
+
+    From the first full collection to the last are whole periods: with a count that ends anywhere
+    the long run would have too many or too few.
+    """
+    series = [collected(records) for records in workers]
+    every = np.concatenate([np.zeros(1), *series])
+    if not every.max() > 0:
+        return Pauses()
+    least = _FULL * every.max()
+    seconds = max(series, key=len).copy()
+    places = np.flatnonzero(seconds > least)
+    seconds[places] = every[every > least].mean()
+    if len(places) < 2:
+        return Pauses(tuple(map(float, seconds)), len(seconds))
+    end = int(places[-1]) + 1
+    return Pauses(tuple(map(float, seconds[:end])), end - 1 - int(places[0]))

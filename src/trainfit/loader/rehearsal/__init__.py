@@ -1,0 +1,1 @@
+"""A training loop over the real DataLoader, with a GPU step of given length."""

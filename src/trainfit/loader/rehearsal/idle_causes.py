@@ -1,0 +1,270 @@
+"""Why a GPU is idle when it is: the times of a rehearsal, divided among causes.
+
+Nothing here runs a loader; times go in, figures come out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from trainfit.loader.measure.instrument import BEGAN, WALL
+from trainfit.loader.rehearsal.utilization import PERIODS_S, WORKER, Observed, Times
+from trainfit.results.rehearsal import Cause, Dip
+
+#: From this share of the time on, waiting in every round of the workers is starving; a round
+#: that waits for so much longer than usual is a dip.
+NOTABLE_SHARE: Final = 0.05
+#: Rounds from which it is told what is usual, if there are so many after the warm-up.
+_LEAST_ROUNDS: Final = 3
+#: Dips of a result at most.
+_MOST_DIPS: Final = 40
+#: Idle seconds of a dip at least: less is not to be seen in the shortest window.
+_LEAST_DIP_S: Final = NOTABLE_SHARE * PERIODS_S[0]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Batches that the workers make beside each other, and the idle time before each."""
+
+    cause: Cause
+    """Of what it waits longer than usual."""
+    first: int
+    last: int
+    start_s: float
+    end_s: float
+    handing_s: float
+    rest_s: float
+    seconds: float
+
+
+def explain(observed: Observed) -> tuple[dict[str, float], tuple[Dip, ...]]:
+    """Idle seconds of the whole rehearsal by cause, and the largest dips in order of time.
+
+    Idle time before an epoch's first batch is of the start-up or of the epoch. After that, what
+    passes after the batch was made is hand-over; the rest is summed over rounds of
+    ``num_workers`` batches, since in order the workers' batches come together.
+    What the median round waits is starving if it is :data:`NOTABLE_SHARE` of its time (else
+    hand-over, too); what a round waits beyond is of the warm-up or the epoch's beginning, or of
+    a slow batch.
+    """
+    found = _pieces(observed)
+    idle: dict[str, float] = {}
+    for piece in found:
+        idle[piece.cause] = idle.get(piece.cause, 0.0) + piece.idle_s
+    return idle, _dips(observed, found)
+
+
+def _pieces(observed: Observed) -> list[Dip]:
+    """All idle time, each piece with its cause."""
+    busy = observed.busy
+    if not len(busy):
+        return [Dip("start_up", 0.0, observed.total_s, observed.total_s, 0, 0)]
+    idle_from = np.append(0.0, busy[:-1, 1])
+    gaps = np.maximum(0.0, busy[:, 0] - idle_from)
+    rounds = _rounds(observed, idle_from, gaps)
+    usual, steadily = _usual(observed, rounds)
+    size = max(1, observed.settings.num_workers)
+    pieces = []
+    for first in np.flatnonzero(observed.place == 0):
+        at, begin, gap = int(first), float(idle_from[first]), float(gaps[first])
+        cause: Cause = "epoch" if at else "start_up"
+        part = min(gap, usual / size) if at else 0.0
+        pieces.append(Dip(cause, begin, begin + gap, gap - part, at, 1))
+        pieces.append(Dip(steadily, begin, begin + gap, part, at, 1))
+    for each in rounds:
+        pieces += _pieces_of(each, usual, steadily)
+    pieces.append(_tail(observed, float(busy[-1, 1])))
+    return [piece for piece in pieces if piece.idle_s > 0]
+
+
+def _tail(observed: Observed, end: float) -> Dip:
+    """What passed after the last step: the loader failed, or a batch was still waited for."""
+    idle = observed.total_s - end
+    cause: Cause = "slow_batch" if idle >= _LEAST_DIP_S else "hand_over"
+    if observed.failed or observed.exhausted:
+        cause = "end"
+    return Dip(cause, end, observed.total_s, idle, len(observed.handed), 0)
+
+
+def _rounds(observed: Observed, idle_from: Times, gaps: Times) -> list[_Round]:
+    """Of all batches but the first of each epoch."""
+    workers, tokens = observed.settings.num_workers, observed.settings.tokens
+    handing = _handing(observed, gaps)
+    place, size = observed.place, max(1, workers)
+    others = np.flatnonzero(place > 0)
+    number = (place[others] - 1) // size
+    new = (np.diff(number, prepend=-1) != 0) | (np.diff(observed.epochs[others], prepend=-1) != 0)
+    found = []
+    for group in np.split(others, np.flatnonzero(new)[1:]) if len(others) else []:
+        first, last = int(group[0]), int(group[-1])
+        beginning = place[first] <= tokens + workers
+        cause: Cause = "slow_batch"
+        if beginning and workers:
+            cause = "epoch" if observed.epochs[first] else "warm_up"
+        idle = float(np.sum(gaps[group]))
+        found.append(
+            _Round(
+                cause=cause,
+                first=first,
+                last=last,
+                start_s=float(idle_from[first]),
+                end_s=float(idle_from[last] + gaps[last]),
+                handing_s=float(np.sum(handing[group])),
+                rest_s=idle - float(np.sum(handing[group])),
+                seconds=idle + float(np.sum(observed.steps[group])),
+            )
+        )
+    return found
+
+
+def _handing(observed: Observed, gaps: Times) -> Times:
+    """Of each gap, what came after the batch was made (as far as it is known)."""
+    if not observed.settings.num_workers:
+        return np.zeros_like(gaps)  # next makes the batch
+    begins, made = observed.handed - gaps, made_at(observed)
+    since = observed.handed - np.maximum(begins, np.where(np.isnan(made), begins, made))
+    return np.minimum(gaps, np.where(np.isnan(made), observed.next_cpu, since))
+
+
+def _usual(observed: Observed, rounds: list[_Round]) -> tuple[float, Cause]:
+    """Seconds that the median round waits, and what that is called."""
+    if not rounds:
+        return 0.0, "hand_over"
+    full = [each for each in rounds if each.last - each.first + 1 >= observed.settings.num_workers]
+    steady = [each for each in full if each.cause == "slow_batch"]
+    counted = steady if len(steady) >= _LEAST_ROUNDS else full or rounds
+    waited = float(np.median([each.rest_s for each in counted]))
+    if not observed.settings.num_workers:
+        return waited, "main_process"
+    whole = float(np.median([each.seconds for each in counted]))
+    starves = whole > 0 and waited >= NOTABLE_SHARE * whole
+    return waited, "starving" if starves else "hand_over"
+
+
+def _pieces_of(each: _Round, usual: float, steadily: Cause) -> list[Dip]:
+    """A round's idle time, divided among its causes."""
+    count = each.last - each.first + 1
+
+    def piece(cause: Cause, seconds: float) -> Dip:
+        return Dip(cause, each.start_s, each.end_s, seconds, each.first, count)
+
+    # Costs vary: up to twice the median is taken to be as usual, in the steady state.
+    bound = (2 if each.cause == "slow_batch" else 1) * usual
+    normal = min(each.rest_s, bound)
+    beyond = each.rest_s - normal
+    if beyond < NOTABLE_SHARE * each.seconds:
+        normal, beyond = each.rest_s, 0.0
+    return [
+        piece("hand_over", each.handing_s),
+        piece(steadily, normal),
+        piece(each.cause, beyond),
+    ]
+
+
+def _dips(observed: Observed, pieces: list[Dip]) -> tuple[Dip, ...]:
+    """Pieces of one cause that follow each other are one dip; what is always so is one, too."""
+    merged: list[Dip] = []
+    for cause in dict.fromkeys(piece.cause for piece in pieces if piece.cause != "hand_over"):
+        always = cause in ("starving", "main_process")
+        former: Dip | None = None
+        for piece in sorted((p for p in pieces if p.cause == cause), key=lambda p: p.start_s):
+            joins = former is not None and (
+                always or piece.first_batch <= former.first_batch + former.batches
+            )
+            if former is not None and joins:
+                merged[-1] = former = _join(former, piece)
+            else:
+                merged.append(piece)
+                former = piece
+    seen = [dip for dip in merged if dip.idle_s >= _LEAST_DIP_S]
+    largest = sorted(seen, key=lambda dip: -dip.idle_s)[:_MOST_DIPS]
+    with_words = (_described(observed, dip) for dip in largest)
+    return tuple(sorted(with_words, key=lambda dip: dip.start_s))
+
+
+def _join(one: Dip, other: Dip) -> Dip:
+    end = max(one.end_s, other.end_s)
+    batches = other.first_batch + other.batches - one.first_batch
+    return Dip(
+        one.cause, one.start_s, end, one.idle_s + other.idle_s, one.first_batch, max(1, batches)
+    )
+
+
+def _described(observed: Observed, dip: Dip) -> Dip:
+    words = {
+        "start_up": _start_words,
+        "epoch": _start_words,
+        "slow_batch": _slow_words,
+    }.get(dip.cause)
+    what = words(observed, dip) if words is not None else ""
+    return Dip(dip.cause, dip.start_s, dip.end_s, dip.idle_s, dip.first_batch, dip.batches, what)
+
+
+def _start_words(observed: Observed, dip: Dip) -> str:
+    """What passed until workers were ready, and until the first batch."""
+    at = dip.first_batch
+    if at >= len(observed.asked) or observed.place[at]:
+        return ""
+    asked, handed, ready = observed.asked[at], observed.handed[at], observed.ready[at]
+    first = f"the first batch came after {_seconds(handed - asked)}"
+    if ready <= asked or not observed.settings.num_workers:
+        return first
+    return f"the first worker was ready after {_seconds(min(ready, handed) - asked)}, {first}"
+
+
+def _slow_words(observed: Observed, dip: Dip) -> str:
+    """What the batch that was waited for took to make, beside the median."""
+    if not dip.batches:
+        return "still waited for at the end"
+    waited = (observed.handed - observed.asked)[dip.first_batch : dip.first_batch + dip.batches]
+    longest = dip.first_batch + int(np.argmax(waited))
+    asked, handed = observed.asked[longest], observed.handed[longest]
+    if not observed.settings.num_workers:
+        usual = float(np.median(observed.handed - observed.asked))
+        return f"batch {longest} took {_seconds(handed - asked)}, the median {_seconds(usual)}"
+    made = observed.made
+    finished = made[:, BEGAN] + made[:, WALL] if len(made) else np.empty(0)
+    during = np.flatnonzero((finished > asked) & (finished <= handed))
+    if not len(during):
+        return f"batch {longest} came {_seconds(handed - asked)} late"
+    wall = float(np.max(made[during, WALL]))
+    usual = float(np.median(made[:, WALL]))
+    return (
+        f"batch {longest} came {_seconds(handed - asked)} late: "
+        f"{_seconds(wall)} in its worker, where the median batch takes {_seconds(usual)}"
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def made_at(observed: Observed) -> Times:
+    """When each batch was made in its worker; NaN where that is not known.
+
+    In order, an epoch's batches are asked of the workers in turn; else whichever is made first
+    is handed over first.
+    """
+    at = np.full(len(observed.handed), np.nan)
+    workers, made = observed.settings.num_workers, observed.made
+    if not len(made) or not len(at):
+        return at
+    finished = made[:, BEGAN] + made[:, WALL]
+    firsts = np.flatnonzero(observed.place == 0)
+    lasts = np.append(firsts[1:], len(at))
+    begins = np.append(observed.asked[firsts], np.inf)
+    for number, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+        own = (made[:, BEGAN] >= begins[number]) & (made[:, BEGAN] < begins[number + 1])
+        if observed.settings.in_order:
+            for worker in range(workers):
+                places = at[first + worker : last : workers]
+                times = np.sort(finished[own & (made[:, WORKER] == worker)])[: len(places)]
+                places[: len(times)] = times
+        else:
+            times = np.sort(finished[own])[: last - first]
+            at[first : first + len(times)] = times
+    at[at > observed.handed] = np.nan  # another's: the turns were others than supposed
+    return at

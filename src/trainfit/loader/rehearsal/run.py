@@ -1,0 +1,195 @@
+"""A rehearsal: the user's loop over the real DataLoader, epoch after epoch, against a GPU step.
+
+Whatever ends it, the result holds what was seen until then (:mod:`.rehearsal_loop`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from trainfit.loader.faults.diagnose import diagnose_run
+from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.measure.instrument import Notebook
+from trainfit.loader.measure.oom_kills import between, oom_kills
+from trainfit.loader.measure.run import PATIENCE_S, Run, watched
+from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.progress import current
+from trainfit.loader.rehearsal import idle_causes as idle
+from trainfit.loader.rehearsal import utilization as utilisation
+from trainfit.loader.rehearsal.loop import End, Journal, Tell, made_by, run_epochs
+from trainfit.loader.rehearsal.utilization import Observed
+from trainfit.results.loader import LoaderSettings
+from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.runs.loading import LoadingRequest, StepTime
+
+#: Batches that a rehearsal can note down; it ends with the last.
+_MOST_BATCHES: Final = 1 << 22
+_NEVER_BUSY: Final = (
+    "a GPU whose step takes no time is never busy: give the step's time (--step-time 40ms)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What a result says of itself: whose loader it is, and where its figures are from."""
+
+    command: str = ""
+    loader: str = ""
+    settings_source: str = ""
+    step_source: str = ""
+
+
+def rehearse(
+    workload: Workload,
+    settings: LoaderSettings,
+    consumer: Consumer,
+    duration_s: float,
+    progress: Tell | None = None,
+    *,
+    names: Names | None = None,
+) -> Rehearsal:
+    """Run ``for epoch: for batch in loader: step`` for ``duration_s`` seconds.
+
+    The loader has the user's own epochs: where one ends, its iterator is made anew, as a
+    user's loop does. Never raises for what the loader does, nor for Ctrl-C: the result says
+    so in ``ended``, and holds what was seen until then.
+
+    Args:
+        progress: is told every few seconds, in the process that runs the loop.
+
+    Raises:
+        LoaderError: the consumer takes no time, or the duration is not above 0.
+    """
+    _check(consumer, duration_s)
+    kills = oom_kills()
+    with tempfile.TemporaryDirectory(prefix="trainfit-rehearsal-") as folder:
+        journal = Journal(Path(folder), _rows(consumer, duration_s))
+        notebook = Notebook(Path(folder), max(1, settings.num_workers))
+        work = functools.partial(
+            run_epochs, workload, settings, consumer, duration_s, journal, notebook, progress
+        )
+        end = _await(work, settings, duration_s, notebook)
+        made = end.made if end.made is not None else made_by(notebook, settings, 0.0)
+        observed = journal.observed(settings, made, end)
+        run = _run_of(observed, consumer, notebook, end)
+    fault = None
+    if end.how in ("fault", "empty"):
+        seen = Seen.of(run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills()))
+        fault = diagnose_run(run, workload, seen)
+    result = _result(workload, observed, consumer, duration_s, end, names or Names())
+    return dataclasses.replace(result, fault=fault)
+
+
+def _run_of(observed: Observed, consumer: Consumer, notebook: Notebook, end: End) -> Run:
+    """The rehearsal as one run, of which it is known what its failures mean."""
+    count = observed.settings.num_workers
+    return Run(
+        observed.settings,
+        consumer.step_s,
+        began=observed.began,
+        handed=observed.handed,
+        fetches=tuple(notebook.batches(worker) for worker in range(count)),
+        started=tuple(notebook.started())[:count],
+        failure=end.failure,
+    )
+
+
+def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
+    """What :mod:`trainfit.loader.child` calls for ``trainfit rehearse``.
+
+    ``request.arguments`` has ``duration_s`` and, in ``settings``, those that differ from the
+    script's own. SIGINT ends the rehearsal, not the process: what was seen is the result.
+    """
+    # A script may have replaced the handler, and a shell's background job has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments = json.loads(request.arguments)
+    step, own = request.step or StepTime(0.0), workload.present
+    if step.step_s <= 0:
+        raise LoaderError(f"{_NEVER_BUSY}; with --gpu it could not be told ({step.source})")
+    given = arguments["settings"]
+    settings = dataclasses.replace(own, **given)
+    changed = [name for name, value in given.items() if getattr(own, name) != value]
+    current()(f"rehearsing for {arguments['duration_s']:g} s", 0.0)
+    return rehearse(
+        workload,
+        settings,
+        Consumer(step.step_s, step.work_s, step.pageable_s),
+        arguments["duration_s"],
+        current(),
+        names=Names(
+            command=request.command,
+            settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
+            step_source=step.source,
+        ),
+    )
+
+
+def _check(consumer: Consumer, duration_s: float) -> None:
+    if consumer.step_s <= 0:
+        raise LoaderError(_NEVER_BUSY)
+    if not duration_s > 0:
+        raise LoaderError(f"a rehearsal of {duration_s:g} s shows nothing: give --duration 30s")
+
+
+def _rows(consumer: Consumer, duration_s: float) -> int:
+    """As many batches as there can be: none takes less than its step (and a microsecond)."""
+    return min(_MOST_BATCHES, int(duration_s / max(consumer.step_s * 0.5, 1e-6)) + 2)
+
+
+def _await(
+    work: Callable[[], End], settings: LoaderSettings, duration_s: float, notebook: Notebook
+) -> End:
+    try:
+        end, failure = watched(work, settings, duration_s + PATIENCE_S, notebook)
+    except KeyboardInterrupt:
+        return End("interrupted")
+    if end is not None:
+        return end
+    return End("fault", failure)
+
+
+# --- The result -----------------------------------------------------------------------------------
+def _result(
+    workload: Workload,
+    observed: Observed,
+    consumer: Consumer,
+    duration_s: float,
+    end: End,
+    names: Names,
+) -> Rehearsal:
+    steady = utilisation.steady_rates(observed, workload.batch_size)
+    epochs = utilisation.epochs(observed)
+    epoch_s, measured = utilisation.epoch_seconds(epochs, workload.epoch_batches, steady)
+    idle_s, dips = idle.explain(observed)
+    return Rehearsal(
+        command=names.command,
+        loader=names.loader or workload.name,
+        batch_size=workload.batch_size,
+        epoch_batches=workload.epoch_batches,
+        settings=observed.settings,
+        settings_source=names.settings_source,
+        step_s=consumer.step_s,
+        step_source=names.step_source,
+        ended=end.how,
+        duration_s=duration_s,
+        overall=utilisation.overall_rates(observed, workload.batch_size),
+        steady=steady,
+        timeline=utilisation.timeline(observed),
+        idle_s=idle_s,
+        dips=dips,
+        epochs=epochs,
+        epochs_begun=int(observed.epochs[-1]) + 1 if len(observed.epochs) else 1,
+        epoch_s=epoch_s,
+        epoch_measured=measured,
+        torch=torch.__version__,
+    )

@@ -1,0 +1,1 @@
+"""Chooses a DataLoader's settings: predict many, measure few, give the reasons."""

@@ -1,0 +1,131 @@
+"""What a choice of settings amounts to, in a word and a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from trainfit.loader.tune.search import WITHIN, Choice, Trial, measured_rate
+from trainfit.results.files.words import count
+from trainfit.results.loader import Fault, Limit, LoaderSettings
+
+Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cannot_tell"]
+
+#: Of the consumer's time, what waiting for batches may take where nothing is to be gained.
+_WAITS: Final = 0.05
+
+#: Why there is no verdict where others were at work.
+_BESIDE_OTHERS: Final = (
+    "other processes kept cores busy while this was measured, and rates tell of both; run it "
+    "again when they have ended"
+)
+
+#: What is said of a limit that no setting of the DataLoader moves.
+_LIMITS: Final = {
+    "cores": "the CPU cores are the limit",
+    "disk": "the storage is the limit",
+    "hand_off": "taking batches over from the workers is the limit",
+    "lock": "the workers wait for one another (a lock in the data set or its library)",
+    "sampler": "the sampler is the limit",
+    "main_process": "batches can be made in the main process only",
+    "workers": "what one batch takes is the limit",
+    "unknown": "what the limit is cannot be told",
+    "gpu": "the GPU is the limit",
+}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on settings, and why."""
+
+    verdict: Verdict
+    reason: str
+    keeps: bool = False
+    """Are the present settings the ones to recommend?"""
+    is_open: bool = False
+    """Is there no verdict because of other processes?"""
+
+    @property
+    def gains_nothing(self) -> bool:
+        """Are the present settings as good as any?"""
+        return self.verdict in ("keep", "nothing_to_gain", "no_setting_helps")
+
+
+def decide(
+    choice: Choice,
+    trials: Sequence[Trial],
+    chosen: LoaderSettings,
+    limit: Limit,
+    *,
+    beside_others: bool = False,
+) -> Decision:
+    """Compare the chosen settings with the present ones, by measurements where there are any.
+
+    ``limit`` is what bounds the loop with the chosen settings. ``beside_others``: the model is
+    from runs that other processes disturbed; what it says is no ground for a verdict then.
+    """
+    present = choice.goal.present
+    if choice.look(chosen).infeasible:
+        return Decision("cannot_tell", choice.look(chosen).infeasible)
+    ours, theirs = _rates(choice, trials, chosen, present)
+    gain = ours / theirs if theirs > 0 else math.inf
+    both = (measured_rate(trials, each) for each in (chosen, present))
+    sure = not beside_others or None not in both
+    infeasible = choice.look(present).infeasible
+    if infeasible:
+        return Decision("change", f"the present settings are infeasible: {infeasible}")
+    if sure and gain > 1 / WITHIN:
+        rest = "" if limit in ("gpu", "unknown") else f"; then {_LIMITS[limit]}"
+        return Decision("change", f"{gain:.2f} times as many batches{rest}")
+    waits = _waiting(choice, trials, present)
+    if choice.goal.consumer.step_s > 0 and waits <= _WAITS:
+        return Decision(
+            "nothing_to_gain",
+            f"the GPU is the limit: it waits {100 * waits:.0f}% of its time for batches"
+            + (_fewer(present, chosen) if sure and gain >= WITHIN else ""),
+            keeps=chosen.num_workers >= present.num_workers or gain < WITHIN or not sure,
+        )
+    if beside_others:
+        return Decision("cannot_tell", _BESIDE_OTHERS, keeps=True, is_open=True)
+    if chosen.num_workers < present.num_workers and gain >= WITHIN:
+        return Decision(
+            "change",
+            f"as many batches with {count(chosen.num_workers, 'worker')} instead of "
+            f"{present.num_workers}: fewer cores and less memory; {_LIMITS[limit]}",
+        )
+    if limit in ("gpu", "unknown"):
+        return Decision("keep", "the present settings are as good as any", keeps=True)
+    return Decision("no_setting_helps", _LIMITS[limit], keeps=True)
+
+
+def nothing_ran(faults: Sequence[Fault]) -> str:
+    """Why nothing can be told of any settings: the last fault, which was met with the least."""
+    said = "no run of the loader came through"
+    return f"{said}: {faults[-1].summary}" if faults else said
+
+
+def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:
+    if chosen.num_workers >= present.num_workers:
+        return ""
+    return f"; {count(chosen.num_workers, 'worker')} would do"
+
+
+def _rates(
+    choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings, present: LoaderSettings
+) -> tuple[float, float]:
+    """Both measured, or both predicted: one of each compares the model with the machine."""
+    ours, theirs = measured_rate(trials, chosen), measured_rate(trials, present)
+    if ours is not None and theirs is not None:
+        return ours, theirs
+    return choice.look(chosen).batches_per_s, choice.look(present).batches_per_s
+
+
+def _waiting(choice: Choice, trials: Sequence[Trial], settings: LoaderSettings) -> float:
+    for trial in trials:
+        if trial.settings == settings and trial.measured is not None:
+            share = trial.run.waiting_share
+            if share is not None:
+                return share
+    return choice.look(settings).waiting_share

@@ -1,0 +1,1 @@
+"""The arithmetic that people do by hand, next to the simulated peak."""

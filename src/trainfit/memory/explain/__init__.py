@@ -1,0 +1,1 @@
+"""What the memory at a peak consists of, and how it grows."""

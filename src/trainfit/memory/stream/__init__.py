@@ -1,0 +1,1 @@
+"""Streams of allocations: replayed, at every batch size, against a capacity."""

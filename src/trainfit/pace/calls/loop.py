@@ -1,0 +1,212 @@
+"""Calls in a block: when each is due, how the time until then is spent, what it took.
+
+Deadlines are absolute: the next is a period after the last, whatever the call took, so that
+nothing drifts. One that has passed when its call could start is left out, as a control loop does
+that has lost a tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from trainfit.pace.calls.callee import Callee
+from trainfit.pace.machine.host import Host
+from trainfit.results.machine.pace import Arm, Block, CallFailure, Fix, Phase
+
+#: Of a block, the part at its beginning that does not count, in seconds, and its share at most:
+#: utilisation averages have a half-life of 32 ms (kernel, schedutil), clocks follow later.
+SETTLING_S: Final = 0.4
+SETTLING: Final = 0.25
+#: Seconds of the last part of the wait, which is spent at work.
+HYBRID_S: Final = 2e-3
+#: Arms in which the GPU is kept at work, the one that is only that first.
+OF_THE_GPU: Final[tuple[Arm, ...]] = ("gpu_awake", "awake", "launching")
+#: Seconds between two kernels that keep the driver's path warm: nothing else runs on the core.
+_LAUNCHES_EVERY_S: Final = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A block to be: how to spend the time, calls a second (``None``: back to back), for how
+    long, and at least so many calls. ``spin_s`` is of "hybrid"."""
+
+    arm: Arm
+    hz: float | None
+    seconds: float
+    phase: Phase = "baseline"
+    least: int = 3
+    spin_s: float = HYBRID_S
+    fix: Fix | None = None
+
+
+class CallError(Exception):
+    """A call raised."""
+
+    def __init__(self, failure: CallFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Caller:
+    """Makes blocks of calls, and counts calls through all of them."""
+
+    def __init__(self, callee: Callee, host: Host) -> None:
+        self._callee, self._host = callee, host
+        self.calls = 0
+        self.kept: Block | None = None
+        """What there is of a block in which a call raised, or that was interrupted."""
+
+    def once(self) -> float:
+        """One call that nothing waits for; its seconds."""
+        began = self._host.now()
+        self._call(_Rows(), began)
+        return self._host.now() - began
+
+    def block(self, plan: Plan) -> Block:
+        """Raises :class:`CallError` where a call raises; ``kept`` has those before it then."""
+        self.kept = None
+        rows, first = _Rows(), self.calls
+        begin = self._host.now()
+        with self._host.observed() as observed:
+            try:
+                with self._surroundings(plan.arm):
+                    self._calls(plan, begin, rows)
+            except (CallError, KeyboardInterrupt):
+                self.kept = self._made(plan, rows, first)
+                raise
+        made = self._made(plan, rows, first)
+        return dataclasses.replace(made, readings=observed.readings)
+
+    def _surroundings(self, arm: Arm) -> contextlib.AbstractContextManager[None]:
+        if arm in OF_THE_GPU:
+            return self._host.device.awake()
+        if arm == "no_idle_states":
+            return self._host.no_idle_states()
+        return contextlib.nullcontext()
+
+    def _calls(self, plan: Plan, begin: float, rows: _Rows) -> None:
+        host, wait = self._host, self._waiting(plan)
+        period = 1 / plan.hz if plan.hz is not None else 0.0
+        due, end = begin + period, begin + plan.seconds
+        while len(rows.due) < plan.least or due < end:
+            if plan.hz is None:
+                due = host.now()
+            wait(due)
+            started = host.now()
+            rows.due.append(due)
+            self._call(rows, started)
+            due += period
+            late = host.now() - due
+            if plan.hz is not None and late > 0:
+                due += math.ceil(late / period) * period
+
+    def _waiting(self, plan: Plan) -> Callable[[float], None]:
+        host = self._host
+        if plan.hz is None:
+            return lambda due: None
+        if plan.arm in ("spin", "awake"):
+            return host.spin_until
+        if plan.arm == "launching":
+
+            def launching(due: float) -> None:
+                while host.now() < due:
+                    host.device.launch()
+                    host.spin_until(min(due, host.now() + _LAUNCHES_EVERY_S))
+
+            return launching
+        if plan.arm == "hybrid":
+
+            def hybrid(due: float) -> None:
+                host.sleep_until(due - plan.spin_s)
+                host.spin_until(due)
+
+            return hybrid
+        return host.sleep_until
+
+    def _call(self, rows: _Rows, started: float) -> None:
+        """One call, with all that is noted of it."""
+        host, callee, device = self._host, self._callee, self._host.device
+        before = host.probe() if callee.is_here else 0.0
+        cpu = self._cpu_s()
+        first = device.mark()
+        began = host.now()
+        self.calls += 1
+        try:
+            callee()
+        except Exception as error:
+            raise CallError(_failure(self.calls, error)) from error
+        ended = host.now()
+        marks = first, device.mark()
+        spent = self._cpu_s() - cpu
+        after = host.probe() if callee.is_here else 0.0
+        rows.add(started, ended - began, spent, before, after, marks)
+
+    def _cpu_s(self) -> float:
+        """CPU time so far, of the command or of this thread."""
+        spent = self._callee.cpu_s()
+        return self._host.cpu_now() if spent is None else spent
+
+    def _made(self, plan: Plan, rows: _Rows, first: int) -> Block:
+        device, count = self._host.device, len(rows.wall)
+        settling = settling_s(plan.seconds)
+        begin = rows.started[0] if count else 0.0
+        settled = sum(at - begin < settling for at in rows.started)
+        return Block(
+            arm=plan.arm,
+            hz=plan.hz,
+            phase=plan.phase,
+            first_call=first,
+            due_s=tuple(rows.due[:count]),
+            started_s=tuple(rows.started),
+            wall_s=tuple(rows.wall),
+            cpu_s=tuple(rows.cpu),
+            device_s=tuple(device.seconds(*each) for each in rows.marks) if device.is_there else (),
+            probe_before_s=tuple(rows.before) if self._callee.is_here else (),
+            probe_after_s=tuple(rows.after) if self._callee.is_here else (),
+            settled=min(settled, count // 2),
+            fix=plan.fix,
+        )
+
+
+class _Rows:
+    """Columns that grow; nothing is worked out between calls."""
+
+    def __init__(self) -> None:
+        self.due: list[float] = []
+        self.started: list[float] = []
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self.before: list[float] = []
+        self.after: list[float] = []
+        self.marks: list[tuple[object, object]] = []
+
+    def add(
+        self,
+        started: float,
+        wall: float,
+        cpu: float,
+        before: float,
+        after: float,
+        marks: tuple[object, object],
+    ) -> None:
+        self.started.append(started)
+        self.wall.append(wall)
+        self.cpu.append(cpu)
+        self.before.append(before)
+        self.after.append(after)
+        self.marks.append(marks)
+
+
+def settling_s(seconds: float) -> float:
+    """Of a block that lasts ``seconds``, the part at its beginning that does not count."""
+    return min(SETTLING_S, SETTLING * seconds)
+
+
+def _failure(number: int, error: Exception) -> CallFailure:
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return CallFailure(number, type(error).__name__, str(error), text)

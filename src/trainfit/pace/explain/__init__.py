@@ -1,0 +1,1 @@
+"""Why paced calls are slower, what fixes that, and the proof."""

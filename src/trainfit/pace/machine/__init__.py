@@ -1,0 +1,1 @@
+"""The machine next to the calls: clocks, idle states, GPU, system settings."""

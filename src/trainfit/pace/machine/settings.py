@@ -1,0 +1,140 @@
+"""Changes system settings such that they can always be brought back, also after a crash.
+
+What a file held is written to a state file before it is changed; ``trainfit pace --undo`` reads
+that. Settings of /sys do not outlive a restart of the system, so those of an earlier boot are
+forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trainfit.results.files.errors import TrainfitError
+
+_FORMAT: Final = "trainfit-pace-undo"
+_BOOT: Final = "proc/sys/kernel/random/boot_id"
+
+
+class SettingsError(TrainfitError):
+    """A setting that cannot be changed, or brought back."""
+
+
+def state_file(environment: Mapping[str, str]) -> Path:
+    """Where former settings are kept (XDG Base Directory Specification)."""
+    home = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "trainfit" / "pace-undo.json"
+
+
+class Settings:
+    """Files below ``root`` that are changed and brought back; ``state`` keeps what they held."""
+
+    def __init__(self, root: Path = Path("/"), state: Path | None = None) -> None:
+        self._root = root
+        self.state = state if state is not None else state_file(os.environ)
+
+    def change(self, wanted: Mapping[str, str]) -> None:
+        """Write each value to its file (absolute path); all of them, or none.
+
+        Raises :class:`SettingsError` with the file and the remedy.
+        """
+        kept = self._kept()
+        former = {path: self._read(path) for path in wanted}
+        self._keep({**former, **kept})  # what was there before all of ours
+        written: list[str] = []
+        try:
+            for path, value in wanted.items():
+                if former[path] != value:
+                    self._write(path, value)
+                    written.append(path)
+        except BaseException:
+            for path in reversed(written):
+                with contextlib.suppress(SettingsError):
+                    self._write(path, former[path])
+            if kept:
+                self._keep(kept)
+            else:
+                self.state.unlink(missing_ok=True)
+            raise
+
+    def undo(self) -> dict[str, str]:
+        """Bring everything back; what was brought back, by file. Nothing, if nothing was changed
+        since the system started.
+
+        Raises :class:`SettingsError`; the state file stays then.
+        """
+        kept = self._kept()
+        back = {}
+        for path, value in kept.items():
+            if self._read(path) != value:
+                self._write(path, value)
+                back[path] = value
+        self.state.unlink(missing_ok=True)
+        return back
+
+    # --- The state file -------------------------------------------------------------------------
+    def _kept(self) -> dict[str, str]:
+        """What files held before, of this boot."""
+        try:
+            document: Any = json.loads(self.state.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"{str(self.state)!r} cannot be read ({error}): it has the settings to bring back; "
+                "look into it, and remove it if they are as they should be"
+            ) from None
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            raise SettingsError(f"{str(self.state)!r} is none of trainfit's files; move it away")
+        if document.get("boot") != self._boot():
+            return {}
+        files = document.get("files")
+        good = isinstance(files, dict) and all(
+            isinstance(each, str) for pair in files.items() for each in pair
+        )
+        if not isinstance(files, dict) or not good:
+            raise SettingsError(f"{str(self.state)!r} is damaged; set the governor by hand")
+        return dict(files)
+
+    def _keep(self, files: Mapping[str, str]) -> None:
+        document = {"format": _FORMAT, "version": 1, "boot": self._boot(), "files": files}
+        try:
+            self.state.parent.mkdir(parents=True, exist_ok=True)
+            scratch = self.state.with_name(self.state.name + ".part")
+            with scratch.open("w", encoding="utf-8") as file:
+                json.dump(document, file, indent=2)
+                file.flush()
+                os.fsync(file.fileno())  # a crash may take the system with it
+            scratch.replace(self.state)
+        except OSError as error:
+            raise SettingsError(
+                f"{str(self.state)!r} cannot be written ({error.strerror}): without it nothing is "
+                "changed; name another folder in XDG_STATE_HOME"
+            ) from None
+
+    def _boot(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self._root / _BOOT).read_text().strip()
+        return ""
+
+    # --- The settings ---------------------------------------------------------------------------
+    def _read(self, path: str) -> str:
+        try:
+            return (self._root / path.lstrip("/")).read_text().strip()
+        except OSError as error:
+            raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+
+    def _write(self, path: str, value: str) -> None:
+        try:
+            (self._root / path.lstrip("/")).write_text(value)
+        except PermissionError:
+            raise SettingsError(
+                f"{path} cannot be written by this user: run trainfit with sudo, or "
+                f"`echo {value} | sudo tee {path}`"
+            ) from None
+        except OSError as error:
+            raise SettingsError(f"{path} does not take {value!r}: {error.strerror}") from None

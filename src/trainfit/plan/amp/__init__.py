@@ -1,0 +1,1 @@
+"""Which mixed precision a job runs in."""

@@ -1,0 +1,1 @@
+"""A user's training command: words, placeholders, launchers."""

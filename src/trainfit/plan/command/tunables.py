@@ -1,0 +1,261 @@
+"""Tunables in a command's words: ``{name:present value}``; double braces make one literal."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.loader import LoaderSettings
+
+#: Tunables that ``trainfit plan`` fills by tuning the DataLoader; named as its arguments are.
+LOADER_TUNABLES: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+#: Tunables that trainfit can fill; ``grad_accum`` are the micro-batches of an optimizer step.
+TUNABLES: Final = ("batch_size", "grad_accum", "amp", *LOADER_TUNABLES)
+#: Other names of them: those that libraries' options have.
+_ALIASES: Final = dict.fromkeys(
+    (
+        "gradient_accumulation_steps",  # Transformers, Accelerate, nanoGPT
+        "accumulate_grad_batches",  # Lightning
+        "grad_accum_steps",  # timm
+    ),
+    "grad_accum",
+)
+_NAMES: Final = (*TUNABLES, *_ALIASES)
+_BOOLEANS: Final = ("pin_memory", "persistent_workers")
+
+_TUNABLE = rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?::([^{{}}]*))?"
+_PLACEHOLDER = re.compile(rf"\{{\{{{_TUNABLE}\}}\}}|\{{{_TUNABLE}\}}")
+#: Looks like a placeholder; whether it is a misspelt one is a matter of its name.
+_BRACES = re.compile(r"\{([A-Za-z_][\w-]*)(?::[^{}]*)?\}")
+#: How alike a name must be to be taken for a misspelt one ("batch_size" is misspelt most);
+#: "amp" is too short to tell, and "memory" or "workers" may be words of the user's own.
+_ALIKE: Final = {"batch_size": 0.75} | dict.fromkeys(
+    ("grad_accum", *_ALIASES, *LOADER_TUNABLES), 0.8
+)
+#: Spellings of a prefetch_factor that is left to PyTorch: 2, or none without workers.
+_UNSET: Final = ("None", "none", "null")
+
+_SWITCHES: Final = tuple(
+    tuple(pair.split())
+    for pair in ("true false", "True False", "TRUE FALSE", "1 0", "yes no", "on off")
+)
+_OPPOSITE_SWITCH = {value: other for pair in _SWITCHES for value, other in (pair, pair[::-1])}
+#: How Accelerate, Transformers and Lightning spell bfloat16, float16 and neither.
+PRECISIONS: Final = (
+    ("bf16", "fp16", "no"),
+    ("bf16", "fp16", "fp32"),
+    ("bfloat16", "float16", "float32"),
+    ("bfloat16", "float16", "none"),
+    ("bf16-mixed", "16-mixed", "32-true"),
+    ("bf16-mixed", "16-mixed", "32"),
+)
+#: What is off goes to bfloat16.
+_OPPOSITE_PRECISION = {
+    "bf16": "no",
+    "fp16": "no",
+    "no": "bf16",
+    "fp32": "bf16",
+    "bfloat16": "float32",
+    "float16": "float32",
+    "float32": "bfloat16",
+    "none": "bfloat16",
+    "bf16-mixed": "32-true",
+    "16-mixed": "32-true",
+    "32-true": "bf16-mixed",
+    "32": "bf16-mixed",
+}
+
+
+class CommandError(TrainfitError):
+    """A command that cannot be planned; one line with the word, the reason, the remedy."""
+
+
+def placeholders(words: Sequence[str]) -> dict[str, str]:
+    """The placeholders' present values; each must have one, and the same everywhere.
+
+    Raises :class:`CommandError`.
+    """
+    present: dict[str, str] = {}
+    for word in words:
+        _check_spelling(word)
+        for match in _PLACEHOLDER.finditer(word):
+            _, _, name, value = match.groups()
+            if name is None:
+                continue  # double braces: literal
+            name = _ALIASES.get(name, name)
+            if not value:
+                raise CommandError(
+                    f"placeholder {{{name}}} in {word!r} has no present value; "
+                    f"write {{{name}:VALUE}}"
+                )
+            if present.setdefault(name, value) != value:
+                raise CommandError(
+                    f"placeholder {{{name}}} has two present values, {present[name]!r} and "
+                    f"{value!r}; write the same in both places"
+                )
+    _check_values(present)
+    return present
+
+
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """``word`` with ``values`` in its placeholders, and literal ones without a pair of braces."""
+
+    def filled(match: re.Match[str]) -> str:
+        name = match.group(3)
+        if name is None:
+            return match.group(0)[1:-1]
+        return values.get(_ALIASES.get(name, name), match.group(0))
+
+    return _PLACEHOLDER.sub(filled, word)
+
+
+def literal(word: str) -> str:
+    """``word`` with double braces around what would be read as a placeholder."""
+    return _PLACEHOLDER.sub(lambda match: "{" + match.group(0) + "}", word)
+
+
+def other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
+    """The value for ``{amp}`` that means the opposite, in the same spelling."""
+    value = present.get("amp")
+    if value is None:
+        return None
+    tables = [_OPPOSITE_SWITCH, _OPPOSITE_PRECISION]
+    for table in reversed(tables) if _names_precision(words) else tables:
+        if value in table:
+            return table[value]
+    known = dict.fromkeys([*_OPPOSITE_SWITCH, *_OPPOSITE_PRECISION])
+    raise CommandError(
+        f"placeholder {{amp}}: {value!r} is not understood; write one of {', '.join(known)}"
+    )
+
+
+def float16_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
+    """The value for ``{amp}`` that means float16, in the present spelling; ``None`` where its
+    values only switch AMP on and off."""
+    value = present.get("amp")
+    if value is None or (value in _OPPOSITE_SWITCH and not _names_precision(words)):
+        return None
+    return next((spelled[1] for spelled in PRECISIONS if value in spelled), None)
+
+
+def amp_precisions(float16: str | None, *others: str | None) -> dict[str, str]:
+    """The values for ``{amp}`` that mean "bfloat16", "float16" and "off" where ``float16`` is that
+    for float16, in the spelling that ``others`` are of too; fewer where no spelling is known."""
+    if float16 is None:
+        return {}
+    known = [each for each in others if each is not None]
+    for spelled in PRECISIONS:
+        if spelled[1] == float16 and set(known) <= set(spelled):
+            return dict(zip(("bfloat16", "float16", "off"), spelled, strict=True))
+    return {"float16": float16}
+
+
+def _names_precision(words: Sequence[str]) -> bool:
+    """Does the option's name tell that ``{amp}`` is a precision? "no" is one to Accelerate and a
+    switch elsewhere."""
+    at = next(i for i, word in enumerate(words) if "{amp:" in word)
+    return "precision" in "".join(words[max(at - 1, 0) : at + 1]).lower()
+
+
+def loader_values(present: Mapping[str, str], settings: LoaderSettings) -> dict[str, str]:
+    """``settings`` for the DataLoader's placeholders among ``present``, in their spelling.
+
+    Without workers PyTorch refuses a prefetch_factor: it is left unset where the present
+    spelling can say so, and as it is otherwise (the script has to leave it out).
+    """
+    values: dict[str, str] = {}
+    for name in LOADER_TUNABLES:
+        if name not in present:
+            continue
+        if name in _BOOLEANS:
+            on = settings.pin_memory if name == "pin_memory" else _persistent(settings)
+            values[name] = _switched(present[name], to=on)
+        elif name == "prefetch_factor" and not settings.num_workers:
+            values[name] = present[name]
+        else:
+            values[name] = str(getattr(settings, name))
+    return values
+
+
+def present_settings(present: Mapping[str, str]) -> dict[str, int | bool | None]:
+    """What the DataLoader's placeholders say now; a prefetch_factor that is unset is ``None``."""
+    found: dict[str, int | bool | None] = {}
+    for name in LOADER_TUNABLES:
+        if name not in present:
+            continue
+        text = present[name]
+        if name in _BOOLEANS:
+            found[name] = _is_on(text)
+        else:
+            found[name] = None if text in _UNSET else int(text)
+    return found
+
+
+def as_switch(text: str | None) -> bool | None:
+    """Does ``text`` say on, or off? ``None``: neither."""
+    return _is_on(text) if text in _OPPOSITE_SWITCH else None
+
+
+def opposite_switch(text: str) -> str:
+    """What ``text``, which says on or off, says the other way round, in the same spelling."""
+    return _OPPOSITE_SWITCH[text]
+
+
+def _persistent(settings: LoaderSettings) -> bool:
+    """PyTorch refuses persistent_workers where there are none."""
+    return settings.persistent_workers and settings.num_workers > 0
+
+
+def _switched(present: str, *, to: bool) -> str:
+    return present if _is_on(present) == to else _OPPOSITE_SWITCH[present]
+
+
+def _is_on(text: str) -> bool:
+    return any(text == pair[0] for pair in _SWITCHES)
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+
+def _check_spelling(word: str) -> None:
+    for name in _BRACES.findall(word):
+        plain = name.lower().replace("-", "_")
+        near = [plain] if plain in _NAMES else _alike(plain)
+        if name not in _NAMES and near:
+            raise CommandError(
+                f"placeholder {{{name}}} in {word!r} is no tunable; "
+                f"did you mean {{{near[0]}:…}}? (known: {', '.join(TUNABLES)})"
+            )
+
+
+def _alike(name: str) -> list[str]:
+    close = difflib.get_close_matches
+    return [known for known, share in _ALIKE.items() if close(name, [known], 1, share)]
+
+
+def _check_values(present: Mapping[str, str]) -> None:
+    _check_number(present, "batch_size", 1, "batch size", "8")
+    _check_number(present, "grad_accum", 1, "number of micro-batches", "4")
+    _check_number(present, "num_workers", 0, "number of workers", "4")
+    if present.get("prefetch_factor") not in _UNSET:
+        _check_number(present, "prefetch_factor", 1, "prefetch factor", "2")
+    for name in _BOOLEANS:
+        if name in present and present[name] not in _OPPOSITE_SWITCH:
+            raise CommandError(
+                f"placeholder {{{name}}}: {present[name]!r} is neither on nor off; "
+                f"write one of {', '.join(_OPPOSITE_SWITCH)}"
+            )
+
+
+def _check_number(
+    present: Mapping[str, str], name: str, least: int, what: str, example: str
+) -> None:
+    text = present.get(name, example)
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise CommandError(
+            f"placeholder {{{name}}}: {text!r} is no {what}; "
+            f"give a whole number from {least} on, as in {{{name}:{example}}}"
+        )

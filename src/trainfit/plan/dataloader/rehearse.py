@@ -1,0 +1,84 @@
+"""Rehearses a command's DataLoader in a child process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.dataloader.measure import Listener, LoadingOptions, call_on_loader, notes_of
+from trainfit.results.loader import LoaderResult
+from trainfit.results.rehearsal import Predicted, Rehearsal
+
+_FUNCTION: Final = "trainfit.loader.rehearsal.run:rehearse_request"
+#: Seconds that a rehearsal may take beyond its duration: until a hang is told, and its end.
+_BEYOND_S: Final = 60.0
+#: Steps that differ by less are one.
+_SAME_STEP: Final = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsed:
+    """A rehearsal, and the user's interrupt that ended it, if one did."""
+
+    result: Rehearsal
+    interrupt: KeyboardInterrupt | None
+
+
+def rehearse_command(
+    command: Command | None,
+    options: LoadingOptions,
+    duration_s: float,
+    settings: Mapping[str, Any],
+    progress: Callable[[str], None] | Listener = lambda text: None,
+    compare: LoaderResult | None = None,
+) -> Rehearsed:
+    """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
+
+    It runs for ``duration_s`` seconds; ``settings`` are those of the loader that differ from
+    the script's own. What the model said of them in ``compare`` stands beside it. Raises
+    :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader, and
+    ``KeyboardInterrupt`` where nothing was seen until then.
+    """
+    whole = dataclasses.replace(
+        options,
+        time_limit_s=options.time_limit_s + duration_s + _BEYOND_S,
+        script_limit_s=options.time_limit_s,
+    )
+    arguments = {"duration_s": duration_s, "settings": dict(settings)}
+    loaded = call_on_loader(command, whole, progress, _FUNCTION, arguments)
+    text = loaded.result or loaded.partial
+    assert text is not None
+    result = Rehearsal.from_json(text, Path("the rehearsing process"))
+    loader = loaded.outcome.loader if loaded.outcome is not None else ""
+    notes = (*result.notes, *notes_of(loaded, command, whole))
+    result = dataclasses.replace(
+        result,
+        loader=loader or result.loader,
+        notes=notes,
+        step_is_bound=options.step is None,
+        protection=loaded.protection,
+    )
+    if compare is not None:
+        result = with_prediction(result, compare)
+    return Rehearsed(result, loaded.interrupt)
+
+
+def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
+    """The same beside what the loader's model said of its settings, or a note why it did not."""
+    candidate = found.candidate(result.settings)
+    reason = ""
+    if abs(found.step_s / result.step_s - 1) > _SAME_STEP:
+        step = f"{1e3 * found.step_s:.7g}ms"
+        reason = f"it is for a step of {step}: rehearse with --step-time {step}"
+    elif candidate is None:
+        reason = "these settings are not among its candidates"
+    elif candidate.infeasible:
+        reason = f"it says that these settings are infeasible: {candidate.infeasible}"
+    if candidate is None or reason:
+        note = f"nothing to compare with in the result of trainfit loader: {reason}"
+        return dataclasses.replace(result, notes=(*result.notes, note))
+    predicted = Predicted(candidate.batches_per_s, candidate.waiting_share)
+    return dataclasses.replace(result, predicted=predicted)

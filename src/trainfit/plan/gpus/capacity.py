@@ -1,0 +1,68 @@
+"""What a job takes of memory on GPU after GPU, with replays that they share."""
+
+from __future__ import annotations
+
+from trainfit.memory.stream.affine import AffineStream
+from trainfit.memory.stream.fit import LARGEST
+from trainfit.memory.stream.replay import Stream, replay
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.results.runs.recording import Recording
+from trainfit.simgpu.allocator.caching import AllocatorSettings
+
+
+class Room:
+    """A recorded job; ``law`` gives it at other batch sizes (``None``: they are not known)."""
+
+    def __init__(
+        self, recording: Recording, law: AffineStream | None, settings: AllocatorSettings
+    ) -> None:
+        self._stream, self._law, self._settings = Stream.of(recording), law, settings
+        self._now = replay(self._stream, settings=settings).peak_reserved
+        self._reserved: dict[int, int] = {}
+        self._largest: dict[tuple[int, int], int] = {}
+
+    def now(self, judge: Judge) -> tuple[int, bool]:
+        """Device memory of the job as it is, and whether that fits."""
+        whole = self._now + judge.context_bytes
+        if whole <= judge.capacity_bytes:
+            return whole, True
+        # The allocator may release what it keeps, and do with less.
+        shown, fits = judge.shown(self._stream)
+        return shown.peak_reserved + judge.context_bytes, fits
+
+    def largest(self, judge: Judge) -> int | None:
+        """The largest batch size that runs (0: none)."""
+        if self._law is None:
+            return None
+        room = judge.capacity_bytes, judge.context_bytes
+        if room not in self._largest:
+            self._largest[room] = judge.largest(self._law)
+        return self._largest[room]
+
+    def about(self, judge: Judge) -> int | None:
+        """About the largest, without a replay of its own: between batch sizes that are common to
+        all GPUs, powers of two and the middles between them, by a line."""
+        if self._law is None:
+            return None
+        free = judge.capacity_bytes - judge.context_bytes
+        if self._at(1) > free:
+            return 0
+        low = 1
+        while low < LARGEST and self._at(2 * low) <= free:
+            low *= 2
+        if low >= LARGEST:
+            return LARGEST
+        high = 2 * low
+        middle = low + low // 2
+        if low < middle:
+            low, high = (middle, high) if self._at(middle) <= free else (low, middle)
+        one, other = self._at(low), self._at(high)
+        return low + (free - one) * (high - low) // max(1, other - one)
+
+    def _at(self, batch: int) -> int:
+        """Bytes reserved at a batch size, if memory had no end."""
+        assert self._law is not None
+        if batch not in self._reserved:
+            stream = self._law.at(batch)
+            self._reserved[batch] = replay(stream, settings=self._settings).peak_reserved
+        return self._reserved[batch]

@@ -1,0 +1,468 @@
+"""A job on GPUs that it was not simulated for: does it fit, how fast, at what cost.
+
+Everything follows from recordings that are there already: memory by replaying the allocations
+at each GPU's capacity, time by costing the kernels with each GPU's figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.doctor.gpu_visibility.torch_wheels import index_for
+from trainfit.hardware import GpuSpec, catalogue, device_constants
+from trainfit.memory.explain.summary import recorded_settings
+from trainfit.memory.stream import affine
+from trainfit.memory.stream.device import context_parts
+from trainfit.memory.stream.growth import step_pattern
+from trainfit.plan.gpus.capacity import Room
+from trainfit.plan.gpus.prices import Prices
+from trainfit.plan.sizing.batch_scaling import Pair, memory_law, steady_work, work_law
+from trainfit.plan.sizing.memory_growth import Growth
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.speed import (
+    batch_sizes,
+    constants_of,
+    has_rates,
+    knee,
+    machine_of,
+    of_whole_step,
+    samples_per_batch,
+    speed_of,
+)
+from trainfit.results.plan.gpu_comparison import Anchor, Effect, Offer, OffersResult
+from trainfit.results.plan.speed import StepSpeed
+from trainfit.results.runs.kernels import DTYPES
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepPattern
+from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.speed.model import scaling
+from trainfit.speed.model.scaling import WorkLaw
+from trainfit.speed.model.step import Machine, step_time
+from trainfit.speed.model.work import COLUMNS, Work
+
+#: Any driver: that of a machine which is still to be found.
+_NEWEST_DRIVER: Final = 1 << 20
+#: A tenth more of a figure, to see what it does.
+_MORE: Final = 1.1
+#: A measured step that is so many times what was predicted, or less, is hardly the same step.
+_UNLIKELY: Final = 3.0
+_BF16, _FP16 = DTYPES.index("bfloat16"), DTYPES.index("float16")
+_DTYPE: Final = COLUMNS.index("dtype")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What is known of a job: its recording, and those at two batch sizes where there are any.
+
+    ``samples`` are what the whole run sees (``None``: not known).
+    """
+
+    name: str
+    batch: int | None
+    recording: Recording
+    pair: Pair = ()
+    samples: int | None = None
+    _works: dict[int, Work] = dataclasses.field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """The kernels of a step as it is."""
+        return steady_work(self.recording)
+
+    @functools.cached_property
+    def memory(self) -> affine.AffineStream | None:
+        """Allocations at every batch size, where that is known."""
+        if len(self.pair) != 2:
+            return None
+        try:
+            law = memory_law(self.pair)
+        except affine.NotAffineError:
+            return None
+        return law if law.depends_on_batch else None
+
+    @functools.cached_property
+    def kernels(self) -> WorkLaw | None:
+        """Kernels at every batch size, where that is known."""
+        if self.memory is None:
+            return None
+        if len({samples_per_batch(recording, batch) for batch, recording in self.pair}) > 1:
+            return None
+        try:
+            return work_law(self.pair)
+        except scaling.NotAffineError:
+            return None
+
+    @functools.cached_property
+    def room(self) -> Room:
+        """What it takes of memory."""
+        return Room(self.recording, self.memory, self.settings)
+
+    @functools.cached_property
+    def settings(self) -> AllocatorSettings:
+        """The allocator's during the recorded run."""
+        return recorded_settings(self.recording)
+
+    @functools.cached_property
+    def pattern(self) -> StepPattern:
+        """How memory goes on from step to step."""
+        return step_pattern(self.recording, reserved_bytes=0)
+
+    def growth_on(self, offer: Offer) -> Growth:
+        """What stays behind with each step, if that fills the GPU."""
+        return Growth.on(self.pattern, offer.memory_bytes - offer.device_bytes)
+
+    def work_at(self, batch: int | None) -> Work | None:
+        """The kernels of a step at this batch size; ``None`` where they are not known."""
+        if batch is None or batch == self.batch:
+            return self.work
+        if batch not in self._works and self.kernels is not None:
+            self._works[batch] = self.kernels.at(batch)
+        return self._works.get(batch)
+
+
+def offers(
+    job: Job,
+    gpus: Sequence[GpuSpec],
+    prices: Prices | None = None,
+    budget: float | None = None,
+    measured: tuple[GpuSpec, float] | None = None,
+    *,
+    exact: bool = True,
+    explain: bool = False,
+) -> OffersResult:
+    """The job on each of these GPUs, the best first.
+
+    ``measured`` is a step of the job as it is on a GPU, in seconds: all others are scaled by what
+    it is to the prediction. Largest batch sizes are ``exact``, or (quicker, for many GPUs) about
+    right. With ``explain`` also what each figure of a GPU does for the job.
+    """
+    notes = _job_notes(job)
+    anchor, words = _anchor(job, measured)
+    factor = anchor.factor if anchor is not None else 1.0
+    found = [_offer(job, gpu, factor, prices, exact=exact) for gpu in gpus]
+    if explain:
+        found = [_with_effects(offer, job, gpu) for offer, gpu in zip(found, gpus, strict=True)]
+    best = sorted(found, key=_best_first)
+    within = [o for o in best if o.runs and (budget is None or _costs_at_most(o, budget))]
+    priced = [offer for offer in within if offer.cost is not None]
+    timed = [offer for offer in within if offer.samples_per_s is not None]
+    notes += _growth_notes(job, best)
+    if not any(offer.runs for offer in best):
+        notes.append(_too_large(best))
+    elif budget is not None and not within:
+        notes.append(f"no run costs at most {budget:g} {prices.currency if prices else ''}")
+    return OffersResult(
+        job=job.name,
+        batch_size=job.batch,
+        samples=job.samples,
+        offers=tuple(best),
+        currency=prices.currency if prices is not None else "",
+        budget=budget,
+        cheapest=min(priced, key=lambda o: o.cost or 0.0).gpu if priced else None,
+        fastest=max(timed, key=lambda o: o.samples_per_s or 0.0).gpu if timed else None,
+        anchor=anchor,
+        constants=constants_of(machine_of(catalogue()[0])),
+        notes=(*notes, *words, *(prices.notes if prices is not None else ())),
+        step=job.recording.makeup,
+    )
+
+
+def _job_notes(job: Job) -> list[str]:
+    notes = []
+    if job.memory is None:
+        notes.append(
+            "no other batch size is known: give the result of `trainfit plan --output`, or two "
+            "recordings of `trainfit simulate` with different --batch-size"
+        )
+    elif job.kernels is None:
+        notes.append("a step's time is known at the present batch size alone: others launch others")
+    makeup = job.recording.makeup
+    if makeup is not None and makeup.effective_batch is None:
+        notes.append(f"samples/s cannot be told: {makeup.why}")
+    elif makeup is None and "step" not in job.recording.header:
+        notes.append(
+            "the recording does not say how many batches an optimizer step takes: one is taken; "
+            "with gradient accumulation record it again"
+        )
+    if not len(job.work.table):
+        notes.append("no step's time is known: the recording has no kernels; record it again")
+    return notes
+
+
+def _grows(job: Job, offer: Offer) -> bool:
+    """Does what stays behind with each step fill this GPU?"""
+    return bool(job.growth_on(offer).unfit)
+
+
+def _growth_notes(job: Job, found: Sequence[Offer]) -> list[str]:
+    """What is left out where memory grows, and when the GPUs are full."""
+    filled = [offer for offer in found if offer.runs and _grows(job, offer)]
+    if not filled:
+        return []
+    growth, steps = job.growth_on(filled[0]), job.pattern.steps
+    until = {
+        offer.gpu: steps + max(offer.memory_bytes - offer.device_bytes, 0) // growth.bytes_per_step
+        for offer in filled
+    }
+    first, last = min(until, key=lambda gpu: until[gpu]), max(until, key=lambda gpu: until[gpu])
+    full = f"after about {until[first]:,} steps on {first}"
+    full += f", {until[last]:,} on {last}" if last != first else ""
+    return [
+        f"{growth.unfit}; the GPU would be full {full}: no saturation batch size and no run is "
+        f"given, and the largest batch is for the {steps} simulated steps only; see `trainfit "
+        "memory` for what stays behind"
+    ]
+
+
+def _anchor(
+    job: Job, measured: tuple[GpuSpec, float] | None
+) -> tuple[Anchor | None, tuple[str, ...]]:
+    if measured is None:
+        return None, ()
+    gpu, seconds = measured
+    if not has_rates(gpu) or not len(job.work.table):
+        return None, (f"the step measured on {gpu.key} is of no use: none is predicted for it",)
+    factor = seconds / step_time(_runnable(job.work, gpu), machine_of(gpu)).seconds
+    words: tuple[str, ...] = ()
+    if not 1 / _UNLIKELY < factor < _UNLIKELY:
+        words = (
+            f"the step measured on {gpu.key} is {factor:.2g} times what is predicted: is it the "
+            f"same job, at the same batch size, with a DataLoader that keeps up?",
+        )
+    return Anchor(gpu.key, seconds, factor), words
+
+
+def _offer(
+    job: Job,
+    gpu: GpuSpec,
+    factor: float,
+    prices: Prices | None,
+    *,
+    exact: bool,
+) -> Offer:
+    judge = _judge(job, gpu)
+    takes, fits = job.room.now(judge)
+    offer = Offer(
+        gpu=gpu.key,
+        capability=gpu.capability,
+        laptop=gpu.is_laptop,
+        shared_memory=gpu.shared_memory_device,
+        memory_bytes=gpu.memory_bytes,
+        power_w=gpu.power_watts or None,
+        device_bytes=takes,
+        fits=fits,
+        largest_batch=job.room.largest(judge) if exact else job.room.about(judge),
+        largest_is_exact=exact,
+        notes=tuple(_gpu_notes(job, gpu)),
+    )
+    if not has_rates(gpu) or not len(job.work.table) or not offer.runs:
+        return offer
+    return _with_price(_with_speed(offer, job, gpu, factor), prices, grows=_grows(job, offer))
+
+
+def _with_effects(offer: Offer, job: Job, gpu: GpuSpec) -> Offer:
+    return dataclasses.replace(offer, effects=tuple(_effects(job, gpu, offer)))
+
+
+# --- Memory ------------------------------------------------------------------------------------
+
+
+def _judge(job: Job, gpu: GpuSpec) -> Judge:
+    """An idle GPU in which the process uses the libraries that it used in the simulation."""
+    libraries = {part.name for part in context_parts(job.recording)}
+    return Judge(gpu, job.settings, 0.0, device_constants(gpu).used(libraries))
+
+
+def _too_large(found: Sequence[Offer]) -> str:
+    if not found:
+        return "no GPU was given"
+    least = min(offer.device_bytes for offer in found)
+    most = max(found, key=lambda offer: offer.memory_bytes)
+    return (
+        f"the job takes {least / 2**30:.1f} GiB and fits none of them (the largest, {most.gpu}, "
+        f"has {most.memory_bytes / 2**30:.1f} GiB): see `trainfit plan --remedies`"
+    )
+
+
+# --- Speed and cost ----------------------------------------------------------------------------
+
+
+def _runnable(work: Work, gpu: GpuSpec) -> Work:
+    """The same in float16 where the GPU has no bfloat16."""
+    if gpu.supports_bf16 or not (work.column("dtype") == _BF16).any():
+        return work
+    table = work.table.copy()
+    table[table[:, _DTYPE] == _BF16, _DTYPE] = _FP16
+    return dataclasses.replace(work, table=table)
+
+
+def _step(job: Job, machine: Machine, batch: int | None, factor: float = 1.0) -> StepSpeed | None:
+    work = job.work_at(batch)
+    if work is None:
+        return None
+    per_batch = samples_per_batch(job.recording, job.batch)
+    found = speed_of(step_time(_runnable(work, machine.gpu), machine), batch, per_batch)
+    return _scaled(of_whole_step(found, job.recording), factor)
+
+
+def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
+    """As a measurement elsewhere has it: all of its times, so many times."""
+    if factor == 1.0:
+        return step
+    low, high = step.range_s
+    rate = step.samples_per_s
+    return dataclasses.replace(
+        step,
+        seconds=step.seconds * factor,
+        range_s=(low * factor, high * factor),
+        gpu_s=step.gpu_s * factor,
+        host_s=step.host_s * factor,
+        copies_s=step.copies_s * factor,
+        samples_per_s=None if rate is None else rate / factor,
+    )
+
+
+def _with_speed(offer: Offer, job: Job, gpu: GpuSpec, factor: float) -> Offer:
+    machine, grows = machine_of(gpu), _grows(job, offer)
+    now = _step(job, machine, job.batch, factor) if offer.fits else None
+    # While memory grows, no batch size lasts: none is said to be enough, and no run ends.
+    enough = None if grows else _saturated(job, machine, offer.largest_batch, factor)
+    run = now or enough
+    if run is None:
+        return offer
+    rate = run.samples_per_s
+    return dataclasses.replace(
+        offer,
+        now=now,
+        enough=enough,
+        run_batch=run.batch_size,
+        samples_per_s=rate,
+        samples_per_joule=rate / offer.power_w if rate and offer.power_w else None,
+        run_s=job.samples / rate if rate and job.samples and not grows else None,
+    )
+
+
+def _saturated(job: Job, machine: Machine, largest: int | None, factor: float) -> StepSpeed | None:
+    """The smallest batch size with nearly the most samples a second of those that fit.
+
+    First among the powers of two, then among all that are costed between two of them.
+    """
+    if not largest or job.kernels is None:
+        return None
+    sizes = batch_sizes(largest)
+    steps = {each: _step(job, machine, each, factor) for each in _coarse(sizes)}
+    first = knee([each for each in steps.values() if each is not None])
+    if first is None:
+        return None
+    below = max((each for each in steps if each < first), default=0)
+    between = [each for each in sizes if below < each < first]
+    steps |= {each: _step(job, machine, each, factor) for each in between}
+    found = knee([each for _, each in sorted(steps.items()) if each is not None])
+    return steps[found] if found is not None else None
+
+
+def _coarse(sizes: Sequence[int]) -> list[int]:
+    return [each for each in sizes if not each & (each - 1) or each == sizes[-1]]
+
+
+def _with_price(offer: Offer, prices: Prices | None, *, grows: bool) -> Offer:
+    price = prices.per_hour.get(offer.gpu) if prices is not None else None
+    if price is None:
+        return offer
+    rate = offer.samples_per_s
+    return dataclasses.replace(
+        offer,
+        price_per_hour=price,
+        samples_per_unit=3600 * rate / price if rate and price and not grows else None,
+        cost=offer.run_s / 3600 * price if offer.run_s is not None else None,
+    )
+
+
+def _best_first(offer: Offer) -> tuple[object, ...]:
+    """What fits by the run's cost, then what has no price by its rate; what does not fit last,
+    by memory."""
+    rate = offer.samples_per_s or 0.0
+    if not offer.runs:
+        return (2, -offer.memory_bytes, offer.gpu)
+    if offer.samples_per_unit is not None:
+        return (0, -offer.samples_per_unit, offer.gpu)
+    return (1, -rate, offer.gpu)
+
+
+def _costs_at_most(offer: Offer, budget: float) -> bool:
+    return offer.cost is not None and offer.cost <= budget
+
+
+# --- Words -------------------------------------------------------------------------------------
+
+
+def _gpu_notes(job: Job, gpu: GpuSpec) -> Iterable[str]:
+    dtypes = job.work.column("dtype")
+    if (dtypes == _BF16).any() and not gpu.supports_bf16:
+        yield "no bfloat16: as float16 AMP, which needs a GradScaler"
+    if not gpu.has_tensor_cores:
+        yield "no Tensor cores"
+    version = str(torch.__version__)
+    if index_for(_NEWEST_DRIVER, [gpu.capability], version) is None:
+        major, minor = gpu.capability
+        release = version.partition("+")[0]
+        yield f"no build of PyTorch {release} serves compute capability {major}.{minor}"
+
+
+#: Figures that can be changed one at a time, what they are called, and how they are written.
+_FIGURES: Final[Mapping[str, tuple[str, Callable[[GpuSpec], str]]]] = {
+    "tensor_flops": (
+        "Tensor-core rate",
+        lambda gpu: f"{gpu.tensor_flops.get('float16', 0.0) / 1e12:.4g} TFLOP/s",
+    ),
+    "fp32_flops": ("CUDA-core rate", lambda gpu: f"{gpu.fp32_flops / 1e12:.4g} TFLOP/s"),
+    "bandwidth_bytes_per_s": (
+        "memory bandwidth",
+        lambda gpu: f"{gpu.bandwidth_bytes_per_s / 1e9:.4g} GB/s",
+    ),
+    "l2_bytes": ("L2 cache", lambda gpu: f"{(gpu.l2_bytes or 0) / 2**20:.4g} MiB"),
+    "power_watts": ("power", lambda gpu: f"{gpu.power_watts:g} W"),
+}
+
+
+def _effects(job: Job, gpu: GpuSpec, offer: Offer) -> Iterable[Effect]:
+    """A tenth more of each figure, with everything else as it is."""
+    machine, batch = machine_of(gpu), offer.run_batch
+    base = _step(job, machine, batch) if offer.samples_per_s is not None else None
+    if base is None:
+        return
+
+    def change(other: Machine) -> float:
+        found = _step(job, other, batch)
+        return found.seconds / base.seconds - 1 if found is not None else 0.0
+
+    more_memory = dataclasses.replace(gpu, memory_bytes=int(gpu.memory_bytes * _MORE))
+    yield Effect(
+        "memory",
+        f"{gpu.memory_bytes / 2**30:.4g} GiB",
+        largest_batch=job.room.largest(_judge(job, more_memory)),
+    )
+    for field, (figure, written) in _FIGURES.items():
+        value = getattr(gpu, field)
+        if not value:
+            continue
+        more: Any = (
+            {name: rate * _MORE for name, rate in value.items()}
+            if isinstance(value, Mapping)
+            else value * _MORE
+        )
+        better = dataclasses.replace(gpu, **{field: more})
+        yield Effect(figure, written(gpu), change(dataclasses.replace(machine, gpu=better)))
+    faster = dataclasses.replace(machine, core_speed=machine.core_speed * _MORE)
+    yield Effect("the CPU's clock", f"{machine.core_hz / 1e9:.3g} GHz (assumed)", change(faster))
+    link = dataclasses.replace(
+        machine,
+        pinned_bytes_per_s=machine.pinned_bytes_per_s * _MORE,
+        pageable_bytes_per_s=machine.pageable_bytes_per_s * _MORE,
+    )
+    yield Effect("PCIe", f"{machine.pinned_bytes_per_s / 1e9:g} GB/s (assumed)", change(link))

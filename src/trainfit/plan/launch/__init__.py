@@ -1,0 +1,1 @@
+"""The launch command and the reason of each part."""

@@ -1,0 +1,55 @@
+"""The launched job with expandable segments and without: does the variable win anything?"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from trainfit.memory.stream.replay import Stream
+from trainfit.plan.amp.choice import AmpSetting
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.runs.tracing import recording_of
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.results.plan.launch import AllocatorTrial
+from trainfit.simgpu.allocator.settings import ENVIRONMENT_VARIABLES
+
+
+def allocator_trial(command: Command, judge: Judge, chosen: AmpSetting) -> AllocatorTrial:
+    """Replay the recording of ``chosen`` at its batch size with either kind of segment."""
+    stream, batch = _launched(chosen)
+    settings = judge.settings
+    other = judge.with_settings(
+        dataclasses.replace(settings, expandable_segments=not settings.expandable_segments)
+    )
+    shown, fits = judge.shown(stream)
+    changed, other_fits = other.shown(stream)
+    name, present = allocator_variable(command)
+    return AllocatorTrial(
+        name,
+        present,
+        settings.expandable_segments,
+        batch,
+        shown.peak_reserved,
+        changed.peak_reserved,
+        fits,
+        other_fits,
+    )
+
+
+def allocator_variable(command: Command) -> tuple[str, str]:
+    """The variable that holds the allocator's settings, and its value (empty: it is not set).
+
+    The one that is set, else the one that every version of PyTorch reads.
+    """
+    environment = {**os.environ, **command.environment()}
+    present = [name for name in ENVIRONMENT_VARIABLES if name in environment]
+    name = (present or ENVIRONMENT_VARIABLES)[0]
+    return name, environment.get(name, "")
+
+
+def _launched(chosen: AmpSetting) -> tuple[Stream, int | None]:
+    """The stream of the recommended batch size, where a law gives it; else of the present one."""
+    found = chosen.batches
+    if found.law is not None and found.recommended:
+        return found.law.at(found.recommended), found.recommended
+    return Stream.of(recording_of(chosen.trace)), chosen.configuration.batch_size

@@ -1,0 +1,125 @@
+"""The launch command: the user's with recommended values, variables and cores before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.plan.command.parsing import Command, quote
+from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
+
+#: Read by Accelerate where the script does not say which mixed precision it wants.
+ACCELERATE: Final = "ACCELERATE_MIXED_PRECISION"
+#: autocast's dtypes in Accelerate's words.
+PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16"}
+#: numactl's options that choose cores; with others it only places memory.
+_CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A command line for bash.
+
+    ``kept`` are variables of the command that stay although another value is recommended, by name;
+    ``replaced`` those of its values that were measured to lose. ``own_cores`` is the program of the
+    command that chooses cores already ("taskset"; empty: none does). ``notes`` say all that.
+    """
+
+    line: str
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    replaced: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    own_cores: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def launch(
+    command: Command,
+    values: Mapping[str, str],
+    variables: Mapping[str, str],
+    advice: Sequence[VariableAdvice] = (),
+    cores: CoreAdvice | None = None,
+    useless: Sequence[str] = (),
+) -> Launch:
+    """``command`` with ``values``; before it ``variables``, those of ``advice`` that belong into
+    the environment, and ``cores``.
+
+    What the command sets itself is kept, unless it was measured to be slower than the advice, or is
+    ``useless``: a variable with a value that no library can read.
+    """
+    own = command.environment(**values)
+    advised = [each for each in advice if each.where == "environment"]
+    wanted = {**variables, **{each.name: each.value for each in advised}}
+    differing = {name for name, value in wanted.items() if own.get(name, value) != value}
+    slower = {each.name for each in advised if (each.gain or 0.0) > 1}
+    others = {name: wanted[name] for name in differing & slower}
+    words = _replacing(command, values, others)
+    gone = [at for at in command.assignments_at if words[at].partition("=")[0] in useless]
+    # A launcher's own setting (torchrun's OMP_NUM_THREADS) gives way to one in its environment.
+    assigned = {words[at].partition("=")[0] for at in command.assignments_at}
+    missing = {name for name in wanted if name not in own} | set(others) - assigned
+    before = [f"{name}={value}" for name, value in wanted.items() if name in missing]
+    at = _behind_assignments(command)
+    prefix = cores.prefix.split() if cores is not None else []
+    present = _chooses_cores(words[: command.program_at])
+    notes = [
+        f"{name}={own[name]} of the command is kept; recommended is {wanted[name]}"
+        for name in wanted
+        if name in differing - slower
+    ]
+    notes += [
+        f"{name}={own[each.name]} of the command is replaced by {each.value}: {each.reason}"
+        for each in advised
+        if (name := each.name) in others
+    ]
+    if prefix and present:
+        notes.append(f"the command's own {present} is kept; recommended is {' '.join(prefix)}")
+    prefix = [] if present else prefix
+    notes += [f"{words[each]} of the command is left out: no library can read it" for each in gone]
+    kept = [word for each, word in enumerate(words) if each < at and each not in gone]
+    rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
+    words = [*before, *kept, *prefix, *rest]
+    return Launch(
+        " ".join(map(quote, words)),
+        {name: own[name] for name in differing - slower},
+        {name: own[name] for name in differing & slower},
+        present,
+        tuple(notes),
+    )
+
+
+def useless_variables(found: LoaderResult | None) -> list[str]:
+    """Names of variables whose present values no library can read."""
+    return [each.name for each in found.reasons if each.value is None] if found else []
+
+
+def _replacing(command: Command, values: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+    """The command's words, its assignments of ``others`` with these values."""
+    words = command.fill(**values)
+    for at in command.assignments_at:
+        name = words[at].partition("=")[0]
+        if name in others:
+            words[at] = f"{name}={others[name]}"
+    return words
+
+
+def _behind_assignments(command: Command) -> int:
+    """Where a program may be put before the user's: behind what the shell itself assigns."""
+    at = 0
+    while at in command.assignments_at:
+        at += 1
+    return at
+
+
+def _chooses_cores(words: Sequence[str]) -> str:
+    """The wrapper that chooses cores already ("taskset"); empty where there is none."""
+    for at, word in enumerate(words):
+        name = Path(word).name
+        if name == "taskset":
+            return name
+        if name == "numactl" and any(
+            other.partition("=")[0].startswith(_CHOOSES_CORES) for other in words[at + 1 :]
+        ):
+            return name
+    return ""

@@ -1,0 +1,269 @@
+"""What a launch command consists of, and what was left out: each part with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from trainfit.plan.amp.part import amp_part
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import LOADER_TUNABLES
+from trainfit.plan.launch.line import ACCELERATE, Launch
+from trainfit.results.files.words import size
+from trainfit.results.loader import LoaderResult, LoaderSettings, SettingReason
+from trainfit.results.plan.batch_reasons import batch_reasons
+from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, PartStatus
+from trainfit.results.plan.result import BatchLimits, PlanResult
+
+#: What evidence of real runs of the DataLoader is from.
+_HERE: Final = "this machine"
+#: A DataLoader's settings whose argument (or call) has another name.
+_ARGUMENTS: Final = {
+    "start_method": "multiprocessing_context",
+    "worker_threads": "torch.set_num_threads in worker_init_fn",
+}
+#: The names under which a loader's reasons have these and the cores; others are variables.
+_ARGUMENT_NAMES: Final = frozenset(
+    _ARGUMENTS.get(field.name, field.name) for field in dataclasses.fields(LoaderSettings)
+)
+_AFFINITY: Final = "CPU affinity"
+#: What makes the DataLoader in the place of the script, and how it names the settings.
+_CALLS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "Transformers": (
+        "TrainingArguments",
+        {"batch_size": "per_device_train_batch_size"}
+        | {name: f"dataloader_{name}" for name in LOADER_TUNABLES},
+    )
+}
+#: Settings that mean nothing without workers.
+_OF_WORKERS: Final = (
+    *("prefetch_factor", "persistent_workers", "start_method", "in_order", "worker_threads"),
+)
+
+
+def launch_parts(
+    plan: PlanResult,
+    command: Command,
+    values: Mapping[str, str],
+    line: Launch,
+    found: LoaderResult | None,
+) -> tuple[LaunchPart, ...]:
+    """In the order of the line: environment, cores, arguments; then what the script has to say.
+
+    ``values`` fill the placeholders of ``command``; ``found`` is the DataLoader's part with the
+    settings that are launched.
+    """
+    parts = [
+        *_variables(plan, command, line, found),
+        *_cores(line, found),
+        _batch(plan, command),
+        *_accumulation(plan, command, values),
+        amp_part(plan, command),
+        *_loader(plan, command, found),
+    ]
+    return tuple(sorted(parts, key=lambda part: _ORDER.index(part.where)))
+
+
+_ORDER: Final = ("environment", "wrapper", "argument", "script")
+
+
+# -- before the command ------------------------------------------------------------------------
+def _variables(
+    plan: PlanResult, command: Command, line: Launch, found: LoaderResult | None
+) -> Iterator[LaunchPart]:
+    asked = plan.amp_choice.variable if plan.amp_choice is not None else ""
+    for name, value in plan.variables.items():
+        if name == ACCELERATE and value == asked:
+            continue  # the part of AMP says it
+        reason = "as in the environment that the plan was made in"
+        yield LaunchPart(name, "set", "environment", reason, value)
+    yield from _threads(line, found)
+    if plan.allocator is not None:
+        yield _allocator(plan.allocator, plan.gpu)
+
+
+def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """Variables that hold libraries' threads; calls that do are lines of the script."""
+    if found is None:
+        return
+    calls = {each.name: each for each in found.variables if each.where != "environment"}
+    for each in found.reasons:
+        if each.name in _ARGUMENT_NAMES or each.name == _AFFINITY:
+            continue
+        part = _variable(each, line)
+        if found.is_left_open and part.status == "not set":
+            part = dataclasses.replace(part, status="cannot tell")
+        if each.name in calls:
+            place = calls[each.name].where.replace("script", "")
+            call = calls[each.name].line
+            part = dataclasses.replace(
+                part, status="by hand", where="script", line=call, place=place
+            )
+        yield part
+
+
+def _variable(each: SettingReason, line: Launch) -> LaunchPart:
+    """A variable that holds a library's threads."""
+    value, present = each.value or "", each.present or ""
+    status: PartStatus = "set" if value else "not set"
+    reason = each.reason
+    if each.name in line.kept:
+        reason = f"the command's own; recommended is {value}: {reason}"
+        status, value = "kept", line.kept[each.name]
+    elif value and present == value:
+        status, reason = "kept", reason.removeprefix("kept: ")
+    return LaunchPart(
+        each.name, status, "environment", reason, value, present, each.evidence, _HERE
+    )
+
+
+def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
+    """Expandable segments, only where the job does not run without them."""
+    saved = trial.reserved_bytes - trial.other_reserved_bytes
+    at = f" at batch size {trial.batch_size}" if trial.batch_size else ""
+    other = "without expandable segments" if trial.expandable else "with expandable segments"
+    reason = f"{other} {size(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
+    reason = reason if saved else f"{other} as much is reserved"
+    reason += f" ({size(trial.reserved_bytes)}{at})"
+    if not trial.present:
+        reason += "; it fits without" if saved > 0 else ""
+    status: PartStatus = "kept" if trial.present else "not set"
+    return LaunchPart(
+        trial.variable, status, "environment", reason, trial.present, trial.present,
+        "predicted", gpu,
+    )  # fmt: skip
+
+
+def _cores(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """Which cores the job runs on."""
+    if line.own_cores:
+        advised = found.cores.prefix if found is not None and found.cores is not None else ""
+        reason = "the command's own" + (f"; recommended is {advised}" if advised else "")
+        yield LaunchPart(line.own_cores, "kept", "wrapper", reason, line.own_cores, line.own_cores)
+        return
+    for each in found.reasons if found is not None else ():
+        if each.name == _AFFINITY:
+            value = found.cores.prefix if found is not None and found.cores is not None else ""
+            status: PartStatus = "set" if value else "not set"
+            yield LaunchPart(
+                each.name, status, "wrapper", each.reason, value, "", each.evidence, _HERE
+            )
+
+
+# -- the command's arguments -------------------------------------------------------------------
+def _batch(plan: PlanResult, command: Command) -> LaunchPart:
+    chosen, present = plan.chosen, plan.now.batch_size
+    best, limits = chosen.recommended_batch, chosen.limits
+    now = str(present) if present else ""
+    if not best:
+        why = (limits.reason if limits is not None else "") or plan.basis_detail
+        return LaunchPart("batch_size", "cannot tell", "argument", why, now, now)
+    reason = "; ".join(batch_reasons(plan, best, limits or BatchLimits(None, None)))
+    part = LaunchPart(
+        "batch_size", "set", "argument", reason, str(best), now, "predicted", plan.gpu
+    )
+    return _expressed(part, plan, command)
+
+
+def _accumulation(
+    plan: PlanResult, command: Command, values: Mapping[str, str]
+) -> Iterator[LaunchPart]:
+    """The micro-batches of an optimizer step, where there are several or a placeholder is."""
+    step = plan.step
+    seen = step.accumulation if step is not None else None
+    wanted = int(values.get("grad_accum", command.present.get("grad_accum", seen or 1)))
+    if step is None or seen is None or (seen == 1 and wanted == 1):
+        return
+    reason = "the script's own"
+    if step.effective_batch is not None:
+        reason = f"keeps the effective batch size of {step.effective_batch}"
+        if wanted == seen and plan.chosen.recommended_batch != plan.now.batch_size:
+            reason = f"the effective batch size was {step.effective_batch}"
+    status: PartStatus = "kept" if wanted == seen else "set"
+    yield LaunchPart("grad_accum", status, "argument", reason, str(wanted), str(seen))
+
+
+def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """The DataLoader's settings, or why they stay."""
+    if found is None:
+        yield LaunchPart("num_workers", "cannot tell", "argument", _not_tuned(plan))
+        return
+    reasons = {each.name: each for each in found.reasons}
+    other = plan.loading is not None and plan.loading.launched is not None
+    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor that was named"
+    for name in _settings(found):
+        value, present = getattr(found.recommended, name), getattr(found.present, name)
+        each = reasons.get(_ARGUMENTS.get(name, name))
+        part = LaunchPart(
+            name,
+            "set",
+            "argument",
+            each.reason.removeprefix("kept, ") if each is not None else "",
+            str(value),
+            str(present),
+            each.evidence if each is not None else "",
+            _HERE,
+        )
+        if other and name == "num_workers":
+            here = f"the fewest that give what it can; {_HERE} wants {_workers_here(plan)}"
+            part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
+        yield _worth_it(_expressed(part, plan, command), found)
+
+
+def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
+    """A change of the script is asked for only where it wins something."""
+    if part.status != "by hand" or found.verdict == "change":
+        return part
+    why = f"{part.value} wins too little for a change of the script: {part.reason}"
+    return dataclasses.replace(
+        part, status="kept", where="argument", value=part.present, reason=why,
+        line="", place="", call="",
+    )  # fmt: skip
+
+
+def _not_tuned(plan: PlanResult) -> str:
+    """Why nothing is known of the DataLoader."""
+    if plan.loading is not None:
+        return f"the DataLoader could not be tuned: {plan.loading.failure}"
+    if plan.loader_at is None:
+        return "no DataLoader fed the first step"
+    if plan.inference is not None:
+        return "the script does not train; --loader tunes its DataLoader all the same"
+    return "the DataLoader was not measured (--no-loader)"
+
+
+def _workers_here(plan: PlanResult) -> int:
+    found = plan.loading.result if plan.loading is not None else None
+    return found.recommended.num_workers if found is not None else 0
+
+
+def _settings(found: LoaderResult) -> Iterator[str]:
+    """Those that every DataLoader's user looks for, and what else is to be changed."""
+    for field in dataclasses.fields(LoaderSettings):
+        name = field.name
+        if name == "library_threads":  # variables before the command
+            continue
+        if name in _OF_WORKERS and not found.recommended.num_workers:
+            continue
+        changes = getattr(found.recommended, name) != getattr(found.present, name)
+        if changes or name in LOADER_TUNABLES:
+            yield name
+
+
+def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPart:
+    """Set by the command where it has a placeholder; else a line of the script to change."""
+    if part.value == part.present:
+        return dataclasses.replace(part, status="kept")
+    if part.name in command.present:
+        return part
+    loop = plan.step.loop if plan.step is not None else ""
+    call, names = _CALLS.get(loop, ("DataLoader", {}))
+    return dataclasses.replace(
+        part,
+        status="by hand",
+        where="script",
+        line=f"{names.get(part.name, _ARGUMENTS.get(part.name, part.name))}={part.value}",
+        place=plan.loader_at or "",
+        call=call,
+    )

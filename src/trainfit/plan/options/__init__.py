@@ -1,0 +1,1 @@
+"""Tunables that the user has not marked: a script's own options, proven by runs."""

@@ -1,0 +1,1 @@
+"""What is measured on this machine for a plan: its GPU, its CPU, a real run."""

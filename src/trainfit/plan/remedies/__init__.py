@@ -1,0 +1,1 @@
+"""What would lower a job's memory: each remedy tried and priced."""

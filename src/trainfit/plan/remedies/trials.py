@@ -1,0 +1,240 @@
+"""How each remedy is tried on a job: what runs, and what the user would do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from trainfit.memory.stream.affine import AffineStream
+from trainfit.memory.stream.replay import Stream
+from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.launch.allocator_trial import allocator_variable
+from trainfit.plan.launch.line import ACCELERATE, PRECISIONS
+from trainfit.plan.remedies.kinds import RemedyKind, instructions
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.runs.tracing import Trace
+from trainfit.plan.sizing.memory_model import Judge
+from trainfit.results.runs.trace import Finding, InterventionRequest
+from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.speed.model.step import Machine
+
+#: Settings that are replayed besides expandable segments; the best of them is shown.
+_ALLOCATORS = (
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:8",
+    "large_segment_size_mb:64",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The job that is planned: its runs, its batch size and what is known of others.
+
+    ``batch`` is ``None`` where it could not be told. ``law`` gives every batch size and
+    ``largest`` is the largest that fits; ``None`` where there is no law. ``flipped`` is the
+    run with autocast the other way round. ``machine`` is what steps are
+    costed on.
+    """
+
+    command: Command
+    runs: Runs
+    judge: Judge
+    batch: int | None
+    law: AffineStream | None
+    largest: int | None
+    flipped: Variant
+    machine: Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A remedy's run: how it differs, and what it would be launched with.
+
+    ``word`` is one in the command that becomes another: a model's name.
+    """
+
+    kind: RemedyKind
+    finding: Finding
+    variant: Variant = AS_WRITTEN
+    batch: int | None = None
+    amp: str | None = None
+    precision: str | None = None
+    allocator: str | None = None
+    how: tuple[str, ...] = ()
+    word: tuple[str, str] | None = None
+
+
+class NotApplicable(Exception):
+    """A remedy does not apply; the message says why."""
+
+
+class Trials:
+    """Makes the trials of ``job``, from its ``survey``.
+
+    ``stream`` is what the survey recorded, ``before`` its figures and ``fits`` whether that
+    is on the GPU.
+    """
+
+    def __init__(self, job: Job, survey: Trace) -> None:
+        assert survey.recording is not None
+        self._job = job
+        self._judge = job.judge
+        self._survey = survey
+        self.stream = Stream.of(survey.recording)
+        outcome, self.fits = job.judge.shown(self.stream)
+        self.before = job.judge.figures(outcome)
+        self._findings = {finding.name: finding for finding in survey.outcome.findings}
+
+    def of(self, kind: RemedyKind) -> Trial:
+        """How the remedy is tried; raises :class:`NotApplicable`."""
+        job = self._job
+        if kind.name.startswith("amp-"):
+            return self._amp(kind)
+        if kind.name == "expandable-segments":
+            return self._expandable(kind)
+        if kind.name == "allocator-settings":
+            return self._other_allocator(kind)
+        finding = self._findings[kind.name]
+        if not finding.applies:
+            raise NotApplicable(finding.reason)
+        if kind.name == "accumulate":
+            return self.accumulation(kind, finding, 0)
+        variant = self._variant(kind, finding.targets)
+        how = instructions(kind, finding)
+        if kind.name == "smaller-model":
+            return self._smaller_model(Trial(kind, finding, variant, job.batch, how=how))
+        return Trial(kind, finding, variant, job.batch, how=how)
+
+    def _smaller_model(self, trial: Trial) -> Trial:
+        """Where the command has the model's name, that is what to change."""
+        name, smaller = trial.finding.targets
+        if _replaced(self._job.command.line(), name, smaller) == self._job.command.line():
+            return trial
+        return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
+
+    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> Variant:
+        request = InterventionRequest(kind.name, targets)
+        return Variant(interventions=(request,), title=kind.name)
+
+    def _amp(self, kind: RemedyKind) -> Trial:
+        job = self._job
+        present = self._survey.outcome.autocast
+        if present is not None:
+            raise NotApplicable(f"autocast computes in {present} already")
+        dtype = "bfloat16" if kind.name == "amp-bf16" else "float16"
+        if dtype == "bfloat16" and not self._judge.gpu.supports_bf16:
+            raise NotApplicable(f"{self._judge.gpu.key} does not compute in bfloat16")
+        finding = Finding(kind.name, True)
+        try:
+            is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
+        except ScriptError:
+            is_flipped = False
+        amp = job.flipped.amp if is_flipped else None
+        precision = PRECISIONS[dtype] if self._accelerate_asks() and amp is None else None
+        how = kind.how(finding)
+        if precision is not None:
+            how = (f"set {ACCELERATE}={precision}, as in the command below",)
+        elif amp is not None:
+            how = ("as in the command below",)
+        forced = Variant(force=dtype, title=kind.name)  # type: ignore[arg-type]
+        variant = job.flipped if is_flipped else forced
+        return Trial(kind, finding, variant, job.batch, amp=amp, precision=precision, how=how)
+
+    def _accelerate_asks(self) -> bool:
+        """Is AMP switched on by a variable, for Accelerate's precision comes from there?"""
+        unset = self._survey.outcome.accelerate == "no"
+        return unset and "amp" not in self._job.command.present
+
+    def accumulation(self, kind: RemedyKind, finding: Finding, skip: int) -> Trial:
+        """With the fewest micro-batches that look as if they fit, but for ``skip``."""
+        batch, law = self._job.batch, self._job.law
+        if batch is None:
+            raise NotApplicable("the batch size is not known; write {batch_size:N} into it")
+        splits = [k for k in range(2, batch + 1) if batch % k == 0]
+        if not splits:
+            raise NotApplicable("a batch of one sample cannot be split")
+        if law is not None and not self.fits:
+            good = [k for k in splits if self._judge.limited(law.at(batch // k)).fits]
+            splits = good or splits[-1:]
+        if skip >= len(splits):
+            raise NotApplicable("no smaller micro-batch is left")
+        parts = splits[skip]
+        how = (
+            *(instructions(kind, finding)),
+            f"batch size {batch // parts} instead of {batch}; loss = loss / {parts} before "
+            f"backward; step and zero_grad only after every {parts} batches",
+        )
+        variant = self._variant(kind, (str(parts),))
+        return Trial(kind, finding, variant, batch // parts, how=how)
+
+    # -- the allocator ---------------------------------------------------------------------
+
+    def _expandable(self, kind: RemedyKind) -> Trial:
+        if self._judge.settings.expandable_segments:
+            raise NotApplicable("expandable segments are on already")
+        return self._allocator_trial(kind, "expandable_segments:True")
+
+    def _other_allocator(self, kind: RemedyKind) -> Trial:
+        """The best of several settings, all replayed on the recording."""
+        reserved: dict[str, int] = {}
+        for text in _ALLOCATORS:
+            if text.partition(":")[0] in self._allocator()[1]:
+                continue
+            outcome, fits = self.judge_with(text).shown(self.stream)
+            reserved[text] = outcome.peak_reserved if fits or not self.fits else 1 << 60
+        best = min(reserved, key=lambda text: reserved[text], default=None)
+        if best is None or reserved[best] >= self.before.reserved_bytes:
+            tried = ", ".join(reserved) or "settings that are not set already"
+            raise NotApplicable(f"none of {tried} lowers reserved memory")
+        return self._allocator_trial(kind, best)
+
+    def _allocator_trial(self, kind: RemedyKind, text: str) -> Trial:
+        finding = Finding(kind.name, True, detail=text)
+        how = (f"set {self._allocator()[0]} to {self._merged(text)}, as in the command below",)
+        return Trial(kind, finding, batch=self._job.batch, allocator=text, how=how)
+
+    def _allocator(self) -> tuple[str, str]:
+        """The variable that holds its settings, and its value."""
+        return allocator_variable(self._job.command)
+
+    def _merged(self, text: str) -> str:
+        _, present = self._allocator()
+        return ",".join(filter(None, (present.rstrip(","), text)))
+
+    def judge_with(self, text: str | None) -> Judge:
+        if text is None:
+            return self._judge
+        return self._judge.with_settings(AllocatorSettings.from_conf(self._merged(text)))
+
+    def launch(self, trials: Sequence[Trial]) -> str | None:
+        """The command with the changes; ``None`` where it stays as it is."""
+        command = self._job.command
+        values: dict[str, str] = {}
+        for trial in trials:
+            if trial.amp is not None:
+                values["amp"] = trial.amp
+            if trial.batch != self._job.batch and "batch_size" in command.present:
+                values["batch_size"] = str(trial.batch)
+        line = command.line(**values)
+        variables = {}
+        for trial in trials:
+            if trial.precision is not None:
+                variables[ACCELERATE] = trial.precision
+            if trial.allocator is not None:
+                variables[self._allocator()[0]] = self._merged(trial.allocator)
+        for name, value in variables.items():
+            new = quote(f"{name}={value}")
+            old = command.environment(**values).get(name)
+            line = f"{new} {line}" if old is None else line.replace(quote(f"{name}={old}"), new, 1)
+        words = [trial.word for trial in trials if trial.word is not None]
+        for name, other in words:
+            line = _replaced(line, name, other)
+        return line if values or variables or words else None
+
+
+def _replaced(line: str, word: str, other: str) -> str:
+    """``line`` with ``other`` for ``word`` where that is an argument, or the value of one."""
+    return re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", other, line)

@@ -1,0 +1,1 @@
+"""The simulated runs of a plan: processes, requests, outcomes, failures."""

@@ -1,0 +1,222 @@
+"""What to tell the user of a simulated run that gave less than was asked."""
+
+from __future__ import annotations
+
+import re
+
+from trainfit.loader.faults.tracebacks import Raised, parse
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.runs.tracing import Trace
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.files.words import count
+from trainfit.results.runs.recording import PHASES
+from trainfit.results.runs.trace import TraceOutcome
+from trainfit.simgpu.dispatch.errors import ONE_GPU
+
+#: Why there are no figures of a run, after an interrupt.
+INTERRUPTED = "interrupted before that was simulated"
+#: Lines of the script's output that are shown with an error.
+_TAIL = 20
+
+
+class ScriptError(TrainfitError):
+    """The script did not do what a plan needs.
+
+    ``script_output`` is the script's own traceback or last lines, to be shown marked as its.
+    """
+
+    def __init__(self, message: str, script_output: str = "") -> None:
+        super().__init__(message)
+        self.script_output = script_output
+
+
+class NotSimulated(ScriptError):
+    """The user interrupted the plan before this run was over."""
+
+    def __init__(self) -> None:
+        super().__init__(INTERRUPTED)
+
+
+def require_step(trace: Trace, command: Command) -> None:
+    """Raise :class:`ScriptError` unless the run completed an optimizer step on the GPU.
+
+    A script that only infers has none to complete.
+    """
+    outcome = trace.outcome
+    if outcome.steps == 0 and is_inference(trace):
+        return
+    if outcome.status == "unsupported":
+        raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
+    if outcome.steps == 0:
+        raise ScriptError(
+            f"{command.name}: {_without_step(outcome, command)}", script_output(trace)
+        )
+    if trace.recording is None or not len(trace.recording.alloc_bytes):
+        raise ScriptError(
+            f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
+            'to "cuda"; let the script use the GPU where torch.cuda.is_available()'
+        )
+
+
+def is_inference(trace: Trace) -> bool:
+    """Did the script call a model on the GPU and neither train it nor set out to?"""
+    outcome, recording = trace.outcome, trace.recording
+    if outcome.status not in ("ended", "finished", "timeout") or outcome.optimizers:
+        return False
+    if recording is None or not outcome.forward.calls or not len(recording.alloc_bytes):
+        return False
+    return not (recording.op_phase == PHASES.index("backward")).any()
+
+
+def shortfall(trace: Trace, command: Command) -> str | None:
+    """What went wrong after the first step, in one line; ``None`` if nothing did."""
+    outcome = trace.outcome
+    if outcome.status in ("finished", "ended"):
+        return None
+    return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
+
+
+def script_output(trace: Trace) -> str:
+    """The script's traceback, or the last lines that it printed."""
+    return trace.outcome.traceback.rstrip() or last_lines(trace.output)
+
+
+def last_lines(output: str) -> str:
+    """The end of what a script printed, as it is shown with an error."""
+    return "\n".join(output.rstrip().splitlines()[-_TAIL:])
+
+
+def _without_step(outcome: TraceOutcome, command: Command) -> str:
+    what, after = what_happened(outcome), f"after {outcome.seconds:.1f} s"
+    too_small = _without_batches(outcome, command)
+    if too_small:
+        return too_small
+    if outcome.status == "ended":
+        return (
+            f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); "
+            "plan a command that trains, with enough data for one batch"
+        )
+    if outcome.status == "timeout":
+        place = f", it was at {outcome.location}" if outcome.location else ""
+        return (
+            f"no optimizer step {after}{place} (seen: {_seen(outcome)}); "
+            "shorten what comes before training, or raise --time-limit"
+        )
+    if outcome.status == "exited":
+        hint = _of_processes(outcome.message) or _exit_hint(command)
+    else:
+        hint = _of_processes(outcome.message) or remedy(outcome)
+    return f"{what} {after}, before its first optimizer step; {hint}"
+
+
+def _without_batches(outcome: TraceOutcome, command: Command) -> str:
+    """That the data set has less than one batch, and what to type; empty where that is not so."""
+    loader = outcome.loader
+    if outcome.status != "ended" or loader is None or loader.batches:
+        return ""
+    samples, batch = loader.samples, loader.batch_size
+    if not samples or not batch or samples >= batch:
+        return ""
+    where = f" at {loader.where}" if loader.where else ""
+    fix = f"set batch_size={samples} or less for the DataLoader{where}"
+    if "batch_size" in command.present:
+        fix = f"write {{batch_size:{samples}}} (or less) into the command"
+    return (
+        f"no optimizer step: the data set has {count(samples, 'sample')}, fewer than one batch of "
+        f"{batch} with drop_last; {fix}"
+    )
+
+
+#: What Python says of a file or a folder that is not there.
+_MISSING = re.compile(r"FileNotFoundError: .*\[Errno 2\] [^:\n]*: ('[^'\n]+')", re.DOTALL)
+#: What a script says that was not started by its launcher.
+_WITHOUT_LAUNCHER = re.compile(
+    r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
+    r"|env:// rendezvous: environment variable"
+)
+#: What a script says that wants several GPUs.
+_SEVERAL_GPUS = re.compile(
+    r"\b([2-9]|[1-9]\d|two|several|multiple|more than (one|1))\b[^.;]{0,20}\b(gpu|cuda|device)s?\b",
+    re.IGNORECASE,
+)
+
+
+def _of_processes(message: str) -> str:
+    """What to do where a script wants a launcher, or several GPUs; empty where it does not."""
+    if _WITHOUT_LAUNCHER.search(message):
+        return (
+            "it expects the variables of a launcher: begin the command with "
+            "`torchrun --nproc-per-node=1` in place of `python`"
+        )
+    if _SEVERAL_GPUS.search(message):
+        return ONE_GPU
+    if "Error building extension 'fused_adam'" in message:
+        return (
+            'DeepSpeed\'s CUDA kernels cannot be built here: set "torch_adam": true among its '
+            "optimizer's params, which takes the same memory"
+        )
+    return ""
+
+
+def what_happened(outcome: TraceOutcome) -> str:
+    """The subject and its verb, to be continued with "after …"."""
+    place = f" at {outcome.location}" if outcome.location else ""
+    if outcome.status == "exited":
+        return f"the script ended itself with {outcome.message}"
+    if outcome.status == "timeout":
+        return f"the time limit was reached{place}"
+    if outcome.status == "died":
+        return f"the script broke off ({outcome.message})"
+    if outcome.status == "out_of_memory":
+        return f"the script ran out of GPU memory{place}"
+    raised = parse("", outcome.message, outcome.traceback)
+    if raised.where:  # the traceback of a worker stands before what it says
+        place = f" at {raised.culprit.path}:{raised.culprit.line}" if raised.culprit else place
+        return f"the script failed{place} ({_raised(raised)})"
+    return f"the script failed{place} ({one_line(outcome.message)})"
+
+
+def _raised(raised: Raised) -> str:
+    """An exception of a DataLoader's worker, in a line."""
+    return one_line(f"{raised.type}: {raised.message}").removesuffix(": ") + f", {raised.where}"
+
+
+def remedy(outcome: TraceOutcome) -> str:
+    """What to do about a script that failed, or where to look."""
+    if missing := _MISSING.search(outcome.message):
+        return f"put {missing[1]} there, or name in the command where it is; its traceback is below"
+    if outcome.status == "out_of_memory":
+        return "make the model or its input smaller, or name a larger GPU"
+    if outcome.status == "died" and "SIGKILL" in outcome.message:
+        return "a process that uses up the machine's RAM is ended so: see its system log"
+    if outcome.status == "died":
+        return "its last lines are below"
+    return "its traceback is below"
+
+
+def _exit_hint(command: Command) -> str:
+    marked = [name for name in command.present if name not in command.supposed]
+    if not marked:
+        return "its own message is below"
+    names = ", ".join(f"{{{name}}}" for name in marked)
+    return f"does it know the option that holds {names}? Its own message is below"
+
+
+def _seen(outcome: TraceOutcome) -> str:
+    return ", ".join(
+        (
+            count(outcome.gpu_operators, "operator") + " on the GPU",
+            count(outcome.module_calls, "module call"),
+            count(outcome.loaders, "DataLoader"),
+        )
+    )
+
+
+def _steps(outcome: TraceOutcome) -> str:
+    return count(outcome.steps, "optimizer step")
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """Text on one line, its beginning kept."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -1,0 +1,72 @@
+"""What a plan tells while its simulated runs go on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from trainfit.results.runs.run_status import RunStatus
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstAnswer:
+    """What is known before the plan is: the job as it is, from the first run.
+
+    ``device_bytes`` of ``capacity_bytes`` are needed; a step takes ``step_s`` (``None``: not
+    predicted).
+    """
+
+    batch_size: int | None
+    fits: bool
+    device_bytes: int
+    capacity_bytes: int
+    step_s: float | None
+
+
+class Progress:
+    """Hears of a plan, from any thread; nothing is done about it here.
+
+    Calling it says that something else begins, in words.
+    """
+
+    def __call__(self, text: str) -> None:
+        """``text`` begins now."""
+
+    def expect(self, runs: int) -> None:
+        """So many simulated runs will be made in all, as far as is known by now."""
+
+    def begin(self, run: int, title: str) -> None:
+        """The ``run``-th run (from 1) begins."""
+
+    def status(self, run: int, status: RunStatus) -> None:
+        """It has come so far."""
+
+    def end(self, run: int) -> None:
+        """It is over."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know at once."""
+
+    def first_answer(self, answer: FirstAnswer) -> None:
+        """The job as it is was simulated; other batch sizes and AMP are still to come."""
+
+
+class Lines(Progress):
+    """One call of ``say`` for each thing that begins."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def __call__(self, text: str) -> None:
+        self._say(text)
+
+    def begin(self, run: int, title: str) -> None:
+        self._say(title)
+
+    def warn(self, text: str) -> None:
+        self._say(text)
+
+
+def as_progress(progress: Callable[[str], None]) -> Progress:
+    """A plain function as a progress; a progress as it is."""
+    return progress if isinstance(progress, Progress) else Lines(progress)

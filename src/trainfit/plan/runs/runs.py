@@ -1,0 +1,205 @@
+"""The simulated runs that a plan needs: each made once, two at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import TracebackType
+
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.launch.line import ACCELERATE
+from trainfit.plan.runs.failures import NotSimulated, require_step
+from trainfit.plan.runs.progress import Progress, as_progress
+from trainfit.plan.runs.ram import GaveWay, RamGate
+from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.results.runs.trace import (
+    ForcedAmp,
+    InterventionRequest,
+    LoaderOverride,
+    SampleOverride,
+)
+
+#: Simulated runs at a time; each is a process that computes on one core.
+PARALLEL = 2
+#: Seconds between looks whether Ctrl-C came.
+_TICK_S = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How a run differs from the command, but for its batch size.
+
+    ``amp`` is another value for the placeholder, ``values`` are those of other ones; ``precision``
+    is a value for Accelerate's variable (:data:`~trainfit.plan.launch.line.ACCELERATE`), ``force``
+    is autocast switched from outside. ``interventions`` change the script, ``survey`` asks which of
+    them would. ``sample`` is what all batches are made of. ``title`` is for the progress line.
+    """
+
+    amp: str | None = None
+    precision: str | None = None
+    force: ForcedAmp | None = None
+    interventions: tuple[InterventionRequest, ...] = ()
+    sample: SampleOverride | None = None
+    survey: bool = False
+    values: tuple[tuple[str, str], ...] = ()
+    title: str = dataclasses.field(default="", compare=False)
+
+
+AS_WRITTEN = Variant()
+
+
+class Runs:
+    """Starts runs ahead and hands out their traces; a context manager.
+
+    ``loader_index`` says which DataLoader another batch size is for, where the command has
+    no placeholder for it; ``counts_calls`` that calls of the model are its steps, because the
+    script does not train. Leaving the context ends what still runs.
+    """
+
+    def __init__(self, command: Command, tracer: Tracer, progress: Callable[[str], None]) -> None:
+        self._command = command
+        self._tracer = tracer
+        self._progress: Progress = as_progress(progress)
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="trainfit-run")
+        self._futures: dict[tuple[int | None, Variant], Future[Trace]] = {}
+        self._numbers = itertools.count(1)
+        self._gate = RamGate(self._progress.warn)
+        self._asked = 0
+        self._only_finished = False
+        self.loader_index: int | None = None
+        self.counts_calls = False
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._tracer.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def start(self, batch: int | None, variant: Variant) -> None:
+        """Begin a run as soon as a core is free, to be asked for later.
+
+        ``batch`` is ``None`` for whatever batch size the command has.
+        """
+        key = (batch, variant)
+        if key not in self._futures and not self._only_finished:
+            self._asked += 1
+            self._progress.expect(self._asked)
+            self._futures[key] = self._pool.submit(self._run, batch, variant)
+
+    def trace(self, batch: int | None, variant: Variant) -> Trace:
+        """A run's trace; raises :class:`ScriptError` where it made no step on the GPU."""
+        trace = self.attempt(batch, variant)
+        require_step(trace, self._command)
+        return trace
+
+    def attempt(self, batch: int | None, variant: Variant) -> Trace:
+        """A run's trace, whatever became of it; raises :class:`NotSimulated` where the plan was
+        interrupted before."""
+        if self._only_finished:
+            return self._finished(batch, variant)
+        self.start(batch, variant)
+        return result_of(self._futures[batch, variant])
+
+    @property
+    def is_over(self) -> bool:
+        """Was the plan interrupted?"""
+        return self._only_finished
+
+    def only_finished(self) -> None:
+        """Hand out from now on only what is there already, and end the runs that go on."""
+        self._only_finished = True
+        self._tracer.stop()
+
+    def _finished(self, batch: int | None, variant: Variant) -> Trace:
+        future = self._futures.get((batch, variant))
+        if future is None or not future.done() or future.cancelled() or future.exception():
+            raise NotSimulated
+        return future.result()
+
+    def forget(self) -> None:
+        """Make all runs anew that are asked for from now on."""
+        self._futures = {}
+
+    def use(self, command: Command) -> None:
+        """Make runs of ``command`` from now on, which says the same in other words: what its
+        tunables have not been varied for stays."""
+        self._command = command
+        self._tracer.use(command)
+
+    def drop(self, batch: int | None, variant: Variant) -> None:
+        """Forget a run that is over."""
+        self._futures.pop((batch, variant), None)
+
+    def same(self, batch: int | None, as_batch: int | None, variant: Variant) -> None:
+        """The run at ``batch`` is that at ``as_batch`` too."""
+        self._futures.setdefault((as_batch, variant), self._futures[batch, variant])
+
+    def _run(self, batch: int | None, variant: Variant) -> Trace:
+        """One run, a second time and alone if RAM was too short for two at a time."""
+        number = next(self._numbers)
+        while True:
+            with (
+                self._gate.turn(number, lambda: self._tracer.is_stopped),
+                contextlib.suppress(GaveWay),
+            ):
+                trace = self._simulate(number, batch, variant)
+                self._gate.learn(trace.outcome.peak_ram_bytes)
+                return trace
+
+    def _simulate(self, number: int, batch: int | None, variant: Variant) -> Trace:
+        values, loader = dict(variant.values), None
+        if variant.amp is not None:
+            values["amp"] = variant.amp
+        if batch is not None and "batch_size" in self._command.present:
+            values["batch_size"] = str(batch)
+        elif batch is not None and self.loader_index is not None:
+            loader = LoaderOverride(self.loader_index, batch)
+        self._progress.begin(number, self._title(batch, variant))
+        try:
+            return self._tracer.trace(
+                values,
+                loader=loader,
+                sample=variant.sample,
+                amp=variant.force,
+                variables={} if variant.precision is None else {ACCELERATE: variant.precision},
+                interventions=variant.interventions,
+                survey=variant.survey,
+                count="calls" if self.counts_calls else "steps",
+                heard=functools.partial(self._progress.status, number),
+                look=functools.partial(self._gate.look, number),
+            )
+        finally:
+            self._progress.end(number)
+
+    def _title(self, batch: int | None, variant: Variant) -> str:
+        at = "" if batch is None else f" at batch size {batch}"
+        if variant.title:
+            return f"simulating {self._command.name}{at}, {variant.title}"
+        if variant.amp is not None:
+            return f"simulating {self._command.name}{at}, amp {variant.amp}"
+        if variant.precision is not None:
+            return f"simulating {self._command.name}{at}, {ACCELERATE}={variant.precision}"
+        if variant.force is not None:
+            return f"simulating {self._command.name}{at}, AMP {variant.force}"
+        return f"simulating {self._command.name}{at}"
+
+
+def result_of(future: Future[Trace]) -> Trace:
+    """A run's trace when it is over.
+
+    A signal that comes just before a thread goes to sleep on a lock does not wake it
+    (``Future.result()`` would sleep on after Ctrl-C): the wait is made of short ones.
+    """
+    while not future.done():
+        wait([future], _TICK_S)
+    return future.result()

@@ -1,0 +1,128 @@
+"""One simulated run of a command, kept as a recording."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainfit.hardware import GpuSpec
+from trainfit.memory.explain.summary import summarize
+from trainfit.plan.command.parsing import Command, CommandError, quote
+from trainfit.plan.runs.failures import ScriptError, require_step, script_output, shortfall
+from trainfit.plan.runs.progress import as_progress
+from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.files.exchange import as_json
+from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.summary import RecordingSummary
+from trainfit.results.runs.trace import LoaderOverride
+
+
+def simulate_command(
+    command: Command,
+    gpu: GpuSpec,
+    gpu_name: str,
+    *,
+    steps: int | None,
+    time_limit_s: float,
+    output: Path,
+    progress: Callable[[str], None],
+    batch_size: int | None = None,
+    constants: DeviceConstants | None = None,
+) -> tuple[RecordingSummary, ScriptError | None]:
+    """Simulate ``command`` at the GPU's capacity and save the recording to ``output``.
+
+    ``batch_size`` goes into its placeholder, else into the DataLoader that feeds the first
+    step, which a first run of one step finds out.
+
+    Returns its figures and, where the script failed after a step, how. The recording is
+    saved whatever becomes of the script; raises :class:`ScriptError` where it made no
+    optimizer step on the GPU for another reason than memory.
+    """
+    settings = allocator_settings(command)
+    common: dict[str, Any] = {
+        "gpu_memory_bytes": gpu.memory_bytes,
+        "time_limit_s": time_limit_s,
+        "constants": constants,
+    }
+    values: dict[str, str] = {}
+    loader = None
+    if batch_size is not None and "batch_size" in command.present:
+        values["batch_size"] = str(batch_size)
+    elif batch_size is not None:
+        progress(f"looking for the DataLoader of {command.name}")
+        with Tracer(command, gpu_name, steps=1, **common) as tracer:
+            loader = _feeding(tracer.trace(), command, batch_size)
+    shown = as_progress(progress)
+    shown.expect(1)
+    shown.begin(1, f"simulating {command.name} on {gpu.key}")
+    with Tracer(command, gpu_name, steps=steps, limited=True, **common) as tracer:
+        heard = functools.partial(shown.status, 1)
+        trace = tracer.trace(values, loader=loader, heard=heard)
+    shown.end(1)
+    outcome = trace.outcome
+    place = f"{outcome.location}: " if outcome.location else ""
+    full = f"{place}{outcome.message}" if outcome.status == "out_of_memory" else None
+    recording = trace.recording
+    if recording is not None and not len(recording.op_name):
+        recording = None  # nothing to keep
+    if recording is not None:
+        recording = _described(recording, trace, command, values, full)
+        if loader is not None:
+            # The command alone does not run what was recorded.
+            recording = dataclasses.replace(recording, header={**recording.header, "command": ""})
+        recording.save(output)
+    if full is None or recording is None:
+        try:
+            require_step(trace, command)
+        except ScriptError as error:
+            if recording is not None:
+                error.add_note(f"what was recorded until then is in {str(output)!r}")
+            raise
+    assert recording is not None
+    summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
+    failure = None if full else shortfall(trace, command)
+    if failure is None:
+        return summary, None
+    return summary, ScriptError(failure, script_output(trace))
+
+
+def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
+    """The DataLoader that takes another batch size; raises where there is none."""
+    require_step(trace, command)
+    loader = trace.outcome.loader
+    if loader is None or loader.index is None or loader.batch_size is None:
+        raise CommandError(
+            f"--batch-size {batch_size}: no DataLoader with a batch size fed the first step of "
+            f"{command.name}; write {{batch_size:N}} into the command"
+        )
+    return LoaderOverride(loader.index, batch_size)
+
+
+def _described(
+    recording: Recording,
+    trace: Trace,
+    command: Command,
+    values: Mapping[str, str],
+    out_of_memory: str | None,
+) -> Recording:
+    """The recording with what is known of its command: batch size, script, words, end."""
+    header = dict(recording.header)
+    if out_of_memory is not None:
+        header["out_of_memory"] = out_of_memory
+    for name in ("protection", "coverage"):
+        told = getattr(trace.outcome, name)
+        if told is not None:
+            header[name] = json.loads(as_json(told))
+    header["script"], header["template"] = command.name, " ".join(map(quote, command.words))
+    text = {**command.present, **values}.get("batch_size")
+    loader = trace.outcome.loader
+    if text is not None:
+        header["batch_size"] = int(text)
+    elif loader is not None and loader.batch_size is not None:
+        header["batch_size"] = loader.batch_size
+    return dataclasses.replace(recording, header=header)

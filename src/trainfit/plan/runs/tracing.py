@@ -1,0 +1,360 @@
+"""Runs a command on the simulated GPU in a child process and reads back what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from trainfit.plan.command.parsing import Command, CommandError
+from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, can_fork
+from trainfit.plan.runs.ram import available_ram
+from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
+from trainfit.results.runs.sandbox import Protection
+from trainfit.results.runs.trace import (
+    ForcedAmp,
+    InterventionRequest,
+    LoaderOverride,
+    SampleOverride,
+    TraceOutcome,
+    TraceRequest,
+)
+from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.simgpu.recording.settling import MOST_STEPS
+
+#: Seconds between the outcome and the end of the process before it is killed.
+_GRACE_S = 20.0
+#: Seconds past the time limit after which the child is taken not to see to it itself.
+_OVERTIME_S = 30.0
+#: Seconds between looks at a running process.
+_TICK_S = 0.02
+#: Seconds between looks at how far a run is.
+_LOOK_S = 0.25
+#: Bytes of the script's output that are kept.
+_OUTPUT_BYTES = 1 << 16
+
+
+class ProtectionError(TrainfitError):
+    """Nothing here keeps the script from changing files, and the user did not allow it."""
+
+
+class Stopped(Exception):
+    """The tracer was stopped while the run was going on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One simulated run: its outcome, its recording, and the end of what it printed."""
+
+    outcome: TraceOutcome
+    recording: Recording | None
+    output: str
+
+
+def recording_of(trace: Trace) -> Recording:
+    """Of a run that made a step, as :func:`trainfit.plan.runs.failures.require_step` made sure."""
+    assert trace.recording is not None
+    return trace.recording
+
+
+class Tracer:
+    """Runs traces of one command, from any thread; a context manager.
+
+    It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
+    from a process that has imported PyTorch already, where the system allows that.
+    ``steps`` of ``None`` are as many as memory takes to settle, within bounds.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        gpu: str,
+        *,
+        gpu_memory_bytes: int | None = None,
+        steps: int | None = None,
+        limited: bool = False,
+        time_limit_s: float = 600.0,
+        constants: DeviceConstants | None = None,
+        warm: bool = False,
+    ) -> None:
+        self._command = command
+        self._warm = warm and can_fork()
+        self._servers: dict[Any, WarmProcess] = {}
+        self._lock = threading.Lock()
+        self._common: dict[str, Any] = {
+            "gpu": gpu,
+            "gpu_memory_bytes": gpu_memory_bytes,
+            "steps": MOST_STEPS if steps is None else steps,
+            "until_settled": steps is None,
+            "limited": limited,
+            "time_limit_s": time_limit_s,
+            "constants": constants,
+        }
+        self._limit = time_limit_s
+        self._numbers = itertools.count(1)
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> Tracer:
+        self._scratch = tempfile.TemporaryDirectory(prefix="trainfit-")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for server in self._servers.values():
+            server.close()
+        self._scratch.cleanup()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Do all runs raise :class:`Stopped`?"""
+        return self._stopped.is_set()
+
+    def use(self, command: Command) -> None:
+        """Trace ``command`` from now on, which says the same in other words."""
+        self._command = command
+
+    def stop(self) -> None:
+        """End the runs that are going on; they and all later ones raise :class:`Stopped`."""
+        self._stopped.set()
+
+    def trace(
+        self,
+        values: Mapping[str, str] | None = None,
+        *,
+        loader: LoaderOverride | None = None,
+        sample: SampleOverride | None = None,
+        amp: ForcedAmp | None = None,
+        variables: Mapping[str, str] | None = None,
+        interventions: tuple[InterventionRequest, ...] = (),
+        survey: bool = False,
+        count: Literal["steps", "calls"] = "steps",
+        heard: Callable[[RunStatus], None] = lambda status: None,
+        look: Callable[[], None] = lambda: None,
+    ) -> Trace:
+        """Simulate the command with ``values`` in its placeholders, and with ``variables``.
+
+        ``heard`` is told now and then how far the run is; ``look`` is called all the time, and
+        ends the run by raising.
+        """
+        values = dict(values or {})
+        batch = values.get("batch_size", self._command.present.get("batch_size"))
+        folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
+        folder.mkdir()
+        request = TraceRequest(
+            target=self._command.target(**values),
+            recording=str(folder / "recording.trainfit"),
+            outcome=str(folder / "outcome.json"),
+            loader=loader,
+            sample=sample,
+            amp=amp,
+            variables=dict(variables or {}),
+            interventions=interventions,
+            survey=survey,
+            count=count,
+            command=self._command.line(**values),
+            batch_size=None if batch is None else int(batch),
+            **self._common,
+        )
+        (folder / "request.json").write_text(request.to_json())
+        environment = {**os.environ, **self._command.environment(**values)}
+        grows = not (interventions or survey)
+        status = _StatusReader(folder / STATUS_FILE, heard)
+
+        def looks() -> None:
+            look()
+            status()
+
+        return self._run(folder, environment, looks, grows)
+
+    def _run(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        look: Callable[[], None],
+        grows: bool,
+    ) -> Trace:
+        started = time.monotonic()
+        process = self._start(folder, environment, grows)
+        child = _child(process, folder, started, self._limit, self._stopped, look)
+        return Trace(_outcome(folder, child, self._limit), _recording(folder), child.output)
+
+    def _start(self, folder: Path, environment: Mapping[str, str], grows: bool) -> Process:
+        if not self._warm:
+            return OwnProcess(self._command, folder, environment)
+        key = tuple(sorted(environment.items()))
+        with self._lock:
+            if key not in self._servers:
+                log = folder.with_name(f"warm-{len(self._servers)}.txt")
+                self._servers[key] = WarmProcess(self._command, environment, log)
+        return self._servers[key].start(folder, grow=grows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Child:
+    """A child process that has ended: its exit code (``None``: it had to be ended), the
+    seconds that it ran, the end of what it printed, and what kept it from changing files."""
+
+    code: int | None
+    seconds: float
+    output: str
+    protection: Protection | None = None
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        return ending(self.code or 0)
+
+
+class _StatusReader:
+    """Reads now and then how far a run is, and passes it on where it is news."""
+
+    def __init__(self, path: Path, heard: Callable[[RunStatus], None]) -> None:
+        self._path, self._heard = path, heard
+        self._next = 0.0
+        self._last: RunStatus | None = None
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_S
+        with contextlib.suppress(OSError, ValueError):
+            status = RunStatus.load(self._path)
+            if status != self._last:
+                self._last = status
+                self._heard(status)
+
+
+def run_child(
+    command: Command,
+    module: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    limit_s: float,
+    *,
+    runs_script: bool = True,
+) -> Child:
+    """Run ``main`` of ``module`` in the command's interpreter, with ``request.json`` of ``folder``.
+
+    It is waited for until it ends, and not for long once ``outcome.json`` is written there.
+    No process outlives the call.
+    """
+    started = time.monotonic()
+    process = OwnProcess(command, folder, environment, module, runs_script=runs_script)
+    return _child(process, folder, started, limit_s, threading.Event())
+
+
+def _child(
+    process: Process,
+    folder: Path,
+    started: float,
+    limit_s: float,
+    stopped: threading.Event,
+    look: Callable[[], None] = lambda: None,
+) -> Child:
+    """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`,
+    and :class:`ProtectionError` where it was not made."""
+    try:
+        code = _wait(process, folder / "outcome.json", limit_s, stopped, look)
+    finally:
+        process.end()
+    seconds = time.monotonic() - started
+    output = tail_of_file(folder / "output.txt")
+    return Child(code, seconds, output, protection_of(folder))
+
+
+def protection_of(folder: Path) -> Protection | None:
+    """What protected the run in ``folder``; raises :class:`ProtectionError`."""
+    protection = Protection.load(folder)
+    if protection is not None and protection.not_run:
+        raise ProtectionError(protection.stopped)
+    return protection
+
+
+def _wait(
+    process: Process,
+    outcome: Path,
+    limit_s: float,
+    stopped: threading.Event,
+    look: Callable[[], None],
+) -> int | None:
+    """Until the process ends; not for long once the outcome is written."""
+    deadline = time.monotonic() + limit_s + _OVERTIME_S
+    while (code := process.poll()) is None and time.monotonic() < deadline:
+        if stopped.wait(_TICK_S):
+            raise Stopped
+        look()
+        if outcome.is_file():
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+    return code
+
+
+def allocator_settings(command: Command) -> AllocatorSettings:
+    """The caching allocator's settings in the command's environment."""
+    try:
+        return AllocatorSettings.from_environment({**os.environ, **command.environment()})
+    except ValueError as error:
+        raise CommandError(f"{error}; correct the variable, or unset it") from None
+
+
+def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
+    """What the child wrote, or what its silence means."""
+    why = child.ending + (_ram_words() if child.code == -signal.SIGKILL else "")
+    outcome = TraceOutcome(status="died", steps=0, seconds=child.seconds, message=why)
+    stopped = child.protection.stopped if child.protection is not None else ""
+    if stopped:
+        outcome = dataclasses.replace(outcome, status="failed", message=stopped)
+    elif child.seconds >= limit:
+        outcome = dataclasses.replace(outcome, status="timeout", message="")
+    with contextlib.suppress(OSError, ValueError):
+        outcome = TraceOutcome.load(folder / "outcome.json")
+    return dataclasses.replace(outcome, protection=child.protection)
+
+
+def _ram_words() -> str:
+    """What RAM there was for a process that the kernel may have ended for want of it."""
+    ram = available_ram()
+    return "" if ram is None else f"; {ram / (1 << 30):.1f} GiB of RAM are available without it"
+
+
+def ending(code: int) -> str:
+    """How a process ended that had this exit code (negative: signal), in words."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    name = f"signal {-code}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+    return f"its process was ended by {name}"
+
+
+def _recording(folder: Path) -> Recording | None:
+    try:
+        return Recording.load(folder / "recording.trainfit")
+    except ResultFileError:
+        return None  # a run that came to nothing
+
+
+def tail_of_file(path: Path) -> str:
+    """The end of what was printed into a file; empty where there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - _OUTPUT_BYTES))
+        return stream.read().decode(errors="replace")

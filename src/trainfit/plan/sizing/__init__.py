@@ -1,0 +1,1 @@
+"""Which batch sizes fit, and which one is recommended."""

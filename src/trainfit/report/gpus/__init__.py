@@ -1,0 +1,1 @@
+"""GPUs and comparisons of them as text."""

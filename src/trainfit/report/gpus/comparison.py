@@ -1,0 +1,208 @@
+"""A job on several GPUs, as text: a table, the best of them, and what figures do for the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from trainfit.report.beside import beside
+from trainfit.report.sizes import printable, rate_text, size, time_text, wrapped
+from trainfit.report.steps.step import step_lines
+from trainfit.results.files.words import count
+from trainfit.results.plan.gpu_comparison import Effect, Offer, OffersResult
+from trainfit.results.plan.speed import KNEE
+
+_NAME: Final = 17
+#: From here on numbers are written with a letter, below that with an exponent.
+_LONG: Final = 100_000
+_SHORT: Final = 0.001
+#: A change of the step's time that is smaller is none.
+_NOTHING: Final = 0.001
+
+_Column = tuple[str, int, Callable[[Offer], str]]
+
+
+def offers_text(result: OffersResult) -> str:
+    """The table, what is cheapest and fastest, and what is to be said of it."""
+    lines = [*_head(result), "", *_table(result), "", *_best(result), *_legend(result)]
+    for offer in result.offers:
+        if offer.effects:
+            lines += ["", *_effects(offer)]
+    return "\n".join(lines)
+
+
+def _head(result: OffersResult) -> list[str]:
+    at = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
+    run = f"; the whole run sees {result.samples} samples" if result.samples else ""
+    lines = [wrapped(f"{printable(result.job)}, {at}{run}", "", "  ")]
+    lines += [wrapped(line, "", "  ") for line in step_lines(result.step)]
+    if result.anchor is not None:
+        anchor = result.anchor
+        text = (
+            f"scaled by the {time_text(anchor.seconds)} measured on {anchor.gpu}: "
+            f"{anchor.factor:.2g} times what is predicted for it"
+        )
+        lines.append(wrapped(text, "", "  "))
+    return lines
+
+
+def _table(result: OffersResult) -> list[str]:
+    columns = _columns(result)
+    head = f"{'GPU':<{_NAME}}" + "".join(f"{name:>{width}}" for name, width, _ in columns)
+    return [head, *(_row(offer, columns) for offer in result.offers)]
+
+
+def _columns(result: OffersResult) -> list[_Column]:
+    found: list[_Column] = [
+        ("memory", 10, lambda offer: size(offer.device_bytes)),
+        ("largest", 8, _largest),
+        ("saturation", 11, _saturation),
+        ("a step", 10, _step),
+        ("samples/s", 10, lambda offer: _rate(offer.samples_per_s)),
+        ("per W", 6, lambda offer: _rate(offer.samples_per_joule)),
+    ]
+    if result.samples is not None:
+        found.append(("the run", 12, lambda o: time_text(o.run_s) if o.run_s else "-"))
+    if any(offer.price_per_hour is not None for offer in result.offers):
+        unit = printable(result.currency) or "unit"
+        found.append((f"per {unit}", 5 + len(unit), lambda o: _rate(o.samples_per_unit)))
+        if result.samples is not None:
+            found.append((unit, max(8, len(unit) + 1), lambda o: _rate(o.cost)))
+    return found
+
+
+def _row(offer: Offer, columns: Sequence[_Column]) -> str:
+    name = printable(offer.gpu)
+    start = f"{name:<{_NAME}}" if len(name) < _NAME else f"{name}\n{'':<{_NAME}}"
+    return start + "".join(f"{cell(offer):>{width}}" for _, width, cell in columns)
+
+
+def _largest(offer: Offer) -> str:
+    about = "" if offer.largest_is_exact or not offer.largest_batch else "~"
+    return about + _number(offer.largest_batch)
+
+
+def _saturation(offer: Offer) -> str:
+    return _number(offer.enough.batch_size if offer.enough is not None else None)
+
+
+def _step(offer: Offer) -> str:
+    if not offer.runs:
+        return "too large"
+    if offer.now is not None:
+        return time_text(offer.now.seconds)
+    return f"{time_text(offer.enough.seconds)}*" if offer.enough is not None else "-"
+
+
+def _best(result: OffersResult) -> list[str]:
+    by_name = {offer.gpu: offer for offer in result.offers}
+    lines = []
+    budget = f"{result.budget:g} {printable(result.currency)}" if result.budget is not None else ""
+    bounded = f" for at most {budget}".rstrip() if budget else ""
+    for what, name in (("cheapest", result.cheapest), ("fastest", result.fastest)):
+        if name is not None:
+            what += bounded
+            lines.append(wrapped(f"{what}: {_verdict(by_name[name], result)}", "", "  "))
+    return lines
+
+
+def _verdict(offer: Offer, result: OffersResult) -> str:
+    parts = [f"{_rate(offer.samples_per_s)} samples/s"]
+    if offer.run_s is not None:
+        parts.append(f"the run in {time_text(offer.run_s)}")
+    if offer.cost is not None:
+        parts.append(f"for {_rate(offer.cost)} {printable(result.currency)}".rstrip())
+    if offer.run_batch != result.batch_size:
+        parts.append(f"at batch size {offer.run_batch}")
+    if offer.now is not None:
+        parts.append(f"limited by {_BOUNDS[offer.now.bound]}")
+    return f"{printable(offer.gpu)}: {', '.join(parts)}"
+
+
+_BOUNDS: Final = {
+    "tensor cores": "the Tensor cores",
+    "shader cores": "the CUDA cores",
+    "bandwidth": "its memory's bandwidth",
+    "launches": "the CPU, which launches the kernels",
+    "host copies": "copies from the host",
+}
+
+
+def _legend(result: OffersResult) -> list[str]:
+    texts = [
+        "memory: device memory that the job needs as it is; largest: the largest batch that fits "
+        "(~: at least about; name the GPU for the exact one), both on an idle GPU and without "
+        "headroom. saturation: the saturation batch size, the smallest with "
+        f"{KNEE:.0%} of the best throughput among those that fit (another batch size is another "
+        "training). a step: if the DataLoader keeps up"
+        f"{_spread(result)}. per W: samples a joule, at the power as sold.",
+        *_marks(result.offers),
+        f"constants: {printable(result.constants)}",
+        *map(printable, result.notes),
+    ]
+    return [wrapped(text, "", "  ") for text in texts]
+
+
+def _spread(result: OffersResult) -> str:
+    """The 90% prediction interval as a share of the time: the same of every step."""
+    for offer in result.offers:
+        step = offer.now or offer.enough
+        if step is not None and step.seconds > 0:
+            low, high = (each / step.seconds for each in step.range_s)
+            return f"; 90% prediction interval {low:.2g} to {high:.3g} times that"
+    return ""
+
+
+def _marks(offers: Sequence[Offer]) -> Iterable[str]:
+    """What is to be said of some of the GPUs, each once."""
+    said: dict[str, list[str]] = {}
+    for offer in offers:
+        other = offer.runs and not offer.fits and offer.enough is not None
+        words = ["*: too large as it is; at the saturation batch size"] * other
+        words += ["laptops and modules, whose power is their maker's choice"] * offer.laptop
+        words += ["memory shared with the CPU"] * offer.shared_memory
+        for word in (*words, *offer.notes):
+            said.setdefault(word, []).append(printable(offer.gpu))
+    return [f"{printable(word)}: {', '.join(names)}" for word, names in said.items()]
+
+
+def _effects(offer: Offer) -> Iterable[str]:
+    batch = f" at batch size {offer.run_batch}" if offer.run_batch else ""
+    yield wrapped(
+        f"{printable(offer.gpu)}, for this job{batch}: a tenth more of each figure", "", "  "
+    )
+    for effect in offer.effects:
+        yield beside(effect.figure, printable(effect.value), _effect(effect, offer))
+
+
+def _effect(effect: Effect, offer: Offer) -> str:
+    if effect.step_change is None:
+        if effect.largest_batch is None or offer.largest_batch is None:
+            return "what fits is not known but for the present batch size"
+        more = effect.largest_batch - offer.largest_batch
+        if not more:
+            return "no larger batch fits"
+        return f"{count(more, 'sample')} more in a batch: {effect.largest_batch} at the most"
+    change = effect.step_change
+    if abs(change) < _NOTHING:
+        return "nothing: the step does not wait for it"
+    word = "shorter" if change < 0 else "longer"
+    return f"the step is {100 * abs(change):.2g}% {word}"
+
+
+def _number(value: int | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if value < _LONG else _rate(value)
+
+
+def _rate(value: float | None) -> str:
+    """Three digits; thousands, millions and more by their letters."""
+    if value is None:
+        return "-"
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= max(unit, _LONG):
+            return f"{value / unit:.3g}{letter}"
+    if value < _SHORT:
+        return f"{value:.0e}"
+    return rate_text(value) if value >= 1 else f"{value:.2g}"

@@ -1,0 +1,105 @@
+"""A calibration profile as text for the terminal."""
+
+from __future__ import annotations
+
+from trainfit.report.notes_text import notes_section, plain
+from trainfit.report.sizes import printable, size
+from trainfit.results.machine.profile import ConvolutionWorkspace, Figure, Profile
+
+_LIBRARY_TITLES = {
+    "cublas": "+ cuBLAS",
+    "cudnn_forward": "+ cuDNN, forward",
+    "cudnn_backward": "+ cuDNN, backward",
+    "sdpa": "+ fused attention",
+    "kernels": "+ kernels of many operators",
+}
+_SCALES = {"FLOP/s": (1e12, "TFLOP/s"), "B/s": (1e9, "GB/s"), "s": (1e-6, "µs")}
+
+
+def profile_text(profile: Profile) -> str:
+    """Whose profile, device memory, rates, workspaces, notes."""
+    parts = [
+        _title(profile),
+        _memory(profile),
+        _rates(profile),
+        _workspaces(profile.memory.convolutions),
+        notes_section(plain(profile.notes)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _title(profile: Profile) -> str:
+    versions = (
+        ("driver", profile.driver),
+        ("CUDA", profile.cuda),
+        ("cuDNN", profile.cudnn),
+        ("torch", profile.torch),
+    )
+    known = ", ".join(f"{name} {printable(text)}" for name, text in versions if text)
+    gpus = " / ".join(map(printable, profile.gpus))
+    return (
+        f"{gpus}{f' ({known})' if known else ''}, {profile.module_loading} module loading\n"
+        f"  {printable(profile.provenance)}"
+    )
+
+
+def _memory(profile: Profile) -> str:
+    memory = profile.memory
+    rows = [("usable", memory.usable), ("held by other processes", memory.others)]
+    rows += [("CUDA context", memory.context)]
+    rows += [
+        (title, memory.libraries[name])
+        for name, title in _LIBRARY_TITLES.items()
+        if name in memory.libraries
+    ]
+    rows += [("cuBLAS workspace (allocated)", memory.cublas_workspace)]
+    lines = [_row(title, figure) for title, figure in rows if figure is not None]
+    lines += [f"  {_LIBRARY_TITLES[n]:<30}{'in the context':>16}" for n in memory.included]
+    return "\n".join(["Device memory", *lines])
+
+
+def _rates(profile: Profile) -> str:
+    rates = profile.rates
+    rows = [(f"matrix product, {name}", figure) for name, figure in rates.matmul.items()]
+    named = (
+        ("memory bandwidth (read + write)", rates.memory_bandwidth),
+        ("kernel launch (eager)", rates.launch),
+        ("host to device, pinned", rates.host_to_device_pinned),
+        ("host to device, pageable", rates.host_to_device_pageable),
+    )
+    rows += [(title, figure) for title, figure in named if figure is not None]
+    simulated = " (of the simulated clock, which predicts none)" if profile.is_rehearsal else ""
+    lines = [_row(title, figure) for title, figure in rows]
+    return "\n".join([f"Rates{simulated}", *lines]) if rows else ""
+
+
+def _row(title: str, figure: Figure) -> str:
+    value, low, high = (_amount(x, figure.unit) for x in (figure.value, figure.low, figure.high))
+    between = f"   {low} to {high}" if low != high else ""
+    return f"  {printable(title):<34}{value:>14}   {figure.basis}{between}"
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "B":
+        return size(round(value))
+    scale, name = _SCALES[unit]
+    return f"{value / scale:.4g} {name}"
+
+
+def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> str:
+    """Measured beside modelled, where either is not nothing."""
+    lines = []
+    for each in convolutions:
+        if not each.measured_bytes and not each.modelled_bytes:
+            continue
+        samples, inputs, outputs, height, width, kernel = each.shape
+        layout = "channels_last" if each.channels_last else "contiguous"
+        where = f"{samples}x{inputs}x{height}x{width} to {outputs}, {kernel}x{kernel}"
+        model = "?" if each.modelled_bytes is None else size(each.modelled_bytes)
+        lines.append(
+            f"  {where:<30} {printable(each.dtype):<9} {layout:<14}{each.direction:<9}"
+            f"{size(each.measured_bytes):>10} {model:>10}"
+        )
+    if not lines:
+        return ""
+    return "\n".join(["Convolution workspaces (the last two columns: measured, modelled)", *lines])

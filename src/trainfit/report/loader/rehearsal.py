@@ -1,0 +1,301 @@
+"""A rehearsal as text for the terminal: the curve, why it dips, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from trainfit.report.protection_text import protection_notes
+from trainfit.report.sizes import WIDTH, printable, time_text, wrapped
+from trainfit.results.files.words import count
+from trainfit.results.loader import Fault, LoaderSettings
+from trainfit.results.rehearsal import Cause, Dip, Rehearsal, Timeline
+
+_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+_EIGHTHS_ASCII: Final = " ...::###"
+_ROWS: Final = 4
+_MARGIN: Final = "  {:>4} "
+_COLUMNS: Final = WIDTH - len(_MARGIN.format("")) - 2
+#: Columns of one window at most.
+_WIDEST: Final = 4
+#: Columns from one tick of the axis to the next at least (as long as its label), and ticks.
+_TICK: Final = 8
+_MOST_TICKS: Final = 8
+#: Share of the time from which on what the loader costs is worth a change: the tuner's 2%.
+_WORTH: Final = 0.02
+#: Share of the time from which on a cause is listed.
+_SHOWN: Final = 0.0005
+#: Lines of a fault's evidence that are shown.
+_EVIDENCE_LINES: Final = 12
+
+#: Each cause's letter below the curve and its name, in the order in which they are listed.
+_CAUSES: Final[dict[Cause, tuple[str, str]]] = {
+    "start_up": ("S", "start-up"),
+    "warm_up": ("W", "queues filling"),
+    "epoch": ("E", "epoch boundary"),
+    "slow_batch": ("L", "late batches"),
+    "starving": (" ", "starving"),
+    "main_process": (" ", "no workers"),
+    "hand_over": (" ", "hand-over"),
+    "end": ("X", "after the end"),
+}
+
+
+def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
+    """Whose loader, the curve, where the GPU was idle and why, rates, faults, verdict.
+
+    ``ascii_only`` is for terminals whose encoding has no block characters.
+    """
+    notes = [*result.notes, *protection_notes(result.protection)]
+    parts = [
+        _heading(result),
+        _curve(result, ascii_only),
+        _idle(result),
+        _rates(result),
+        _fault(result.fault) if result.fault is not None else "",
+        "\n".join(wrapped(printable(note), "Note: ", "      ") for note in notes),
+        _verdict(result),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _heading(result: Rehearsal) -> str:
+    settings, source = _settings(result.settings), printable(result.settings_source)
+    least = " at least" if result.step_is_bound else ""
+    step = f"against a GPU step of {time_text(result.step_s)}{least}"
+    step += f" ({printable(result.step_source)})" if result.step_source else ""
+    lines = [
+        printable(result.command),
+        wrapped(f"{printable(result.loader)}, {step}", "  ", "  "),
+        wrapped(settings + (f" ({source})" if source else ""), "  ", "  "),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _settings(settings: LoaderSettings) -> str:
+    words = [f"num_workers={settings.num_workers}"]
+    if settings.num_workers:
+        words += [
+            f"prefetch_factor={settings.prefetch_factor}",
+            f"persistent_workers={settings.persistent_workers}",
+            *([] if settings.in_order else ["in_order=False"]),
+        ]
+    words.append(f"pin_memory={settings.pin_memory}")
+    if settings.num_workers and settings.start_method != "fork":
+        words.append(f"workers started by {settings.start_method}")
+    return ", ".join(words)
+
+
+# --- The curve ----------------------------------------------------------------------------------
+def _curve(result: Rehearsal, ascii_only: bool) -> str:
+    overall = result.overall
+    if overall is None or not result.timeline.busy_shares:
+        return ""
+    window = result.timeline.window_s
+    head = (
+        f"GPU utilisation over {overall.seconds:.1f} s, as nvidia-smi reads it "
+        f"(busy share of each {time_text(window)})"
+    )
+    heights, column_s = _columns(result.timeline, overall.seconds)
+    lines = [head, *_rows(heights, ascii_only), _axis(len(heights), column_s, ascii_only)]
+    marks = _marks(result.dips, len(heights), column_s)
+    lines += [_MARGIN.format("") + " " + marks] if marks.strip() else []
+    mean = f"  mean {_share(overall.busy_share)}"
+    if result.steady is not None and result.steady.from_s >= result.timeline.window_s:
+        mean += (
+            f"; {_share(result.steady.busy_share)} after the start "
+            f"(from {result.steady.from_s:.1f} s on)"
+        )
+    return "\n".join([*lines, mean])
+
+
+def _columns(timeline: Timeline, total_s: float) -> tuple[list[float], float]:
+    """Mean utilisation of each column, and a column's seconds: several windows, or a part."""
+    shares, window = timeline.busy_shares, timeline.window_s
+    each = -(-len(shares) // _COLUMNS)
+    heights = []
+    for at in range(0, len(shares), each):
+        lengths = [
+            min(window, total_s - (at + i) * window) for i in range(len(shares[at : at + each]))
+        ]
+        busy = sum(s * max(0.0, n) for s, n in zip(shares[at : at + each], lengths, strict=True))
+        heights.append(busy / sum(lengths) if sum(lengths) > 0 else 0.0)
+    wide = max(1, min(_WIDEST, _COLUMNS // len(heights)))
+    return [height for height in heights for _ in range(wide)], each * window / wide
+
+
+def _rows(heights: Sequence[float], ascii_only: bool) -> list[str]:
+    bars, edge = (_EIGHTHS_ASCII, "|") if ascii_only else (_EIGHTHS, "│")
+    steps = len(bars) - 1
+    # A busy column is never drawn as an idle one, nor an idle moment away.
+    levels = [max(1 if h > 0 else 0, int(h * _ROWS * steps + 1e-9)) for h in heights]
+    lines = []
+    for row in reversed(range(_ROWS)):
+        label = f"{100 * (row + 1) // _ROWS}%"
+        cells = (bars[min(steps, max(0, level - row * steps))] for level in levels)
+        lines.append((_MARGIN.format(label) + edge + "".join(cells)).rstrip())
+    return lines
+
+
+def _axis(columns: int, column_s: float, ascii_only: bool) -> str:
+    """A line with up to eight ticks, and seconds below."""
+    corner, line, tick = "+-+" if ascii_only else "└─┬"
+    every = _tick_s(max(_TICK, columns / _MOST_TICKS) * column_s)
+    drawn, labels = [line] * columns, ""
+    ticks = int(columns * column_s / every + 1e-9)
+    for number in range(ticks + 1):
+        at = round(number * every / column_s)
+        label = f"{number * every:g} s"
+        if at < columns:
+            drawn[at] = tick
+            if at + len(label) <= _COLUMNS:
+                labels = labels.ljust(at) + label
+    margin = _MARGIN.format("0%")
+    return f"{margin}{corner}{''.join(drawn)}\n{_MARGIN.format('')} {labels}"
+
+
+def _tick_s(least_s: float) -> float:
+    """The next round number of seconds: 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(least_s))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least_s)
+
+
+def _marks(dips: Sequence[Dip], columns: int, column_s: float) -> str:
+    """The letter of the largest dip's cause in each column."""
+    marks = [" "] * columns
+    for dip in sorted(dips, key=lambda dip: dip.idle_s):
+        letter = _CAUSES[dip.cause][0]
+        first, last = int(dip.start_s / column_s), int(dip.end_s / column_s - 1e-9)
+        if letter != " ":
+            for at in range(first, min(max(first, last), columns - 1) + 1):
+                marks[at] = letter
+    return "".join(marks).rstrip()
+
+
+# --- Words --------------------------------------------------------------------------------------
+def _idle(result: Rehearsal) -> str:
+    overall = result.overall
+    idle = sum(result.idle_s.values())
+    if overall is None or not result.idle_s:
+        return ""
+    lines = [f"The GPU was idle for {time_text(idle)} of {time_text(overall.seconds)}"]
+    for cause, (letter, name) in _CAUSES.items():
+        seconds = result.idle_s.get(cause, 0.0)
+        if seconds >= _SHOWN * overall.seconds:
+            share = _share(seconds / overall.seconds)
+            first = f"  {letter} {name:<16}{time_text(seconds):>9}{share:>7}   "
+            words = _cause_words(result, cause)
+            lines.append(wrapped(words, first, " " * len(first)) if words else first.rstrip())
+    return "\n".join(lines)
+
+
+def _cause_words(result: Rehearsal, cause: Cause) -> str:
+    """What was seen of a cause, and what changes it."""
+    dips = [dip for dip in result.dips if dip.cause == cause]
+    seen = ""
+    if dips and cause in ("start_up", "epoch", "slow_batch"):
+        largest = max(dips, key=lambda dip: dip.idle_s)
+        at = f"at {largest.start_s:.1f} s: " if cause != "start_up" else ""
+        times = f"{len(dips)} times, the longest " if len(dips) > 1 else ""
+        seen = f"{times}{at}{largest.what}" if largest.what else times + at.rstrip(": ")
+    meaning = _meaning(result.settings, cause)
+    if cause == "hand_over" and _is_much(result, cause) and not result.settings.pin_memory:
+        meaning += "; --pin-memory tries whether a thread of its own takes them over sooner"
+    return printable("; ".join(part for part in (seen, meaning) if part))
+
+
+def _is_much(result: Rehearsal, cause: Cause) -> bool:
+    assert result.overall is not None
+    return result.idle_s[cause] >= _WORTH * result.overall.seconds
+
+
+def _meaning(settings: LoaderSettings, cause: Cause) -> str:
+    if cause == "epoch" and settings.num_workers and not settings.persistent_workers:
+        return "persistent_workers=True would keep the workers"
+    if cause == "slow_batch" and settings.num_workers > 1 and settings.in_order:
+        return "a larger prefetch_factor or in_order=False lets other batches go first"
+    return {
+        "starving": "the workers make batches slower than the GPU uses them",
+        "main_process": "num_workers=0: the GPU waits while each batch is made",
+        "warm_up": "until the queues were full for the first time",
+        "hand_over": "until batches that were ready had come from their workers",
+    }.get(cause, "")
+
+
+def _rates(result: Rehearsal) -> str:
+    rates = result.steady or result.overall
+    if rates is None:
+        return ""
+    after = "after the start" if result.steady is not None else "start-up included"
+    samples = f", {_number(rates.samples_per_s)} samples/s" if rates.samples_per_s else ""
+    lines = [
+        f"Rates ({after})",
+        f"  {_number(rates.batches_per_s)} of at most {_number(1 / result.step_s)} batches/s"
+        f"{samples}; {_share(rates.waiting_share)} of the time waiting for batches",
+    ]
+    if result.predicted is not None:
+        lines.append(
+            f"  predicted: {_number(result.predicted.batches_per_s)} batches/s, "
+            f"{_share(result.predicted.waiting_share)} waiting"
+        )
+    return "\n".join([*lines, *_epoch(result)])
+
+
+def _epoch(result: Rehearsal) -> list[str]:
+    if result.epoch_s is None:
+        return []
+    batches = f"{count(result.epoch_batches, 'batch')}" if result.epoch_batches == 1 else ""
+    if result.epoch_batches is not None and not batches:
+        batches = f"{result.epoch_batches} batches"
+    of = f" ({batches})" if batches else ""
+    if result.epoch_measured:
+        ended = sum(epoch.complete for epoch in result.epochs)
+        mean = f", the mean of {ended}" if ended > 1 else ""
+        return [f"  an epoch{of} takes {time_text(result.epoch_s)}{mean}"]
+    return [
+        f"  an epoch{of} would take {time_text(result.epoch_s)} at this rate; none was completed"
+    ]
+
+
+def _fault(fault: Fault) -> str:
+    lines = [wrapped(printable(fault.summary), "FAULT: ", "  ")]
+    evidence = fault.evidence.rstrip().splitlines()
+    lines += [wrapped(printable(line), "  ", "    ") for line in evidence[-_EVIDENCE_LINES:]]
+    return "\n".join([*lines, wrapped(printable(fault.cure), "  Cure: ", "  ")])
+
+
+def _verdict(result: Rehearsal) -> str:
+    if result.ended == "interrupted":
+        return "Interrupted: this is what was seen until then"
+    if result.ended in ("fault", "empty"):
+        return "The loader FAILED; above is what was seen until then"
+    if result.steady is None:
+        return "Too short to tell how it goes on after the start: give a longer --duration"
+    if result.steady.waiting_share < _WORTH:
+        even = " even at the least step time" if result.step_is_bound else ""
+        return f"Nothing to gain: the GPU is the limit, the loader keeps up with it{even}"
+    share = _share(result.steady.waiting_share)
+    if result.step_is_bound:
+        return (
+            f"At the least step time the loader would cost {share} of the GPU's time; the real "
+            "step is longer: measure it and give it as --step-time"
+        )
+    lost = f"The loader costs {share} of the GPU's time"
+    return f"{lost}; next: trainfit loader {_next(result)}"
+
+
+def _next(result: Rehearsal) -> str:
+    step = f"--step-time {1e3 * result.step_s:.7g}ms"
+    if result.command.startswith("--loader"):
+        return f"{step} {printable(result.command)}"
+    return f"{step} -- {printable(result.command)}" if result.command else step
+
+
+def _share(value: float) -> str:
+    percent = 100 * value
+    return f"{percent:.1f}%" if percent < 10 or 90 < percent < 99.95 else f"{percent:.0f}%"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"

@@ -1,0 +1,275 @@
+"""What ``trainfit loader`` found, as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfit.report.loader.costs import batch_section, machine_section
+from trainfit.report.loader.table import (
+    best_rate,
+    settings_section,
+    table_section,
+    too_many_section,
+)
+from trainfit.report.loader.words import (
+    duration,
+    one_of,
+    rate,
+    settings_words,
+    times,
+    without_others_words,
+)
+from trainfit.report.protection_text import protection_notes
+from trainfit.report.sizes import printable, wrapped
+from trainfit.results.files.words import count
+from trainfit.results.loader import (
+    Confirmed,
+    Fault,
+    Limit,
+    LoaderAdvice,
+    LoaderResult,
+    LoaderSettings,
+    VariableAdvice,
+)
+
+#: A prediction that is further than this from a measurement is called off the mark: twice the
+#: 90th percentile that the model aims at.
+_OFF = 0.24
+
+_LIMITS: dict[Limit, str] = {
+    "gpu": "the GPU",
+    "workers": "the number of workers",
+    "cores": "the cores",
+    "disk": "the storage",
+    "hand_off": "taking batches over in the main process",
+    "lock": "a lock that workers wait for",
+    "sampler": "the sampler in the main process",
+    "main_process": "the main process, which alone can load",
+    "unknown": "not known",
+}
+
+
+def loader_text(result: LoaderResult) -> str:
+    """The whole result: verdict, costs, machine, settings, what else helps, what to write."""
+    parts = [
+        _title(result),
+        _verdict(result),
+        batch_section(result.probe),
+        machine_section(result.machine, result.ranks),
+        settings_section(result),
+        table_section(result),
+        too_many_section(result),
+        _threads_section(result),
+        _advice_section(result.advice),
+        _faults_section(_all_faults(result)),
+        _notes_section(result),
+        _write_section(result),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _title(result: LoaderResult) -> str:
+    torch = f", torch {result.torch}" if result.torch else ""
+    return wrapped(printable(f"{result.loader} ({result.seconds:.0f} s{torch})"), "", "  ")
+
+
+# -- what came out -----------------------------------------------------------------------------
+
+
+def _verdict(result: LoaderResult) -> str:
+    heads = {
+        "change": f"CHANGE the settings: {_gain(result)}",
+        "keep": f"KEEP the settings: none is better by more than 2% ({_now(result)})",
+        "nothing_to_gain": f"NOTHING TO GAIN: the GPU is the limit ({_now(result)})",
+        "no_setting_helps": f"NO SETTING HELPS: the limit is {_LIMITS[result.limit]} "
+        f"({_now(result)})",
+        "cannot_tell": "CANNOT TELL which settings suit",
+    }
+    lines = [wrapped(heads[result.verdict], "", "  ")]
+    if result.reason:
+        lines.append(wrapped(printable(result.reason), "  ", "  "))
+    if result.verdict in ("change", "keep"):
+        lines.append(f"  the limit then: {_LIMITS[result.limit]}")
+    if result.without_others is not None:
+        lines.append(wrapped(without_others_words(result), "  ", "  "))
+    lines.append(wrapped(_step(result), "  ", "  "))
+    lines.append(wrapped(_certainty(result), "  ", "  "))
+    return "\n".join(lines)
+
+
+def _gain(result: LoaderResult) -> str:
+    """Both measured, or both predicted: one of each compares the model with the machine."""
+    found = result.compared()
+    if found is None or not found[0]:
+        return settings_words(result.recommended)
+    before, after, how = found
+    said = f"{rate(before)} → {rate(after)} batches/s"
+    if abs(after / before - 1) >= 0.005:
+        said += f", {times(after / before)}"
+    return f"{said} ({how})" + (" for each rank" if result.ranks > 1 else "")
+
+
+def _now(result: LoaderResult) -> str:
+    found = best_rate(result, result.present)
+    return f"{rate(found[0])} batches/s, {found[1]}" if found is not None else "rate not known"
+
+
+def _step(result: LoaderResult) -> str:
+    source = printable(result.step_source)
+    if result.step_s:
+        least = "at least " if result.step_is_bound else ""
+        text = f"a step of the GPU needs {least}{duration(result.step_s)}: {source}"
+        if result.step_is_bound:
+            text += ". The real step is longer, and waits for batches less than is said here: give "
+            text += "its time with --step-time"
+        return text
+    return (
+        f"the GPU's step was taken to last no time ({source}), so more workers seem better than "
+        "they may be; give its time with --step-time 40ms, or have it predicted by --gpu NAME"
+    )
+
+
+def _certainty(result: LoaderResult) -> str:
+    """How far measured rates were from predicted ones."""
+    ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
+    runs = [run for run in ran if not run.is_beside_others]
+    if ran and not runs:
+        real = count(len(ran), "real run")
+        return f"confidence: predicted only; other processes disturbed {real}: not used"
+    if not runs:
+        return "confidence: predicted only, not confirmed by a real run (--confirm N makes some)"
+    off = [_deviation(run) for run in runs]
+    span = f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
+    beside = f", each with {result.ranks} copies of the loader at work," if result.ranks > 1 else ""
+    text = f"confidence: {count(len(runs), 'real run')}{beside} differed by {span} from what was "
+    text += "predicted"
+    if max(map(abs, off)) > _OFF:
+        text += "; the predictions are off the mark here: trust the measured rates"
+    return text
+
+
+def _deviation(run: Confirmed) -> float:
+    """Measured from predicted, relative to predicted."""
+    measured = run.measured_batches_per_s
+    assert measured is not None
+    if not run.predicted_batches_per_s:
+        return 0.0
+    return measured / run.predicted_batches_per_s - 1
+
+
+# -- threads, advice, faults -------------------------------------------------------------------
+
+
+def _threads_section(result: LoaderResult) -> str:
+    lines = []
+    for variable in result.variables:
+        lines += _variable_lines(variable)
+    if result.cores is not None:
+        first = f"  {printable(result.cores.prefix)}: "
+        lines.append(wrapped(printable(result.cores.reason), first, " " * 6))
+        lines.append(_evidence(result.cores.evidence))
+    return "\n".join(["Threads and cores", *filter(None, lines)]) if lines else ""
+
+
+def _variable_lines(variable: VariableAdvice) -> list[str]:
+    places = {"environment": "", "worker_init_fn": " (worker_init_fn)", "script": " (script)"}
+    place = places.get(variable.where, f" ({printable(variable.where)})")
+    first = f"  {printable(variable.line)}{place}: "
+    return [wrapped(printable(variable.reason), first, " " * 6), _evidence(variable.evidence)]
+
+
+def _evidence(text: str) -> str:
+    return wrapped(printable(text), "      evidence: ", " " * 8) if text else ""
+
+
+def _advice_section(advice: Sequence[LoaderAdvice]) -> str:
+    """The largest gain first."""
+    if not advice:
+        return ""
+    lines = ["Beyond the settings (predicted)"]
+    for each in sorted(advice, key=lambda a: -a.gain):
+        first = f"  {times(each.gain):>6}  "
+        told = f"{each.summary} ({rate(each.batches_per_s)} batches/s)"
+        lines.append(wrapped(printable(told), first, " " * 10))
+        lines.append(wrapped(printable(each.how), " " * 10, " " * 10))
+        if each.evidence:
+            lines.append(wrapped(printable(each.evidence), " " * 10 + "evidence: ", " " * 12))
+    return "\n".join(lines)
+
+
+def _all_faults(result: LoaderResult) -> list[Fault]:
+    """Each once, wherever it was met."""
+    met = (run.fault for run in result.confirmed if run.fault is not None)
+    found = dict.fromkeys([*result.faults, *result.probe.faults, *met])
+    return list({(fault.kind, fault.summary): fault for fault in reversed(found)}.values())[::-1]
+
+
+def _faults_section(faults: Sequence[Fault]) -> str:
+    if not faults:
+        return ""
+    lines = ["Faults"]
+    for fault in faults:
+        where = f" (with {settings_words(fault.settings)})" if fault.settings is not None else ""
+        said = f"{fault.summary}{where}"
+        lines.append(wrapped(printable(said), f"  {printable(fault.kind)}: ", " " * 6))
+        lines.append(wrapped(printable(fault.cure), "      cure: ", " " * 12))
+        lines.append(_evidence(one_of(fault.evidence)))
+    return "\n".join(filter(None, lines))
+
+
+def _notes_section(result: LoaderResult) -> str:
+    notes = [*result.notes, *protection_notes(result.protection)]
+    if not notes:
+        return ""
+    return "\n".join(["Notes", *(wrapped(printable(n), "  - ", "    ") for n in notes)])
+
+
+# -- what to write -----------------------------------------------------------------------------
+
+
+def _write_section(result: LoaderResult) -> str:
+    """What to write where; commands are never broken into lines."""
+    lines = []
+    change = result.verdict != "cannot_tell" and result.recommended != result.present
+    if change:
+        lines.append(f"  {loader_line(result.recommended, result.present)}")
+        if result.recommended.worker_threads != result.present.worker_threads:
+            threads = f"torch.set_num_threads({result.recommended.worker_threads})"
+            lines.append(f"  {threads}  (in the DataLoader's worker_init_fn)")
+    for variable in result.variables:
+        if variable.where != "environment":
+            lines.append(f"  {printable(variable.line)}")
+    if result.cores is not None and result.cores.prefix.startswith("torchrun"):
+        lines.append(f"  {printable(result.cores.prefix)} …  (in the place of python)")
+    elif result.launch:
+        lines.append(f"  {printable(result.launch)}")
+    elif not result.command or result.command.startswith("--loader"):
+        lines += [f"  {printable(line)}" for line in _before_command(result)]
+    return "\n".join(["Write", *lines]) if lines else ""
+
+
+def loader_line(settings: LoaderSettings, present: LoaderSettings) -> str:
+    """The call of ``DataLoader``; what is PyTorch's default now and shall be stays out."""
+    words = [f"num_workers={settings.num_workers}"]
+    if settings.num_workers:
+        words.append(f"prefetch_factor={settings.prefetch_factor}")
+    elif present.num_workers:  # PyTorch refuses them without workers
+        words.append("prefetch_factor=None")
+    words.append(f"pin_memory={settings.pin_memory}")
+    if settings.num_workers:
+        words.append(f"persistent_workers={settings.persistent_workers}")
+        if not (settings.in_order and present.in_order):
+            words.append(f"in_order={settings.in_order}")
+        if settings.start_method != present.start_method:
+            words.append(f'multiprocessing_context="{settings.start_method}"')
+    elif present.persistent_workers:
+        words.append("persistent_workers=False")
+    return f"DataLoader(…, {', '.join(words)})"
+
+
+def _before_command(result: LoaderResult) -> list[str]:
+    """Variables and cores where no command is known to write them before."""
+    variables = [f"{v.name}={v.value}" for v in result.variables if v.where == "environment"]
+    prefix = [result.cores.prefix] if result.cores is not None else []
+    words = [*variables, *prefix]
+    return [" ".join([*words, "COMMAND"])] if words else []

@@ -1,0 +1,1 @@
+"""A machine's diagnosis, and calls at a fixed rate, as text."""

@@ -1,0 +1,149 @@
+"""The processor as ``trainfit doctor --cpu`` shows it: clocks by group of cores, C-states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from trainfit.doctor.cpu.core_groups import CoreGroup, Span, core_groups
+from trainfit.hardware.host.parsing import cpu_list_text
+from trainfit.report.machine.doctor import MARKS
+from trainfit.report.sizes import WIDTH, printable, wrapped
+from trainfit.results.files.facts import Fact
+from trainfit.results.machine.doctor import Check, DoctorResult
+from trainfit.results.machine.machine import Cpu, IdleState
+
+#: The checks whose verdicts stand below the tables.
+CHECKS: Final = ("cores", "threads", "frequency", "idle")
+_UNKNOWN: Final = "cannot tell"
+#: C-states that are shown: Intel's tables have up to nine.
+_STATES: Final = 8
+
+
+def cpu_text(result: DoctorResult) -> str:
+    """25 lines at most: what the processor is, its clocks, its C-states, the verdicts."""
+    cpu = result.machine.cpu
+    verdicts = [_verdict(check) for check in result.checks if check.name in CHECKS]
+    parts = [*map(_cut, (_heading(cpu), _clocks(cpu), _idle(cpu))), [*verdicts, _more()]]
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _heading(cpu: Cpu) -> list[str]:
+    words = [_known(cpu.model)]
+    if cpu.physical_cores.value:
+        words.append(f"{cpu.physical_cores.value} cores")
+    if cpu.logical_cpus.value:
+        words.append(f"{cpu.logical_cpus.value} CPUs")
+    drivers = sorted({each.driver for each in cpu.policies.value or () if each.driver})
+    if drivers:
+        mode = f" ({cpu.scaling_mode.value})" if cpu.scaling_mode.value else ""
+        words.append(f"driver {'/'.join(drivers)}{mode}")
+    if cpu.turbo.value is not None:
+        words.append(f"turbo {'on' if cpu.turbo.value else 'off'}")
+    lines, more = [", ".join(words)], []
+    affinity = cpu.affinity.value
+    if affinity and len(affinity) < (cpu.logical_cpus.value or 0):
+        more.append(f"this process may run on CPUs {cpu_list_text(affinity)} only")
+    governors = {name for each in cpu.policies.value or () for name in each.available_governors}
+    if governors:
+        more.append(f"governors on offer: {', '.join(sorted(governors))}")
+    if more:
+        text = "; ".join(more)
+        lines.append(text[0].upper() + text[1:])
+    return lines
+
+
+def _known(fact: Fact[str]) -> str:
+    return fact.value if fact.value is not None else f"{_UNKNOWN} ({fact.reason})"
+
+
+# --- Clocks -------------------------------------------------------------------------------------
+def _clocks(cpu: Cpu) -> list[str]:
+    groups = core_groups(cpu)
+    if not groups:
+        return [f"Clocks: {_UNKNOWN} ({cpu.logical_cpus.reason})"]
+    rows = [
+        ("CPUs", "kind", "governor", "EPP", "MHz now", "MHz allowed", "MHz max"),
+        *map(_row, groups),
+    ]
+    lines = _table(rows)
+    if cpu.policies.value is None:
+        lines.append(f"{_UNKNOWN}: {cpu.policies.reason}")
+    elif all(group.now_hz is None for group in groups):
+        lines.append(f"MHz now: {_UNKNOWN}: {cpu.current_hz.reason}")
+    return lines
+
+
+def _row(group: CoreGroup) -> tuple[str, ...]:
+    preference = group.energy_preference
+    if preference is None:
+        preference = _UNKNOWN if group.governor is None else "none"
+    return (
+        _list(group.cpus),
+        group.kind or _UNKNOWN,
+        group.governor or _UNKNOWN,
+        preference,
+        *map(_mhz, (group.now_hz, group.limit_hz, group.hardware_hz)),
+    )
+
+
+def _list(cpus: Sequence[int]) -> str:
+    text = cpu_list_text(cpus)
+    return text if len(text) <= 18 else f"{len(cpus)} CPUs from {min(cpus)}"
+
+
+def _mhz(span: Span | None) -> str:
+    if span is None:
+        return _UNKNOWN
+    low, high = (f"{hertz / 1e6:.0f}" for hertz in span)
+    return low if low == high else f"{low}-{high}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as their widest cell."""
+    shown = [tuple(printable(cell)[:20] for cell in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
+
+
+# --- C-states -----------------------------------------------------------------------------------
+def _idle(cpu: Cpu) -> list[str]:
+    states = cpu.idle_states
+    if not states.value:
+        return [f"C-states: {_UNKNOWN} ({states.reason or 'none is listed'})"]
+    shown = states.value if len(states.value) <= _STATES else states.value[: _STATES - 1]
+    rows = [("C-state of CPU 0", "exit latency", "least stay", ""), *map(_state, shown)]
+    lines = _table(rows)
+    left = states.value[len(shown) :]
+    if left:
+        longest = max(state.latency_s for state in left)
+        lines.append(f"{len(left)} more, exit latency up to {_us(longest)}")
+    return lines
+
+
+def _state(state: IdleState) -> tuple[str, ...]:
+    stay = _UNKNOWN if state.residency_s is None else _us(state.residency_s)
+    return state.name, _us(state.latency_s), stay, "switched off" if state.disabled else ""
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f} µs"
+
+
+# --- Verdicts -----------------------------------------------------------------------------------
+def _verdict(check: Check) -> str:
+    first = f"{MARKS[check.verdict]:<6}{check.name:<11}"
+    return wrapped(printable(check.summary), first, " " * len(first))
+
+
+def _more() -> str:
+    return f"trainfit doctor --only {','.join(CHECKS)} has the evidence and what to do"
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    """Each on one line of the screen."""
+    shown = [printable(line) for line in lines]
+    return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in shown]

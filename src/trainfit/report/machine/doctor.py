@@ -1,0 +1,97 @@
+"""A diagnosis as text: what is bad with its cure, what cannot be told, what is good."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+from trainfit.report.gpus.live_figures import gpus_now_text
+from trainfit.report.machine.script import script_text
+from trainfit.report.sizes import printable, wrapped
+from trainfit.results.machine.doctor import Check, DoctorResult, Remedy, Verdict
+
+MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
+_NAME = 18
+#: How the checks of one GPU begin.
+_GPU = re.compile(r"GPU (\d+) \([^)]*\): ")
+#: Of what lies below a check's first line.
+_INDENT = " " * 6
+
+
+def doctor_text(result: DoctorResult) -> str:
+    """The whole diagnosis; bad news first, each group in the order of the checks."""
+    parts = [_headline(result)]
+    for verdict in ("bad", "cannot_tell", "good"):
+        checks = [check for check in result.checks if check.verdict == verdict]
+        if checks:
+            texts = _good_texts(checks) if verdict == "good" else map(check_text, checks)
+            parts.append(("\n\n" if verdict == "bad" else "\n").join(texts))
+    if gpus := result.machine.gpus.value:
+        parts.append(gpus_now_text(gpus))
+    if result.script is not None:
+        parts.append(script_text(result.script))
+    return "\n\n".join(parts)
+
+
+def check_text(check: Check) -> str:
+    """One check: a line, and what is needed to act on it unless it is good."""
+    name = printable(check.name).ljust(_NAME)
+    first = f"{MARKS[check.verdict]:<6}{name}"
+    lines = [wrapped(printable(check.summary), first, " " * len(first))]
+    if check.verdict == "good":
+        return lines[0]
+    if check.why:
+        lines.append(_field("why" if check.verdict == "bad" else "needed", check.why))
+    if check.verdict == "bad":
+        lines.append(_field("cause", check.cause))
+        for found in check.evidence:
+            text = f"{found.what}: {found.value} ({found.source})"
+            lines.append(_field("evidence", text))
+    # What cannot be told may be told by trying what would cure it.
+    lines.extend(_remedies(check.remedies, "cure" if check.verdict == "bad" else "to try"))
+    return "\n".join(lines)
+
+
+def _good_texts(checks: Sequence[Check]) -> Iterator[str]:
+    """A line a check; GPUs of which the same is said share one."""
+    alike: dict[tuple[str, str], list[tuple[str, Check]]] = {}
+    for check in checks:
+        found = _GPU.match(check.summary)
+        index, said = (found[1], check.summary[found.end() :]) if found else ("", check.summary)
+        alike.setdefault((check.name, said), []).append((index, check))
+    for (_, said), group in alike.items():
+        check = group[0][1]
+        if len(group) > 1:
+            indices = ", ".join(index for index, _ in group)
+            check = dataclasses.replace(check, summary=f"GPUs {indices}: {said}")
+        yield check_text(check)
+
+
+def _headline(result: DoctorResult) -> str:
+    counts = dict.fromkeys(MARKS, 0)
+    for check in result.checks:
+        counts[check.verdict] += 1
+    return (
+        f"{counts['bad']} bad, {counts['cannot_tell']} cannot be told, {counts['good']} good "
+        f"({result.seconds:.1f} s)"
+    )
+
+
+def _remedies(remedies: Sequence[Remedy], label: str) -> list[str]:
+    lines: list[str] = []
+    for remedy in remedies:
+        # Commands are to be copied: they are never broken into lines.
+        lines.append(_label(label) + printable(remedy.command))
+        lines.append(_label("undo") + printable(remedy.undo))
+        lines.append(_field("cost", remedy.cost))
+    return lines
+
+
+def _field(label: str, text: str) -> str:
+    first = _label(label)
+    return wrapped(printable(text), first, " " * len(first))
+
+
+def _label(label: str) -> str:
+    return _INDENT + label.ljust(_NAME)

@@ -1,0 +1,382 @@
+"""A measurement of paced calls as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from trainfit.report.sizes import printable, time_text, wrapped
+from trainfit.results.files.words import count
+from trainfit.results.machine.pace import (
+    Advice,
+    Arm,
+    ArmEffect,
+    Attribution,
+    Block,
+    Cause,
+    Cure,
+    Estimate,
+    PaceResult,
+    RateSummary,
+    Unmeasured,
+)
+
+_EIGHTHS: Final = "▁▂▃▄▅▆▇█"
+_EIGHTHS_ASCII: Final = ".:-=+*#@"
+#: Cells of a strip, rows of a histogram and cells of its longest bar.
+_STRIP: Final = 64
+_ROWS: Final = 8
+_BAR: Final = 48
+_INDENT: Final = " " * 4
+#: A median above that back to back by less than this share is as fast.
+_NOTHING: Final = 0.05
+
+ARMS: Final[dict[Arm, str]] = {
+    "back_to_back": "back to back",
+    "sleep": "asleep in between",
+    "spin": "core at work in between",
+    "hybrid": "asleep, at work at last",
+    "gpu_awake": "GPU at work in between",
+    "awake": "core and GPU at work",
+    "launching": "the same, and launching",
+    "no_idle_states": "no deep idle states",
+}
+CAUSES: Final[dict[Cause, str]] = {
+    "cpu_frequency": "CPU FREQUENCY: the clock falls between calls",
+    "c_states": "C-STATES: cores fall so deep asleep that waking up shows",
+    "gpu_clocks": "GPU CLOCKS: they fall between calls",
+    "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
+    "cache_or_contention": "CACHES OR CONTENTION: the same work takes longer after a pause",
+}
+_PRIVILEGE: Final = {1: "needs no privilege", 2: "lasts as long as a process", 3: "for the system"}
+
+
+def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
+    """What was called, times by rate, over time and as a histogram; why; cures; the verdict."""
+    parts = [
+        _heading(result),
+        _table(result),
+        _strips(result, ascii_only),
+        _histogram(result, ascii_only),
+        _attribution(result.attribution) if result.attribution is not None else "",
+        _advice(result.advice),
+        _cure(result.cure) if result.cure is not None else "",
+        _failure(result),
+        _said(result.warnings, "Warning: "),
+        _said(result.notes, "Note: "),
+        _verdict(result),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _heading(result: PaceResult) -> str:
+    rates = ", ".join(f"{hz:g}" for hz in result.hz)
+    lines = [f"{printable(result.target)} at {rates} Hz"]
+    if result.period > 1:
+        text = (
+            f"the work is done in every {result.period}th call, the others take something from a "
+            "queue; times are of calls with work"
+        )
+        lines.append(wrapped(text, "  ", "  "))
+    for subject, words in result.machine.items():
+        lines.append(wrapped(printable(words), f"  {subject:<18}", " " * 20))
+    return "\n".join(lines)
+
+
+# --- Times --------------------------------------------------------------------------------------
+def _table(result: PaceResult) -> str:
+    rows = [*([result.back_to_back] if result.back_to_back is not None else []), *result.rates]
+    missing = [
+        wrapped(printable(each.text), f"  {each.hz:g} Hz was not measured: ", "    ")
+        for each in result.unmeasured
+    ]
+    if not rows:
+        return "\n".join(missing)
+    head = f"{'':<14}{'calls':>6}{'p50':>9}{'p95':>9}{'p99':>9}{'max':>9}"
+    head += f"{'÷ back to back':>24}{'missed':>8}{'late p99':>10}"
+    lines = [head]
+    lines += [_row(row) for row in rows]
+    lines += missing
+    pops = [row for row in result.rates if row.pops is not None]
+    for row in pops:
+        assert row.pops is not None
+        lines.append(
+            f"  calls without work at {row.hz:g} Hz: {row.pops.count}, p50 "
+            f"{time_text(row.pops.p50)}, p99 {time_text(row.pops.p99)}"
+        )
+    for row in result.rates:
+        if not row.is_reached:
+            assert row.hz is not None
+            lines.append(
+                f"  {row.hz:g} Hz cannot be reached: a call takes {time_text(row.calls.p50)} of "
+                f"{time_text(1 / row.hz)}, which allows {1 / row.calls.p50:.3g} Hz"
+            )
+        elif row.overrun is not None:
+            again = ""
+            if row.again_share is not None:
+                again = f"; {row.again_share:.0%} of the calls after such a one did so, too"
+            text = (
+                f"at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by up "
+                f"to {time_text(row.overrun.most)}{again}"
+            )
+            lines.append(wrapped(text, "  ", "    "))
+    return "\n".join(lines)
+
+
+def _row(row: RateSummary) -> str:
+    calls = row.calls
+    name = "back to back" if row.hz is None else f"{row.hz:g} Hz"
+    against = ""
+    if row.ratio is not None:
+        mark = " SLOWER" if row.is_slower else ""
+        against = f"{row.ratio.value:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f}){mark}"
+    missed = "" if row.hz is None else _percent(row.missed_share)
+    late = "" if row.late is None else time_text(row.late.p99)
+    times = "".join(f"{time_text(t):>9}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
+    line = f"{name:<14}{calls.count:>6}{times}{against:>24}{missed:>8}{late:>10}"
+    return line.rstrip()
+
+
+def _strips(result: PaceResult, ascii_only: bool) -> str:
+    """The median of each stretch of time, all rates on one scale."""
+    rows = [(name, values) for name, values in _times(result) if len(values) >= _ROWS]
+    if not rows:
+        return ""
+    least = min(min(values) for _, values in rows)
+    most = max(_quantile(values, 0.99) for _, values in rows)
+    scale = _EIGHTHS_ASCII if ascii_only else _EIGHTHS
+    head = f"Latency over time (lowest {time_text(least)}, highest {time_text(most)})"
+    lines = [head]
+    for name, values in rows:
+        cells = min(_STRIP, len(values))
+        strip = ""
+        for cell in range(cells):
+            part = values[cell * len(values) // cells : (cell + 1) * len(values) // cells]
+            level = (_quantile(part, 0.5) - least) / (most - least) if most > least else 0.0
+            strip += scale[max(0, min(7, int(8 * level)))]
+        lines.append(f"  {name:<14}{strip}")
+    return "\n".join(lines)
+
+
+def _times(result: PaceResult) -> list[tuple[str, list[float]]]:
+    """Calls with work of the base measurement, in order of time, by rate."""
+    rows: dict[str, list[float]] = {}
+    for block in result.blocks:
+        if block.phase == "baseline":
+            name = "back to back" if block.hz is None else f"{block.hz:g} Hz"
+            rows.setdefault(name, []).extend(_working(block, result))
+    return list(rows.items())
+
+
+def _working(block: Block, result: PaceResult) -> list[float]:
+    return [
+        wall
+        for number, wall in enumerate(block.wall_s)
+        if number >= block.settled and (block.first_call + number) % result.period == result.phase
+    ]
+
+
+def _histogram(result: PaceResult, ascii_only: bool) -> str:
+    """Of the slowest rate, beside calls back to back."""
+    if not result.rates:
+        return ""
+    worst = max(result.rates, key=lambda row: row.calls.p50)
+    times = dict(_times(result))
+    shown = [name for name in (f"{worst.hz:g} Hz", "back to back") if times.get(name)]
+    values = [value for name in shown for value in times[name]]
+    if len(values) < 2 * _ROWS:
+        return ""
+    least, most = min(values), _quantile(values, 0.99)
+    if most <= least:
+        return ""
+    width = (most - least) / _ROWS
+    mark = "#" if ascii_only else "█"
+    lines = ["How often (share of the calls)"]
+    bins = {name: _bins(times[name], least, width) for name in shown}
+    longest = max(max(each) for each in bins.values())
+    for row in range(_ROWS):
+        to = "and more" if row == _ROWS - 1 else f"to {time_text(least + (row + 1) * width)}"
+        for number, name in enumerate(shown):
+            share = bins[name][row]
+            bar = mark * round(_BAR * share / longest)
+            label = f"{time_text(least + row * width)} {to}" if number == 0 else ""
+            lines.append(f"  {label:<22}{name:<13}{bar}{' ' if bar else ''}{_percent(share)}")
+    return "\n".join(lines)
+
+
+def _bins(values: Sequence[float], least: float, width: float) -> list[float]:
+    counts = [0] * _ROWS
+    for value in values:
+        counts[min(_ROWS - 1, int((value - least) / width))] += 1
+    return [number / len(values) for number in counts]
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# --- Why ----------------------------------------------------------------------------------------
+def _attribution(found: Attribution) -> str:
+    excess = found.excess_s
+    low, high = time_text(max(0.0, excess.low)), time_text(excess.high)
+    lines = [
+        f"Why a call at {found.hz:g} Hz takes {time_text(excess.value)} more ({low} to {high})",
+        f"  {'':<26}{'call':>9}{'CPU':>9}{'GPU':>9}{'core speed':>12}{'takes away':>22}",
+    ]
+    lines += [_effect(effect) for effect in found.arms]
+    for finding in found.findings:
+        lines.append(f"  {CAUSES[finding.cause]} ({_share(finding.share)} of it)")
+        lines += [wrapped(printable(words), _INDENT + "- ", _INDENT + "  ") for words in
+                  finding.evidence]  # fmt: skip
+    if found.cannot_tell:
+        lines.append(wrapped(printable(found.cannot_tell), "  CANNOT TELL: ", _INDENT))
+    lines += [
+        wrapped(printable(words), _INDENT + "would tell more: ", _INDENT + "  ")
+        for words in found.would_tell
+    ]
+    return "\n".join(lines)
+
+
+def _effect(effect: ArmEffect) -> str:
+    name = ARMS[effect.arm]
+    if effect.why_not:
+        return wrapped(printable(effect.why_not), f"  {name:<26}not tried: ", _INDENT)
+    device = "" if effect.device_s is None else time_text(effect.device_s)
+    speed = "" if effect.speed is None else f"{effect.speed:.0%}"
+    away = "" if effect.recovered is None else _interval(effect.recovered)
+    wall = "" if effect.wall_s is None else time_text(effect.wall_s)
+    cpu = "" if effect.cpu_s is None else time_text(effect.cpu_s)
+    return f"  {name:<26}{wall:>9}{cpu:>9}{device:>9}{speed:>12}{away:>22}".rstrip()
+
+
+def _interval(found: Estimate) -> str:
+    low, high = max(-1.0, found.low), min(2.0, found.high)
+    return f"{found.value:.0%} ({low:.0%} to {high:.0%})"
+
+
+def _share(found: Estimate) -> str:
+    return f"{max(0.0, min(1.0, found.value)):.0%}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%" if 0 < share < 0.1 else f"{share:.0%}"
+
+
+# --- Cures --------------------------------------------------------------------------------------
+def _advice(found: Sequence[Advice]) -> str:
+    if not found:
+        return ""
+    lines = ["What helps"]
+    for each in found:
+        fix = f"; trainfit pace --fix {each.fix} proves it" if each.fix is not None else ""
+        lines.append(
+            wrapped(
+                printable(f"{each.what} ({_PRIVILEGE[each.tier]}{fix})"),
+                f"  {each.tier}  ",
+                "     ",
+            )
+        )
+        for label, words in (("how", each.how), ("undo", each.undo), ("cost", each.cost)):
+            lines.append(wrapped(printable(words), f"     {label:<6}", " " * 11))
+    return "\n".join(lines)
+
+
+def _cure(cure: Cure) -> str:
+    before, after = cure.before, cure.after
+    lines = [
+        f"--fix {cure.fix}: {printable(cure.what)}",
+        f"  before  p50 {time_text(before.calls.p50)}, p99 {time_text(before.calls.p99)}"
+        f"{_late(before)}",
+        f"  after   p50 {time_text(after.calls.p50)}, p99 {time_text(after.calls.p99)}"
+        f"{_late(after)}",
+        *_changed(cure),
+        wrapped(printable(cure.cost), "  cost    ", " " * 10),
+        wrapped(printable(cure.undo), "  undo    ", " " * 10),
+    ]
+    return "\n".join(lines)
+
+
+def _changed(cure: Cure) -> list[str]:
+    change, gone = cure.change, cure.recovered
+    if change is None:
+        return []
+    line = f"  after ÷ before {change.value:.3f} ({change.low:.3f} to {change.high:.3f})"
+    return [line + (f", {_interval(gone)} of the excess is gone" if gone is not None else "")]
+
+
+def _late(row: RateSummary) -> str:
+    return "" if row.late is None else f", starts up to {time_text(row.late.p99)} late (p99)"
+
+
+# --- The end ------------------------------------------------------------------------------------
+def _failure(result: PaceResult) -> str:
+    failure = result.failure
+    if failure is None:
+        return ""
+    head = f"Call {failure.call} raised {failure.error_type}: {failure.message}"
+    lines = [wrapped(printable(head), "FAILED: ", "  ")]
+    lines += ["  " + printable(line) for line in failure.traceback.splitlines()]
+    return "\n".join(lines)
+
+
+def _said(words: Sequence[str], first: str) -> str:
+    return "\n".join(wrapped(printable(each), first, " " * len(first)) for each in words)
+
+
+def _verdict(result: PaceResult) -> str:
+    if result.ended == "interrupted":
+        return "Interrupted: this is what was measured until then"
+    if result.ended == "failed":
+        return "The call FAILED; above is what was measured until then"
+    if not result.rates:
+        wanted = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
+        return "Nothing was measured: give --duration " + (f"{wanted:g}" if wanted else "more")
+    unreached = [row for row in result.rates if not row.is_reached]
+    slower = [row for row in result.rates if row.is_slower]
+    if result.back_to_back is None:
+        return ""
+    if not slower:
+        text = _not_slower(result.rates)
+    else:
+        worst = max(slower, key=lambda row: row.calls.p50)
+        more = worst.calls.p50 - result.back_to_back.calls.p50
+        text = f"At {worst.hz:g} Hz a call takes {time_text(more)} more than back to back"
+        text += _why(result.attribution)
+    if unreached:
+        text += f"; {_rates(unreached)} cannot be reached"
+    if result.unmeasured:
+        text += f"; {_rates(result.unmeasured)} was not measured"
+    if result.cure is not None and slower:
+        text += f"; --fix {result.cure.fix} {'cures it' if result.cure.is_cured else 'does not'}"
+    return wrapped(text, "", "  ")
+
+
+def _rates(rows: Sequence[RateSummary | Unmeasured]) -> str:
+    return ", ".join(f"{row.hz:g}" for row in rows) + " Hz"
+
+
+def _not_slower(rates: Sequence[RateSummary]) -> str:
+    compared = [row.ratio for row in rates if row.ratio is not None]
+    alone = [row for row in rates if row.ratio is None]
+    uncompared = f"{_rates(alone)}: too few calls to compare with back to back" if alone else ""
+    if not compared:
+        return uncompared
+    most = max(ratio.high - 1 for ratio in compared)
+    if most <= _NOTHING:
+        text = "Calls at these rates are as fast as back to back"
+    else:
+        text = (
+            f"No call is slower than back to back as far as this tells; up to {most:.0%} more is "
+            "possible by calls so few or so varied"
+        )
+    return f"{text}; {uncompared}" if uncompared else text
+
+
+def _why(found: Attribution | None) -> str:
+    if found is None:
+        return ""
+    if not found.findings:
+        return ": why cannot be told"
+    names = [CAUSES[finding.cause].partition(":")[0] for finding in found.findings]
+    return ": " + " and ".join(names)

@@ -1,0 +1,114 @@
+"""How memory grows with the batch size, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainfit.report.memory.sections import KIND_TITLES
+from trainfit.report.sizes import printable, size, wrapped
+from trainfit.results.memory import BatchLaw, MemoryReport
+
+#: Modules that are listed, and the share of the growth from which they are.
+_MODULES = 6
+_LEAST_SHARE = 0.01
+
+
+def batches_section(report: MemoryReport) -> str:
+    """The law, what grows, figures for batch sizes, and where the law ends."""
+    law = report.batches
+    title = "With the batch size"
+    if law is None:
+        return "\n".join([title, *_missing(report)])
+    low, high = law.batches
+    if law.law == "none":
+        text = f"no law from batch sizes {low} and {high}: {printable(law.reason)}"
+        return "\n".join([title, wrapped(text, "  ", "  ")])
+    lines = [
+        f"{title} (from the recordings at {low} and {high})",
+        f"  allocated = {size(law.allocated_base_bytes)} + batch x "
+        f"{size(round(law.allocated_per_sample_bytes))}   (what is at the peak of {high})",
+        f"  device    = {size(law.device_base_bytes)} + batch x "
+        f"{size(round(law.device_per_sample_bytes))}   (least squares of the figures below)",
+        "  one sample more is",
+        *_grown(law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes, KIND_TITLES),
+        "  of which",
+        *_grown(law.per_sample_by_module_bytes, law.allocated_per_sample_bytes, {}),
+        *_points(law),
+        "  where the line ends",
+        *_limits(law),
+    ]
+    return "\n".join(lines)
+
+
+def _missing(report: MemoryReport) -> list[str]:
+    if report.second_run:
+        return [
+            "  one recording cannot tell; record the script at a second batch size and give both:",
+            f"    {printable(report.second_run)}",
+            f"    trainfit memory {printable(report.file)} {_file_of(report.second_run)}",
+        ]
+    return [
+        wrapped(
+            "one recording cannot tell; record the script at a second batch size with "
+            "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
+            "if they do not know theirs)",
+            "  ",
+            "  ",
+        )
+    ]
+
+
+def _file_of(command: str) -> str:
+    """The file that ``trainfit simulate … --output FILE -- …`` writes, as it stands there."""
+    return printable(command.partition(" --output ")[2].partition(" -- ")[0])
+
+
+def _grown(parts: Mapping[str, float], total: float, titles: Mapping[str, str]) -> list[str]:
+    lines: list[str] = []
+    rest = 0.0
+    for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
+        if len(lines) >= _MODULES or nbytes < _LEAST_SHARE * total:
+            rest += nbytes
+            continue
+        title = titles.get(name, printable(name) or "outside of modules")
+        percent = f"{100 * nbytes / total:.0f}%" if total else ""
+        lines.append(f"    {title:<38}{size(round(nbytes)):>10}  {percent:>4}")
+    if round(rest):
+        lines.append(f"    {'others':<38}{size(round(rest)):>10}")
+    return lines
+
+
+def _points(law: BatchLaw) -> list[str]:
+    lines = [
+        f"  {'batch':>7}{'allocated':>12}{'reserved':>12}{'device':>12}{'- line':>11}   peak in"
+    ]
+    for point in law.points:
+        off = (point.device_bytes - point.line_bytes) / max(point.line_bytes, 1)
+        verdict = "" if point.fits else " (does not fit)"
+        lines.append(
+            f"  {point.batch_size:>7}{size(point.allocated_bytes):>12}"
+            f"{size(point.reserved_bytes):>12}{size(point.device_bytes):>12}"
+            f"{100 * off:>+10.1f}%   {printable(point.where)}{verdict}"
+        )
+    return lines
+
+
+def _limits(law: BatchLaw) -> list[str]:
+    lines = []
+    for move in law.moves:
+        lines.append(
+            f"from batch size {move.batch_size} on the peak is in the {printable(move.after)}, "
+            f"below it in the {printable(move.before)}"
+        )
+    if law.largest_jump_at is not None:
+        lines.append(
+            "reserved memory goes up in steps: the allocator takes whole segments and reuses "
+            f"what it has; the largest step near {law.batches[1]} is "
+            f"{size(law.largest_jump_bytes)}, from batch size {law.largest_jump_at - 1} to "
+            f"{law.largest_jump_at}"
+        )
+    if law.largest_batch is not None and law.largest_batch > 0:
+        lines.append(f"{law.largest_batch} is the largest batch size that fits this GPU")
+    elif law.largest_batch == 0:
+        lines.append("not even one sample fits this GPU")
+    return [wrapped(f"- {printable(line)}", "    ", "      ") for line in lines]

@@ -1,0 +1,123 @@
+"""Parts of a report that a plan and a recording have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainfit.report.sizes import WIDTH, printable, share, size, wrapped
+from trainfit.results.files.words import count
+from trainfit.results.plan.result import RANGE_COVERAGE, RANGE_EXCEEDED, MemoryFigures
+
+#: Modules that are listed by name, and the share of the peak from which they are.
+_MODULES = 12
+_MODULE_SHARE = 0.005
+
+#: Columns of what a part of the peak is called.
+_TITLE = 44
+
+#: Where the words beside a memory figure begin.
+_INDENT = 26
+
+#: Kinds of allocation as they are shown.
+KIND_TITLES = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "activation": "activations kept for backward",
+    "input": "inputs",
+    "temporary": "temporaries",
+    "workspace": "library workspaces",
+}
+
+
+def memory_section(title: str, memory: MemoryFigures) -> str:
+    """The three figures, each with what it is called elsewhere."""
+    low, high = map(size, memory.context_range_bytes)
+    between = f"; {low} to {high}" if low != high else ""
+    context = f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)}"
+    basis = f"({context_basis(memory)}{between})"
+    # Where the line is too long the brackets get one of their own.
+    gap = " " if _INDENT + len(context) + 1 + len(basis) <= WIDTH else "\n" + " " * _INDENT
+    rows = [
+        ("allocated", memory.allocated_bytes, "torch.cuda.max_memory_allocated()"),
+        ("reserved", memory.reserved_bytes, "torch.cuda.max_memory_reserved()"),
+        ("device", memory.device_bytes, context + gap + basis),
+    ]
+    lines = [f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows]
+    return "\n".join([title, *lines, *_ranges(memory)])
+
+
+def _ranges(memory: MemoryFigures) -> list[str]:
+    """The prediction intervals; nothing in files of versions that did not say."""
+    ranges = {
+        "device": memory.device_range_bytes,
+        "reserved": memory.reserved_range_bytes,
+        "allocated": memory.allocated_range_bytes,
+    }
+    parts = [
+        f"{name} {size(bounds[0])} to {size(bounds[1])}"
+        for name, bounds in ranges.items()
+        if bounds is not None and bounds[0] != bounds[1]
+    ]
+    if not parts:
+        return []
+    text = (
+        f"{', '.join(parts)} ({RANGE_COVERAGE:.0%} prediction interval; {RANGE_EXCEEDED:.0%} of "
+        "measured jobs lay above that of the device)"
+    )
+    return [wrapped(text, "  between   ", " " * 12)]
+
+
+#: How the parts of the process's other memory are called; what is PyTorch's own (its kernels,
+#: those of attention) goes under the context.
+_LIBRARY_TITLES = {"cublas": "cuBLAS", "cudnn_forward": "cuDNN", "cudnn_backward": "cuDNN"}
+
+
+def _context_name(memory: MemoryFigures) -> str:
+    """ "CUDA context", with the libraries that add to it."""
+    counted = [part.name for part in memory.context_parts if part.value_bytes]
+    names = dict.fromkeys(_LIBRARY_TITLES[name] for name in counted if name in _LIBRARY_TITLES)
+    return ", ".join(["CUDA context", *names])
+
+
+def context_basis(memory: MemoryFigures) -> str:
+    """Where the figure is from: "assumed", "measured", or which part is what."""
+    bases = {part.name: part.basis for part in memory.context_parts if part.value_bytes}
+    context = bases.pop("context", "assumed")
+    others = sorted(set(bases.values()) - {context})
+    return f"context {context}, rest {' and '.join(others)}" if others else context
+
+
+def breakdown_section(
+    by_kind_bytes: Mapping[str, int], by_module_bytes: Mapping[str, int], total_bytes: int
+) -> str:
+    """The peak of allocated memory by kind (activations first: the batch size drives them)
+    and by module."""
+    lines = ["At the peak, by kind"]
+    for kind, nbytes in sorted(by_kind_bytes.items(), key=_activations_first):
+        if nbytes:
+            lines.append(_row(KIND_TITLES.get(kind, kind), nbytes, total_bytes))
+    lines.append("At the peak, by module")
+    named = {path: nbytes for path, nbytes in by_module_bytes.items() if path and nbytes}
+    largest = sorted(named, key=lambda path: -named[path])[:_MODULES]
+    shown = [path for path in largest if named[path] >= _MODULE_SHARE * total_bytes]
+    lines += [_row(path, named[path], total_bytes) for path in shown]
+    rest = sum(named.values()) - sum(named[path] for path in shown)
+    if others := len(named) - len(shown):
+        lines.append(_row(count(others, "other module"), rest, total_bytes))
+    if by_module_bytes.get(""):
+        lines.append(_row("outside of modules", by_module_bytes[""], total_bytes))
+    return "\n".join(lines)
+
+
+def _activations_first(item: tuple[str, int]) -> tuple[bool, int]:
+    kind, nbytes = item
+    return kind != "activation", -nbytes
+
+
+def _row(title: str, nbytes: int, total: int) -> str:
+    text = printable(title)
+    if len(text) > _TITLE:  # the end of a module's path says more than its beginning
+        text = f"…{text[1 - _TITLE :]}"
+    return f"  {text:<{_TITLE}} {size(nbytes):>10}  {share(nbytes, total):>4}"

@@ -1,0 +1,1 @@
+"""A plan as text: one screen, or the whole report."""

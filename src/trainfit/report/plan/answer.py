@@ -1,0 +1,74 @@
+"""The answer of a plan in one sentence or two, as a person would say it."""
+
+from __future__ import annotations
+
+from trainfit.report.sizes import rate_text, size, time_text
+from trainfit.results.files.words import count
+from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.speed import StepSpeed
+
+
+def answer(result: PlanResult) -> str:
+    """Fits or not, the largest batch size, the recommended one, and how fast that is."""
+    return " ".join(part for part in (_fits(result), _batches(result)) if part)
+
+
+def _fits(result: PlanResult) -> str:
+    now, chosen = result.now, result.chosen
+    need, there = size(now.memory.device_bytes), size(result.gpu_memory_bytes)
+    at = ""
+    if now.batch_size and (now.batch_size != chosen.recommended_batch or chosen is not now):
+        at = f" at batch size {now.batch_size}"
+    if chosen is not now:
+        at += f" with AMP {now.amp}"
+    if now.fits and (until := _full_after(result)) is not None:
+        return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
+    if now.fits:
+        return f"Fits: {need} of {there}{at}."
+    only = " (nothing simulated fits)" if now.largest_batch == 0 else ""
+    return f"Does not fit: needs {need} of {there}{at}{only}."
+
+
+def _batches(result: PlanResult) -> str:
+    chosen = result.chosen
+    best, limits = chosen.recommended_batch, chosen.limits
+    if result.now.fits and _full_after(result) is not None:
+        return "No batch size is recommended."
+    amp = f" with AMP {chosen.amp}" if chosen is not result.now else ""
+    if chosen.largest_batch is None:
+        if best:
+            return f"Recommended batch {best}{amp}{_speed(result)}."
+        return f"Other batch sizes: cannot tell{_speed(result)}."
+    if chosen.largest_batch == 0:
+        return f"Not even one sample fits{amp}."
+    more = "at least " if limits is not None and limits.at_least else ""
+    largest = f"Largest batch {more}{chosen.largest_batch}"
+    if best:
+        return f"{largest}, recommended {best}{amp}{_speed(result)}."
+    why = ": none leaves the safety margin" if best == 0 else ""
+    return f"{largest}, none recommended{why}."
+
+
+def _full_after(result: PlanResult) -> str | None:
+    """When the GPU is full, where memory grows by too much for a batch size to be recommended."""
+    pattern = result.pattern
+    if pattern is None or pattern.course != "growing" or pattern.unit != "optimizer step":
+        return None
+    if result.chosen.recommended_batch or pattern.steps_until_full is None:
+        return None
+    return count(pattern.steps_until_full, "optimizer step")
+
+
+def _speed(result: PlanResult) -> str:
+    """What a step takes at the recommended batch size, else at the present one."""
+    step = step_at(result, result.chosen.recommended_batch or result.now.batch_size)
+    if step is None:
+        return ""
+    what = "call" if result.inference is not None else "step"
+    rate = f", {rate_text(step.samples_per_s)} samples/s" if step.samples_per_s else ""
+    return f" ({time_text(step.seconds)} a {what}{rate})"
+
+
+def step_at(result: PlanResult, batch: int | None) -> StepSpeed | None:
+    """The step at this batch size, where it is known."""
+    return result.speed.at(batch) if result.speed is not None else None

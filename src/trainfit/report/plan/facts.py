@@ -1,0 +1,197 @@
+"""What decides a plan, each fact as a short text with a name before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from trainfit.report.plan.answer import step_at
+from trainfit.report.plan.launch_parts import left_out_text, threads_text
+from trainfit.report.plan.loading import by_factor, input_text
+from trainfit.report.plan.versus_cpu import verdict
+from trainfit.report.protection_text import protection_notes
+from trainfit.report.sizes import size, time_text
+from trainfit.report.steps.coverage import coverage_text
+from trainfit.report.steps.shapes import shapes_text
+from trainfit.report.steps.step import step_lines
+from trainfit.results.plan.batch_reasons import batch_reasons
+from trainfit.results.plan.result import Configuration, PlanResult
+from trainfit.results.plan.speed import StepSpeed
+
+#: A rate that differs from another by less does not differ.
+_SAME = 1.05
+
+_BOUNDS = {
+    "tensor cores": "Tensor cores",
+    "shader cores": "shader cores",
+    "bandwidth": "memory bandwidth",
+    "launches": "kernel launches",
+    "host copies": "host copies",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """``rank`` says how dispensable it is where room is scarce; 0 is always shown."""
+
+    label: str
+    text: str
+    rank: int = 0
+
+
+#: Texts (without control characters made visible yet) that are shown in this order; empty ones
+#: are left out.
+Producer = Callable[[PlanResult], str]
+
+
+def facts(result: PlanResult) -> list[Fact]:
+    """All that there is something to say of."""
+    found = [Fact(label, producer(result), rank) for label, rank, producer in _PRODUCERS]
+    return [fact for fact in found if fact.text]
+
+
+def _batch(result: PlanResult) -> str:
+    """Why this batch size."""
+    chosen = result.chosen
+    best, limits = chosen.recommended_batch, chosen.limits
+    reason = limits.reason if limits is not None else ""
+    if not best:
+        if chosen.largest_batch is None:
+            return f"cannot tell other batch sizes: {reason or result.basis_detail}"
+        return f"none recommended: {reason}" if reason else ""
+    if limits is None or (limits.memory is None and not reason and chosen.largest_batch is None):
+        return ""
+    return f"{best}: {'; '.join(batch_reasons(result, best, limits))}"
+
+
+def _amp(result: PlanResult) -> str:
+    """Autocast both ways; why another setting, where the launch command has one."""
+    other, choice = result.other_amp, result.amp_choice
+    if choice is not None and (choice.configuration or any(h.blocks for h in choice.own_hazards)):
+        return choice.reason.removeprefix("AMP ")
+    if other is None:
+        return ""
+    return "; ".join(_amp_side(each) for each in (result.now, other))
+
+
+def _amp_side(configuration: Configuration) -> str:
+    step, largest = configuration.step_s, configuration.largest_batch
+    parts = [time_text(step) if step is not None else size(configuration.memory.device_bytes)]
+    if largest is not None:
+        parts.append(f"largest batch {largest}")
+    return f"{configuration.amp}: {', '.join(parts)}"
+
+
+def _step(result: PlanResult) -> str:
+    """How long a step takes and what limits it; at the recommended batch size too."""
+    speed, now = result.speed, result.chosen
+    if speed is None:
+        return ""
+    best = step_at(result, now.recommended_batch)
+    differs = best is not None and best is not speed.now
+    text = f"{_time(speed.now)}, limited by {_BOUNDS[speed.now.bound]}"
+    if differs and best is not None:
+        text = f"batch size {now.batch_size}: {text}; {now.recommended_batch}: {_time(best)}"
+        if best.bound != speed.now.bound:
+            text += f", limited by {_BOUNDS[best.bound]}"
+    return text + (f"; epoch {time_text(speed.epoch_s)}" if speed.epoch_s is not None else "")
+
+
+def _time(step: StepSpeed) -> str:
+    texts = [time_text(seconds) for seconds in (step.range_s[0], step.seconds, step.range_s[1])]
+    units = {text.partition(" ")[2] for text in texts}
+    if len(units) > 1 or not units <= {"ms", "s"}:
+        return f"{texts[1]} ({texts[0]} to {texts[2]})"
+    low, now, high = (text.partition(" ")[0] for text in texts)
+    return f"{now} ({low} to {high}) {units.pop()}"
+
+
+def _makeup(result: PlanResult) -> str:
+    """Samples of an optimizer step, where they are not those of a batch."""
+    lines = step_lines(result.step)
+    return lines[0].removeprefix("micro-batch ") if lines else ""
+
+
+def _shapes(result: PlanResult) -> str:
+    return shapes_text(result.shapes)
+
+
+def _loader(result: PlanResult) -> str:
+    """Does the DataLoader keep up?"""
+    loading = result.loading
+    if loading is None:
+        return ""
+    found = loading.result
+    if found is None:
+        return f"not tuned: {loading.failure}"
+    if loading.input_at_most is not None and result.cpu is not None and not result.cpu.core_speed:
+        where = result.cpu.name or "the other processor"
+        return f"on {where}: {input_text(loading)}; measured here, see --explain"
+    settings = f"num_workers={found.recommended.num_workers}"
+    factor = loading.factor or 0.0
+    if loading.bottleneck == "unknown":
+        why = f": {found.reason}" if found.faults and not found.candidates else ""
+        return f"cannot tell whether {settings} keeps up{why}: see --explain"
+    if loading.bottleneck == "gpu":
+        more = f" ({by_factor(factor)} the GPU's rate)" if factor >= _SAME else ""
+        return f"{settings} keeps up{more}"
+    most = "up to " if loading.step_is_bound else ""
+    text = f"{settings} slows the step {most}{by_factor(factor)}"
+    helpful = max(found.advice, key=lambda each: each.gain, default=None)
+    if helpful is not None and helpful.gain >= _SAME:
+        text += f"; {by_factor(helpful.gain)} with: {helpful.summary}"
+    return text
+
+
+def _threads(result: PlanResult) -> str:
+    """What goes before the command."""
+    return threads_text(result.launch_parts)
+
+
+def _left_out(result: PlanResult) -> str:
+    return left_out_text(result.launch_parts)
+
+
+def _gradients(result: PlanResult) -> str:
+    """Of a script that does not train."""
+    inference = result.inference
+    if inference is None:
+        return ""
+    with_, without = inference.with_gradients, inference.without_gradients
+    if not inference.records_gradients or with_ is None or without is None:
+        return "none: the script does not train"
+    return (
+        f"the script does not train but records gradients: {size(without.device_bytes)} instead of "
+        f"{size(with_.device_bytes)} under torch.no_grad()"
+    )
+
+
+def _cpu(result: PlanResult) -> str:
+    found = result.versus_cpu
+    return verdict(found, result.speed) if found is not None else ""
+
+
+def _coverage(result: PlanResult) -> str:
+    what = "step" if result.inference is None else "call"
+    return coverage_text(result.coverage, result.steps, what)
+
+
+def _files(result: PlanResult) -> str:
+    return "; ".join(protection_notes(result.protection))
+
+
+#: What is shown, in this order: its name, its rank (see :class:`Fact`), its text.
+_PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
+    ("batch size", 0, _batch),
+    ("AMP", 30, _amp),
+    ("step", 10, _step),
+    ("micro-batch", 25, _makeup),
+    ("shapes", 22, _shapes),
+    ("DataLoader", 20, _loader),
+    ("threads", 12, _threads),
+    ("not set", 55, _left_out),
+    ("gradients", 5, _gradients),
+    ("CPU", 15, _cpu),
+    ("files", 35, _files),
+    ("simulated", 50, _coverage),
+)

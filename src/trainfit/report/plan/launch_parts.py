@@ -1,0 +1,79 @@
+"""Why each part of a launch command is as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfit.report.sizes import printable, wrapped
+from trainfit.results.plan.launch import LaunchPart, changes_by_hand
+
+#: Where the text of a part begins.
+_COLUMN = 31
+
+
+def parts_section(parts: Sequence[LaunchPart]) -> str:
+    """A line for each part: its value, the reason, and what that is from; empty without any."""
+    if not parts:
+        return ""
+    return "\n".join(["Why each part", *map(_part, parts)])
+
+
+def _part(part: LaunchPart) -> str:
+    start = f"  {printable(_headed(part))}".ljust(_COLUMN)
+    text = printable(f"{_reason(part)}{_evidence(part)}")
+    if len(start) <= _COLUMN:
+        return wrapped(text, start, " " * _COLUMN)
+    return "\n".join([start.rstrip(), wrapped(text, " " * _COLUMN, " " * _COLUMN)])
+
+
+def _headed(part: LaunchPart) -> str:
+    if part.status in ("not set", "cannot tell"):
+        return part.name
+    if part.where == "wrapper":
+        return part.value
+    return f"{part.name}={part.value}"
+
+
+def _reason(part: LaunchPart) -> str:
+    was = f"was {part.present}: " if part.present and part.present != part.value else ""
+    before = {
+        "set": was,
+        "kept": "kept: " if part.where != "script" else "",
+        "not set": "not set: ",
+        "by hand": f"in the script, {was}",
+        "cannot tell": "cannot tell: ",
+    }
+    return before[part.status] + (part.reason or "no reason is known")
+
+
+def _evidence(part: LaunchPart) -> str:
+    if not part.evidence:
+        return ""
+    return f" [{part.evidence}{f', {part.machine}' if part.machine else ''}]"
+
+
+def change_lines(parts: Sequence[LaunchPart]) -> list[str]:
+    """What the user has to change in the script, a line for each place."""
+    return [
+        f"change {place}: {line}" if place else f"change in the script: {line}"
+        for place, line in changes_by_hand(parts)
+    ]
+
+
+def threads_text(parts: Sequence[LaunchPart]) -> str:
+    """Variables and cores that go before the command, and why; empty without any."""
+    found = [part for part in parts if part.where in ("environment", "wrapper")]
+    told = [part for part in found if part.status == "set" or _is_overruled(part)]
+    reasons = dict.fromkeys(f"{part.reason}{_evidence(part)}" for part in told)
+    return f"{' '.join(map(_headed, told))}: {'; '.join(reasons)}" if told else ""
+
+
+def _is_overruled(part: LaunchPart) -> bool:
+    """Kept, although another value is recommended."""
+    return part.status == "kept" and part.where == "environment" and "recommended" in part.reason
+
+
+def left_out_text(parts: Sequence[LaunchPart]) -> str:
+    """What was considered and not set; the reasons are in the whole report."""
+    names = [part.name for part in parts if part.status == "not set"]
+    return f"{', '.join(names)}: no gain" if names else ""

@@ -1,0 +1,226 @@
+"""A plan on one screen: the answer, the launch command, the facts that decide, notes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from trainfit.report.memory.table import (
+    column_titles,
+    kinds_text,
+    memory_rows,
+    modules_text,
+)
+from trainfit.report.notes_text import note_text, plan_notes, short_place
+from trainfit.report.plan.answer import answer
+from trainfit.report.plan.facts import facts
+from trainfit.report.plan.fixes import fix_lines, fix_title
+from trainfit.report.plan.launch import launch_lines
+from trainfit.report.plan.launch_parts import change_lines
+from trainfit.report.sizes import printable, wrapped
+from trainfit.results.files.notes import Note
+from trainfit.results.files.words import count
+from trainfit.results.plan.result import PlanResult
+
+#: Lines of the screen, its columns, and the fewest that it is laid out for.
+LINES: Final = 25
+COLUMNS: Final = 80
+NARROWEST: Final = 52
+
+#: Lines of a launch command from which it is one long line, which a terminal wraps and from which
+#: it can be copied as well.
+_LAUNCH_LINES: Final = 5
+#: Lines of a fact or a note at most, and notes.
+_FACT_LINES: Final = 2
+_NOTES: Final = 3
+_LABEL: Final = 12
+_PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
+
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|s|h|min)\b)")
+_FIXED: Final = "\u00a0"
+
+Style = Literal["good", "bad", "title", "plain", "quiet"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of the screen, and how it may look on a terminal."""
+
+    text: str
+    style: Style = "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Lines that belong together; the greatest ``rank`` goes first where room is scarce."""
+
+    lines: tuple[Line, ...]
+    rank: int = 0
+    notes: int = 0
+
+
+def plan_screen(result: PlanResult, columns: int = COLUMNS) -> list[Line]:
+    """At most :data:`LINES` lines of ``columns``, but for words that are longer.
+
+    A terminal of fewer columns than :data:`COLUMNS` gets more lines.
+    """
+    width = max(NARROWEST, min(columns, COLUMNS))
+    notes = plan_notes(result)
+    blocks = [
+        *_answer(result, width),
+        *_launch(result, notes, width),
+        *_memory(result, width),
+        *_facts(result, width),
+        *_fixes(result, width),
+        *_notes([note for note in notes if note.kind != "action"], width),
+    ]
+    if width == COLUMNS:
+        blocks = _within(blocks, LINES - 1)
+    hidden = len(notes) - sum(block.notes for block in blocks)
+    lines = [line for block in blocks for line in block.lines]
+    return [*lines, Line(_clipped(_more(result, hidden), width), "quiet")]
+
+
+def screen_text(result: PlanResult) -> str:
+    """The same as plain text."""
+    return "\n".join(line.text for line in plan_screen(result))
+
+
+def _answer(result: PlanResult, width: int) -> list[_Block]:
+    style: Style = "good" if result.now.fits else "bad"
+    text = wrapped(printable(answer(result)), "", "  ", width)
+    return [_Block(tuple(Line(line, style) for line in text.split("\n"))), _blank(92)]
+
+
+def _launch(result: PlanResult, notes: Sequence[Note], width: int) -> list[_Block]:
+    """The launch command, and what the user has to change because it cannot."""
+    blocks = []
+    if result.can_start:
+        text = launch_lines(result.launch, 2, width)
+        if text.count("\n") >= _LAUNCH_LINES:
+            text = f"  {printable(result.launch)}"
+        blocks.append(_Block(tuple(map(Line, text.split("\n")))))
+    changes = change_lines(result.launch_parts)
+    for number, change in enumerate(changes):
+        rank = 0 if not number else 30 + number
+        blocks.append(_Block(_wrapped(_shortened(change), "  - ", width), rank))
+    for number, note in enumerate(note for note in notes if note.kind == "action"):
+        rank = 0 if not number + len(changes) else 40 + number
+        blocks.append(_Block(_wrapped(_short(note), "  - ", width), rank, notes=1))
+    return [*blocks, _blank(91)] if blocks else []
+
+
+def _memory(result: PlanResult, width: int) -> list[_Block]:
+    now, chosen = result.now, result.chosen
+    best = chosen.recommended_batch
+    other_amp = f", {chosen.amp}" if chosen is not now else ""
+    differs = best != now.batch_size or bool(other_amp)
+    both = result.recommended is not None and best is not None and differs
+    present = f"batch size {now.batch_size}" if now.batch_size else "the present batch size"
+    gpu, amp = printable(result.gpu), f"AMP {printable(now.amp)}"
+    where = f"{gpu}, {amp}" if both else f"{gpu} at {present}, {amp}"
+    title = wrapped(f"Memory on {where} (90% prediction interval)", "", "  ", width)
+    columns, head = [now.memory], []
+    if both and result.recommended is not None and width == COLUMNS:
+        columns.append(result.recommended)
+        second = f"batch size {best}{other_amp or ', recommended'}"
+        head = [Line(printable(column_titles([present, second])))]
+    rows = [
+        *(Line(line, "title") for line in title.split("\n")),
+        *head,
+        *map(Line, memory_rows(columns)),
+    ]
+    total = now.memory.allocated_bytes
+    kinds, modules = kinds_text(now.by_kind_bytes, total), modules_text(now.by_module_bytes, total)
+    blocks = [_Block(tuple(rows))]
+    if kinds:
+        blocks.append(_Block(_wrapped(kinds, f"  {'at the peak':<21}", width), 12))
+    if modules:
+        blocks.append(_Block(_wrapped(modules, f"  {'in modules':<21}", width), 45))
+    return blocks
+
+
+def _facts(result: PlanResult, width: int) -> list[_Block]:
+    title = _Block((Line("Batch size and speed (predicted)", "title"),), 70)
+    found = [
+        _Block(_wrapped(_shortened(fact.text), f"  {fact.label:<{_LABEL}}", width), fact.rank)
+        for fact in facts(result)
+    ]
+    return [title, *found] if found else []
+
+
+def _fixes(result: PlanResult, width: int) -> list[_Block]:
+    lines = fix_lines(result)
+    if not lines:
+        return []
+    found = [
+        _Block((Line(_clipped(f"  - {printable(text)}", width)),), 6 + 15 * number)
+        for number, text in enumerate(lines)
+    ]
+    return [_Block((Line(fix_title(result), "title"),)), *found]
+
+
+def _notes(notes: Sequence[Note], width: int) -> list[_Block]:
+    shown = notes[:_NOTES]
+    if not shown:
+        return []
+    found = []
+    for number, note in enumerate(shown):
+        serious = note.severity == "changes the figures"
+        rank = 3 if serious and not number else 48 + 20 * number - 10 * serious
+        lines = _wrapped(_short(note), "  - ", width)
+        if not number:
+            lines = (Line("Notes", "title"), *lines)
+        found.append(_Block(lines, rank, notes=1))
+    return found
+
+
+def _more(result: PlanResult, hidden: int) -> str:
+    what = "optimizer step" if result.inference is None else "model call"
+    torch = printable(result.environment.get("torch", "?"))
+    more = f"{count(hidden, 'more note')} and details" if hidden else "Details"
+    return (
+        f"{more}: --explain ({count(result.steps, what)} simulated, torch {torch}, "
+        f"{result.seconds:.0f} s)"
+    )
+
+
+def _within(blocks: list[_Block], most: int) -> list[_Block]:
+    """The blocks without those that are most dispensable, until there are at most so many lines."""
+    kept = list(blocks)
+    while sum(len(block.lines) for block in kept) > most:
+        rank = max(block.rank for block in kept)
+        if not rank:
+            break
+        last = max(at for at, block in enumerate(kept) if block.rank == rank)
+        del kept[last]
+    return kept
+
+
+def _blank(rank: int) -> _Block:
+    return _Block((Line(""),), rank)
+
+
+def _wrapped(text: str, first: str, width: int) -> tuple[Line, ...]:
+    """At most :data:`_FACT_LINES` lines; what does not fit into them ends in an ellipsis."""
+    whole = _UNIT.sub(_FIXED, printable(text))  # no line break between a number and its unit
+    lines = wrapped(whole, first, " " * len(first), width).replace(_FIXED, " ").split("\n")
+    if len(lines) > _FACT_LINES:
+        last = _clipped(lines[_FACT_LINES - 1] + " …", width)
+        lines = [*lines[: _FACT_LINES - 1], last if last.endswith("…") else f"{last} …"]
+    return tuple(Line(_clipped(line, width)) for line in lines)
+
+
+def _clipped(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
+
+
+def _short(note: Note) -> str:
+    return _shortened(note_text(note, short=True))
+
+
+def _shortened(text: str) -> str:
+    """Places in the user's code without the folders that they lie in."""
+    return _PLACE.sub(lambda found: short_place(found[0]), text)

@@ -1,0 +1,122 @@
+"""How fast a job is, as text."""
+
+from __future__ import annotations
+
+from trainfit.report.sizes import printable, rate_text, time_text, wrapped
+from trainfit.results.files.words import count
+from trainfit.results.plan.result import LEAST_FASTER
+from trainfit.results.plan.speed import KNEE, Speed, StepSpeed
+
+BOUNDS = {
+    "tensor cores": "the Tensor cores' arithmetic",
+    "shader cores": "the shader cores' arithmetic",
+    "bandwidth": "the GPU's memory bandwidth",
+    "launches": "the CPU, which launches the kernels",
+    "host copies": "copies between host and GPU",
+}
+#: Kinds of kernels that have another name in the results.
+_NAMES = {"product": "matmul"}
+#: Rows of the curve that are shown, and kinds of kernels.
+_ROWS, _KINDS = 8, 5
+
+
+def speed_section(speed: Speed) -> str:
+    """Step time, what bounds it, other batch sizes, an epoch."""
+    now = speed.now
+    at = f"at batch size {now.batch_size}" if now.batch_size else "at the present batch size"
+    lines = [f"Speed {at}, if the DataLoader keeps up (predicted)", *_now(speed)]
+    if speed.epoch_s is not None:
+        lines.append(f"  an epoch  {time_text(speed.epoch_s)}")
+    lines += _curve(speed)
+    lines += [wrapped(printable(note), "  ", "  ") for note in speed.notes]
+    return "\n".join(lines)
+
+
+def _now(speed: Speed) -> list[str]:
+    now = speed.now
+    low, high = now.range_s
+    rate = f", {rate_text(now.samples_per_s)} samples/s" if now.samples_per_s else ""
+    first = (
+        f"{time_text(now.seconds)}{rate}; 90% prediction interval {time_text(low)} to "
+        f"{time_text(high)}"
+    )
+    parts = [f"kernels {time_text(now.gpu_s)}", f"launching them {time_text(now.host_s)}"]
+    if now.copies_s > 0.01 * now.seconds:
+        parts.append(f"copies {time_text(now.copies_s)}")
+    bound = f"limited by {BOUNDS[now.bound]}: {', '.join(parts)}"
+    if speed.mfu is not None:
+        bound += f"; {100 * speed.mfu:.2g}% of the peak FLOP/s (MFU)"
+    total = sum(speed.by_kind_s.values())
+    largest = sorted(speed.by_kind_s.items(), key=lambda each: -each[1])[:_KINDS]
+    kinds = ", ".join(
+        f"{_NAMES.get(name, name.replace('_', ' '))} {100 * each / total:.0f}%"
+        for name, each in largest
+    )
+    return [
+        wrapped(first, "  a step    ", " " * 12),
+        wrapped(bound, "            ", " " * 12),
+        *([wrapped(kinds, "  kernels   ", " " * 12)] if total else []),
+        *_graphs(speed),
+        *_paced(speed),
+        wrapped(printable(speed.constants), "  constants ", " " * 12),
+    ]
+
+
+def _graphs(speed: Speed) -> list[str]:
+    """What CUDA graphs would win, where launches cost something."""
+    now, graphed = speed.now.seconds, speed.graphed_s
+    if graphed is None or graphed > (1 - LEAST_FASTER) * now:
+        return []
+    text = (
+        f'with CUDA graphs (torch.compile, mode="reduce-overhead") at best {time_text(graphed)}, '
+        "as no kernel waits for its launch"
+    )
+    return [wrapped(text, "  launches  ", " " * 12)]
+
+
+def _paced(speed: Speed) -> list[str]:
+    """What lower clocks of the CPU do to a call, from the least to the most, where they do
+    something."""
+    paced, now = speed.paced, speed.now.seconds
+    if paced is None or not paced.slowed:
+        return []
+    highest, lowest = paced.slowed[0], paced.slowed[-1]
+    head = f"{count(paced.launches, 'launch', 'launches')} a call"
+    if lowest.seconds - now < LEAST_FASTER * now:
+        text = f"{head}: the GPU bounds it, a lower clock of the CPU between calls changes nothing"
+    else:
+        clock = paced.core_hz / 1e9
+        ends = f"{highest.core_share * clock:.2g} to {lowest.core_share * clock:.2g} GHz"
+        more = f"{time_text(max(0.0, highest.seconds - now))} to {time_text(lowest.seconds - now)}"
+        text = (
+            f"{head}: where the CPU's clock falls between calls at a fixed rate, to {ends} instead "
+            f"of {clock:.2g}, expect {time_text(highest.seconds)} to {time_text(lowest.seconds)}, "
+            f"{more} more; `trainfit pace` measures it"
+        )
+    return [wrapped(text, "  paced     ", " " * 12)]
+
+
+def _curve(speed: Speed) -> list[str]:
+    if not speed.curve:
+        return []
+    shown = _chosen(speed)
+    lines = [f"  {'batch size':>10}{'a step':>12}{'samples/s':>12}   limited by"]
+    for step in shown:
+        mark = ""
+        if step.batch_size == speed.knee:
+            mark = f"; saturation: {KNEE:.0%} of the best throughput"
+        figures = f"{time_text(step.seconds):>12}{rate_text(step.samples_per_s or 0):>12}"
+        lines.append(f"  {step.batch_size:>10}{figures}   {step.bound}{mark}")
+    return lines
+
+
+def _chosen(speed: Speed) -> list[StepSpeed]:
+    """Powers of two, the knee, and the largest; some of these where they are many."""
+    curve = speed.curve
+    powers = [
+        each for each in curve if each.batch_size and not each.batch_size & (each.batch_size - 1)
+    ]
+    every = max(1, -(-len(powers) // _ROWS))
+    wanted = {each.batch_size for each in powers[::-every]}
+    wanted |= {speed.knee, curve[-1].batch_size, speed.now.batch_size}
+    return [each for each in curve if each.batch_size in wanted]

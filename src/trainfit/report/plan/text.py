@@ -1,0 +1,268 @@
+"""A plan as text for the terminal."""
+
+from __future__ import annotations
+
+from trainfit.report.memory.sections import breakdown_section, memory_section
+from trainfit.report.notes_text import notes_section, plain, plan_notes
+from trainfit.report.plan.launch import launch_lines
+from trainfit.report.plan.launch_parts import change_lines, parts_section
+from trainfit.report.plan.loading import loading_section
+from trainfit.report.plan.remedies import inference_section, remedies_section
+from trainfit.report.plan.speed import speed_section
+from trainfit.report.plan.versus_cpu import versus_cpu_section
+from trainfit.report.protection_text import protection_notes
+from trainfit.report.sizes import printable, size, time_text, wrapped
+from trainfit.report.steps.course import only_seen
+from trainfit.report.steps.coverage import coverage_text
+from trainfit.report.steps.shapes import shapes_text
+from trainfit.report.steps.step import step_lines
+from trainfit.results.files.notes import Note
+from trainfit.results.files.words import count
+from trainfit.results.plan.amp import AmpHazard
+from trainfit.results.plan.result import BatchCheck, BatchLimits, Configuration, PlanResult
+from trainfit.results.plan.speed import KNEE
+
+#: Where the text beside a batch size begins.
+_COLUMN = 31
+#: Larger GPUs that are named.
+_GPUS = 4
+
+_BASIS = {
+    "two traces": "from two simulated batch sizes",
+    "one trace a batch size": "each one simulated",
+    "one trace": "only the present one was simulated",
+}
+
+
+def plan_text(result: PlanResult) -> str:
+    """The whole plan: figures now, what they consist of, batch sizes, launch command."""
+    now = result.now
+    fits = "" if now.fits else ": DOES NOT FIT"
+    detail = []
+    if result.basis_detail and now.largest_batch is not None:
+        detail = [Note("note", result.basis_detail)]
+    parts = [
+        "\n".join(filter(None, [_title(result), _simulated(result)])),
+        memory_section(f"Memory {_at(now)}{fits}", now.memory),
+        breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
+        _batch_section(result),
+        _amp_section(result),
+        speed_section(result.speed) if result.speed is not None else "",
+        versus_cpu_section(result.versus_cpu, result.speed) if result.versus_cpu else "",
+        inference_section(result.inference) if result.inference is not None else "",
+        remedies_section(result.remedies) if result.remedies is not None else "",
+        loading_section(result.loading, result) if result.loading is not None else "",
+        notes_section([*plan_notes(result), *detail, *plain(protection_notes(result.protection))]),
+        _launch_section(result),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _title(result: PlanResult) -> str:
+    torch = printable(result.environment.get("torch", ""))
+    what = "optimizer step" if result.inference is None else "model call"
+    steps = count(result.steps, what)
+    others = result.other_processes_bytes
+    held = f", of which other processes hold {size(others)}" if others else ""
+    return wrapped(
+        f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)}{held} "
+        f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)",
+        "",
+        "  ",
+    )
+
+
+def _simulated(result: PlanResult) -> str:
+    """What was among the steps; nothing in files of versions that did not say."""
+    what = "step" if result.inference is None else "call"
+    texts = {
+        "Simulated": coverage_text(result.coverage, result.steps, what),
+        "Shapes": shapes_text(result.shapes),
+    }
+    return "\n".join(
+        wrapped(printable(f"{title}: {text}"), "", "  ") for title, text in texts.items() if text
+    )
+
+
+def _at(configuration: Configuration) -> str:
+    batch = configuration.batch_size
+    where = f"batch size {batch}" if batch else "the present batch size"
+    return f"at {where}, AMP {printable(configuration.amp)}"
+
+
+def _batch_section(result: PlanResult) -> str:
+    now, chosen = result.now, result.chosen
+    title = f"Batch size ({_BASIS[result.basis]}{only_seen(result.pattern)})"
+    if chosen is not now:
+        title = f"Batch size with AMP {printable(chosen.amp)}{title.removeprefix('Batch size')}"
+    title = "\n".join([title, *(wrapped(line, "  ", "    ") for line in step_lines(result.step))])
+    if chosen.largest_batch is None:
+        return "\n".join([title, *_unknown(result)])
+    if chosen.largest_batch == 0:
+        return "\n".join([title, "  not even one sample fits. What would:", *_remedies(result)])
+    limits = chosen.limits
+    bound = _at_least(limits, chosen.largest_batch)
+    lines = [title, _batch_row("largest that fits", chosen.largest_batch, bound)]
+    lines += _recommended(result)
+    if not now.fits:
+        lines.append(f"  the present batch size, {now.batch_size}, does not fit. What would:")
+        lines += _remedies(result)
+    return "\n".join(lines)
+
+
+def _unknown(result: PlanResult) -> list[str]:
+    """Nothing but the present batch size could be judged."""
+    detail = wrapped(f"others are not known: {printable(result.basis_detail)}", "  ", "  ")
+    if result.now.fits:
+        limits = result.now.limits
+        why = printable(limits.reason) if limits is not None else ""
+        kept = f"recommended: the present one ({why})" if why else "the present one fits"
+        return [wrapped(kept, "  ", "  "), detail]
+    return ["  the present one does not fit. What would:", *_remedies(result), detail]
+
+
+def _recommended(result: PlanResult) -> list[str]:
+    chosen, memory = result.chosen, result.recommended
+    best, limits = chosen.recommended_batch, chosen.limits
+    lines = []
+    if limits is not None and limits.data_set is not None and _is_bound(limits):
+        lines.append(_batch_row("the data set has", limits.data_set, "samples: at most one batch"))
+    if not best:
+        return [*lines, *_none(result)]
+    share = f"{100 * result.headroom_share:.2g}%"
+    margin = f"with {share} of the GPU free, as set"
+    if not result.headroom_is_set:
+        margin = f"with a {share} safety margin (upper bound of the prediction interval)"
+    why = "the present one; " if best == result.now.batch_size else ""
+    why += _why(best, limits, margin)
+    if limits is not None and limits.memory is not None and best < limits.memory:
+        at_least = _at_least(limits, limits.memory)
+        text = f"{at_least}{'; ' if at_least else ''}largest batch {margin}"
+        lines.append(_batch_row("memory allows", limits.memory, text))
+    if best >= 8 and best % 8 == 0 and result.basis == "two traces":
+        why += ", as a multiple of 8 (tensor cores)"
+    lines.append(_batch_row("recommended", best, why))
+    if memory is not None:
+        lines.append(
+            f"{'':{_COLUMN}}allocated {size(memory.allocated_bytes)}, reserved "
+            f"{size(memory.reserved_bytes)}, device {size(memory.device_bytes)}"
+        )
+    checked = _checked(result.batch_check)
+    if checked:
+        lines.append(wrapped(checked, " " * _COLUMN, " " * _COLUMN))
+    if limits is not None and limits.epoch_steps is not None:
+        what = f"an epoch of {limits.data_set} samples is then {count(limits.epoch_steps, 'step')}"
+        lines.append(wrapped(what, " " * _COLUMN, " " * _COLUMN))
+    if limits is not None and limits.noise_scale is not None:
+        text = "as given: with a batch of so many samples a loss needs twice the samples"
+        lines.append(_batch_row("noise scale", round(limits.noise_scale), text))
+    return lines
+
+
+def _checked(check: BatchCheck | None) -> str:
+    """Was it simulated, and how far from it was what followed from other batch sizes?"""
+    if check is None:
+        return ""
+    if check.reason:
+        return f"not simulated itself: {printable(check.reason)}"
+    shares = (("reserved", check.peak_share), ("step", check.step_share))
+    against = ", ".join(f"{what} {share:+.1%}" for what, share in shares if share is not None)
+    return f"simulated itself; against the rule from others: {against}" if against else ""
+
+
+def _at_least(limits: BatchLimits | None, batch: int) -> str:
+    """Said of a figure above which none was simulated."""
+    if limits is None or not limits.at_least:
+        return ""
+    full = limits.data_set is not None and batch + 8 > limits.data_set
+    return f"at least; {'the data set has no more' if full else 'no larger one was simulated'}"
+
+
+def _is_bound(limits: BatchLimits) -> bool:
+    """Does the data set bound the batch size before memory does?"""
+    return limits.memory is None or (limits.data_set or 0) <= limits.memory
+
+
+def _why(best: int, limits: BatchLimits | None, margin: str) -> str:
+    """Why this batch size and no other."""
+    if limits is not None and limits.reason:
+        return printable(limits.reason)
+    if limits is None or limits.memory is None or best >= limits.memory:
+        return f"largest batch {margin}"
+    if best == limits.data_set:
+        return "the whole data set"
+    if limits.trains is not None:
+        return f"the smallest that trains {KNEE:.0%} as fast as any at this noise scale (predicted)"
+    return f"saturation batch size (smallest with {KNEE:.0%} of the best throughput; predicted)"
+
+
+def _none(result: PlanResult) -> list[str]:
+    best, limits = result.chosen.recommended_batch, result.chosen.limits
+    if limits is not None and limits.reason:
+        return [wrapped(f"none: {printable(limits.reason)}", f"  {'recommended':<20}  ", "  ")]
+    free = f"{100 * result.headroom_share:.2g}% of the GPU free"
+    none = "none was seen to leave" if best is None else "no batch size leaves"
+    return [f"  {'recommended':<20}  none: {none} {free}"]
+
+
+def _batch_row(title: str, batch: int | str, text: str = "") -> str:
+    start = f"  {title:<18} {batch:>7}".ljust(_COLUMN)
+    return wrapped(text, start, " " * _COLUMN) if text else start.rstrip()
+
+
+def _remedies(result: PlanResult) -> list[str]:
+    """What would make the job run; for a larger GPU, at the present batch size."""
+    lines = []
+    now, other = result.now, result.other_amp
+    if result.chosen.recommended_batch and result.chosen.recommended_batch != now.batch_size:
+        lines.append(f"  - batch size {result.chosen.recommended_batch}, as in the command below")
+    elif now.largest_batch:
+        lines.append(f"  - batch size {now.largest_batch}, with less headroom")
+    if other is not None and other.largest_batch:
+        lines.append(f"  - AMP {printable(other.amp)}: up to batch size {other.largest_batch}")
+    elif other is not None and other.fits:
+        lines.append(f"  - AMP {printable(other.amp)}, at the present batch size")
+    if result.other_gpus:
+        named = ", ".join(map(printable, result.other_gpus[:_GPUS]))
+        batch = f"batch size {now.batch_size}" if now.batch_size else "the present batch size"
+        lines.append(f"  - a larger GPU, at {batch}: {named}")
+    if not lines:
+        lines.append("  - no single GPU of the catalogue; make the model or its input smaller")
+    return lines
+
+
+def _amp_section(result: PlanResult) -> str:
+    other, choice = result.other_amp, result.amp_choice
+    if other is None and choice is None:
+        return ""
+    lines = ["Mixed precision (AMP)"]
+    for configuration in filter(None, (result.now, other)):
+        memory, largest = configuration.memory, configuration.largest_batch
+        at_most = "" if largest is None else f", largest batch size {largest}"
+        step = configuration.step_s
+        takes = "" if step is None else f", a step {time_text(step)} (predicted)"
+        lines.append(
+            f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
+            f"reserved {size(memory.reserved_bytes)}{at_most}{takes}"
+        )
+    if choice is not None:
+        reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason)
+        said = (*filter(None, reasons), *map(_hazard, choice.told_hazards))
+        lines += [wrapped(printable(text), "  ", "    ") for text in said]
+    return "\n".join(lines)
+
+
+def _hazard(hazard: AmpHazard) -> str:
+    place = f" ({hazard.place})" if hazard.place else ""
+    return f"hazard in {hazard.dtype}{place}: {hazard.text}" + (
+        f"; {hazard.remedy}" if hazard.remedy else ""
+    )
+
+
+def _launch_section(result: PlanResult) -> str:
+    if not result.can_start:
+        return ""
+    changes = change_lines(result.launch_parts)
+    lines = [wrapped(printable(each), "  - ", "    ") for each in changes]
+    whole = "\n".join(["Launch", launch_lines(result.launch), *lines])
+    return "\n\n".join(filter(None, (whole, parts_section(result.launch_parts))))

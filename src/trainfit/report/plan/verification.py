@@ -1,0 +1,70 @@
+"""A verification as text for the terminal."""
+
+from __future__ import annotations
+
+import statistics
+
+from trainfit.report.notes_text import notes_section, plain
+from trainfit.report.protection_text import protection_notes
+from trainfit.report.sizes import printable, size
+from trainfit.results.files.words import count
+from trainfit.results.plan.verification import Comparison, Verification
+
+_VERDICTS = {True: "within", False: "OUTSIDE", None: "not known"}
+
+
+def verification_text(result: Verification) -> str:
+    """Whose prediction, measured beside predicted, step time, verdict."""
+    parts = [
+        f"{printable(result.gpu_measured)}, {count(result.steps, 'optimizer step')} run "
+        f"(torch {printable(result.environment.get('torch', ''))})\n"
+        f"  predicted for {printable(result.gpu_predicted)} in {printable(result.file)}",
+        _table(result),
+        _steps(result),
+        notes_section(plain([*result.notes, *protection_notes(result.protection)])),
+        _verdict(result),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(result: Verification) -> str:
+    if not result.compared:
+        return ""
+    head = f"  {'':<10}{'predicted':>11}{'measured':>11}{'difference':>20}   stated range"
+    rows = [_row(name, each) for name, each in result.compared.items()]
+    return "\n".join(["Memory", head, *rows])
+
+
+def _row(name: str, each: Comparison) -> str:
+    difference = ""
+    if each.measured_bytes is not None:
+        nbytes = each.measured_bytes - each.predicted_bytes
+        share = f" ({100 * nbytes / each.predicted_bytes:+.1f}%)" if each.predicted_bytes else ""
+        difference = f"{'+' if nbytes > 0 else ''}{size(nbytes)}{share}"
+    measured = "?" if each.measured_bytes is None else size(each.measured_bytes)
+    return (
+        f"  {name:<10}{size(each.predicted_bytes):>11}{measured:>11}{difference:>20}   "
+        f"{size(each.low_bytes)} to {size(each.high_bytes)}: {_VERDICTS[each.within]}"
+    )
+
+
+def _steps(result: Verification) -> str:
+    times = result.step_seconds
+    if not times:
+        return ""
+    low, middle, high = (1e3 * x for x in (min(times), statistics.median(times), max(times)))
+    return (
+        f"Step time (measured on the device; nothing was predicted)\n"
+        f"  {middle:.4g} ms, from {low:.4g} to {high:.4g} ms in {count(len(times), 'step')}"
+    )
+
+
+def _verdict(result: Verification) -> str:
+    if result.fits_predicted and not result.fits_measured:
+        return "WRONG: it was predicted to fit, and ran out of GPU memory"
+    if result.fits_measured and not result.fits_predicted:
+        return "WRONG: it was predicted not to fit, and runs"
+    if not result.fits_measured:
+        return "As predicted: it does not fit"
+    basis = printable(result.range_basis)
+    return f"{'As predicted' if result.good else 'NOT as predicted'} (stated range: {basis})"

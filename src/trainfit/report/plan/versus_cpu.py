@@ -1,0 +1,92 @@
+"""Is a GPU worth it? As text."""
+
+from __future__ import annotations
+
+from trainfit.report.sizes import printable, rate_text, time_text, wrapped
+from trainfit.results.files.words import count
+from trainfit.results.plan.speed import Speed
+from trainfit.results.plan.versus_cpu import VersusCpu
+
+_INDENT = " " * 12
+#: A share of waiting from which it is worth a word.
+_WAITS = 0.1
+#: Times as many samples a second from which a larger batch is worth a word.
+_MORE = 2.0
+
+
+def versus_cpu_section(found: VersusCpu, speed: Speed | None) -> str:
+    """The step measured on the CPU, the one predicted on the GPU, and what that says."""
+    lines = ["Is a GPU worth it? The same command on this machine's CPU", *_cpu(found)]
+    lines.append(wrapped(printable(found.command), "  command   ", _INDENT))
+    if found.step_s is not None and speed is not None:
+        low, high = speed.now.range_s
+        text = f"{time_text(speed.now.seconds)} (predicted, {time_text(low)} to {time_text(high)})"
+        lines.append(wrapped(text, "  on GPU    ", _INDENT))
+    lines.append(wrapped(verdict(found, speed), "  verdict   ", _INDENT))
+    return "\n".join(lines)
+
+
+def _cpu(found: VersusCpu) -> list[str]:
+    if found.step_s is None:
+        return [wrapped(f"not measured: {printable(found.why)}", "  on CPU    ", _INDENT)]
+    times = found.step_seconds
+    one = found.counts.removesuffix("s")
+    text = f"{time_text(found.step_s)} a {one}"
+    if found.batch_size:
+        text += f", {rate_text(found.batch_size / found.step_s)} samples/s"
+    steps = count(len(times), one)
+    text += f" (median of {steps}, {time_text(min(times))} to {time_text(max(times))}"
+    if found.threads is not None:
+        text += f", {count(found.threads, 'thread')}"
+    if found.cores is not None:
+        text += f" on {found.cores:g} cores"
+    text += ")"
+    share = found.waiting_share or 0.0
+    if share >= _WAITS:
+        text += f"; {100 * share:.0f}% of it waits for the DataLoader"
+    if found.stand_in:
+        text += "; the script asks for a GPU by name: the CPU took its place, without autocast"
+    return [wrapped(text, "  on CPU    ", _INDENT)]
+
+
+def verdict(found: VersusCpu, speed: Speed | None) -> str:
+    """How many times as fast the GPU is, or why that is not known."""
+    ratio = found.ratio_range
+    if ratio is None:
+        one = found.counts.removesuffix("s")
+        missing = f"a {one} on the CPU" if found.step_s is None else f"the {one} on the GPU"
+        return f"cannot tell: {missing} is not known"
+    between = f"{_times(ratio[0])} to {_times(ratio[1])}"
+    epoch = _epoch(found, speed)
+    if found.faster == "gpu":
+        return f"the GPU is {between} times as fast{epoch}"
+    if found.faster == "cpu":
+        text = f"no: the CPU is faster, the GPU reaches {between} of its rate{epoch}"
+    else:
+        text = f"cannot tell: the GPU is {between} times as fast{epoch}"
+    return text + _larger(speed)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def _epoch(found: VersusCpu, speed: Speed | None) -> str:
+    if speed is None or speed.epoch_s is None or found.step_s is None or speed.now.seconds <= 0:
+        return ""
+    on_cpu = speed.epoch_s * found.step_s / speed.now.seconds
+    return f"; an epoch takes {time_text(speed.epoch_s)} on it, {time_text(on_cpu)} on the CPU"
+
+
+def _larger(speed: Speed | None) -> str:
+    """A GPU that waits for launches takes larger batches in the same time."""
+    best = speed.at(speed.knee) if speed is not None else None
+    if speed is None or best is None or not best.samples_per_s or not speed.now.samples_per_s:
+        return ""
+    more = best.samples_per_s / speed.now.samples_per_s
+    if more < _MORE:
+        return ""
+    return (
+        f". It works at {100 / more:.0f}% of its rate at this batch size: with "
+        f"{best.batch_size} it makes {_times(more)} times the samples/s"
+    )

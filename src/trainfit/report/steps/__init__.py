@@ -1,0 +1,1 @@
+"""What was simulated, step by step, as text."""

@@ -1,0 +1,1 @@
+"""Result files: documents, decoding, errors, the words that results share."""

@@ -1,0 +1,81 @@
+"""JSON result files: one document with its format's name and version, written whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.errors import ResultFileError
+
+_T = TypeVar("_T")
+
+
+def to_json(value: Any, name: str, version: int) -> str:
+    """The dataclass ``value`` as one JSON document of this format."""
+    document = {"format": name, "version": version, **dataclasses.asdict(value)}
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def from_json(
+    kind: type[_T], text: str, path: Path, name: str, version: int, *, again: str, wanted: str
+) -> _T:
+    """The reverse of :func:`to_json`; raises :class:`ResultFileError` for ``path``.
+
+    ``again`` tells the user what to do with a damaged file, ``wanted`` with another's.
+    """
+    try:
+        document = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ResultFileError(path, f"it is damaged or no result ({error})", again) from error
+    if not isinstance(document, dict) or "format" not in document:
+        raise ResultFileError(path, "it is no result of trainfit", again)
+    found, number = document.pop("format"), document.pop("version", None)
+    if found != name:
+        raise ResultFileError(path, f"its format is {found!r}, not {name!r}", wanted)
+    if type(number) is not int or number < 1:
+        raise ResultFileError(path, f"its format version is {number!r}", again)
+    if number > version:
+        reason = f"its format version {number} is newer than this trainfit reads ({version})"
+        raise ResultFileError(path, reason, "upgrade trainfit")
+    try:
+        return decode(kind, document)
+    except (DecodingError, ValueError) as error:
+        raise ResultFileError(path, f"it is damaged ({error})", again) from error
+
+
+def format_of(text: str) -> str | None:
+    """The name of the format that a document says it is in; ``None`` if it says nothing."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    name = document.get("format") if isinstance(document, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def read(path: Path, again: str) -> str:
+    """The file's text; raises :class:`ResultFileError`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ResultFileError(path, "there is no such file", "check the path") from None
+    except UnicodeDecodeError as error:
+        reason = f"it is damaged or no result ({error.reason} at byte {error.start})"
+        raise ResultFileError(path, reason, again) from error
+    except OSError as error:
+        raise ResultFileError(path, error.strerror or str(error), "check the path") from error
+
+
+def save(path: Path, text: str) -> None:
+    """Write the document; the file appears whole or not at all."""
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(text + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def _no_constant(name: str) -> None:
+    """JSON has neither NaN nor Infinity, though Python reads them."""
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,1 @@
+"""A machine, its GPUs, and what was measured of them."""

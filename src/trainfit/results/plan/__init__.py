@@ -1,0 +1,1 @@
+"""The result of ``trainfit plan``, and what it consists of."""

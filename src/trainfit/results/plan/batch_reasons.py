@@ -1,0 +1,37 @@
+"""Why a batch size is recommended, in words that a launch command and a report share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfit.results.files.words import count
+from trainfit.results.plan.result import BatchLimits, PlanResult
+from trainfit.results.plan.speed import KNEE
+
+
+def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterator[str]:
+    """Why this one, what else bounds it, and what it makes of an epoch."""
+    memory, data_set = limits.memory, limits.data_set
+    if limits.reason:
+        yield limits.reason
+    elif best == data_set:
+        yield "the whole data set"
+    elif memory is None or best >= memory:
+        yield f"the largest {_margin(result)}"
+    elif limits.trains is not None:
+        yield f"smallest that trains {KNEE:.0%} as fast as any at this noise scale"
+    else:
+        yield f"smallest with {KNEE:.0%} of the best throughput"
+    if data_set is not None and (memory is None or data_set <= memory):
+        yield f"the data set has {data_set} samples"
+    elif memory is not None and best < memory:
+        yield f"memory allows {'at least ' if limits.at_least else ''}{memory}"
+    if limits.epoch_steps is not None:
+        yield f"an epoch is then {count(limits.epoch_steps, 'step')}"
+
+
+def _margin(result: PlanResult) -> str:
+    share = f"{100 * result.headroom_share:.2g}%"
+    if result.headroom_is_set:
+        return f"with {share} of the GPU left free, as set"
+    return f"with a {share} safety margin"

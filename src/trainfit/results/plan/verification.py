@@ -1,0 +1,135 @@
+"""A prediction beside what a real run of the same command measured.
+
+All memory figures are bytes. ``None`` means not known; 0 is a figure.
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from trainfit.results.files import documents
+from trainfit.results.files.decoding import decode
+from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.runs.measurement import Device, StandIn
+from trainfit.results.runs.sandbox import Protection
+from trainfit.results.runs.trace import Status, Target
+
+FORMAT: Final = "trainfit-verification"
+VERSION: Final = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RealRunRequest:
+    """One run of a user's script on the real GPU, for ``steps`` optimizer steps.
+
+    ``outcome`` is the file to write.
+    """
+
+    target: Target
+    steps: int
+    outcome: str
+    time_limit_s: float = 600.0
+    stand_in: StandIn | None = None
+
+    def to_json(self) -> str:
+        return as_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> RealRunRequest:
+        return decode(cls, json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class RealRunOutcome:
+    """What a real run measured.
+
+    ``allocated_bytes`` and ``reserved_bytes`` are peaks. ``outside_bytes`` was held at the
+    end by all processes outside of this one's allocator, ``process_bytes`` is what NVML
+    showed for this process besides its reserved memory (``None``: it does not know it).
+    ``step_seconds`` are the times from the end of a step to the end of the next, on the
+    device.
+    """
+
+    status: Status
+    steps: int
+    seconds: float
+    message: str = ""
+    traceback: str = ""
+    location: str | None = None
+    device: Device | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    outside_bytes: int | None = None
+    process_bytes: int | None = None
+    step_seconds: tuple[float, ...] = ()
+    protection: Protection | None = None
+    """What kept the script from changing files (``None``: not told)."""
+
+    def save(self, path: Path) -> None:
+        """Write the outcome; the file appears whole or not at all."""
+        write_whole(path, as_json(self))
+
+    @classmethod
+    def load(cls, path: Path) -> RealRunOutcome:
+        return decode(cls, json.loads(path.read_text()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One quantity: predicted, with the range that was stated, and measured, in bytes."""
+
+    predicted_bytes: int
+    low_bytes: int
+    high_bytes: int
+    measured_bytes: int | None
+
+    @property
+    def within(self) -> bool | None:
+        """Does the measured figure lie in the range? ``None`` if it is not known."""
+        if self.measured_bytes is None:
+            return None
+        return self.low_bytes <= self.measured_bytes <= self.high_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """``trainfit verify``: the result of a prediction and a run.
+
+    ``compared`` has "allocated", "reserved" and "device"; it is empty where the run did not
+    come to its first step for lack of memory. ``fits_predicted`` and ``fits_measured`` say
+    whether the command runs on the GPU. ``step_seconds`` are measured times of steps without
+    the first ones; nothing is predicted of them yet.
+    """
+
+    file: str
+    command: str
+    gpu_predicted: str
+    gpu_measured: str
+    steps: int
+    range_basis: str
+    compared: Mapping[str, Comparison]
+    fits_predicted: bool
+    fits_measured: bool
+    step_seconds: tuple[float, ...]
+    notes: tuple[str, ...]
+    environment: Mapping[str, str]
+    protection: Protection | None = None
+    """What kept the script from changing files (``None``: not told)."""
+
+    @property
+    def good(self) -> bool:
+        """Is everything that was measured within what was stated?"""
+        if self.fits_predicted is not self.fits_measured:
+            return False
+        return all(each.within is not False for each in self.compared.values())
+
+    def to_json(self) -> str:
+        """One JSON document, with its format's name and version."""
+        return documents.to_json(self, FORMAT, VERSION)

@@ -1,0 +1,103 @@
+"""What is asked of a process that measures a script's DataLoader, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from trainfit.results.files.decoding import decode
+from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.runs.trace import Target, TraceOutcome
+
+#: Where the time of a step is from that takes none.
+AS_FAST: Final = "as fast as the loader can: the step takes no time"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A training step between two batches, in seconds.
+
+    ``work_s`` of it keeps a core busy; ``pageable_s`` comes on top where batches are not
+    pinned. ``source`` says in words where the figures are from.
+    """
+
+    step_s: float
+    work_s: float = 0.0
+    pageable_s: float = 0.0
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadingRequest:
+    """One process that measures a loader, which a script or a callable of the user's makes.
+
+    ``folder`` is where it writes (see :class:`LoadingOutcome`) and reads. ``target`` is the
+    script, run on the simulated ``gpu`` until its first step is made; without it ``loader`` is
+    "module:callable" or "path/to/file.py:callable", of which a data set is given ``batch_size``.
+    With ``step`` of ``None`` the process writes ``simulated.json`` (a
+    :class:`~trainfit.results.runs.trace.TraceOutcome`) after the script and waits for ``step.json``
+    (a :class:`StepTime`). ``function`` is what is called on the loader, "tune" or
+    "trainfit.module:function"; ``arguments`` is a JSON object of that function's own.
+    ``ranks`` share the machine. ``script_limit_s`` is for the script until its first step,
+    ``limit_s`` for everything. ``variables`` are those that the user's command sets.
+    """
+
+    folder: str
+    gpu: str = ""
+    target: Target | None = None
+    loader: str = ""
+    batch_size: int | None = None
+    step: StepTime | None = None
+    function: str = "tune"
+    arguments: str = "{}"
+    seconds: float = 20.0
+    confirm: int = 4
+    max_workers: int | None = None
+    any_order: bool = False
+    ranks: int = 1
+    script_limit_s: float = 600.0
+    limit_s: float = 1200.0
+    command: str = ""
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return as_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> LoadingRequest:
+        return decode(cls, json.loads(text))
+
+
+#: What became of it: "measured" (``result.json`` is there), "script" (the script came to no
+#: batch; see ``trace``), "loader" (there is none that can be measured; see ``error``),
+#: "failed" (measuring failed; see ``error`` and ``traceback``).
+LoadingStatus = Literal["measured", "script", "loader", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadingOutcome:
+    """What became of a :class:`LoadingRequest`; ``outcome.json`` in its folder.
+
+    ``result.json`` is there too if ``function`` gave a result, and ``partial.json`` is the last
+    that it kept before something risky. ``progress`` has a line of JSON for each thing begun.
+    ``loader`` says in words which it was, ``trace`` what became of the script: the work of its
+    first step (``compute``), ``autocast``, and the rest. ``error`` is one line.
+    """
+
+    status: LoadingStatus
+    loader: str = ""
+    trace: TraceOutcome | None = None
+    error: str = ""
+    traceback: str = ""
+    seconds: float = 0.0
+
+    def save(self, path: Path) -> None:
+        """Write the outcome; the file appears whole or not at all."""
+        write_whole(path, as_json(self))
+
+    @classmethod
+    def load(cls, path: Path) -> LoadingOutcome:
+        return decode(cls, json.loads(path.read_text()))

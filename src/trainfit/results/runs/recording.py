@@ -1,0 +1,407 @@
+"""The recording of a simulated run: the one lossless file everything else is read from.
+
+A recording holds columns, not objects: operators in the order they ran, allocations with
+their origin, and the stream of mallocs and frees. It is saved as a zip of ``.npy`` columns
+and one JSON header, so reading it executes nothing.
+
+Format history
+    1   first version
+    2   column alloc_line; of the header's optional entries: batch_size, script, template,
+        optimizer, alloc_conf, parameters, out_of_memory; events USED and DONE: frees that
+        wait for other streams
+    3   columns kernel_...: what every operator launches on the GPU
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainfit.results.files.decoding import decode
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.machine.constants import Constant
+from trainfit.results.runs.kernels import DTYPES
+from trainfit.results.runs.kernels import KINDS as KERNEL_KINDS
+from trainfit.results.runs.steps import StepMakeup
+
+FORMAT: Final = "trainfit-recording"
+VERSION: Final = 3
+
+#: Phases of a step, in the order of their codes.
+PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
+
+#: What an allocation is for, in the order of its codes.
+KINDS: Final = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "input",
+    "temporary",
+    "workspace",
+)
+
+#: Codes of the event stream: ``event = value * 4 + code``.
+MALLOC, FREE, STEP_END, OTHER = 0, 1, 2, 3
+#: Values of OTHER: :data:`EMPTY_CACHE`, or ``allocation * 2`` plus USED (another stream uses
+#: the allocation, so its block waits for that stream after its free) or DONE (the wait is over).
+EMPTY_CACHE, USED, DONE = 0, 1, 2
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model: its allocation's number, shape, dtype ("float32"), and whether
+    an optimizer updates it."""
+
+    alloc: int
+    shape: tuple[int, ...]
+    dtype: str
+    trained: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Columns of a simulated run.
+
+    ``strings`` is the table that ``op_name``, ``op_module``, ``alloc_module`` (-1: no module),
+    ``alloc_line`` ("file:line" of the user's code, -1: not known) and ``workspace_model`` index.
+    ``alloc_bytes`` are bytes as asked of the allocator, before its rounding. A workspace's
+    size is ``model(*arguments)`` of :mod:`trainfit.simgpu.workspaces.scratch`; the arguments of the
+    i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
+
+    ``alloc_stream`` is a CUDA stream, or a private pool's number for one
+    (:mod:`trainfit.simgpu.allocator.blocks`).
+
+    A row of the ``kernel_`` columns (none in recordings before version 3) is a kernel, or a copy
+    or wait, of operator ``kernel_op`` (-1: before the first) on ``kernel_stream``; kinds and
+    dtypes are indices of :mod:`trainfit.results.runs.kernels`, which says what the columns hold.
+    """
+
+    header: Mapping[str, Any]
+    strings: tuple[str, ...]
+    op_name: IntArray
+    op_phase: IntArray
+    op_module: IntArray
+    op_step: IntArray
+    alloc_bytes: IntArray
+    alloc_op: IntArray
+    alloc_kind: IntArray
+    alloc_module: IntArray
+    alloc_stream: IntArray
+    alloc_line: IntArray
+    events: IntArray
+    workspace_alloc: IntArray
+    workspace_model: IntArray
+    workspace_start: IntArray
+    workspace_args: IntArray
+    kernel_op: IntArray
+    kernel_stream: IntArray
+    kernel_kind: IntArray
+    kernel_dtype: IntArray
+    kernel_flops: IntArray
+    kernel_read: IntArray
+    kernel_written: IntArray
+    kernel_rows: IntArray
+    kernel_columns: IntArray
+    kernel_depth: IntArray
+    kernel_batches: IntArray
+    kernel_launches: IntArray
+
+    @property
+    def steps(self) -> int:
+        """Number of completed optimizer steps."""
+        return int(np.count_nonzero(self.events % 4 == STEP_END))
+
+    @property
+    def makeup(self) -> StepMakeup | None:
+        """What its optimizer steps consist of; ``None`` where that was not recorded."""
+        found = self.header.get("step")
+        return None if found is None else decode(StepMakeup, found)
+
+    def check(self) -> None:
+        """Raise ``ValueError`` unless everything that reads a recording can rely on it."""
+        for key, kind in _HEADER.items():
+            if type(self.header.get(key)) is not kind:
+                raise ValueError(f"{key} is {self.header.get(key)!r}")
+        for key, kind in _OPTIONAL_HEADER.items():
+            if type(self.header.get(key)) not in (kind, type(None)):
+                raise ValueError(f"{key} is {self.header.get(key)!r}")
+        if [type(each) for each in self.header["context_range_bytes"]] != [int, int]:
+            raise ValueError("context_range_bytes is no pair of numbers")
+        decode_context_parts(self.header)
+        _ = self.makeup
+        ops, allocs = len(self.op_name), len(self.alloc_bytes)
+        self._check_parameters(allocs)
+        workspaces, strings = len(self.workspace_alloc), len(self.strings)
+        kernels = len(self.kernel_op)
+        for name, length, low, high in (
+            ("op_name", ops, 0, strings),
+            ("op_phase", ops, 0, len(PHASES)),
+            ("op_module", ops, -1, strings),
+            ("op_step", ops, 0, self.steps + 1),
+            ("alloc_bytes", allocs, 0, 1 << 60),
+            ("alloc_op", allocs, -1, ops),
+            ("alloc_kind", allocs, 0, len(KINDS)),
+            ("alloc_module", allocs, -1, strings),
+            ("alloc_stream", allocs, 0, 1 << 62),
+            ("alloc_line", allocs, -1, strings),
+            ("workspace_alloc", workspaces, 0, allocs),
+            ("workspace_model", workspaces, 0, strings),
+            ("workspace_start", workspaces + 1, 0, len(self.workspace_args) + 1),
+            ("kernel_op", kernels, -1, ops),
+            ("kernel_kind", kernels, 0, len(KERNEL_KINDS)),
+            ("kernel_dtype", kernels, 0, len(DTYPES)),
+            *((name, kernels, 0, 1 << 62) for name in _KERNEL_SIZES),
+        ):
+            column = getattr(self, name)
+            if len(column) != length or (length and (column.min() < low or column.max() >= high)):
+                raise ValueError(f"column {name} does not belong to the others")
+        _check_events(self.events, allocs)
+
+    def parameters(self) -> tuple[Parameter, ...] | None:
+        """The model's parameters; ``None`` in a recording of version 1."""
+        entries = self.header.get("parameters")
+        return None if entries is None else tuple(_parameter(entry) for entry in entries)
+
+    def _check_parameters(self, allocs: int) -> None:
+        for parameter in self.parameters() or ():
+            if not 0 <= parameter.alloc < allocs:
+                raise ValueError(f"parameters name allocation {parameter.alloc}")
+
+    def first_steps(self, count: int) -> Recording:
+        """The recording up to the end of optimizer step ``count``; itself if it ends there."""
+        ends = np.flatnonzero(self.events % 4 == STEP_END)
+        if not 1 <= count <= len(ends):
+            raise ValueError(f"{count} of {len(ends)} recorded steps")
+        events = self.events[: ends[count - 1] + 1]
+        if len(events) == len(self.events):
+            return self
+        allocs = int(np.count_nonzero(events % 4 == MALLOC))
+        ops = int(np.count_nonzero(self.op_step < count))
+        workspaces = int(np.count_nonzero(self.workspace_alloc < allocs))
+        starts = self.workspace_start[: workspaces + 1]
+        kernels = int(np.count_nonzero(self.kernel_op < ops))
+        ends_of = {"op": ops, "alloc": allocs, "kernel": kernels}
+        cut = {
+            name: getattr(self, name)[: ends_of[name.partition("_")[0]]]
+            for name in _COLUMNS
+            if name.partition("_")[0] in ends_of
+        }
+        return dataclasses.replace(
+            self,
+            events=events,
+            workspace_alloc=self.workspace_alloc[:workspaces],
+            workspace_model=self.workspace_model[:workspaces],
+            workspace_start=starts,
+            workspace_args=self.workspace_args[: starts[-1]],
+            **cut,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the recording; the file appears whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                self._write(stream, level=1)
+            os.replace(scratch, path)
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+
+    def to_bytes(self) -> bytes:
+        """What a file of it contains, as small as it gets."""
+        buffer = io.BytesIO()
+        self._write(buffer, level=9)
+        return buffer.getvalue()
+
+    def _write(self, stream: IO[bytes], level: int) -> None:
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "strings": list(self.strings),
+            "header": dict(self.header),
+        }
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+            archive.writestr("header.json", json.dumps(header))
+            for name in _COLUMNS:
+                archive.writestr(f"{name}.npy", _npy(getattr(self, name)))
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Read a recording; raises :class:`ResultFileError` for anything but a whole one."""
+        return cls._read(path, path)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: Path) -> Recording:
+        """The reverse of :meth:`to_bytes`; raises :class:`ResultFileError` for ``path``."""
+        return cls._read(io.BytesIO(content), path)
+
+    @classmethod
+    def _read(cls, source: Path | IO[bytes], path: Path) -> Recording:
+        try:
+            with zipfile.ZipFile(source) as archive:
+                document = json.loads(archive.read("header.json"))
+                _check_format(path, document)
+                missing = _lacking(document["version"])
+                columns = {
+                    name: _read_npy(archive.read(f"{name}.npy"))
+                    for name in _COLUMNS
+                    if name not in missing
+                }
+            for name in missing:
+                rows = len(columns["alloc_op"]) if name == "alloc_line" else 0
+                columns[name] = np.full(rows, -1, dtype=np.int64)
+            header, strings = dict(document["header"]), tuple(map(str, document["strings"]))
+            recording = cls(header=header, strings=strings, **columns)
+            recording.check()
+        except ResultFileError:
+            raise
+        except FileNotFoundError:
+            raise ResultFileError(path, "there is no such file", "check the path") from None
+        except Exception as error:  # what zip, zlib, JSON and NumPy raise for damaged bytes
+            reason = f"it is damaged or no recording ({error})"
+            raise ResultFileError(path, reason, "record it again") from error
+        return recording
+
+
+def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
+    """The context's parts as the header holds them; none in recordings of earlier versions.
+
+    Raises ``ValueError``.
+    """
+    return tuple(decode(Constant, part) for part in header.get("context_parts") or ())
+
+
+_COLUMNS: Final = tuple(
+    field.name for field in dataclasses.fields(Recording) if field.name not in ("header", "strings")
+)
+_KERNEL_COLUMNS: Final = tuple(name for name in _COLUMNS if name.startswith("kernel_"))
+_KERNEL_SIZES: Final = tuple(
+    name for name in _KERNEL_COLUMNS if name not in ("kernel_op", "kernel_kind", "kernel_dtype")
+)
+
+
+def _lacking(version: int) -> tuple[str, ...]:
+    """Columns that recordings of a version do not have."""
+    return ("alloc_line",) * (version < 2) + _KERNEL_COLUMNS * (version < 3)
+
+
+def _npy(column: IntArray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, _narrow(column), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _narrow(column: IntArray) -> npt.NDArray[Any]:
+    """The smallest signed integer type that holds the column."""
+    if column.size == 0:
+        return column.astype(np.int8)
+    low, high = int(column.min()), int(column.max())
+    for kind in (np.int8, np.int16, np.int32):
+        info = np.iinfo(kind)
+        if info.min <= low and high <= info.max:
+            return column.astype(kind)
+    return column
+
+
+def _read_npy(data: bytes) -> IntArray:
+    column: npt.NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+    if column.ndim != 1 or column.dtype.kind != "i":
+        raise ValueError("a column is not a list of integers")
+    return column.astype(np.int64)
+
+
+def _check_format(path: Path, document: Any) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ResultFileError(path, "it is not a trainfit recording", "give a recording file")
+    version = document.get("version")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"format version {version!r}")
+    if version > VERSION:
+        raise ResultFileError(
+            path,
+            f"its format version {version} is newer than this trainfit reads ({VERSION})",
+            "upgrade trainfit",
+        )
+
+
+#: What the header says of the run, with the types of its values.
+_HEADER: Final[Mapping[str, type]] = {
+    "gpu": str,
+    "gpu_memory_bytes": int,
+    "context_bytes": int,
+    "context_range_bytes": list,
+    "torch": str,
+    "assumptions": dict,
+    "limited": bool,
+}
+
+
+#: What it may say besides: the batch size where it is known, the script's name, its command
+#: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
+#: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
+#: trained]``, the message with which the simulated GPU was full, the parts of the context, what
+#: other processes held, the calibration profile, what a result has to say of these, what kept
+#: the script from changing files (:class:`~trainfit.results.runs.sandbox.Protection`), what
+#: was among the steps (:class:`~trainfit.results.runs.coverage.Coverage`), the
+#: launch command that was run, and what an optimizer step consists of (a
+#: :class:`~trainfit.results.runs.steps.StepMakeup`; there without a value where no step was
+#: counted).
+_OPTIONAL_HEADER: Final[Mapping[str, type]] = {
+    "batch_size": int,
+    "script": str,
+    "template": str,
+    "optimizer": str,
+    "alloc_conf": str,
+    "parameters": list,
+    "out_of_memory": str,
+    "context_parts": list,
+    "other_processes_bytes": int,
+    "profile": str,
+    "notes": list,
+    "protection": dict,
+    "coverage": dict,
+    "command": str,
+    "step": dict,
+}
+
+
+def _parameter(entry: Any) -> Parameter:
+    """One entry of the header; raises ``ValueError`` for anything else."""
+    match entry:
+        case [int(alloc), [*shape], str(dtype), bool(trained)] if all(
+            type(size) is int and size >= 0 for size in shape
+        ):
+            return Parameter(alloc, tuple(shape), dtype, trained)
+    raise ValueError(f"a parameter is {entry!r}")
+
+
+def _check_events(events: IntArray, allocs: int) -> None:
+    """Each allocation is made once, in order, and freed at most once and later."""
+    values, codes = events >> 2, events & 3
+    made, freed = values[codes == MALLOC], values[codes == FREE]
+    other = values[codes == OTHER]
+    if len(other) and (other.min() < 0 or other.max() > 2 * allocs):
+        raise ValueError("another stream uses an allocation that is not there")
+    if not np.array_equal(made, np.arange(allocs)):
+        raise ValueError("column events does not belong to the others")
+    if len(freed):
+        if freed.min() < 0 or freed.max() >= allocs or len(np.unique(freed)) != len(freed):
+            raise ValueError("an allocation is freed that is not there")
+        born = np.flatnonzero(codes == MALLOC)[freed]
+        if (np.flatnonzero(codes == FREE) < born).any():
+            raise ValueError("an allocation is freed before it is made")

@@ -1,0 +1,314 @@
+"""What is asked of a simulated run of a user's script, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from trainfit.results.files.decoding import decode
+from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.coverage import Coverage
+from trainfit.results.runs.sandbox import Protection
+
+Status = Literal[
+    "finished",  # the wanted number of optimizer steps was reached
+    "ended",  # the script came to its end by itself
+    "exited",  # the script called sys.exit with a code other than 0
+    "failed",  # the script raised
+    "out_of_memory",  # the simulated GPU was full
+    "unsupported",  # an operator cannot be simulated
+    "timeout",  # the time limit was reached
+    "died",  # the process ended without a word (killed, crashed)
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What Python runs: a script file or a module (``-m``), and its own arguments."""
+
+    kind: Literal["script", "module"]
+    name: str
+    args: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderOverride:
+    """The DataLoader constructed ``index``-th gets ``batch_size`` instead of its own."""
+
+    index: int
+    batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleOverride:
+    """The DataLoader constructed ``index``-th gives batches of one sample, ``key``, repeated, but
+    for one that is ``padded`` to it (``None``: all are ``key``): where nothing is padded, libraries
+    leave masks out."""
+
+    index: int
+    key: int
+    padded: int | None = None
+
+
+#: Autocast forced from outside: off, on in the GPU's best half precision, or in this one
+#: (which goes for the script's own regions too).
+ForcedAmp = Literal["off", "on", "bfloat16", "float16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class InterventionRequest:
+    """A change to make in the running script, by its name in :mod:`trainfit.simgpu.interventions`.
+
+    ``targets`` are what a survey found that it applies to: paths of modules, a number.
+    """
+
+    name: str
+    targets: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceRequest:
+    """One simulated run.
+
+    ``recording`` and ``outcome`` are the files to write. ``gpu_memory_bytes`` overrides the
+    catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
+    forces autocast. ``survey`` asks which interventions would apply. ``count`` says what
+    ``steps`` are: steps of the optimizer, or calls of the model where none is trained.
+    With ``until_settled`` the run ends before ``steps`` are done
+    if memory has settled by then, or grows by the same with each step.
+    ``constants`` are what the process takes besides (``None``: the catalogue's);
+    ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
+    of the batch size (``None``: nothing). ``variables`` are set in the process when the script
+    comes to look at its arguments, if not before: for what is read later, as Accelerate's are.
+    """
+
+    target: Target
+    gpu: str
+    steps: int
+    recording: str
+    outcome: str
+    limited: bool = False
+    gpu_memory_bytes: int | None = None
+    loader: LoaderOverride | None = None
+    sample: SampleOverride | None = None
+    amp: ForcedAmp | None = None
+    interventions: tuple[InterventionRequest, ...] = ()
+    survey: bool = False
+    count: Literal["steps", "calls"] = "steps"
+    time_limit_s: float = 600.0
+    until_settled: bool = False
+    constants: DeviceConstants | None = None
+    command: str = ""
+    batch_size: int | None = None
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return as_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> TraceRequest:
+        return decode(cls, json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleScan:
+    """How many elements (numbers, letters) the samples of a data set have.
+
+    ``looked_at`` of ``samples`` were looked at; ``typical`` and ``longest`` are the indices of the
+    median one and of the one with the most elements. ``padded`` is that of the sample to whose size
+    a usual batch is padded (``None``: batches are not padded). ``reason`` says why none were.
+    """
+
+    looked_at: int = 0
+    samples: int | None = None
+    typical: int = 0
+    longest: int = 0
+    typical_elements: int = 0
+    longest_elements: int = 0
+    padded: int | None = None
+    padded_elements: int = 0
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderInfo:
+    """The DataLoader that fed the first step.
+
+    ``index`` is its place in the order of construction, ``None`` where it could not be told.
+    ``samples`` is the number of its sampler's (``None``: unknown), ``batches`` how many
+    batches it gave during the run, ``where`` the line that made it. ``fed`` are the samples of the
+    first of them; ``varies`` says that those of them that are as large as the first differ in
+    other dimensions (padding, crops); its samples were looked at then (``scan``). ``drops_last``:
+    an epoch ends with its last full batch. Of a run without an optimizer step it may be the loader
+    that gave none: its data set has less than one batch. ``prefetch_factor`` (``None``: without
+    workers there is none), ``pin_memory`` and ``persistent_workers`` are as in its constructor.
+    """
+
+    index: int | None
+    batch_size: int | None
+    samples: int | None
+    batches: int
+    num_workers: int
+    dataset: str
+    where: str | None
+    fed: tuple[int, ...] = ()
+    varies: bool = False
+    scan: SampleScan | None = None
+    drops_last: bool = False
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Whether an intervention applies to a script, as a survey saw it.
+
+    ``reason`` says why it does not. ``targets`` are for the trial's request. ``places`` are
+    lines of the user's code to change ("file:line"), ``detail`` says in words what was found.
+    ``allocations`` are numbers of the recording's allocations that would not be made, where
+    the change cannot be tried.
+    """
+
+    name: str
+    applies: bool
+    reason: str = ""
+    targets: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    detail: str = ""
+    allocations: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """The work of one optimizer step, a typical one of a run after its first.
+
+    ``flops`` are those of matrix products, convolutions, attention and recurrent networks
+    (:mod:`trainfit.simgpu.kernels.flops`); ``traffic_bytes`` what all operators read and write, if
+    nothing stays in a cache; ``operators`` how many ran.
+
+    The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
+    "KIND/DTYPE": kind "product", "convolution" or "attention"; dtype that of the operands,
+    "tfloat32" for float32 that may be rounded to it. ``kernels`` are operators that cannot
+    but launch one. ``moved_bytes`` must pass the GPU's memory in others than those with FLOPs
+    although its L2 cache keeps what it can. ``compiled``: the script calls ``torch.compile``,
+    which was left out.
+    """
+
+    flops: int
+    traffic_bytes: int
+    operators: int
+    flops_of: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kernels: int = 0
+    moved_bytes: int = 0
+    compiled: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardCalls:
+    """Calls of models (outermost modules with parameters): all, those with gradients enabled."""
+
+    calls: int = 0
+    with_grad: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFeed:
+    """What a run saw between two optimizer steps.
+
+    ``batches`` are the samples of each batch that the feeding DataLoader gave (``None``: not
+    known how many), without those fetched while gradients were disabled. ``calls`` counts calls
+    of the model that a backward pass followed, ``call_samples`` is the first dimension of what
+    they were given (the most frequent; ``None``: no tensor was). ``backwards`` counts backward
+    passes. ``others``: another optimizer made a step, and the model was called in between.
+    """
+
+    batches: tuple[int | None, ...] = ()
+    calls: int = 0
+    call_samples: int | None = None
+    backwards: int = 0
+    others: bool = False
+
+
+#: Libraries that have a word of their own for mixed precision.
+Framework = Literal["", "transformers", "lightning", "accelerate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpSeen:
+    """What a run showed that matters to mixed precision; places are the user's ("file:line").
+
+    ``scaled``: a gradient scaler was at work (PyTorch's, which Accelerate, Lightning and
+    Transformers use too); ``scaler_at`` is where the first was made, also one that is switched off.
+    ``forward_at`` is the line that called the model with gradients enabled; ``framework`` the
+    library that did so, or that was told the precision by ``framework_at``.
+    ``functions`` are classes of ``torch.autograd.Function`` that ran under autocast without
+    ``custom_fwd``, ``operators`` custom operators that ran there without a rule of their own, each
+    with its place.
+    """
+
+    scaled: bool = False
+    scaler_at: str | None = None
+    forward_at: str | None = None
+    framework: Framework = ""
+    framework_at: str | None = None
+    functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    operators: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceOutcome:
+    """What became of a simulated run.
+
+    ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none;
+    ``autocast_at`` the user's line ("file:line") that made the first.
+    ``message`` is for people; ``traceback`` is the script's own, ``location`` its line.
+    ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
+    environment, ``None`` where it made none or was told by the script.
+    ``protection`` is what kept it from changing files (``None``: not told).
+    ``peak_ram_bytes`` is the most RAM that its process held (0: not known), ``loading_s`` the
+    seconds for which the script waited for its DataLoaders.
+    ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
+    ``feeds`` has what each optimizer step was made of (none where calls are counted),
+    ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
+    parser knows them that read it. ``amp`` is what matters to mixed precision.
+    """
+
+    status: Status
+    steps: int
+    seconds: float
+    message: str = ""
+    traceback: str = ""
+    location: str | None = None
+    loader: LoaderInfo | None = None
+    loaders: int = 0
+    autocast: str | None = None
+    gpu_operators: int = 0
+    module_calls: int = 0
+    optimizers: int = 0
+    forward: ForwardCalls = ForwardCalls()
+    compute: Compute | None = None
+    findings: tuple[Finding, ...] = ()
+    changed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    accelerate: str | None = None
+    protection: Protection | None = None
+    feeds: tuple[StepFeed, ...] = ()
+    autocast_at: str | None = None
+    coverage: Coverage | None = None
+    peak_ram_bytes: int = 0
+    loading_s: float = 0.0
+    options: tuple[ScriptOption, ...] = ()
+    amp: AmpSeen = AmpSeen()
+
+    def save(self, path: Path) -> None:
+        """Write the outcome; the file appears whole or not at all."""
+        write_whole(path, as_json(self))
+
+    @classmethod
+    def load(cls, path: Path) -> TraceOutcome:
+        return decode(cls, json.loads(path.read_text()))

@@ -1,0 +1,1 @@
+"""What a script sees of the device: ``torch.cuda``, streams, graphs, clocks."""

@@ -1,0 +1,358 @@
+"""What Python sees of the simulated device: ``torch.cuda`` and its relatives.
+
+PyTorch's own Python code stays in place wherever it is only a layer over C functions; those
+C functions (which a CPU build lacks) are supplied here. Everything goes through one
+:class:`PatchSet`, so leaving the simulation puts everything back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from typing import Any
+
+import torch
+from torch.backends.cudnn import rnn as cudnn_rnn
+from torch.nn.parallel import _functions as parallel_functions
+from torch.nn.parallel import scatter_gather
+
+from trainfit.hardware import GpuSpec
+from trainfit.simgpu.cuda.clock import TrafficClock
+from trainfit.simgpu.cuda.graphs import Graphs, graph_class
+from trainfit.simgpu.cuda.memory_history import History
+from trainfit.simgpu.cuda.streams import Stream, of_any_device
+from trainfit.simgpu.dispatch.tensor import CUDA, DeviceTensor, check_ordinal
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.recording.device_memory import DeviceMemory
+
+#: What ``torch.version.cuda`` reads where the installed build has no CUDA.
+CUDA_VERSION = "13.0"
+CUDNN_VERSION = 91501
+
+
+class DeviceProperties:
+    """Stands for ``torch._C._CudaDeviceProperties`` (same attribute names)."""
+
+    def __init__(self, gpu: GpuSpec) -> None:
+        major, minor = gpu.capability
+        self.name = gpu.name
+        self.major, self.minor = major, minor
+        self.total_memory = gpu.memory_bytes
+        self.multi_processor_count = gpu.sm_count
+        self.is_integrated = int(gpu.shared_memory_device)
+        self.is_multi_gpu_board = 0
+        self.warp_size = 32
+        self.max_threads_per_multi_processor = _threads_per_sm(major, minor)
+        self.max_threads_per_block = 1024
+        self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block = 49152
+        self.shared_memory_per_block_optin = _shared_memory(major, minor)
+        self.shared_memory_per_multiprocessor = self.shared_memory_per_block_optin + 1024
+        self.L2_cache_size = gpu.l2_bytes or 0
+        self.clock_rate = int((gpu.boost_clock_hz or 0) / 1000)
+        self.gcnArchName = ""
+        self.uuid = "00000000-0000-0000-0000-000000000000"
+        self.pci_bus_id, self.pci_device_id, self.pci_domain_id = 1, 0, 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, "
+            f"minor={self.minor}, total_memory={self.total_memory // (1 << 20)}MB, "
+            f"multi_processor_count={self.multi_processor_count}, simulated)"
+        )
+
+
+def _threads_per_sm(major: int, minor: int) -> int:
+    """CUDA C++ programming guide, table "Technical specifications per compute capability"."""
+    if major == 7 and minor == 5:
+        return 1024
+    if (major == 8 and minor in (6, 7, 9)) or major == 12:
+        return 1536
+    return 2048
+
+
+def _shared_memory(major: int, minor: int) -> int:
+    """Bytes of shared memory a block can opt in to; same table."""
+    kib = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99}
+    if major in (9, 10):
+        return 227 * 1024
+    return kib.get((major, minor), 99 if major >= 12 else 48) * 1024
+
+
+class _Scatter:
+    """``DataParallel``'s scatter to the one GPU there is."""
+
+    @staticmethod
+    def apply(gpus: Any, sizes: Any, dim: int, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (tensor.to(CUDA),)
+
+
+_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128,
+    torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+#: cudnnRNNMode_t
+_RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+
+_IMPORTED_BY_NAME = {
+    "is_initialized",
+    "_lazy_init",
+    "current_device",
+    "device_count",
+    "is_current_stream_capturing",
+}
+
+
+class Surface:
+    """Installs the simulated device into PyTorch's Python modules."""
+
+    def __init__(self, gpu: GpuSpec, memory: DeviceMemory, event: type, graphs: Graphs) -> None:
+        self._gpu = gpu
+        self._memory = memory
+        self._properties = DeviceProperties(gpu)
+        self._default = Stream(stream_id=0)
+        self._event = event
+        self._graphs = graphs
+        self._streams = threading.local()
+        self._fraction = 1.0
+
+    def install(self, patches: PatchSet) -> None:
+        Stream.count_anew()
+        for name, value in self._c_functions().items():
+            patches.set(torch._C, name, value)
+        for name, value in self._cuda_functions().items():
+            patches.set(torch.cuda, name, value)
+        for name, value in self._memory_functions().items():
+            patches.set(torch.cuda, name, value)
+            patches.set(torch.cuda.memory, name, value)
+        # These modules imported functions by name.
+        for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
+            for name in _IMPORTED_BY_NAME & vars(module).keys():
+                patches.set(module, name, vars(torch.cuda)[name])
+        patches.set(torch.cuda.streams, "Stream", Stream)
+        patches.set(torch.cuda.streams, "Event", self._event)
+        patches.set(torch, "Stream", Stream)
+        patches.set(torch, "Event", of_any_device(self._event))
+        patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
+        patches.set(torch.cuda.graphs, "CUDAGraph", vars(torch.cuda)["CUDAGraph"])
+        handle = functools.partial(self._graphs.handle, shared=True)
+        patches.set(torch.cuda.graphs, "_graph_pool_handle", handle)
+        # A stream of the simulation would stay there.
+        patches.set(parallel_functions, "_streams", None)
+        patches.set(scatter_gather, "Scatter", _Scatter)
+        self._install_storages(patches)
+        self._install_versions(patches)
+        self._install_nvtx(patches)
+
+    # -- functions of torch._C -------------------------------------------------------------
+
+    def _c_functions(self) -> dict[str, Any]:
+        memory, allocator = self._memory, self._memory.allocator
+
+        def stats(device: int = 0) -> dict[str, Any]:
+            check_ordinal(device)
+            memory.flush()
+            return allocator.memory_stats()
+
+        def nothing(*_: Any, **__: Any) -> None:
+            return None
+
+        def synchronize(*_: Any, **__: Any) -> None:
+            memory.synchronize()
+
+        def set_settings(text: str) -> None:
+            allocator.apply(allocator.settings.changed_by(text))
+
+        # It asks for the time at each allocation: the clock that costs little will do.
+        history = History(allocator, TrafficClock(memory.recorder, self._gpu).now)
+
+        def snapshot(*_: Any) -> dict[str, Any]:
+            memory.flush()
+            return history.snapshot()
+
+        functions: dict[str, Any] = {
+            "_cuda_getDeviceCount": lambda: 1,
+            "_cuda_getDevice": lambda: 0,
+            "_cuda_setDevice": lambda index: check_ordinal(index),
+            "_cuda_synchronize": synchronize,
+            "_cuda_ipc_collect": nothing,
+            "_cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
+            "_cuda_emptyCache": memory.empty_cache,
+            "_cuda_memoryStats": stats,
+            "_cuda_memorySnapshot": snapshot,
+            "_cuda_resetPeakMemoryStats": lambda *_: allocator.reset_peaks(),
+            "_cuda_resetAccumulatedMemoryStats": lambda *_: allocator.reset_accumulated(),
+            "_cuda_getAllocatorBackend": lambda: "native",
+            "_cuda_record_memory_history": history.configure,
+            "_cuda_record_memory_history_legacy": history.configure_legacy,
+            "_cuda_isInBadFork": lambda: False,
+            "_cuda_isCurrentStreamCapturing": self._graphs.stream_captures,
+            "_host_emptyCache": nothing,
+            "_cuda_canDeviceAccessPeer": lambda *_: False,
+            "_cuda_getArchFlags": lambda: "sm_{}{}".format(*self._gpu.capability),
+            "_cuda_sleep": nothing,
+            "_get_accelerator": lambda *_: torch.device("cuda"),
+            "_accelerator_getAccelerator": lambda *_: torch.device("cuda"),
+            "_accelerator_getDeviceIndex": lambda: 0,
+            "_accelerator_setDeviceIndex": lambda index: check_ordinal(index),
+            "_accelerator_exchangeDevice": lambda index: 0,
+            "_accelerator_maybeExchangeDevice": lambda index: 0,
+            "_accelerator_synchronizeDevice": synchronize,
+            "_accelerator_setAllocatorSettings": set_settings,
+            "_cuda_cudaCachingAllocator_set_allocator_settings": set_settings,
+            "_accelerator_emptyCache": memory.empty_cache,
+            "_accelerator_getDeviceStats": stats,
+            "_accelerator_getMemoryInfo": lambda *_: self._mem_get_info(),
+            "_accelerator_resetPeakStats": lambda *_: allocator.reset_peaks(),
+            "_accelerator_resetAccumulatedStats": lambda *_: allocator.reset_accumulated(),
+            "_accelerator_isAllocatorInitialized": lambda: True,
+            "_accelerator_getDeviceCapability": lambda *_: {"supported_dtypes": set(_DTYPES)},
+            "_accelerator_hooks_device_count": lambda: 1,
+            "_cuda_hostMemoryStats": lambda *_: {},
+            "_cuda_resetAccumulatedHostMemoryStats": nothing,
+            "_cuda_resetPeakHostMemoryStats": nothing,
+            **self._benchmark_limit(),
+            "_accelerator_getStream": lambda *_: self._current_stream(),
+            "_accelerator_setStream": lambda stream: self._set_stream(stream),
+        }
+        return functions
+
+    @staticmethod
+    def _benchmark_limit() -> dict[str, Any]:
+        """``torch.backends.cudnn.benchmark_limit``; cuDNN's default."""
+        limit = [10]
+        return {
+            "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
+            "_cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
+        }
+
+    # -- functions of torch.cuda -----------------------------------------------------------
+
+    def _cuda_functions(self) -> dict[str, Any]:
+        gpu = self._gpu
+
+        def exchange(index: int) -> int:
+            check_ordinal(index)
+            return 0
+
+        def properties(device: Any = None) -> DeviceProperties:
+            check_ordinal(device)
+            return self._properties
+
+        return {
+            "_lazy_init": lambda: None,
+            "init": lambda: None,
+            "is_initialized": lambda: True,
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "set_device": lambda index: check_ordinal(index),
+            "_exchange_device": exchange,
+            "_maybe_exchange_device": exchange,
+            "get_device_name": lambda device=None: properties(device).name,
+            "get_device_capability": lambda device=None: (
+                properties(device).major,
+                properties(device).minor,
+            ),
+            "get_device_properties": properties,
+            "is_bf16_supported": lambda including_emulation=True: (
+                gpu.supports_bf16 or including_emulation
+            ),
+            "get_arch_list": lambda: ["sm_{}{}".format(*gpu.capability)],
+            "is_current_stream_capturing": self._graphs.stream_captures,
+            "synchronize": lambda device=None: self._memory.synchronize(),
+            "current_stream": lambda device=None: self._current_stream(),
+            "default_stream": lambda device=None: self._default,
+            "set_stream": self._set_stream,
+            "Stream": Stream,
+            "ExternalStream": Stream,
+            "Event": self._event,
+            "CUDAGraph": graph_class(self._graphs),
+            "utilization": lambda device=None: 100,
+        }
+
+    def _current_stream(self) -> Stream:
+        return getattr(self._streams, "current", self._default)
+
+    def _set_stream(self, stream: Any) -> None:
+        if stream is not None:
+            self._streams.current = stream
+            self._memory.stream = stream.stream_id
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def _memory_functions(self) -> dict[str, Any]:
+        def set_fraction(fraction: float, device: Any = None) -> None:
+            if not isinstance(fraction, float) or not 0 <= fraction <= 1:
+                raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0.0~1.0")
+            self._fraction = fraction
+            self._memory.allocator.set_memory_fraction(fraction, self._gpu.memory_bytes)
+
+        return {
+            "mem_get_info": lambda device=None: self._mem_get_info(),
+            "set_per_process_memory_fraction": set_fraction,
+            "get_per_process_memory_fraction": lambda device=None: self._fraction,
+        }
+
+    def _mem_get_info(self) -> tuple[int, int]:
+        self._memory.flush()
+        return self._memory.allocator.free_device_bytes(), self._gpu.memory_bytes
+
+    # -- storages --------------------------------------------------------------------------
+
+    def _install_storages(self, patches: PatchSet) -> None:
+        memory = self._memory
+        resize, device = torch.UntypedStorage.resize_, torch.UntypedStorage.device
+        pointer = torch.UntypedStorage.data_ptr
+
+        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            result = resize(storage, nbytes)
+            life = memory.lives.get(storage._cdata)
+            if life is not None and life.nbytes != nbytes:
+                memory.resize(life, nbytes)
+            return result
+
+        def data_ptr(storage: torch.UntypedStorage) -> int:
+            # By this libraries tell which tensors share a storage.
+            life = memory.lives.get(storage._cdata)
+            if life is None:
+                return pointer(storage)
+            return 0 if life.block is None else life.block.address
+
+        def get_device(storage: torch.UntypedStorage) -> torch.device:
+            if storage._cdata in memory.lives:
+                return CUDA
+            return device.__get__(storage)
+
+        patches.set(torch.UntypedStorage, "resize_", resize_)
+        patches.set(torch.UntypedStorage, "data_ptr", data_ptr)
+        patches.set(torch.UntypedStorage, "device", property(get_device))
+
+    # -- versions and tools ------------------------------------------------------------------
+
+    def _install_versions(self, patches: PatchSet) -> None:
+        if torch.version.cuda is None:
+            patches.set(torch.version, "cuda", CUDA_VERSION)
+        patches.set(torch.backends.cuda, "is_built", lambda: True)
+        # Without its cache, which would outlive the simulation.
+        patches.set(torch, "get_device_module", inspect.unwrap(torch.get_device_module))
+        cudnn = torch.backends.cudnn.m  # type: ignore[attr-defined]
+        patches.set(cudnn, "is_available", lambda: True)
+        patches.set(cudnn, "version", lambda: CUDNN_VERSION)
+        patches.set(cudnn, "_init", lambda: True)
+        patches.set(cudnn_rnn, "get_cudnn_mode", _RNN_MODES.__getitem__)
+
+    @staticmethod
+    def _install_nvtx(patches: PatchSet) -> None:
+        def nothing(*_: Any, **__: Any) -> int:
+            return 0
+
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            patches.set(torch.cuda.nvtx, name, nothing)
+
+
+def is_simulated(value: Any) -> bool:
+    """Is ``value`` a tensor of the simulated device?"""
+    return isinstance(value, DeviceTensor)

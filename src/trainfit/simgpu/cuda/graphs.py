@@ -1,0 +1,221 @@
+"""CUDA graphs: capture records kernels without running them, replay runs them at one launch.
+
+Memory follows ``CUDAGraph::capture_begin`` (ATen/cuda/CUDAGraph.cpp) and the caching allocator's
+private pools: what capturing streams allocate comes from the graph's pool, blocks that are freed
+stay there, and the pool's segments go back to the device only after its last graph is gone. What
+CUDA itself takes for an instantiated graph, outside of PyTorch's memory, is not modelled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.tensor import CUDA
+from trainfit.simgpu.kernels.launch_log import KernelLog
+from trainfit.simgpu.recording.recorder import REPLAY, KernelRow
+
+_NOT_COUNTED: Final = "memory that CUDA takes for instantiated graphs is not counted"
+
+Handle = tuple[int, int]
+
+
+class _Capture:
+    """What a graph captured: kernels, steps of the main optimizer, and whether random numbers
+    were drawn."""
+
+    def __init__(self, handle: Handle, pool: int) -> None:
+        self.handle, self.pool = handle, pool
+        self.kernels: list[KernelRow] = []
+        self.steps = 0
+        self.random = False
+
+
+class Graphs:
+    """The captures of one simulation."""
+
+    def __init__(self, engine: Engine, kernels: KernelLog, end_step: Callable[[], None]) -> None:
+        self._engine, self._kernels, self._end_step = engine, kernels, end_step
+        self._memory = engine.memory
+        self._numbers = itertools.count(1)
+        #: By handle: the number of the allocator's private pool, and how many graphs use it.
+        self._pools: dict[Handle, int] = {}
+        self._uses: dict[Handle, int] = {}
+        self._present: _Capture | None = None
+        #: Seed and offset of the random generator, which graphs read from the device.
+        self._seeds: list[torch.Tensor] = []
+        self._awaited: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Steps before the latest capture's end, and whether the latest ran beside the default
+        #: stream.
+        self._warm_up = 0
+        self._beside = False
+        #: Is a step over because its graph was replayed?
+        self.replaying = False
+
+    @property
+    def capturing(self) -> bool:
+        """Is a graph being captured?"""
+        return self._present is not None
+
+    @property
+    def awaited(self) -> bool:
+        """Is a capture to come? A graph was made for which nothing was captured yet, or the latest
+        step ran on a stream of its own, as a warm-up does (which PyTorch asks for)."""
+        return bool(self._awaited) or (self._beside and not self._pools)
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps before the latest capture; all so far where one is to come."""
+        return self._engine.recorder.step if self.awaited else self._warm_up
+
+    def step_ended(self) -> None:
+        """A step of the main optimizer is over."""
+        self._beside = self._memory.stream != 0
+
+    def await_capture(self, graph: Any) -> None:
+        """A graph was made."""
+        self._awaited.add(graph)
+
+    def handle(self, *, shared: bool) -> Handle:
+        """``graph_pool_handle``: of a pool for several graphs, or of one graph's own."""
+        number = next(self._numbers)
+        return (0, number) if shared else (number, 0)
+
+    def stream_captures(self) -> bool:
+        """``is_current_stream_capturing``."""
+        return self._memory.stream in self._memory.capturing
+
+    def begin(self, graph: Any, handle: Handle | None) -> _Capture:
+        """Raises ``RuntimeError`` as CUDA does where there is nothing to capture on."""
+        if self._present is not None:
+            raise RuntimeError("CUDA error: a graph is being captured already")
+        if self._memory.stream == 0:
+            raise RuntimeError(
+                "CUDA graphs must be captured on a non-default stream. (However, after capture, "
+                "it's ok to replay them on the default stream.)"
+            )
+        self._awaited.discard(graph)
+        if not self._seeds:
+            self._seeds = [torch.empty(1, dtype=torch.int64, device=CUDA) for _ in range(2)]
+        handle = self.handle(shared=False) if handle is None else handle
+        pool = self._pools.setdefault(handle, len(self._pools) + 1)
+        self._uses[handle] = self._uses.get(handle, 0) + 1
+        self._present = _Capture(handle, pool)
+        self._memory.begin_capture(pool)
+        self._kernels.captured = self._present.kernels
+        self._engine.on_random = self._draw
+        return self._present
+
+    def end(self) -> None:
+        """The capture is over."""
+        if self._present is None:
+            raise RuntimeError("CUDA error: no graph is being captured")
+        self._present = None
+        self._memory.end_capture()
+        self._kernels.captured = None
+        self._engine.on_random = _nothing
+        self._warm_up = self._engine.recorder.step
+        self._engine.assumptions.setdefault(_NOT_COUNTED, 1)
+
+    def _draw(self) -> None:
+        if self._present is not None:
+            self._present.random = True
+
+    def note_step(self) -> None:
+        """The main optimizer made a step, which is captured."""
+        if self._present is not None:
+            self._present.steps += 1
+
+    def replay(self, capture: _Capture) -> None:
+        """Launch all captured kernels with one launch, and count the steps among them."""
+        entered = self._engine.enter()
+        try:
+            if capture.random:
+                with torch.no_grad():
+                    for each in self._seeds:
+                        each.fill_(0)
+            engine = self._engine
+            phase = engine.phase()
+            engine.recorder.op(engine.recorder.string(REPLAY), phase, engine.modules.current(False))
+            self._kernels.replay(capture.kernels)
+        finally:
+            if entered:
+                self._engine.leave()
+        self.replaying = True
+        try:
+            for _ in range(capture.steps):
+                self._end_step()
+        finally:
+            self.replaying = False
+
+    def release(self, capture: _Capture) -> None:
+        """A graph let go of its pool."""
+        self._uses[capture.handle] -= 1
+        if not self._uses[capture.handle]:
+            self._memory.allocator.release_pool(capture.pool)
+
+
+def _nothing() -> None:
+    return None
+
+
+def graph_class(graphs: Graphs) -> type:
+    """The class of a simulation's CUDA graphs."""
+
+    class CUDAGraph:
+        """``torch.cuda.CUDAGraph`` on the simulated GPU."""
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._capture: _Capture | None = None
+            self._release: Any = None
+            graphs.await_capture(self)
+
+        def capture_begin(self, pool: Handle | None = None, *_: Any, **__: Any) -> None:
+            if self._capture is not None:
+                raise RuntimeError(
+                    "This CUDAGraph instance already owns a captured graph. "
+                    "To capture a new graph, create a new instance."
+                )
+            self._capture = graphs.begin(self, pool)
+            self._release = weakref.finalize(self, graphs.release, self._capture)
+            self._release.atexit = False
+
+        def capture_end(self) -> None:
+            graphs.end()
+
+        def instantiate(self) -> None:
+            self._captured("instantiate")
+
+        def replay(self) -> None:
+            graphs.replay(self._captured("replay"))
+
+        def reset(self) -> None:
+            if self._release is not None:
+                self._release()
+            self._capture = self._release = None
+
+        def pool(self) -> Handle:
+            return self._captured("pool()").handle
+
+        def register_generator_state(self, generator: Any) -> None:
+            """The default generator's tensors stand for all."""
+
+        def enable_debug_mode(self) -> None:
+            """There is nothing to dump."""
+
+        def debug_dump(self, debug_path: str) -> None:
+            """There is nothing to dump."""
+
+        def _captured(self, name: str) -> _Capture:
+            if self._capture is None:
+                raise RuntimeError(
+                    f"Called CUDAGraph::{name} without a preceding successful capture."
+                )
+            return self._capture
+
+    return CUDAGraph

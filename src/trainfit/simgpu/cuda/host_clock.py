@@ -1,0 +1,193 @@
+"""The time that a script is shown while a simulation runs.
+
+Simulating an operator takes other time than launching it on a GPU does. So ``time.time`` and its
+like show the script what its own computer would take: the operators' launches and the waits for
+the GPU as the clock has them, and all else (reading a batch, sleeping, other computations) as long
+as it took here, without the time for which others had the cores (:mod:`simgpu.core_waits`): how
+busy this machine is must not show in a prediction. Such a clock never stands still, so that code
+that polls it comes to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from trainfit.simgpu.cuda.clock import Clock
+from trainfit.simgpu.cuda.core_waits import CoreWaits, core_waits
+from trainfit.simgpu.dispatch.fork_hooks import in_child
+from trainfit.simgpu.patching import PatchSet
+
+#: What a script does between two operators counts as its own from so many seconds on, or when it
+#: looks at the time meanwhile. Below, it is most likely Python on its way to the next operator:
+#: slowed by the simulation, and part of what the clock takes for launching one.
+OWN_WORK_S: Final = 2e-3
+
+#: Functions of the module ``time``, each a clock that goes on by itself, and their units a second.
+_SHOWN: Final = {
+    "time": 1, "perf_counter": 1, "monotonic": 1,
+    "time_ns": 10**9, "perf_counter_ns": 10**9, "monotonic_ns": 10**9,
+}  # fmt: skip
+
+
+class ScriptTime:
+    """Divides what passes between the simulator and the script, and shows the script its time.
+
+    ``in_framework`` says whether PyTorch's own Python is what lies between two operators;
+    ``real`` is this machine's clock, in seconds; ``waits`` tells how long a thread waited for a
+    core.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        in_framework: Callable[[], bool] = lambda: False,
+        real: Callable[[], float] = time.perf_counter,
+        waits: CoreWaits | None = None,
+    ) -> None:
+        self._clock, self._in_framework, self._real = clock, in_framework, real
+        self._waits = core_waits() if waits is None else waits
+        self._mark = self._waits.mark()
+        self._collecting_since = 0.0
+        self._simulating = self._looked = False
+        self._left = real()
+        self._shown_s = 0.0
+        # Reentrant: the handler of a signal may run operators, too.
+        self._lock = threading.RLock()
+        #: Are its functions installed, and is this the process of the simulation?
+        self.runs = False
+
+    def enter(self) -> bool:
+        """The simulator is at work from now on; ``False`` if that is known."""
+        if self._simulating or not self.runs:
+            return False
+        self._simulating = True
+        passed = self._real() - self._left
+        if self._looked or (passed >= OWN_WORK_S and not self._in_framework()):
+            own = self._own(passed)
+            if self._looked or own >= OWN_WORK_S:
+                self._looked = False
+                with self._lock:
+                    self._clock.pause(own)
+        return True
+
+    def _own(self, passed: float) -> float:
+        """Of the seconds that passed since the script has been at work: those that it took."""
+        return max(0.0, passed - self._waits.since(self._mark, passed)) if passed > 0 else 0.0
+
+    def leave(self) -> None:
+        """Back to the script."""
+        self._left, self._mark = self._real(), self._waits.mark()
+        self._simulating = False
+
+    def leave_out(self, seconds: float) -> None:
+        """Of what passes in the script, so much was the simulator's."""
+        self._left += seconds
+
+    @contextlib.contextmanager
+    def simulating(self) -> Iterator[None]:
+        """What is done inside takes the script no time."""
+        entered = self.enter()
+        try:
+            yield
+        finally:
+            if entered:
+                self.leave()
+
+    def now(self, stream: int) -> float:
+        """When a stream is done with everything submitted so far, as the clock has it."""
+        with self.simulating():
+            return self._clock.now(stream)
+
+    def elapsed(self) -> float:
+        """Seconds since the simulation began, as the script is shown them; they never decrease."""
+        with self._lock:
+            began = self._real()
+            # Also in the simulator, where callbacks of the script may poll the time.
+            own = self._own(began - self._left)
+            self._looked = self._looked or not self._simulating
+            self._shown_s = max(self._shown_s, self._clock.host() + own)
+            self.leave_out(self._real() - began)
+            return self._shown_s
+
+    def install(self, patches: PatchSet) -> None:
+        """Show this time in place of the machine's."""
+        for name, units in _SHOWN.items():
+            patches.set(time, name, _ShownClock(self, name, units))
+        timer = vars(time)["perf_counter"]
+        patches.set(timeit, "default_timer", timer)
+        for owner, name in ((timeit, "timeit"), (timeit, "repeat"), (timeit.Timer, "__init__")):
+            patches.set(owner, name, _with_timer(vars(owner)[name], timer))
+        self._waits.install(patches)
+        gc.callbacks.append(self._collect)
+        in_child(self.stop)
+        self._left, self._mark = self._real(), self._waits.mark()
+        self.runs = True
+
+    def stop(self) -> None:
+        """Whoever kept one of the functions has the machine's time from now on; as have children
+        that are forked."""
+        self.runs = False
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collect)
+
+    def _collect(self, phase: str, _: Any) -> None:
+        """Python looks for garbage: mostly among what the simulation keeps."""
+        if phase == "start":
+            self._collecting_since = self._real()
+        elif not self._simulating:
+            self.leave_out(self._real() - self._collecting_since)
+
+
+class _ShownClock:
+    """A function of the module ``time`` as scripts see it.
+
+    An object, as a built-in function is none that a class would bind to its instances. It is
+    pickled by its name, as those are.
+    """
+
+    def __init__(self, script_time: ScriptTime, name: str, units: int) -> None:
+        self._real = vars(time)[name]
+        self._began = self._real()
+        self._script_time, self._units = script_time, units
+        self.__module__, self.__name__, self.__qualname__ = "time", name, name
+        self.__doc__ = self._real.__doc__
+
+    def __call__(self) -> float | int:
+        if not self._script_time.runs or _asked_by_us():
+            return self._real()  # type: ignore[no-any-return]
+        elapsed = self._script_time.elapsed()
+        began: float | int = self._began
+        return began + (elapsed if self._units == 1 else round(elapsed * self._units))
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return f"<function time.{self.__name__}, simulated>"
+
+
+def _with_timer(function: Callable[..., Any], timer: _ShownClock) -> Callable[..., Any]:
+    """``function``, which took the machine's clock for its parameter ``timer`` when it was made."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments.setdefault("timer", timer)
+        return function(*bound.args, **bound.kwargs)
+
+    return timed
+
+
+def _asked_by_us() -> bool:
+    """Does the simulator itself, or what runs the script in it, look at the time?"""
+    return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "trainfit"

@@ -1,0 +1,136 @@
+"""Streams and events of the simulated device."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from trainfit.simgpu.cuda.host_clock import ScriptTime
+from trainfit.simgpu.dispatch.tensor import CUDA, current_engine
+from trainfit.simgpu.kernels.launch_log import KernelLog
+from trainfit.simgpu.recording.device_memory import DeviceMemory
+
+#: PyTorch hands out streams from pools of so many, round robin (c10/cuda/CUDAStream.cpp).
+_STREAMS_IN_POOL = 32
+
+
+class Stream:
+    """A CUDA stream of the simulated device; streams have separate allocator pools."""
+
+    #: Streams made so far, by whether they have high priority.
+    _counts: ClassVar[list[int]] = [0, 0]
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        number = kwargs.get("stream_id")
+        if number is None:
+            high = priority < 0
+            number = 1 + self._counts[high] % _STREAMS_IN_POOL + high * _STREAMS_IN_POOL
+            self._counts[high] += 1
+        self.stream_id: int = number
+        self.device = CUDA
+        self.device_index = 0
+        self.device_type = 1
+        self.priority = priority
+        self._previous: Any = None
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        current_engine().memory.synchronize(self.stream_id)
+
+    def is_capturing(self) -> bool:
+        return self.stream_id in current_engine().memory.capturing
+
+    @classmethod
+    def count_anew(cls) -> None:
+        """The first stream of each pool is the next that is made."""
+        cls._counts[:] = [0, 0]
+
+    def wait_stream(self, stream: Any) -> None:
+        self.wait_event(stream.record_event())
+
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
+
+    def record_event(self, event: Any = None) -> Any:
+        event = torch.cuda.Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        self._previous = torch.cuda.current_stream()
+        torch.cuda.set_stream(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        torch.cuda.set_stream(self._previous)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash((Stream, self.stream_id))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.stream_id:#x} simulated>"
+
+
+def event_class(memory: DeviceMemory, kernels: KernelLog, script_time: ScriptTime) -> type:
+    """The class of a simulation's events."""
+
+    class Event:
+        """A CUDA event on the simulated clock."""
+
+        def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
+            self.enable_timing = enable_timing
+            self.device = CUDA
+            self._at: float | None = None
+            #: Its number and stream, and how many operators were submitted before.
+            self._recorded: tuple[int, int, int] | None = None
+
+        def record(self, stream: Any = None) -> None:
+            on = memory.stream if stream is None else stream.stream_id
+            with script_time.simulating():
+                self._recorded = kernels.event(on), on, memory.recorder.op_count
+                self._at = script_time.now(on) if self.enable_timing else None
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            if self._recorded is not None:
+                number, stream, submitted = self._recorded
+                with script_time.simulating():
+                    kernels.host_waits_for_event(number, stream)
+                memory.synchronize(stream, submitted)
+
+        def wait(self, stream: Any = None) -> None:
+            if self._recorded is not None:
+                number, recorded_on, _ = self._recorded
+                waiting = memory.stream if stream is None else stream.stream_id
+                kernels.stream_waits(waiting, number, recorded_on)
+
+        def elapsed_time(self, end_event: Any) -> float:
+            """Milliseconds of simulated device time between the two events."""
+            if not (self.enable_timing and end_event.enable_timing):
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+            if self._at is None or end_event._at is None:
+                raise ValueError("Both events must be recorded before calculating elapsed time.")
+            return float((end_event._at - self._at) * 1e3)
+
+    return Event
+
+
+def of_any_device(event: type) -> Any:
+    """``torch.Event``, whose first argument is a device."""
+
+    def make(device: Any = None, *, enable_timing: bool = False, **_: Any) -> Any:
+        return event(enable_timing=enable_timing)
+
+    return make

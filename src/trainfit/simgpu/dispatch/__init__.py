@@ -1,0 +1,1 @@
+"""How operators reach the simulated device: its tensor, modes, engine and errors."""

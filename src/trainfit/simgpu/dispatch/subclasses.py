@@ -1,0 +1,156 @@
+"""Tensors of the user's own classes on the simulated device.
+
+``MetaTensor``, torchvision's ``tv_tensors`` or a subclass of ``Parameter``: on a GPU such a class
+stays what it is. Here the tensor's class also has to say what Python sees of the device, so each
+gets a class of its own below it, made once: an instance of that is one of the user's class, has
+its methods, and finds below them what :class:`trainfit.simgpu.dispatch.tensor.DeviceTensor`
+supplies.
+
+Nothing of the simulation is kept in these objects, for users replace ``__dict__`` and swap
+tensors: the engine works on a stand-in over the same storage, made for each operator.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from typing import Any
+
+import torch
+
+from trainfit.simgpu.dispatch.engine import Engine, handles
+from trainfit.simgpu.dispatch.tensor import (
+    CUDA,
+    DeviceTensor,
+    SimulatedTensor,
+    current_engine,
+    plain,
+    vars_of,
+)
+from trainfit.simgpu.patching import PatchSet
+
+aten = torch.ops.aten
+
+_make_subclass = torch.Tensor._make_subclass
+_as_subclass = torch._C.TensorBase.as_subclass
+_new_parameter = torch.nn.Parameter.__new__
+
+#: By the user's class, the one on the device; and the other way round.
+_ON_DEVICE: dict[type, type] = {}
+_ORIGIN: dict[type, type] = {}
+#: Those on the device.
+SUBCLASSES: set[type] = set()
+
+
+class _Wanted(threading.local):
+    """The class that the result of the present ``aten::alias`` gets."""
+
+    kind: type | None = None
+
+
+_wanted = _Wanted()
+
+
+def on_device(kind: type) -> type:
+    """The class on the device of tensors of the user's class ``kind``."""
+    found = _ON_DEVICE.get(kind)
+    if found is None:
+        found = types.new_class(kind.__name__, (kind, DeviceTensor))
+        found.__module__, found.__qualname__ = kind.__module__, kind.__qualname__
+        _ON_DEVICE[kind], _ORIGIN[found] = found, kind
+        SUBCLASSES.add(found)
+    return found
+
+
+def origin(kind: type) -> type:
+    """The user's class of a tensor's class, on the device or not."""
+    return _ORIGIN.get(kind, torch.Tensor if kind is SimulatedTensor else kind)
+
+
+def make_subclass(kind: Any, data: Any, require_grad: bool = False, **options: Any) -> torch.Tensor:
+    """``Tensor._make_subclass``; the class follows the data to the device and back."""
+    kind = origin(kind)
+    if not isinstance(data, DeviceTensor):
+        return _make_subclass(kind, data, require_grad, **options)  # type: ignore[no-any-return]
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(plain(data), requires_grad=require_grad)
+    if kind is torch.Tensor:
+        made: torch.Tensor = plain(data).detach().requires_grad_(require_grad)
+        return made
+    return _over(plain(data)._meta, on_device(kind), require_grad)
+
+
+def _over(meta: torch.Tensor, kind: type, requires_grad: bool = False) -> torch.Tensor:
+    return _make_subclass(
+        kind, meta, requires_grad, dispatch_device=True, device_for_backend_keys=CUDA
+    )
+
+
+def as_subclass(tensor: torch.Tensor, cls: Any) -> torch.Tensor:
+    """``Tensor.as_subclass``, which autograd sees as a view."""
+    kind = origin(cls)
+    if not isinstance(tensor, DeviceTensor):
+        return _as_subclass(tensor, kind)
+    before, _wanted.kind = _wanted.kind, None if kind is torch.Tensor else on_device(kind)
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return aten.alias.default(tensor)  # type: ignore[no-any-return]
+    finally:
+        _wanted.kind = before
+
+
+@handles(aten.alias.default)
+def alias(engine: Engine, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """A view of the whole; of the class that :func:`as_subclass` asks for."""
+    result: SimulatedTensor = engine.generic(engine.info(func), args, kwargs)
+    kind, _wanted.kind = _wanted.kind, None
+    return result if kind is None else _over(result._meta, kind)
+
+
+def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> torch.Tensor:
+    """``Parameter.__new__``, whose own test is for the very class ``Tensor``."""
+    if cls is torch.nn.Parameter or type(data) is not SimulatedTensor:
+        return _new_parameter(origin(cls), data, requires_grad)
+    return make_subclass(cls, data, requires_grad)
+
+
+#: PyTorch's own, but for its refusal of tensors that weak references are held to: those stay with
+#: the object, which is to be the one that was moved.
+_swap_tensors = types.FunctionType(
+    torch.utils.swap_tensors.__code__,
+    {
+        **vars(sys.modules["torch.utils"]),
+        "weakref": types.SimpleNamespace(getweakrefs=lambda _: ()),
+    },
+)
+
+
+def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    """``target.data = value`` where one of them is simulated; ``target`` stays the object.
+
+    Between host and device the two objects swap what they are, since the type tells which.
+    """
+    if isinstance(target, DeviceTensor) and isinstance(value, DeviceTensor):
+        current_engine().set_data(target, value)
+        return
+    with torch._C.DisableTorchFunctionSubclass():
+        made = _moved(target, value)
+        target.grad = None
+        _swap_tensors(target, made)
+
+
+def _moved(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What ``target`` is to become over the data of ``value``, with the user's attributes."""
+    parameter = type(target) is SimulatedTensor and isinstance(target, torch.nn.Parameter)
+    kind = torch.nn.Parameter if parameter else origin(type(target))
+    made = make_subclass(kind, value.detach(), target.requires_grad)
+    vars(made).update(vars_of(target))
+    return made
+
+
+def install(patches: PatchSet) -> None:
+    """Let classes follow their tensors while a simulation runs."""
+    patches.set(torch.Tensor, "_make_subclass", staticmethod(make_subclass))
+    patches.set(torch.Tensor, "as_subclass", as_subclass)
+    patches.set(torch.nn.Parameter, "__new__", staticmethod(_parameter))

@@ -1,0 +1,1 @@
+"""The GPU kernels of an operator: what they compute, move and allocate."""

@@ -1,0 +1,205 @@
+"""What a convolution allocates besides its result: cuDNN's workspaces and algorithm trials.
+
+cuDNN's tensor-core kernels (half precisions, and float32 as TF32) compute on NHWC tensors.
+For NCHW operands it turns both tensors of a pass into that layout in its workspace; the
+weight gradient, which sums over all samples, also keeps both rounded to TF32
+(tensorflow pull request 56055: "kernels might need larger workspace to allow the rounding of
+fp32->tf32"). A 1x1 convolution of stride 1 is a matrix product on NCHW as it is. See
+docs/decisions/0004.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.dispatch.engine import Engine, allocates
+from trainfit.simgpu.dispatch.layouts import CHANNELS_LAST, convolution_format, dense_copy
+from trainfit.simgpu.dispatch.tensor import SimulatedTensor
+
+aten = torch.ops.aten
+
+_HALVES: Final = (torch.float16, torch.bfloat16)
+
+#: Tensor-core kernels read input channels four at a time; the three of an image are left to
+#: kernels that need no other layout.
+_VECTOR: Final = 4
+
+Request = tuple[str, tuple[int, ...]]
+
+
+@allocates(aten.convolution.default)
+def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """Forward convolution; args as aten::convolution, ``out`` the result."""
+    source, weight = args[0], args[1]
+    geometry = Geometry(source, weight, out, *args[3:9])
+    if not geometry.native_depthwise:
+        _run(engine, geometry, "forward", geometry.copies((source, weight)))
+
+
+@allocates(aten.convolution_backward.default)
+def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """Gradients of a convolution: cuDNN runs data and weight gradient one after another."""
+    grad, source, weight = args[0], args[1], args[2]
+    geometry = Geometry(source, weight, grad, *args[4:10])
+    if geometry.native_depthwise:
+        return
+    copies = geometry.copies((grad, source, weight))
+    for wanted, way in zip(args[10][:2], ("data gradient", "weight gradient"), strict=True):
+        if wanted:
+            _run(engine, geometry, way, copies)
+
+
+def native_depthwise(source: Any, weight: Any, *places: Any) -> bool:
+    """Does PyTorch's own depthwise kernel run? ``places`` are stride to groups."""
+    return Geometry(source, weight, source, *places).native_depthwise
+
+
+class Geometry:
+    """One convolution's operands; ``result`` may stand for the gradient with its shape."""
+
+    def __init__(
+        self,
+        source: Any,
+        weight: Any,
+        result: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        transposed: bool,
+        output_padding: Any,
+        groups: int,
+    ) -> None:
+        """From simulated tensors and aten::convolution's arguments from stride to groups."""
+        self.source, self.weight, self.result = source._spec, weight._spec, result._spec
+        self.stride, self.padding, self.dilation = map(tuple, (stride, padding, dilation))
+        self.transposed, self.groups = transposed, groups
+        self.format = convolution_format(source._meta, weight._meta)
+
+    @property
+    def channels_last(self) -> bool:
+        return self.format in CHANNELS_LAST
+
+    @property
+    def native_depthwise(self) -> bool:
+        """Does PyTorch's own depthwise kernel run, which takes no workspace?
+
+        ConvParams::is_depthwise and use_cudnn_depthwise in ATen/native/Convolution.cpp:
+        channels-last always goes to cuDNN.
+        """
+        channels = self.source.size[1]
+        return (
+            not self.transposed
+            and self.groups == channels
+            and self.groups > 1
+            and self.weight.size[0] % channels == 0
+            and not self.channels_last
+        )
+
+    @property
+    def for_winograd(self) -> bool:
+        """May cuDNN compute it by Winograd's algorithm, if it does so in float32?"""
+        return (
+            tuple(self.weight.size[2:]) == (3, 3)
+            and all(each == 1 for each in (*self.stride, *self.dilation, self.groups))
+            and not self.channels_last
+        )
+
+    @property
+    def pointwise(self) -> bool:
+        """Is it a matrix product over the channels?"""
+        return (
+            all(each == 1 for each in (*self.weight.size[2:], *self.stride))
+            and not any(self.padding)
+            and not self.transposed
+        )
+
+    @property
+    def winograd(self) -> bool:
+        return (
+            tuple(self.weight.size[2:]) == (3, 3)
+            and self.stride == (1, 1)
+            and self.dilation == (1, 1)
+            and not self.transposed
+            and self.groups == 1
+        )
+
+    def key(self, way: str) -> tuple[Any, ...]:
+        """What PyTorch caches the found algorithm under (CacheKey in Conv_v8.cpp)."""
+        return (
+            *(way, self.source.size, self.weight.size, self.result.size, self.source.dtype),
+            *(self.stride, self.padding, self.dilation, self.transposed, self.groups),
+            *(self.format, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic),
+        )
+
+    def copies(self, tensors: tuple[Any, ...]) -> list[Request]:
+        """Operands that cuDNN's caller makes contiguous in the result's memory format."""
+        return [
+            dense_copy(tensor, self._format_of(tensor.dim()))
+            for tensor in tensors
+            if type(tensor) is SimulatedTensor
+            and tensor.dim() in (4, 5)
+            and not tensor._meta.is_contiguous(memory_format=self._format_of(tensor.dim()))
+        ]
+
+    def _format_of(self, dim: int) -> torch.memory_format:
+        if not self.channels_last:
+            return torch.contiguous_format
+        return torch.channels_last if dim == 4 else torch.channels_last_3d
+
+
+def _run(engine: Engine, geometry: Geometry, way: str, copies: list[Request]) -> None:
+    if torch.backends.cudnn.benchmark:
+        _try_algorithms(engine, geometry.key(way))
+    engine.workspace(*copies, *_workspace(engine, geometry, way))
+
+
+def _try_algorithms(engine: Engine, key: tuple[Any, ...]) -> None:
+    """``cudnn.benchmark``: at a new shape all algorithms are timed, then the cache is emptied.
+
+    get_plans_from_find in ATen/native/cudnn/Conv_v8.cpp. The workspace of the trials is the
+    largest of any algorithm that fits, and gone before the next allocation.
+    """
+    tried = engine.library_memory
+    if ("cudnn.benchmark", key) in tried:
+        return
+    tried.add(("cudnn.benchmark", key))
+    engine.memory.empty_cache()
+    engine.assume(
+        "torch.backends.cudnn.benchmark times algorithms at each new shape; what these trials "
+        "take for a moment (as much as is free, at most) is not counted"
+    )
+
+
+def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
+    """Workspace of the algorithm that cuDNN takes for this pass."""
+    source, result = geometry.source, geometry.result
+    if geometry.pointwise or source.size[1] < _VECTOR:
+        return []
+    tensors = (source.nbytes, result.nbytes)
+    if _uses_tensor_cores(engine, source.dtype):
+        copies = _copies(geometry, way)
+        return [("cudnn_tensor_core", (copies, *tensors))] if copies else []
+    if source.dtype is torch.float32 and geometry.winograd and not geometry.channels_last:
+        samples, outputs, height, width = result.size
+        shape = (samples, source.size[1], outputs, height, width, source.dtype.itemsize)
+        return [("cudnn_winograd", shape)]
+    return []
+
+
+def _copies(geometry: Geometry, way: str) -> int:
+    """How many copies of both tensors the pass keeps: in NHWC, and rounded to TF32."""
+    summed = way == "weight gradient"
+    if geometry.groups > 1:
+        return int(summed)
+    rounded = int(summed and geometry.source.dtype is torch.float32)
+    return rounded if geometry.channels_last else 1 + rounded
+
+
+def _uses_tensor_cores(engine: Engine, dtype: torch.dtype) -> bool:
+    """Are there tensor-core convolutions (which want NHWC) for this precision?"""
+    if dtype in _HALVES:
+        return engine.gpu.capability[0] >= 7
+    ampere = engine.gpu.capability[0] >= 8
+    return dtype is torch.float32 and ampere and torch.backends.cudnn.allow_tf32

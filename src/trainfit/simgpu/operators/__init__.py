@@ -1,0 +1,1 @@
+"""Operators and libraries with a behaviour of their own on the simulated device."""

@@ -1,0 +1,194 @@
+"""Autocast for simulated tensors.
+
+C++'s AutocastCUDA kernels test ``is_cuda()``, which is false for simulated tensors, so
+Python kernels take their place for the time of the simulation. Which operator has which
+policy is read from the header that ships with the installed PyTorch; the weight cache
+follows ATen/autocast_mode.cpp: float32 leaves that require a gradient are cast once and
+kept until the outermost autocast region ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainfit.simgpu.dispatch.tensor import DeviceTensor
+from trainfit.simgpu.operators.rnn import autocast_kernel
+
+_HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+_KEY = torch._C.DispatchKey.AutocastCUDA
+_OFF = torch._C.DispatchKeySet(_KEY)
+
+_EXTRA_LOWER = ("cudnn_convolution", "cudnn_convolution_transpose")
+
+
+def policies() -> dict[str, list[str]]:
+    """Operator names (``"aten::linear"``, ``"aten::pow.Tensor_Scalar"``) by policy.
+
+    Policies: ``lower`` (autocast's dtype), ``float32``, ``set_dtype`` (float32 through
+    ``dtype=``), ``append_dtype`` (likewise, appended), ``promote`` (widest of the operands).
+    """
+    text = _HEADER.read_text()
+    return {
+        "lower": _macro(text, "AT_FORALL_LOWER_PRECISION_FP")
+        + [f"aten::{name}" for name in _EXTRA_LOWER],
+        "float32": _macro(text, "AT_FORALL_FP32"),
+        "set_dtype": _macro(text, "AT_FORALL_FP32_SET_OPT_DTYPE"),
+        "append_dtype": ["aten::norm.Scalar", "aten::norm.ScalarOpt_dim"],
+        "promote": _macro(text, "AT_FORALL_PROMOTE"),
+    }
+
+
+def _macro(text: str, name: str) -> list[str]:
+    body = re.search(rf"#define {name}\(_\)((?:.*\\\n)+.*)", text)
+    assert body is not None, f"{_HEADER} has no {name}"
+    entries = re.findall(r"_\(\s*(\w+)(?:,\s*(\w+))?\s*\)", body.group(1))
+    return [f"aten::{op}.{overload}" if overload else f"aten::{op}" for op, overload in entries]
+
+
+class Autocast:
+    """The AutocastCUDA kernels of one simulation, with their weight cache."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[int, torch.dtype], tuple[Any, torch.Tensor]] = {}
+
+    def install(self, library: torch.library.Library) -> None:
+        """Register the kernels; they vanish with the library."""
+        kernels: dict[str, Callable[[Any], Callable[..., Any]]] = {
+            "lower": self._lower,
+            "float32": self._float32,
+            "set_dtype": self._set_dtype,
+            "append_dtype": self._append_dtype,
+            "promote": self._promote,
+        }
+        known = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+        for policy, names in policies().items():
+            for name in names:
+                if name in known:
+                    kernel = kernels[policy](_overload(name))
+                    library.impl(name.removeprefix("aten::"), kernel, "AutocastCUDA")
+        library.impl("_cudnn_rnn", autocast_kernel(self._cast), "AutocastCUDA")
+
+    def clear(self) -> None:
+        """Drop the cached weights (the outermost autocast region ended)."""
+        self._cache.clear()
+
+    # -- policies ------------------------------------------------------------------------
+
+    def _lower(self, op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            dtype = torch.get_autocast_dtype("cuda")
+            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+                return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
+
+        return kernel
+
+    def _float32(self, op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+                return op(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
+
+        return kernel
+
+    def _set_dtype(self, op: Any) -> Callable[..., Any]:
+        names = [argument.name for argument in op._schema.arguments]
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            if given.get("dtype") is None and _eligible(args[0]):
+                given["dtype"] = torch.float32
+            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+                return _call(op, given)
+
+        return kernel
+
+    def _append_dtype(self, op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+                if not _eligible(args[0]):
+                    return op(*args, **kwargs)
+                kwargs["dtype"] = torch.float32
+                return torch.norm(*args, **kwargs)
+
+        return kernel
+
+    def _promote(self, op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            dtype = _widest(args, torch.get_autocast_dtype("cuda"))
+            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+                return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
+
+        return kernel
+
+    # -- casts ---------------------------------------------------------------------------
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._cast_tensor(value, dtype)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._cast(each, dtype) for each in value])
+        if isinstance(value, dict):
+            return {name: self._cast(each, dtype) for name, each in value.items()}
+        return value
+
+    def _cast_tensor(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not _eligible(tensor) or tensor.dtype is dtype:
+            return tensor
+        caches = (
+            dtype is torch.get_autocast_dtype("cuda")
+            and tensor.dtype is torch.float32
+            and tensor.requires_grad
+            and tensor.is_leaf
+            and not tensor._is_view()
+            and torch.is_autocast_cache_enabled()
+        )
+        if not caches:
+            return tensor.to(dtype)
+        key = (id(tensor), dtype)
+        found = self._cache.get(key)
+        if found is None:
+            found = (tensor, tensor.to(dtype))
+            self._cache[key] = found
+        return found[1]
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, DeviceTensor)
+        and value.dtype.is_floating_point
+        and value.dtype is not torch.float64
+    )
+
+
+def _widest(value: Any, dtype: torch.dtype) -> torch.dtype:
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            dtype = _widest(each, dtype)
+        return dtype
+    if _eligible(value):
+        return torch.float32 if torch.float32 in (dtype, value.dtype) else dtype
+    return dtype
+
+
+def _overload(name: str) -> Any:
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+def _call(op: Any, given: dict[str, Any]) -> Any:
+    """Call with schema names: positional arguments by position, the rest by keyword."""
+    args, kwargs = [], {}
+    positional = True
+    for argument in op._schema.arguments:
+        if argument.name not in given:
+            positional = False
+            continue
+        if positional and not argument.kwarg_only:
+            args.append(given[argument.name])
+        else:
+            kwargs[argument.name] = given[argument.name]
+    return op(*args, **kwargs)

@@ -1,0 +1,283 @@
+"""torchvision's own operators on the simulated device, after its csrc/ops/cuda.
+
+Result shapes come from torchvision's shape functions. What its CUDA functions allocate besides is
+taken here as they do: dense copies of operands, the columns of a deformable convolution, the
+overlaps that suppression downloads to the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from trainfit.simgpu.dispatch.engine import HANDLERS, Engine
+from trainfit.simgpu.dispatch.layouts import dense_copy
+from trainfit.simgpu.dispatch.tensor import META, SimulatedTensor, spec_of, wrap
+from trainfit.simgpu.kernels.flops import by_name
+from trainfit.simgpu.kernels.launches import Arguments, Kernel, _bytes, _dtype, _rule
+
+aten = torch.ops.aten
+
+#: Boxes that one 64-bit word of the overlaps is for (csrc/ops/cuda/nms_kernel.cu).
+_BOXES_OF_A_WORD = 64
+#: Multiply-adds and comparisons for one pair of boxes (devIoU).
+_FLOPS_OF_A_PAIR = 16
+#: Images whose columns are made at once (kMaxParallelImgs in deform_conv2d_kernel.cu).
+_IMAGES_AT_ONCE = 32
+#: Corners that bilinear interpolation reads for a point.
+_CORNERS = 4
+
+
+def install() -> None:
+    """Register them with the engine, as far as the operators are defined."""
+    for name, handler in _HANDLERS.items():
+        packet = getattr(torch.ops.torchvision, name, None)
+        if packet is not None:
+            HANDLERS[packet.default] = handler
+
+
+def _empty(engine: Engine, shape: tuple[int, ...], dtype: torch.dtype) -> SimulatedTensor:
+    with no_dispatch():
+        meta = torch.empty(shape, dtype=dtype, device=META)
+    return engine.adopt(meta)  # type: ignore[no-any-return]
+
+
+# --- Suppression of overlapping boxes ---------------------------------------------------------
+
+
+def _nms(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Every box is assumed to survive: which do is the data's."""
+    boxes, scores = args[:2]
+    _check_boxes(boxes, scores)
+    count = boxes.shape[0]
+    if not count:
+        return _empty(engine, (0,), torch.int64)
+    engine.assume(f"nms() was taken to keep all {count} boxes")
+    order = engine.run(aten.sort.default, (scores, 0, True), {})[1]
+    ordered = engine.run(aten.index_select.default, (boxes, 0, order), {})
+    words = -(-count // _BOXES_OF_A_WORD)
+    overlaps = _empty(engine, (count * words,), torch.int64)
+    engine.record(engine.info(func))
+    engine.wait_for_device()
+    kept = _empty(engine, (count,), torch.int64)
+    result = engine.run(aten.index.Tensor, (order, [kept]), {})
+    del ordered, overlaps
+    return result
+
+
+def _check_boxes(boxes: Any, scores: Any) -> None:
+    """In nms_kernel.cu's words."""
+    if boxes.dim() != 2:
+        raise RuntimeError(f"boxes should be a 2d tensor, got {boxes.dim()}D")
+    if boxes.shape[1] != 4:
+        raise RuntimeError(f"boxes should have 4 elements in dimension 1, got {boxes.shape[1]}")
+    if scores.dim() != 1:
+        raise RuntimeError(f"scores should be a 1d tensor, got {scores.dim()}D")
+    if len(boxes) != len(scores):
+        raise RuntimeError(
+            "boxes and scores should have same number of elements in dimension 0, "
+            f"got {len(boxes)} and {len(scores)}"
+        )
+
+
+def _nms_kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    boxes = call["dets"]
+    count = boxes.shape[0]
+    words = 8 * count * -(-count // _BOXES_OF_A_WORD)
+    if not count:
+        return []
+    return [
+        Kernel(
+            "pointwise",
+            _dtype(boxes),
+            _FLOPS_OF_A_PAIR * count * (count - 1) // 2,
+            _bytes([boxes]),
+            words,
+        ),
+        Kernel("download", "integer", 0, words, words),
+        Kernel("upload", "integer", 0, 8 * count, 8 * count),
+    ]
+
+
+# --- Pooling of regions -----------------------------------------------------------------------
+
+
+def _pooled(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Results are zeroed first; operands that are not dense are copied then."""
+    result = engine.generic(engine.info(func), args, kwargs)
+    call = by_name(func, args, kwargs)
+    # The gradient of roi_align is read by its strides; the operators of the others are copied.
+    names = ["input", "rois", "argmax", "channel_mapping"]
+    if func._opname != "_roi_align_backward":
+        names.append("grad")
+    loose = [call[name] for name in names if name in call and not call[name]._spec.contiguous]
+    if loose:
+        engine.workspace(*map(dense_copy, loose))
+    return result
+
+
+def _pooling_kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    results = result if isinstance(result, tuple) else (result,)
+    written = _bytes(results)
+    source = call["input"] if "input" in call else call["grad"]
+    samples = max(1, call.get("sampling_ratio", 1)) ** 2 * _CORNERS
+    others = [call[name] for name in ("rois", "argmax", "channel_mapping") if name in call]
+    fills = [Kernel("fill", _dtype(each), 0, 0, _bytes([each])) for each in results]
+    if "grad" in call:
+        # Each gradient is added, atomically, to the corners of its points.
+        touched = min(samples * _bytes([source]), written)
+        moved = (_bytes([source, *others]) + touched, touched)
+    else:
+        read = min(samples * _bytes(results[:1]), _bytes([source]))
+        moved = (read + _bytes(others), written)
+    return [*fills, Kernel("indexing", _dtype(source), 0, *moved)]
+
+
+# --- Deformable convolution -------------------------------------------------------------------
+
+
+def _at_once(batch: int) -> int:
+    """get_greatest_divisor_below_bound"""
+    return next((n for n in range(min(batch, _IMAGES_AT_ONCE), 1, -1) if batch % n == 0), 1)
+
+
+class _Geometry:
+    """Sizes of a deformable convolution: its products have (rows, depth) times (depth, columns),
+    ``turns`` times for each group."""
+
+    def __init__(self, call: Mapping[str, Any]) -> None:
+        source, weight, offset = call["input"], call["weight"], call["offset"]
+        self.batch, self.channels = source.shape[:2]
+        self.images = _at_once(self.batch)
+        self.turns = self.batch // self.images
+        self.groups = call["groups"]
+        self.rows = weight.shape[0] // self.groups
+        self.depth = math.prod(weight.shape[1:])
+        self.columns = self.images * math.prod(offset.shape[2:])
+        self.dtype = source.dtype
+
+    def columns_of(self, engine: Engine) -> SimulatedTensor:
+        return _empty(engine, (self.depth * self.groups, self.columns), self.dtype)
+
+    def multiply(
+        self, engine: Engine, into: Any, rows: int, depth: int, columns: int, *operands: Any
+    ) -> None:
+        """``addmm_`` of every group and turn, on parts of these tensors' storages."""
+        shapes = ((rows, columns), (rows, depth), (depth, columns))
+        parts = [_part(each, *shape) for each, shape in zip((into, *operands), shapes, strict=True)]
+        for _ in range(self.turns * self.groups):
+            engine.run(aten.addmm_.default, tuple(parts), {})
+
+
+def _part(tensor: SimulatedTensor, rows: int, columns: int) -> SimulatedTensor:
+    with no_dispatch():
+        meta = tensor._meta.as_strided((rows, columns), (columns, 1), 0)
+    return wrap(meta, spec_of(meta), tensor._life)
+
+
+def _dense(engine: Engine, tensor: SimulatedTensor) -> SimulatedTensor:
+    if tensor._spec.contiguous:
+        return tensor
+    options = {"memory_format": torch.contiguous_format}
+    return engine.run(aten.clone.default, (tensor,), options)  # type: ignore[no-any-return]
+
+
+def _deformed(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """deform_conv2d_forward_kernel"""
+    call = by_name(func, args, kwargs)
+    held = {name: _dense(engine, call[name]) for name in _TENSORS if name in call}
+    found = _Geometry(call)
+    shape = (found.batch, found.rows * found.groups, *call["offset"].shape[2:])
+    engine.record(engine.info(func))
+    out = _empty(engine, shape, found.dtype)
+    if not found.batch:
+        return out
+    buffer = _empty(engine, shape, found.dtype)
+    columns = found.columns_of(engine)
+    found.multiply(engine, buffer, found.rows, found.depth, found.columns, held["weight"], columns)
+    bias = engine.run(aten.view.default, (held["bias"], [1, -1, 1, 1]), {})
+    result = engine.run(aten.add.Tensor, (out, bias), {})
+    del buffer, columns
+    return result
+
+
+def _deformed_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """deform_conv2d_backward_kernel: gradients of the inputs first, then of the weight."""
+    call = by_name(func, args, kwargs)
+    held = {name: _dense(engine, call[name]) for name in ("grad", *_TENSORS)}
+    found = _Geometry(call)
+    engine.record(engine.info(func))
+    grads = {
+        name: _empty(engine, tuple(call[name].shape), found.dtype)
+        for name in ("input", "offset", "mask")
+    }
+    columns = found.columns_of(engine)
+    found.multiply(
+        engine, columns, found.depth, found.rows, found.columns, held["weight"], held["grad"]
+    )
+    del columns
+    weight = _empty(engine, tuple(call["weight"].shape), found.dtype)
+    # Of several images at once the gradient is copied into another order.
+    together = found.images > 1 or found.groups > 1
+    order = _empty(engine, tuple(call["grad"].shape), found.dtype) if together else held["grad"]
+    columns = found.columns_of(engine)
+    found.multiply(engine, weight, found.rows, found.columns, found.depth, order, columns)
+    del columns, order
+    value = engine.run(aten.sum.dim_IntList, (held["grad"], [0, 2, 3]), {})
+    ones = engine.run(aten.ones_like.default, (held["bias"],), {})
+    bias = engine.run(aten.mul.Tensor, (ones, value), {})
+    return grads["input"], weight, grads["offset"], grads["mask"], bias
+
+
+_TENSORS = ("input", "weight", "offset", "mask", "bias")
+
+
+def _column_kernels(passes: int) -> Callable[[Arguments, Any, int], list[Kernel]]:
+    """Besides the products: columns are made from the image, or added to it, once a turn."""
+
+    def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+        found = _Geometry(call)
+        if not found.batch:
+            return []
+        size = found.dtype.itemsize
+        columns = found.depth * found.groups * found.columns * found.turns * size
+        read = _bytes([call["input"], call["offset"], call["mask"]])
+        dtype = _dtype(call["input"])
+        made = Kernel("resampling", dtype, 0, read, columns, launches=found.turns)
+        added = Kernel("resampling", dtype, 0, read + columns, read, launches=2 * found.turns)
+        filled = Kernel("fill", dtype, 0, 0, columns + 2 * _bytes(_tensors(result)), launches=3)
+        return [filled, made, *([added] if passes > 1 else [])]
+
+    return rule
+
+
+def _tensors(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+# --- Boxes that are turned --------------------------------------------------------------------
+
+
+def _rotated(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    engine.record(engine.info(func))
+    return _empty(engine, (args[0].shape[0], args[1].shape[0]), torch.float32)
+
+
+_POOLING = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool")
+_POOLED = (*_POOLING, *(f"_{name}_backward" for name in _POOLING))
+_HANDLERS = {
+    "nms": _nms,
+    "deform_conv2d": _deformed,
+    "_deform_conv2d_backward": _deformed_backward,
+    "box_iou_rotated": _rotated,
+    **dict.fromkeys(_POOLED, _pooled),
+}
+
+_rule("nms")(_nms_kernels)
+_rule("deform_conv2d")(_column_kernels(1))
+_rule("_deform_conv2d_backward")(_column_kernels(2))
+_rule(*_POOLED)(_pooling_kernels)

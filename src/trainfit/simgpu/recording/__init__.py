@@ -1,0 +1,1 @@
+"""Records what the device does: allocations, operators, modules, the user's lines."""

@@ -1,0 +1,107 @@
+"""Which module of the model does an operator belong to?"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from trainfit.simgpu.recording.recorder import Recorder
+
+_sequence_number = torch._C._autograd._get_sequence_nr
+_current_node = torch._C._current_autograd_node
+
+
+class ModuleTracker:
+    """Follows the forward calls of modules by PyTorch's global module hooks.
+
+    A backward operator is laid to the module whose forward call made its autograd node:
+    nodes carry a sequence number, and the forward pass notes which module had which.
+    """
+
+    def __init__(
+        self, recorder: Recorder, on_module: Callable[[torch.nn.Module, int], None]
+    ) -> None:
+        self._recorder = recorder
+        self._on_module = on_module
+        self._none = recorder.string("")
+        self._stack: list[int] = []
+        self._names: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._of_node: dict[int, int] = {}
+        self._handles: list[Any] = []
+        self.calls = 0
+        #: Is told of every call, with the module and its positional arguments.
+        self.on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None
+
+    def install(self) -> None:
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(self._enter),
+            nn_module.register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._alive.clear()
+        self._of_node.clear()
+
+    def current(self, backward: bool) -> int:
+        """String index of the present operator's module."""
+        if self._stack:
+            # Also true while checkpointing recomputes a forward pass inside backward.
+            name = self._stack[-1]
+            self._of_node.setdefault(_sequence_number(), name)
+            return name
+        if backward:
+            node = _current_node()
+            if node is not None:
+                # The counter had passed the node's number when its operator was dispatched.
+                return self._of_node.get(node._sequence_nr() + 1, self._none)
+        return self._none
+
+    def step_end(self) -> None:
+        """Forget the nodes of a finished step."""
+        self._of_node.clear()
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        if name is None:
+            name = self._name(module)
+        self.calls += 1
+        self._stack.append(name)
+        self.on_call(module, args)
+
+    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _name(self, module: torch.nn.Module) -> int:
+        """Name a module met for the first time, and everything below it."""
+        kind = type(module).__name__
+        root = f"{self._recorder.text(self._stack[-1])}.<{kind}>" if self._stack else kind
+        for path, child in module.named_modules():
+            if id(child) not in self._names:
+                text = f"{root}.{path}" if path else root
+                name = self._recorder.string(text)
+                self._names[id(child)] = name
+                # Weak, or the models of a search by trial would all stay in memory.
+                forget = functools.partial(self._forget, id(child))
+                self._alive[id(child)] = weakref.ref(child, forget)
+                self._on_module(child, name)
+        return self._names[id(module)]
+
+    def _forget(self, key: int, _: Any) -> None:
+        """A module died: its id may come back as another's."""
+        self._names.pop(key, None)
+        self._alive.pop(key, None)
+
+
+def has_parameters(module: torch.nn.Module) -> bool:
+    """Is it a model, or part of one, and no loss?"""
+    return next(module.parameters(), None) is not None

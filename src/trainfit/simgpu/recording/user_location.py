@@ -1,0 +1,136 @@
+"""Where in the user's own code are we?
+
+The user's is what is run (:func:`claim`), and whatever is neither Python's, nor installed, nor
+trainfit's. What is installed as editable is a library too, unless the script that runs, or the
+folder that it was started in, belongs to the same project.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType, TracebackType
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+#: Folders that hold what is installed, wherever they are.
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def _start_folder() -> str:
+    """Where this process was started, or forked off; empty where that is gone."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return ""
+
+
+_claimed: list[str] = []
+#: Real paths of folders that are the user's: of the script, and the one it was started in.
+_own: list[str] = [_start_folder()]
+#: What :func:`is_library` said: a look-up costs less than a call.
+_known: dict[str, bool] = {}
+
+
+def claim(folder: str | Path) -> None:
+    """Count ``folder`` as the user's own, also where it lies among the installed libraries."""
+    _own.append(os.path.realpath(folder))
+    is_library.cache_clear()
+    _known.clear()
+    if is_library(os.path.join(folder, "module.py")):
+        _claimed.append(str(folder) + os.sep)
+        is_library.cache_clear()
+
+
+def user_frame() -> str | None:
+    """``file:line`` of the innermost frame outside of PyTorch, libraries and trainfit.
+
+    ``None`` where every frame belongs to a library.
+    """
+    return frame_of_user(sys._getframe(1))
+
+
+def place_of_user() -> tuple[str, int] | None:
+    """Likewise, as file and line; for callers that ask at every allocation, hence unrolled."""
+    frame: FrameType | None = sys._getframe(2)
+    known = _known
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if filename not in known:
+            known[filename] = is_library(filename)
+        if not known[filename]:
+            return filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def frame_of_user(frame: FrameType | None) -> str | None:
+    """Likewise, from ``frame`` outwards."""
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def line_of_user(trace: TracebackType | None) -> str | None:
+    """Likewise, of the frames an exception passed through."""
+    found = None
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not is_library(filename):
+            found = f"{filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+@functools.cache
+def is_library(filename: str) -> bool:
+    """Does a source file belong to Python, an installed package, or trainfit?"""
+    if filename.startswith(tuple(_claimed)):
+        return False
+    return (
+        filename.startswith((_PACKAGE, "<", *_LIBRARIES))
+        or any(folder in filename for folder in _INSTALLED)
+        or _is_of_another_project(filename)
+    )
+
+
+def _is_of_another_project(filename: str) -> bool:
+    """Does it belong to an editable install that what runs does not belong to?"""
+    try:
+        path = os.path.realpath(filename)
+    except OSError:  # a relative name, and the script removed its working directory
+        return False
+    if os.path.dirname(path) in _own:
+        return False
+    root = next((root for root in _editable_roots() if path.startswith(root)), None)
+    return root is not None and not any(f"{own}{os.sep}".startswith(root) for own in _own)
+
+
+@functools.cache
+def _editable_roots() -> tuple[str, ...]:
+    """The folders of projects that are installed as editable, each with a separator at its end.
+
+    By ``direct_url.json``, which pip and uv write (PEP 610).
+    """
+    roots = []
+    for distribution in importlib.metadata.distributions():
+        try:
+            found = json.loads(distribution.read_text("direct_url.json") or "{}")
+            if found.get("dir_info", {}).get("editable"):
+                folder = url2pathname(urlparse(found["url"]).path)
+                roots.append(os.path.realpath(folder) + os.sep)
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue  # what cannot be read names no project
+    return tuple(roots)

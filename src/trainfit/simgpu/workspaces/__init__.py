@@ -1,0 +1,1 @@
+"""Memory that GPU libraries use in addition to an operator's results."""
