@@ -78,7 +78,7 @@ def test_every_article_has_rows_with_commands_and_every_command_a_row(bench: Any
 def test_commands_parse(bench: Any) -> None:
     for command in bench.COMMANDS.values():
         verb, *words = bench.words(command)
-        module = importlib.import_module(f"trainfit.cli.{verb}")
+        module = importlib.import_module(f"trainfit.cli.verbs.{verb}")
         parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
         module.configure(parser)
         own, called = module.split(words) if hasattr(module, "split") else (words, [])

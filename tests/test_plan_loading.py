@@ -431,3 +431,49 @@ def test_options_of_a_loader_that_is_not_tuned(option: str, tmp_path: Path) -> N
     done = trainfit("plan", "--gpu", "RTX 4090", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert "is for tuning the DataLoader: leave --no-loader out" in error_line(done)
+
+
+OPTIONS = """
+import argparse
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--num-workers", type=int, default=0)
+parser.add_argument("--pin-memory", action="store_true")
+options = parser.parse_args()
+data = TensorDataset(torch.ones(64, 192))
+loader = DataLoader(
+    data, options.batch_size, num_workers=options.num_workers, {pinned}
+)
+model = torch.nn.Linear(192, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    for (x,) in loader:
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_options_that_nobody_wrote_are_filled_if_they_do_what_they_say(
+    follows: bool, tmp_path: Path
+) -> None:
+    pinned = "pin_memory=options.pin_memory" if follows else "pin_memory=False"
+    (tmp_path / "train.py").write_text(OPTIONS.replace("{pinned}", pinned))
+    stub = f"{ROOT / 'src'}:{ROOT / 'tests' / 'tuning_stub'}:{ROOT / 'tests'}"
+    words = ("--loader", "--no-remedies", "--steps=2", "--json", "--", "python", "train.py")
+    done = trainfit(
+        *("plan", "--gpu", "RTX 4090", *words), cwd=tmp_path, PYTHONPATH=stub, STUB_TUNER="facts"
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json_of(done)
+    assert "--num-workers=4" in plan["launch"]
+    assert ("--pin-memory" in plan["launch"]) == follows
+    parts = {part["name"]: part for part in plan["launch_parts"]}
+    assert parts["pin_memory"]["status"] == ("set" if follows else "by hand")
+    assert parts["persistent_workers"]["call"] == "DataLoader"
+    best = plan["now"]["recommended_batch"]
+    assert parts["batch_size"]["value"] == str(best) and f"--batch-size={best}" in plan["launch"]

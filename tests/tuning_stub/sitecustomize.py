@@ -110,9 +110,9 @@ def why_none(machine, settings, ranks):
 
 
 for name, functions in (
-    ("tuning", [tune]),
-    ("machine", [loader_machine, unknowns]),
-    ("affinity", [cores, why_none]),
+    ("tune.tuning", [tune]),
+    ("tune.cores", [loader_machine, unknowns]),
+    ("advice.affinity", [cores, why_none]),
 ):
     module = types.ModuleType(f"trainfit.loader.{name}")
     for function in functions:

@@ -33,6 +33,8 @@ from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.dataloader.other_cpu import CoreHere
 from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
+from trainfit.plan.options.loader_options import with_loader_options
+from trainfit.plan.options.supposed import CommandOptions
 from trainfit.plan.planner import Settings, plan
 from trainfit.plan.real_machine.this_cpu import measured_cpu
 from trainfit.plan.real_machine.versus_cpu import with_cpu
@@ -193,18 +195,23 @@ def _planned(
         options.noise_scale,
         _rented(options),
     )
-    read = [parsed]
+    read = CommandOptions(parsed, parsed)
+
+    def understood(options: CommandOptions) -> None:
+        nonlocal read
+        read = options
+
     result = plan(
         *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
-        understood=lambda options: read.append(options.proven_command),
+        understood=understood,
     )
     keep(result)  # whatever becomes of the loader
     try:
         if options.versus_cpu:
             result = with_cpu(result, parsed, options.time_limit, progress)
-        if tunes and is_tuned(result, read[-1], asked=options.loader):
+        if tunes and is_tuned(result, parsed, asked=options.loader):
             progress("tuning the DataLoader (--no-loader leaves it out)")
-            result = _with_loading(result, read[-1], device.name, options, progress)
+            result = _with_loading(result, read, device.name, options, progress)
     except KeyboardInterrupt:
         show(result)
         raise
@@ -242,7 +249,7 @@ def _tunes_loader(options: argparse.Namespace) -> bool:
 
 def _with_loading(
     result: PlanResult,
-    command: Command,
+    read: CommandOptions,
     gpu: str,
     options: argparse.Namespace,
     progress: Shown,
@@ -258,7 +265,7 @@ def _with_loading(
         time_limit_s=limit,
         script_limit_s=options.time_limit,
         step_is_bound=given is None,
-        sandbox=command.sandbox,
+        sandbox=read.base.sandbox,
     )
 
     def tune(filled: Command) -> LoaderResult:
@@ -267,12 +274,16 @@ def _with_loading(
             raise tuned.interrupt
         return tuned.result
 
+    def settle(tuned: PlanResult) -> Command:
+        return with_loader_options(tuned, read, gpu, options.time_limit)
+
     return with_loading(
         result,
-        command,
+        read.proven_command,
         tune,
         step_is_bound=options.step_time is None,
         here=_core_here(result.cpu),
+        settle=settle,
     )
 
 

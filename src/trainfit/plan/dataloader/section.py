@@ -49,12 +49,14 @@ def with_loading(
     *,
     step_is_bound: bool = True,
     here: CoreHere | None = None,
+    settle: Callable[[PlanResult], Command] | None = None,
 ) -> PlanResult:
     """``plan`` with its ``loading``, and the launch command with the recommended settings.
 
     ``tune`` gets the command at the recommended batch size. Whatever goes wrong in it, the
     memory part of the plan stays, and ``loading.failure`` says what it was. ``here`` is a core of
-    this machine, for another processor's input (``plan.cpu``).
+    this machine, for another processor's input (``plan.cpu``). ``settle`` gets the plan with what
+    was found, and gives the command whose tunables say it.
     """
     batch = tuned_batch(plan)
     failure, found = "", None
@@ -81,7 +83,10 @@ def with_loading(
         loading = _with_input(loading, there)
         if is_another(plan.cpu):
             loading = dataclasses.replace(loading, launched=settings_there(found, there))
-    plan = with_launch(dataclasses.replace(plan, loading=loading), command)
+    plan = dataclasses.replace(plan, loading=loading)
+    if settle is not None:
+        command = settle(plan)
+    plan = with_launch(plan, command)
     notes = _notes(plan, command, found)
     return dataclasses.replace(
         plan,
