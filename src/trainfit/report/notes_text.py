@@ -57,4 +57,12 @@ def plan_notes(result: PlanResult) -> list[Note]:
     pattern = [Note("note", text, 1, (), unsettled) for text in pattern_notes(result.pattern)]
     speed = result.speed.notes if result.speed is not None else ()
     texts = [*result.notes, *speed, *profile_note(result.profile)]
-    return complete([*pattern, *result.structured_notes], texts, result.assumptions)
+    found = complete([*pattern, *result.structured_notes], texts, result.assumptions)
+    return [note for note in found if note.text not in _told_by_parts(result)]
+
+
+def _told_by_parts(result: PlanResult) -> list[str]:
+    """Notes that the parts of the launch command say, too."""
+    choice = result.amp_choice
+    by_hand = any(part.name == "amp" and part.status == "by hand" for part in result.launch_parts)
+    return [choice.by_hand] if by_hand and choice is not None else []
