@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from helpers_loader import result
 from test_report import PLAN
+from trainfit.plan.dataloader.batch_limit import kept_batch
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
-from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.loader import Candidate, LoaderResult, LoaderSettings
+from trainfit.results.plan.result import DataLoading, PlanResult
+from trainfit.results.plan.speed import Speed, StepSpeed
 from trainfit.results.runs.loading import StepTime
 
 STEP = StepTime(0.24, 0.12, source="given")
@@ -54,3 +57,37 @@ def test_batches_under_way_fit_the_shared_memory(
 def test_nothing_is_changed_where_nothing_is_known() -> None:
     settings = LoaderSettings(4)
     assert within_memory(found(settings, 1), None) == settings
+
+
+def limited(rate: float, **changes: object) -> PlanResult:
+    """A plan for batch size 24 instead of 8, whose DataLoader gives ``rate`` batches of 8."""
+    step = StepSpeed(8, 0.01, (0.008, 0.0125), 0.01, 0.001, 0.0, "bandwidth", 800.0)
+    best = LoaderSettings(4)
+    candidate = Candidate(best, rate, 0.5, 4.0)
+    probe = dataclasses.replace(result().probe, batch_size=8)
+    tuned = result(recommended=best, candidates=(candidate,), confirmed=(), probe=probe)
+    return dataclasses.replace(
+        PLAN,
+        speed=Speed(step, (), None, None, {}, ""),
+        loading=DataLoading(tuned, 8),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(10.0, 8), (70.0, 8), (79.0, 24), (500.0, 24)])
+def test_a_larger_batch_has_to_gain_something(rate: float, batch: int) -> None:
+    """The GPU takes 640 samples/s at least: 80 batches of 8."""
+    plan = kept_batch(limited(rate))
+    assert plan.chosen.recommended_batch == batch
+    assert (plan.now.limits is not None and "gains nothing" in plan.now.limits.reason) == (
+        batch == 8
+    )
+
+
+def test_it_stays_where_the_loader_is_not_known_or_the_job_does_not_fit() -> None:
+    assert kept_batch(limited(10.0, batch_in_command=False)).chosen.recommended_batch == 24
+    assert (
+        kept_batch(dataclasses.replace(limited(1.0), loading=None)).chosen.recommended_batch == 24
+    )
+    tight = dataclasses.replace(PLAN.now, fits=False)
+    assert kept_batch(limited(10.0, now=tight)).chosen.recommended_batch == 24

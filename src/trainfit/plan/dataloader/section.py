@@ -8,6 +8,7 @@ from typing import Final
 
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import LOADER_TUNABLES, literal, present_settings
+from trainfit.plan.dataloader.batch_limit import kept_batch
 from trainfit.plan.dataloader.other_cpu import (
     CoreHere,
     OtherInput,
@@ -75,6 +76,8 @@ def with_loading(
     loading = DataLoading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
     )
+    if not is_another(plan.cpu):
+        plan = kept_batch(dataclasses.replace(plan, loading=loading))
     settings = within_memory(found, launched_batch(plan))
     if settings != found.recommended:
         loading = dataclasses.replace(loading, launched=settings)
@@ -176,6 +179,8 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
     best, tuned = plan.chosen.recommended_batch, found.probe.batch_size
     if not best or tuned is None or tuned == best:
         return []
+    if plan.sample_loading_s and plan.batch_in_command and tuned > best:
+        return []  # what it was measured for won nothing: see batch_limit
     why = "write {batch_size:N} into the command"
     if plan.samples is not None and best > plan.samples:
         why = f"the data set has only {plan.samples} samples"

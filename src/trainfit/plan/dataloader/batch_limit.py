@@ -1,0 +1,62 @@
+"""A larger batch gains nothing where the DataLoader gives fewer samples a second than the GPU takes
+at the present one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from trainfit.results.plan.result import BatchLimits, Configuration, PlanResult, rate_of
+
+#: By how much the GPU must be faster: a loader's rate is good to some percent.
+_CLEARLY: Final = 1.1
+
+
+def kept_batch(plan: PlanResult) -> PlanResult:
+    """``plan`` with the present batch size instead of a larger one, where the DataLoader with the
+    recommended settings is clearly the limit at both; as it is where that cannot be told."""
+    present, best = plan.now.batch_size, plan.chosen.recommended_batch
+    given, wanted = _given(plan), _taken(plan)
+    if not present or not best or best <= present or not plan.now.fits:
+        return plan
+    if given is None or wanted is None or wanted < _CLEARLY * given:
+        return plan
+    reason = (
+        f"the DataLoader gives {_rate(given)} samples/s, the GPU at least {_rate(wanted)} at "
+        f"batch size {present}: a larger one gains nothing"
+    )
+    kept = _kept(plan.chosen, present, reason)
+    changed = dataclasses.replace(plan, recommended=plan.now.memory, batch_check=None)
+    choice = plan.amp_choice
+    if choice is None or choice.configuration is None:
+        return dataclasses.replace(changed, now=kept)
+    memory = plan.chosen.memory
+    choice = dataclasses.replace(choice, configuration=kept)
+    return dataclasses.replace(changed, amp_choice=choice, recommended=memory)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _kept(configuration: Configuration, present: int, reason: str) -> Configuration:
+    limits = configuration.limits or BatchLimits(None, None)
+    limits = dataclasses.replace(limits, reason=reason, epoch_steps=None)
+    return dataclasses.replace(configuration, recommended_batch=present, limits=limits)
+
+
+def _given(plan: PlanResult) -> float | None:
+    """Samples a second of the DataLoader with the recommended settings."""
+    found = plan.loading.result if plan.loading is not None else None
+    if found is None or found.is_left_open or not found.probe.batch_size:
+        return None
+    rate = rate_of(found, found.recommended)
+    return rate * found.probe.batch_size if rate else None
+
+
+def _taken(plan: PlanResult) -> float | None:
+    """Samples a second of the GPU at the present batch size: the slow end of what is predicted."""
+    step = plan.speed.now if plan.speed is not None else None
+    if not plan.batch_in_command or step is None or not step.samples_per_s:
+        return None
+    return step.samples_per_s * step.seconds / step.range_s[1]
