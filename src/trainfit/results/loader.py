@@ -319,6 +319,10 @@ class VariableAdvice:
     gain: float | None = None
 
 
+#: The name of the reason for the CPUs that a job runs on.
+CPU_AFFINITY: Final = "CPU affinity"
+
+
 @dataclasses.dataclass(frozen=True)
 class SettingReason:
     """One setting of a launch, with why it has its value: also one that is left as it is.
@@ -425,18 +429,24 @@ class LoaderResult:
         """Does something from outside leave the verdict open?"""
         return any(doubt.decides for doubt in self.doubts)
 
-    def compared(self) -> tuple[float, float, str] | None:
-        """Batches per second of the present and of the recommended settings, and where both are
-        from: "measured", or "predicted" where one was not run; ``None``: not known."""
-        now, then = self.measured(self.present), self.measured(self.recommended)
-        if now is not None and then is not None:
-            rates = now.measured_batches_per_s, then.measured_batches_per_s
+    def compared(self) -> tuple[float, float, Evidence] | None:
+        """:meth:`rates` of the present and of the recommended settings."""
+        return self.rates(self.present, self.recommended)
+
+    def rates(
+        self, one: LoaderSettings, other: LoaderSettings
+    ) -> tuple[float, float, Evidence] | None:
+        """Batches per second of both settings, and where both are from: "measured", or "predicted"
+        where one was not run; ``None``: not known."""
+        runs = self.measured(one), self.measured(other)
+        if runs[0] is not None and runs[1] is not None:
+            rates = runs[0].measured_batches_per_s, runs[1].measured_batches_per_s
             if rates[0] is not None and rates[1] is not None:
                 return rates[0], rates[1], "measured"
-        before, after = self.candidate(self.present), self.candidate(self.recommended)
-        if before is None or after is None:
+        seen = self.candidate(one), self.candidate(other)
+        if seen[0] is None or seen[1] is None:
             return None
-        return before.batches_per_s, after.batches_per_s, "predicted"
+        return seen[0].batches_per_s, seen[1].batches_per_s, "predicted"
 
     def candidate(self, settings: LoaderSettings) -> Candidate | None:
         """What the model said of these settings, if they were among the candidates."""

@@ -13,7 +13,13 @@ from typing import Final
 from trainfit.loader.advice.thread_reasons import Present, thread_reasons
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.results.files.words import count
-from trainfit.results.loader import Candidate, LoaderResult, LoaderSettings, SettingReason, steady
+from trainfit.results.loader import (
+    CPU_AFFINITY,
+    Candidate,
+    LoaderResult,
+    SettingReason,
+    steady,
+)
 from trainfit.results.plan.launch import Evidence
 
 #: Rates that differ by less than this are the same.
@@ -73,18 +79,18 @@ def _why_workers(result: LoaderResult, now: int, then: int) -> tuple[str, Eviden
         before, after, how = found
         if after > _SAME * before:
             together = _changed_besides(result)
-            return f"{now} → {then}: {before:.3g} → {after:.3g} batches/s{together}", _evidence(how)
+            return f"{now} → {then}: {before:.3g} → {after:.3g} batches/s{together}", how
         if then < now:
             why = f"{then} give {after:.3g} batches/s, {now} {before:.3g}: fewer cores, less memory"
-            return why, _evidence(how)
+            return why, how
     real = result.measured(result.recommended)
     if now != then or result.verdict == "nothing_to_gain":
         return result.reason, "measured" if real is not None else "predicted"
     other = _best(result, lambda each: each.settings.num_workers != then)
-    if other is not None and (rates := _rates(result, other.settings, result.recommended)):
+    if other is not None and (rates := result.rates(other.settings, result.recommended)):
         number = other.settings.num_workers
         if rates[0] <= _SAME * rates[1]:
-            return f"{_gives(number)} no more ({_against(rates)})", _evidence(rates[2])
+            return f"{_gives(number)} no more ({_against(rates)})", rates[2]
     return result.reason, "measured" if real is not None else "predicted"
 
 
@@ -115,13 +121,13 @@ def _prefetch(result: LoaderResult) -> SettingReason:
         return steady(same) == steady(then) and each.settings.prefetch_factor != mine
 
     other = _best(result, differs)
-    rates = _rates(result, other.settings, then) if other is not None else None
+    rates = result.rates(other.settings, then) if other is not None else None
     if other is None or rates is None:
         return SettingReason(name, value, present, "no other one was tried with these workers", "")
     what = _gives(other.settings.prefetch_factor)
     more = "no more" if rates[0] <= _SAME * rates[1] else "little more, and takes memory"
     why = f"{what} {more if rates[0] > rates[1] / _SAME else 'less'} ({_against(rates)})"
-    return SettingReason(name, value, present, why, _evidence(rates[2]))
+    return SettingReason(name, value, present, why, rates[2])
 
 
 def _pinning(result: LoaderResult) -> SettingReason:
@@ -131,7 +137,7 @@ def _pinning(result: LoaderResult) -> SettingReason:
         why = "the time of a step is not known, so that the copy to the GPU is not weighed"
         return SettingReason(name, value, present, why, "")
     other = dataclasses.replace(then, pin_memory=not then.pin_memory)
-    rates = _rates(result, other, then)
+    rates = result.rates(other, then)
     copied = (
         "the copy to the GPU is asynchronous only from pinned memory (others taken to keep the "
         f"main thread, at {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s)"
@@ -143,7 +149,7 @@ def _pinning(result: LoaderResult) -> SettingReason:
     else:
         more = "no more" if rates[0] <= _SAME * rates[1] else "little more"
         why = f"pinned gives {more} ({_against(rates)})"
-    return SettingReason(name, value, present, why, _evidence(rates[2]))
+    return SettingReason(name, value, present, why, rates[2])
 
 
 def _persistence(result: LoaderResult) -> SettingReason:
@@ -167,28 +173,13 @@ def _persistence(result: LoaderResult) -> SettingReason:
 
 
 def _affinity(result: LoaderResult, why_none: str) -> SettingReason:
-    name, cores = "CPU affinity", result.cores
+    name, cores = CPU_AFFINITY, result.cores
     if cores is None:
         return SettingReason(name, None, None, why_none, "")
     return SettingReason(name, cores.prefix, None, f"{cores.reason}: {cores.evidence}", "assumed")
 
 
 # --- Rates ------------------------------------------------------------------------------------
-
-
-def _rates(
-    result: LoaderResult, other: LoaderSettings, mine: LoaderSettings
-) -> tuple[float, float, str] | None:
-    """Batches a second of both, both measured or both predicted; ``None``: not known."""
-    runs = result.measured(other), result.measured(mine)
-    if runs[0] is not None and runs[1] is not None:
-        rates = runs[0].measured_batches_per_s, runs[1].measured_batches_per_s
-        if rates[0] is not None and rates[1] is not None:
-            return rates[0], rates[1], "measured"
-    seen = result.candidate(other), result.candidate(mine)
-    if seen[0] is None or seen[1] is None:
-        return None
-    return seen[0].batches_per_s, seen[1].batches_per_s, "predicted"
 
 
 def _best(result: LoaderResult, wanted: Callable[[Candidate], bool]) -> Candidate | None:
@@ -201,14 +192,10 @@ def _best(result: LoaderResult, wanted: Callable[[Candidate], bool]) -> Candidat
     return max(found, key=lambda each: each.batches_per_s, default=None)
 
 
-def _against(rates: tuple[float, float, str]) -> str:
+def _against(rates: tuple[float, float, Evidence]) -> str:
     other, mine, how = rates
     return f"{other:.3g} against {mine:.3g} batches/s {how}"
 
 
 def _gives(number: int) -> str:
     return f"{number} gives" if number == 1 else f"{number} give"
-
-
-def _evidence(how: str) -> Evidence:
-    return "measured" if how == "measured" else "predicted"

@@ -86,7 +86,7 @@ def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Evide
     now = f" ({advice.present} now)" if advice.present is not None else ""
     return (
         f"one thread for each library of a worker{now}: {free:.3g} → {held:.3g} batches/s",
-        "measured" if how == "measured" else "predicted",
+        how,
     )
 
 
@@ -117,25 +117,17 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     gains = "no gain" if held <= free * _SAME else "too little a gain"
     return (
         f"threads held to 1: {held:.3g} batches/s, as it is {free:.3g}: {gains}",
-        "measured" if how == "measured" else "predicted",
+        how,
     )
 
 
-def _both(result: LoaderResult) -> tuple[float, float, str] | None:
+def _both(result: LoaderResult) -> tuple[float, float, Evidence] | None:
     """Batches a second with the libraries' own threads and with one each, other settings as they
     are recommended; ``None`` where that was not tried."""
     if result.held is None or not result.recommended.num_workers:
         return None
-    free, held = (_with_threads(result, threads) for threads in (None, 1))
-    runs = result.measured(free), result.measured(held)
-    if runs[0] is not None and runs[1] is not None:
-        rates = runs[0].measured_batches_per_s, runs[1].measured_batches_per_s
-        if rates[0] and rates[1]:
-            return rates[0], rates[1], "measured"
-    seen = result.candidate(free), result.candidate(held)
-    if seen[0] is None or seen[1] is None or not seen[0].batches_per_s:
-        return None
-    return seen[0].batches_per_s, seen[1].batches_per_s, "predicted"
+    rates = result.rates(_with_threads(result, None), _with_threads(result, 1))
+    return rates if rates is not None and rates[0] else None
 
 
 def _with_threads(result: LoaderResult, threads: int | None) -> LoaderSettings:

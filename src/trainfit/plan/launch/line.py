@@ -22,14 +22,13 @@ _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
 class Launch:
     """A command line for bash.
 
-    ``kept`` are variables of the command that stay although another value is recommended, by name;
-    ``replaced`` those of its values that were measured to lose. ``own_cores`` is the program of the
-    command that chooses cores already ("taskset"; empty: none does). ``notes`` say all that.
+    ``kept`` are variables of the command that stay although another value is recommended, by name.
+    ``own_cores`` is the program of the command that chooses cores already ("taskset"; empty: none
+    does). ``notes`` say both, and what of the command was replaced or left out.
     """
 
     line: str
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    replaced: Mapping[str, str] = dataclasses.field(default_factory=dict)
     own_cores: str = ""
     notes: tuple[str, ...] = ()
 
@@ -54,11 +53,14 @@ def launch(
     differing = {name for name, value in wanted.items() if own.get(name, value) != value}
     slower = {each.name for each in advised if (each.gain or 0.0) > 1}
     others = {name: wanted[name] for name in differing & slower}
-    words = _replacing(command, values, others)
-    gone = [at for at in command.assignments_at if words[at].partition("=")[0] in useless]
+    words = command.fill(**values)
+    assigned = {at: words[at].partition("=")[0] for at in command.assignments_at}
+    gone = [at for at, name in assigned.items() if name in useless]
+    for at, name in assigned.items():
+        if name in others:
+            words[at] = f"{name}={others[name]}"
     # A launcher's own setting (torchrun's OMP_NUM_THREADS) gives way to one in its environment.
-    assigned = {words[at].partition("=")[0] for at in command.assignments_at}
-    missing = {name for name in wanted if name not in own} | set(others) - assigned
+    missing = {name for name in wanted if name not in own} | set(others) - set(assigned.values())
     before = [f"{name}={value}" for name, value in wanted.items() if name in missing]
     at = _behind_assignments(command)
     prefix = cores.prefix.split() if cores is not None else []
@@ -83,7 +85,6 @@ def launch(
     return Launch(
         " ".join(map(quote, words)),
         {name: own[name] for name in differing - slower},
-        {name: own[name] for name in differing & slower},
         present,
         tuple(notes),
     )
@@ -92,16 +93,6 @@ def launch(
 def useless_variables(found: LoaderResult | None) -> list[str]:
     """Names of variables whose present values no library can read."""
     return [each.name for each in found.reasons if each.value is None] if found else []
-
-
-def _replacing(command: Command, values: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
-    """The command's words, its assignments of ``others`` with these values."""
-    words = command.fill(**values)
-    for at in command.assignments_at:
-        name = words[at].partition("=")[0]
-        if name in others:
-            words[at] = f"{name}={others[name]}"
-    return words
 
 
 def _behind_assignments(command: Command) -> int:

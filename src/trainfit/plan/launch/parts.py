@@ -11,7 +11,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 from trainfit.plan.launch.line import ACCELERATE, Launch
 from trainfit.results.files.words import size
-from trainfit.results.loader import LoaderResult, LoaderSettings, SettingReason
+from trainfit.results.loader import CPU_AFFINITY, LoaderResult, LoaderSettings, SettingReason
 from trainfit.results.plan.batch_reasons import batch_reasons
 from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, PartStatus
 from trainfit.results.plan.result import BatchLimits, PlanResult
@@ -27,7 +27,6 @@ _ARGUMENTS: Final = {
 _ARGUMENT_NAMES: Final = frozenset(
     _ARGUMENTS.get(field.name, field.name) for field in dataclasses.fields(LoaderSettings)
 )
-_AFFINITY: Final = "CPU affinity"
 #: What makes the DataLoader in the place of the script, and how it names the settings.
 _CALLS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "Transformers": (
@@ -89,7 +88,7 @@ def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
         return
     calls = {each.name: each for each in found.variables if each.where != "environment"}
     for each in found.reasons:
-        if each.name in _ARGUMENT_NAMES or each.name == _AFFINITY:
+        if each.name in _ARGUMENT_NAMES or each.name == CPU_AFFINITY:
             continue
         part = _variable(each, line)
         if found.is_left_open and part.status == "not set":
@@ -123,11 +122,10 @@ def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
     saved = trial.reserved_bytes - trial.other_reserved_bytes
     at = f" at batch size {trial.batch_size}" if trial.batch_size else ""
     other = "without expandable segments" if trial.expandable else "with expandable segments"
-    reason = f"{other} {size(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
-    reason = reason if saved else f"{other} as much is reserved"
+    differs = f"{size(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
+    reason = f"{other} {differs if saved else 'as much is reserved'}"
     reason += f" ({size(trial.reserved_bytes)}{at})"
-    if not trial.present:
-        reason += "; it fits without" if saved > 0 else ""
+    reason += "; it fits without" if saved > 0 and not trial.present else ""
     status: PartStatus = "kept" if trial.present else "not set"
     return LaunchPart(
         trial.variable, status, "environment", reason, trial.present, trial.present,
@@ -137,17 +135,17 @@ def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
 
 def _cores(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
     """Which cores the job runs on."""
-    if line.own_cores:
-        advised = found.cores.prefix if found is not None and found.cores is not None else ""
+    advised = found.cores.prefix if found is not None and found.cores is not None else ""
+    own = line.own_cores
+    if own:
         reason = "the command's own" + (f"; recommended is {advised}" if advised else "")
-        yield LaunchPart(line.own_cores, "kept", "wrapper", reason, line.own_cores, line.own_cores)
+        yield LaunchPart(own, "kept", "wrapper", reason, own, own)
         return
+    status: PartStatus = "set" if advised else "not set"
     for each in found.reasons if found is not None else ():
-        if each.name == _AFFINITY:
-            value = found.cores.prefix if found is not None and found.cores is not None else ""
-            status: PartStatus = "set" if value else "not set"
+        if each.name == CPU_AFFINITY:
             yield LaunchPart(
-                each.name, status, "wrapper", each.reason, value, "", each.evidence, _HERE
+                each.name, status, "wrapper", each.reason, advised, "", each.evidence, _HERE
             )
 
 
