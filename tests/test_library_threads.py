@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.loader.measure.library_threads import native_threads, pools
+from trainfit.loader.measure import isolated
+from trainfit.loader.measure.library_threads import FFMPEG, hold_down, native_threads, pools
 from trainfit.loader.measure.thread_pools import worker_threads
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import LoaderSettings
@@ -117,6 +118,45 @@ def test_threads_that_a_batch_starts_are_counted() -> None:
     assert used.pools == unused.pools and used.pools["openblas"] > 1
     assert used.started is not None and used.started >= 1
     assert unused.started == 0
+    assert used.used == ("openblas",) and unused.used == ()
+
+
+@SEVERAL
+@pytest.mark.skipif(native_threads() is None, reason="looks for threads in /proc")
+def test_the_pool_that_is_used_is_told_from_those_that_are_loaded() -> None:
+    """OpenCV's resize starts its threads, OpenBLAS has some that nobody uses."""
+    pytest.importorskip("cv2")
+    if min(pools().get(name, 1) for name in ("opencv", "openblas")) < 2:
+        pytest.skip("one of the two is held down already")
+    seen = worker_threads(Workload(DataLoader(Resized(), 4)), 20.0)
+    assert {"opencv", "openblas"} <= set(seen.pools)
+    assert seen.used == ("opencv",)
+
+
+class Resized(Dataset[Any]):
+    """Pictures that OpenCV makes smaller in several threads."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        picture = np.full((1024, 1024, 3), index, np.uint8)
+        blurred = sys.modules["cv2"].GaussianBlur(picture, (9, 9), 0)
+        return torch.from_numpy(blurred[:8, :8].copy())
+
+
+@SEVERAL
+def test_ffmpeg_counts_as_many_cpus_as_it_is_told() -> None:
+    """PyAV leaves the number of a decoder's threads to FFmpeg; none of it is left held here."""
+    pytest.importorskip("av")
+    here = pools()[FFMPEG]
+    ended = isolated.call(_held_ffmpeg, 20.0)
+    assert here > 1 and ended.value == 1 and pools()[FFMPEG] == here
+
+
+def _held_ffmpeg() -> int:
+    hold_down(1)
+    return pools().get(FFMPEG, 1)
 
 
 @pytest.mark.parametrize("threads", [0, -1])

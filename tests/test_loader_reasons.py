@@ -21,6 +21,7 @@ from trainfit.loader.advice.thread_reasons import Present, with_present
 from trainfit.loader.advice.threads import variables
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.loader import (
+    VERSION,
     Candidate,
     Confirmed,
     CoreAdvice,
@@ -334,11 +335,11 @@ def test_reasons_and_doubts_are_kept_and_older_files_read() -> None:
     whole = result(doubts=(doubt,), without_others=TWO)
     whole = dataclasses.replace(whole, reasons=tuple(reasons(whole).values()))
     assert LoaderResult.from_json(whole.to_json(), Path("x")) == whole
-    older = result().to_json().replace('"version": 2', '"version": 1')
+    older = result().to_json().replace(f'"version": {VERSION}', '"version": 1')
     for name in ("doubts", "reasons"):
         older = older.replace(f',\n  "{name}": []', "")
     older = older.replace(',\n  "without_others": null', "")
     assert '"doubts"' not in older and LoaderResult.from_json(older, Path("x")) == result()
-    newer = older.replace('"version": 1', '"version": 3')
+    newer = older.replace('"version": 1', f'"version": {VERSION + 1}')
     with pytest.raises(ResultFileError, match="newer"):
         LoaderResult.from_json(newer, Path("x"))

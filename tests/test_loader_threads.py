@@ -17,6 +17,7 @@ from trainfit.results.loader import CoreAdvice, CostPart, LoaderSettings
 from trainfit.results.machine.machine import CoreKind, NumaNode, TorchBuild
 
 EIGHT = LoaderSettings(8)
+DECODED = (CostPart("decode", 0.9, ("av.container.input.decode",)),)
 
 
 def lines(
@@ -43,6 +44,8 @@ def test_one_thread_a_batch_needs_nothing() -> None:
         ({"threads": 1.0, "thread_pools": {"openblas": 16}, "started_threads": 15}, True),
         ({"threads": 3.0, "thread_pools": {"openblas": 16}}, True),
         ({"threads": 3.0, "started_threads": 8}, False),  # FFmpeg's, in no pool
+        ({"threads": 1.0, "thread_pools": {"ffmpeg": 16}, "parts": DECODED}, True),
+        ({"threads": 3.0, "thread_pools": {"ffmpeg": 16}}, False),  # loaded by OpenCV, say
         ({"threads": 3.0, "thread_pools": {"torch": 16}}, False),  # workers hold it already
     ],
 )
@@ -62,6 +65,19 @@ def test_what_was_measured_decides_on_variables() -> None:
     many = {"threads": 4.0, "thread_pools": {"openblas": 16, "arrow": 16}}
     assert variables(probe(**many), machine(), EIGHT, {}, was_held=True) == ()
     assert len(variables(probe(**many), machine(), EIGHT, {})) == 2
+
+
+def test_only_pools_that_batches_use_are_held() -> None:
+    held = LoaderSettings(2, library_threads=1)
+    loaded = {"openblas": 16, "opencv": 16, "ffmpeg": 16}
+    seen = {"threads": 2.0, "thread_pools": loaded, "used_pools": ("opencv",)}
+    found = variables(probe(**seen), machine(), held, {}, was_held=True)
+    assert [each.line for each in found] == ["cv2.setNumThreads(0)"]
+    # A decoder's threads end with it: none of a pool is left, and it is FFmpeg's all the same.
+    seen |= {"used_pools": (), "parts": DECODED}
+    (advice,) = variables(probe(**seen), machine(), held, {}, was_held=True)
+    assert (advice.name, advice.where) == ("thread_count", "script")
+    assert variables(probe(**seen), machine(), LoaderSettings(8), {}, was_held=True) == ()
 
 
 def test_opencv_in_each_of_eight_workers() -> None:

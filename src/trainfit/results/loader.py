@@ -21,7 +21,7 @@ from trainfit.results.plan.launch import Evidence
 from trainfit.results.runs.sandbox import Protection
 
 FORMAT: Final = "trainfit-loader"
-VERSION: Final = 2
+VERSION: Final = 3
 
 _AGAIN: Final = "make it again with `trainfit loader --output FILE`"
 _WANTED: Final = "give a file that `trainfit loader --output` wrote"
@@ -192,6 +192,8 @@ class Probe:
     started_threads: int | None = None
     """Threads that libraries started in a worker for its first batch: those of pools that are
     used, and not only there; ``None``: not told."""
+    used_pools: tuple[str, ...] | None = None
+    """Those of ``thread_pools`` whose threads a batch starts; ``None``: not measured."""
 
 
 @dataclasses.dataclass(frozen=True)

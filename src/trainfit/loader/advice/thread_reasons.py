@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainfit.hardware.host.thread_variables import misread
-from trainfit.loader.advice.threads import GOVERNS, SEVERAL
+from trainfit.loader.advice.threads import GOVERNS, SEVERAL, starts_threads
 from trainfit.results.files.words import count
 from trainfit.results.loader import (
     LoaderResult,
@@ -108,6 +108,8 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     own = GOVERNS.get(name, ())
     if name != _COMMON and not _has(result, own):
         return f"no library of a worker has threads by it (pools: {pools or 'none'})", "measured"
+    if name in GOVERNS and starts_threads(probe, name) is False:
+        return f"batches start no threads of its library ({seen})", "measured"
     if result.recommended.library_threads is not None:
         return "the other variables hold down the libraries that have threads", "measured"
     rates = _both(result)
@@ -135,8 +137,12 @@ def _with_threads(result: LoaderResult, threads: int | None) -> LoaderSettings:
 
 
 def _held_names(result: LoaderResult) -> set[str]:
-    """Variables of libraries that have threads in a worker."""
-    return {name for name, pools in GOVERNS.items() if _has(result, pools)}
+    """Variables of libraries that have threads in a worker, and use them as far as is known."""
+    return {
+        name
+        for name, pools in GOVERNS.items()
+        if _has(result, pools) and starts_threads(result.probe, name) is not False
+    }
 
 
 def _has(result: LoaderResult, pools: tuple[str, ...]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainfit.loader.measure.library_threads import HELD
+from trainfit.loader.measure.library_threads import FFMPEG, HELD
 from trainfit.results.files.words import core_count, count
 from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe, VariableAdvice
 
@@ -28,6 +28,7 @@ class _Library:
     """A library with threads of its own, and how they are held down in a worker.
 
     ``pools`` are the names that a probe may give its pool, ``modules`` those of its functions.
+    ``is_shared``: several libraries share the pool's name, and the functions tell which it is.
     """
 
     title: str
@@ -37,6 +38,7 @@ class _Library:
     value: str
     where: Where
     line: str
+    is_shared: bool = False
 
 
 _LIBRARIES: Final = (
@@ -73,17 +75,19 @@ _LIBRARIES: Final = (
     ),
     # PyAV's default: thread_type SLICE, thread_count 0, which FFmpeg takes for all CPUs.
     _Library(
-        "FFmpeg (PyAV)", ("ffmpeg", "libavcodec", "av", "pyav"), ("av",), "thread_count", "1",
-        "script",
+        "FFmpeg (PyAV)", ("ffmpeg",), ("av",), "thread_count", "1", "script",
         'stream.thread_type = "NONE"; stream.codec_context.thread_count = 1  # before decoding',
+        is_shared=True,
     ),
     _Library(
-        "decord", ("decord",), ("decord",), "num_threads", "1", "script",
+        "decord", ("ffmpeg",), ("decord",), "num_threads", "1", "script",
         "decord.VideoReader(path, num_threads=1)",
+        is_shared=True,
     ),
     _Library(
-        "torchcodec", ("torchcodec",), ("torchcodec",), "num_ffmpeg_threads", "1", "script",
+        "torchcodec", ("ffmpeg",), ("torchcodec",), "num_ffmpeg_threads", "1", "script",
         "torchcodec.decoders.VideoDecoder(path, num_ffmpeg_threads=1)",
+        is_shared=True,
     ),
     _Library(
         "PyTorch", ("torch",), (), "torch.set_num_threads", "1", "worker_init_fn",
@@ -92,15 +96,22 @@ _LIBRARIES: Final = (
 )  # fmt: skip
 
 
+_BY_NAME: Final = {each.name: each for each in _LIBRARIES}
+
 #: What sets the libraries that can be held down (variables, and calls in a worker), with the pools
 #: of each.
 GOVERNS: Final = {each.name: each.pools for each in _LIBRARIES if not HELD.isdisjoint(each.pools)}
 
 
 def may_be_held(probe: Probe) -> bool:
-    """Do libraries start threads in workers, of which some can be held down from outside?"""
+    """Do libraries start threads in workers, of which some can be held down from outside?
+
+    A decoder's threads end with it: that batches are made in one is enough.
+    """
+    if any(starts_threads(probe, name) for name, each in _BY_NAME.items() if each.is_shared):
+        return True
     at_work = (probe.started_threads or 0) > 0 or (probe.threads or 0.0) >= SEVERAL
-    return at_work and not HELD.isdisjoint(probe.thread_pools)
+    return at_work and not HELD.difference({FFMPEG}).isdisjoint(probe.thread_pools)
 
 
 def variables(
@@ -205,16 +216,41 @@ def _named(
 ) -> list[tuple[_Library, str]]:
     """The libraries whose threads it may be: by their pools, and by what the batch spent its
     time in (FFmpeg's threads are in no pool)."""
-    functions = [name for part in probe.parts for name in part.what]
+    held = settings.library_threads is not None
     found = []
     for library in _LIBRARIES:
-        threads = max((probe.thread_pools.get(name, 1) for name in library.pools), default=1)
-        held = settings.library_threads is not None
+        threads = _threads_of(probe, library)
+        if starts_threads(probe, library.name) is False:
+            continue
         if threads > 1 and (held or threads * settings.num_workers > machine.usable_cores):
             found.append((library, f"{library.title} has {threads} threads"))
-        elif any(_is_of(name, library.modules) for name in functions):
+        elif _makes_batches(probe, library):
             found.append((library, f"batches are made in {library.title}"))
     return found
+
+
+def starts_threads(probe: Probe, name: str) -> bool | None:
+    """Do batches start threads of the library that this variable or call sets? ``None``: it has
+    some, and whether they are used was not measured."""
+    library = _BY_NAME[name]
+    if library.is_shared:  # a decoder's threads end with it
+        return _makes_batches(probe, library) and (_threads_of(probe, library) > 1 or None)
+    if probe.used_pools is None or HELD.isdisjoint(library.pools):
+        return None
+    return not set(library.pools).isdisjoint(probe.used_pools)
+
+
+def _threads_of(probe: Probe, library: _Library) -> int:
+    return max((probe.thread_pools.get(name, 1) for name in library.pools), default=1)
+
+
+def _makes_batches(probe: Probe, library: _Library) -> bool:
+    return any(_is_of(name, library.modules) for name in _functions(probe))
+
+
+def _functions(probe: Probe) -> list[str]:
+    """Those that a batch's time went to."""
+    return [name for part in probe.parts for name in part.what]
 
 
 def _is_of(function: str, modules: tuple[str, ...]) -> bool:

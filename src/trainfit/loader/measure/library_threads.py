@@ -2,11 +2,13 @@
 
 What OpenMP, OpenBLAS, MKL and BLIS have is asked of threadpoolctl, which knows their ways;
 OpenCV, numba, NumExpr and Arrow have pools of their own and calls for them. FFmpeg's threads
-(PyAV, decord, torchcodec) belong to each decoder, and only the code that opens it sets them.
+(PyAV, decord, torchcodec) belong to each decoder, and the code that opens it sets them; where it
+leaves the number to FFmpeg, that is the count of CPUs, which a process can be told.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,13 @@ _MODULES: Final = {
         lambda pyarrow, most: pyarrow.set_cpu_count(most),
     ),
 }
+#: Modules that decode with FFmpeg, and the name of its threads among the pools.
+_DECODERS: Final = ("av", "decord", "torchcodec")
+FFMPEG: Final = "ffmpeg"
 #: Pools of threadpoolctl ("internal_api") that it can also set.
 _POOLS: Final = ("openblas", "mkl", "openmp", "blis")
 #: Pools that :func:`hold_down` can set.
-HELD: Final = frozenset((*_POOLS, *(each.pool for each in _MODULES.values())))
+HELD: Final = frozenset((*_POOLS, *(each.pool for each in _MODULES.values()), FFMPEG))
 #: What libraries read that are loaded later.
 _VARIABLES: Final = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
@@ -72,19 +77,53 @@ def pools() -> dict[str, int]:
     for name, module in _MODULES.items():
         if name in sys.modules:
             found[module.pool] = module.ask(sys.modules[name])
+    if any(name in sys.modules for name in _DECODERS):
+        counts = (int(library.av_cpu_count()) for library in _ffmpeg_libraries())
+        found[FFMPEG] = max(counts, default=1)
     return {name: threads for name, threads in sorted(found.items()) if threads > 1}
 
 
 def hold_down(most: int) -> None:
     """Let each library of this process have so many threads, those that it loads later too.
 
-    PyTorch's own (``torch.set_num_threads``) are held down with them.
+    PyTorch's own (``torch.set_num_threads``) are held down with them. Of FFmpeg's decoders only
+    those that leave the number to FFmpeg (``thread_count`` of 0, PyAV's default).
     """
     os.environ.update(dict.fromkeys(_VARIABLES, str(most)))
     threadpool_limits(most)
     for name, module in _MODULES.items():
         if name in sys.modules:
             module.hold(sys.modules[name], most)
+    for library in _ffmpeg_libraries():
+        library.av_cpu_force_count(most)
+
+
+def hold_down_all_but(pool: str, most: int = 1) -> None:
+    """The same for the pools that are there by now, except one of them."""
+    others = [name for name in _POOLS if name != pool]
+    ThreadpoolController().select(internal_api=others).limit(limits=most)
+    for name, module in _MODULES.items():
+        if name in sys.modules and module.pool != pool:
+            module.hold(sys.modules[name], most)
+
+
+def _ffmpeg_libraries() -> list[ctypes.CDLL]:
+    """Each libavutil of this process that can be told a count of CPUs (from FFmpeg 5 on), which
+    is what a decoder takes as its number of threads (libavcodec/pthread*.c)."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libavutil" in line}
+    except OSError:
+        return []
+    found = []
+    for path in sorted(paths):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:  # replaced on the disk since it was loaded
+            continue
+        if hasattr(library, "av_cpu_force_count"):
+            found.append(library)
+    return found
 
 
 def native_threads() -> int | None:

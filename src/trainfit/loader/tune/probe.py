@@ -413,6 +413,7 @@ def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: Loade
         storage=storage,
         thread_pools=threads.pools,
         started_threads=threads.started,
+        used_pools=threads.used,
     )
 
 

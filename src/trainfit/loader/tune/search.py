@@ -32,6 +32,9 @@ _FIRST: Final = 2
 #: chosen to be worth a run where they hardly differ from others that were run.
 _UNSURE: Final = 0.05
 _GAIN: Final = 0.003
+#: What one thread for each library must gain, other settings alike, to ask for it: two runs of the
+#: same settings differ by that much.
+_HELD_GAIN: Final = 1.05
 PREFETCH: Final = (1, 2, 4, 8)
 #: Workers that are tried: all up to eight, then some; around the knee all again.
 _WORKERS: Final = (*range(9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
@@ -168,7 +171,9 @@ class Choice:
         present settings where there are none."""
         least = share * max(rates.values(), default=0.0)
         good = [settings for settings, rate in rates.items() if rate >= least]
-        return min(good, key=self._size, default=self.goal.present)
+        best = min(good, key=self._size, default=self.goal.present)
+        free = dataclasses.replace(best, library_threads=None)
+        return free if rates.get(free, 0.0) * _HELD_GAIN > rates.get(best, 0.0) else best
 
     def _size(self, settings: LoaderSettings) -> tuple[int, bool, bool, bool, bool, bool, bool]:
         """Workers first (each costs RAM and a core), then what changes nothing, then what needs no

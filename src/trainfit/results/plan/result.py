@@ -44,7 +44,7 @@ from trainfit.results.runs.sandbox import Protection
 from trainfit.results.runs.steps import StepMakeup, StepPattern
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 11
+VERSION: Final = 12
 
 _AGAIN: Final = "make it again with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
