@@ -1,0 +1,188 @@
+"""What is said of a watched run: where its time went, its memory, and findings.
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from trainfit.results.files import documents
+from trainfit.results.watch.run import RunHeader
+
+FORMAT: Final = "trainfit-watch"
+VERSION: Final = 1
+_AGAIN: Final = "make it again with `trainfit watch --output`"
+_WANTED: Final = "give a file that `trainfit watch --output` wrote"
+
+Severity = Literal["critical", "warning", "info"]
+Confidence = Literal["certain", "likely", "possible"]
+PhaseName = Literal[
+    "input", "copy", "forward", "backward", "optimizer", "sync", "checkpoint", "evaluation", "other"
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """A number behind a finding: "waiting for batches", 0.041, "s/step"."""
+
+    what: str
+    value: float
+    unit: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that costs time, memory or the result, and what to do about it.
+
+    ``kind`` is a stable identifier. ``share`` is the share of the run's time that is lost by it
+    (``None``: it loses none, or that is not told). ``settings`` are values to set, by name
+    ("num_workers": "4", "OMP_NUM_THREADS": "1"); ``line`` is a line of the script to write.
+    """
+
+    kind: str
+    severity: Severity
+    title: str
+    evidence: tuple[Evidence, ...]
+    cause: str
+    action: str
+    confidence: Confidence
+    share: float | None = None
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    line: str = ""
+    rank: int | None = None
+    """The rank that it is about; ``None``: all."""
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A kind of finding of which nothing can be said: why, and what would be needed."""
+
+    kind: str
+    reason: str
+    needs: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Mean seconds of a step in one phase, on the host and on the GPU (``None``: not measured)."""
+
+    name: PhaseName
+    host_s: float
+    share: float
+    gpu_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerPoint:
+    """Bytes of a GPU's memory at a step, which add up to the GPU's; ``None`` is not measured.
+
+    ``allocated``: by tensors; ``cached``: reserved by PyTorch and free; ``beyond``: the rest of the
+    run's process (context, libraries); ``others``: other processes; ``free``.
+    """
+
+    step: int
+    time_s: float
+    allocated: int | None
+    cached: int | None
+    beyond: int | None
+    others: int | None
+    free: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryLedger:
+    """A GPU's memory over the run. ``growth_bytes_per_step`` is a robust slope of allocated memory
+    over the steady steps with its 90% interval; ``out_of_memory_step`` where it grows."""
+
+    points: tuple[LedgerPoint, ...]
+    total_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    growth_bytes_per_step: float | None = None
+    growth_interval: tuple[float, float] | None = None
+    fragmentation: float | None = None
+    """Of reserved memory at its peak, the share that no tensor holds."""
+    out_of_memory_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TimelinePoint:
+    """Some steps in a row, for pictures: shares of their time by phase, and what was sampled."""
+
+    step: int
+    time_s: float
+    step_s: float
+    phases: Mapping[str, float]
+    gpu_utilization: float | None = None
+    cores_busy: float | None = None
+    sm_hz: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RankSummary:
+    """A rank of the run: its steps a second, and how long it waits."""
+
+    rank: int
+    host: str
+    steps: int
+    step_s: float | None
+    input_share: float | None
+    gpu_busy: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchResult:
+    """The verdict on a run. ``steps`` and ``seconds`` are those judged (warm-up left out).
+
+    ``limit`` is what bounds the run; ``next_command`` what to type next.
+    """
+
+    header: RunHeader
+    steps: int
+    seconds: float
+    step_s: float | None
+    """Median."""
+    step_interval_s: tuple[float, float] | None
+    """10th and 90th percentile of single steps."""
+    samples_per_s: float | None
+    phases: tuple[Phase, ...]
+    limit: Literal[
+        "gpu", "input", "host", "copy", "sync", "checkpoint", "communication", "cpu", "unknown"
+    ]
+    findings: tuple[Finding, ...]
+    unknown: tuple[Unknown, ...] = ()
+    ledger: MemoryLedger | None = None
+    timeline: tuple[TimelinePoint, ...] = ()
+    ranks: tuple[RankSummary, ...] = ()
+    gpu_utilization: float | None = None
+    gpu_busy: float | None = None
+    """Share of the time in which the stream had work, by CUDA events."""
+    mfu: float | None = None
+    notes: tuple[str, ...] = ()
+    next_command: str = ""
+    folder: str = ""
+
+    def to_json(self) -> str:
+        """One JSON document, with its format's name and version."""
+        return documents.to_json(self, FORMAT, VERSION)
+
+    def save(self, path: Path) -> None:
+        """Write the document; the file appears whole or not at all."""
+        documents.save(path, self.to_json())
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> WatchResult:
+        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
+        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+
+    @classmethod
+    def load(cls, path: Path) -> WatchResult:
+        """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
+        return cls.from_json(documents.read(path, _AGAIN), path)

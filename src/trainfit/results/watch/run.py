@@ -1,0 +1,212 @@
+"""A watched run as it was recorded: a folder with a header, events and tables for each rank.
+
+    run-folder/
+      rank0.json             RunHeader; written at the start, again at the end
+      rank0.events.jsonl     an Event a line, appended
+      rank0.steps.bin        tables of :mod:`trainfit.results.watch.tables`, appended
+      rank0.fetches.<pid>.bin  one a worker process
+      machine.bin, gpus.bin, processes.bin   by the sampler, one a machine
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from trainfit.results.files import documents
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.watch import tables
+from trainfit.results.watch.tables import Table
+
+FORMAT: Final = "trainfit-watched-run"
+VERSION: Final = 1
+_AGAIN: Final = "watch the run again with `trainfit watch`"
+_WANTED: Final = "give a folder that `trainfit watch` wrote"
+
+Ending = Literal["running", "finished", "failed", "interrupted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedLoader:
+    """A DataLoader of the script; ``role`` is what its batches were used for."""
+
+    role: Literal["training", "evaluation", "unknown"]
+    place: str
+    """Where the script made it ("train.py:41")."""
+    num_workers: int
+    prefetch_factor: int | None
+    pin_memory: bool
+    persistent_workers: bool
+    batch_size: int | None
+    batches: int | None
+    """Of an epoch; ``None``: it does not say."""
+    start_method: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedGpu:
+    """A GPU that the run could use; ``None`` is what neither NVML nor PyTorch says."""
+
+    name: str
+    uuid: str = ""
+    memory_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    tensor_flops_per_s: float | None = None
+    """Peak of dense matmuls in 16 bits, from the catalogue."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunHeader:
+    """What one rank's process is and has; ``None`` is not known (yet).
+
+    ``started_unix`` and ``started_monotonic`` are the same moment on two clocks.
+    """
+
+    command: str
+    rank: int
+    world_size: int
+    pid: int
+    host: str
+    started_unix: float
+    started_monotonic: float
+    trainfit: str
+    python: str
+    torch: str | None = None
+    framework: str = ""
+    """"Lightning", "Transformers", "Accelerate", or empty: a loop of the script's own."""
+    gpu: int | None = None
+    """Index in ``gpus`` of the GPU that this rank computes on; ``None``: it uses none, or not known."""
+    gpus: tuple[WatchedGpu, ...] = ()
+    usable_cores: float | None = None
+    quota_cores: float | None = None
+    ram_bytes: int | None = None
+    loaders: tuple[WatchedLoader, ...] = ()
+    parameters: int | None = None
+    trained_parameters: int | None = None
+    optimizer: str = ""
+    precision: Literal["float32", "tf32", "float16", "bfloat16", "unknown"] = "unknown"
+    autocast: str = ""
+    """dtype of the autocast regions that were entered; empty: none."""
+    flops_per_sample: float | None = None
+    """Of a training step's forward and backward pass: matmuls and convolutions, by shapes."""
+    distributed: Literal["", "ddp", "fsdp", "data_parallel", "other"] = ""
+    threads: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of the main process by library ("torch": 8)."""
+    worker_threads: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of a DataLoader worker by library."""
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of the environment, those that set threads, the allocator or GPUs."""
+    ending: Ending = "running"
+    exit_code: int | None = None
+    lost_rows: int = 0
+    """Rows that could not be written (a full disk)."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """One JSON document."""
+        return documents.to_json(self, FORMAT, VERSION)
+
+    @classmethod
+    def load(cls, path: Path) -> RunHeader:
+        """Read a header; raises :class:`ResultFileError`."""
+        text = documents.read(path, _AGAIN)
+        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
+    "exception", "worker_died", "skipped_step", "restart" (a second training in one script)."""
+
+    time_s: float
+    kind: str
+    step: int = -1
+    seconds: float | None = None
+    text: str = ""
+    values: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankRecord:
+    """What one rank recorded; tables as in :mod:`trainfit.results.watch.tables`."""
+
+    header: RunHeader
+    steps: Table
+    fetches: Table
+    events: tuple[Event, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """A whole watched run: its ranks in order, and the samples of the machine."""
+
+    ranks: tuple[RankRecord, ...]
+    machine: Table
+    gpus: Table
+    processes: Table
+    folder: str = ""
+
+    @property
+    def header(self) -> RunHeader:
+        """Of the first rank."""
+        return self.ranks[0].header
+
+
+def load_run(folder: Path) -> RunRecord:
+    """Read a run's folder, also one whose run goes on or was killed.
+
+    Raises :class:`ResultFileError` where there is no header, or it is damaged.
+    """
+    paths = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem[4:] or 0))
+    if not paths:
+        raise ResultFileError(folder, "no watched run is in it", _WANTED)
+    try:
+        ranks = tuple(_load_rank(path) for path in paths)
+        machine, gpus, processes = (
+            tables.read_table(folder / f"{name}.bin", tables.BY_NAME[name])
+            for name in ("machine", "gpus", "processes")
+        )
+    except OSError as error:
+        raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
+    return RunRecord(ranks, machine, gpus, processes, str(folder))
+
+
+def _load_rank(path: Path) -> RankRecord:
+    stem = path.with_suffix("")
+    fetches = [
+        tables.read_table(each, tables.FETCHES)
+        for each in sorted(path.parent.glob(f"{stem.name}.fetches.*.bin"))
+    ]
+    made = np.concatenate([np.zeros(0, tables.FETCHES), *fetches])
+    return RankRecord(
+        RunHeader.load(path),
+        tables.read_table(path.parent / f"{stem.name}.steps.bin", tables.STEPS),
+        made[np.argsort(made["end_s"], kind="stable")],
+        _load_events(path.parent / f"{stem.name}.events.jsonl"),
+    )
+
+
+def _load_events(path: Path) -> tuple[Event, ...]:
+    """Lines that are whole; a writer that was killed leaves half of one."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ()
+    found = []
+    for number, line in enumerate(lines):
+        try:
+            found.append(decode(Event, json.loads(line)))
+        except (ValueError, DecodingError) as error:
+            if number < len(lines) - 1:
+                reason = f"line {number + 1} is damaged ({error})"
+                raise ResultFileError(path, reason, _AGAIN) from error
+    return tuple(found)

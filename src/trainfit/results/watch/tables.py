@@ -1,0 +1,191 @@
+"""The tables of a watched run: one row a training step, a sample of the machine, a GPU, a process,
+a batch that a worker made.
+
+A table is a file of rows of fixed size in the machine's byte order, without a header: whoever
+writes one only appends, and a file that ends within a row (its writer was killed) is read up to the
+last whole one. Times are seconds of ``time.monotonic()`` since the run's ``started_monotonic``
+(:class:`~trainfit.results.watch.run.RunHeader`), which all processes of a machine share.
+
+Not measured is NaN in a column of floating-point numbers and -1 in one of integers; 0 is measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table = NDArray[Any]
+
+#: Bits of ``steps.flags``.
+EPOCH_START: Final = 1  # its batch was the first of an iteration of the DataLoader
+EVALUATION: Final = 2  # an evaluation ran within it
+CHECKPOINT: Final = 4  # a checkpoint was written within it
+LOSS_FINITE: Final = 8  # the loss was looked at and is a finite number
+LOSS_NOT_FINITE: Final = 16  # … is NaN or infinite
+STEP_SKIPPED: Final = 32  # GradScaler left the optimizer's step out
+COMPILED: Final = 64  # torch.compile or cudnn.benchmark was at work: slower than the rest
+
+#: A training step: from the end of the optimizer's step before to the end of its own. Phases are
+#: seconds of the main thread and disjoint: a synchronisation within the forward pass counts as
+#: ``sync_s`` alone; what no phase covers is ``step_s`` less their sum. ``gpu_*`` are seconds
+#: between CUDA events on the current stream; ``gpu_gap_s`` is how long the stream was empty before
+#: the step's first kernel.
+STEPS: Final = np.dtype(
+    [
+        ("step", "i8"),
+        ("end_s", "f8"),
+        ("step_s", "f4"),
+        ("input_s", "f4"),  # waiting in the DataLoader's next()
+        ("copy_s", "f4"),  # host-to-device copies
+        ("forward_s", "f4"),
+        ("backward_s", "f4"),
+        ("optimizer_s", "f4"),
+        ("sync_s", "f4"),  # item(), cpu(), synchronize() and the like
+        ("checkpoint_s", "f4"),
+        ("evaluation_s", "f4"),
+        ("gpu_s", "f4"),  # first to last event of the step
+        ("gpu_gap_s", "f4"),
+        ("gpu_copy_s", "f4"),
+        ("gpu_forward_s", "f4"),
+        ("gpu_backward_s", "f4"),
+        ("gpu_optimizer_s", "f4"),
+        ("cpu_s", "f4"),  # CPU time of the main thread
+        ("samples", "i4"),
+        ("batches", "i2"),  # micro-batches: accumulation
+        ("queued", "i2"),  # batches that were ready when next() was called; of the first batch
+        ("syncs", "i4"),  # calls that waited for the GPU
+        ("copied_bytes", "i8"),
+        ("unpinned_bytes", "i8"),  # of copied_bytes, from pageable memory
+        ("allocated_bytes", "i8"),  # torch.cuda.memory_stats at the step's end, where looked at
+        ("peak_allocated_bytes", "i8"),
+        ("reserved_bytes", "i8"),
+        ("alloc_retries", "i4"),
+        ("loss", "f4"),
+        ("loss_scale", "f4"),
+        ("gradient_norm", "f4"),  # where the script computes it (clip_grad_norm_)
+        ("flags", "u2"),
+    ]
+)
+
+#: The machine, 10 times a second (once a second after the first ten minutes). Counters are of the
+#: interval since the sample before.
+MACHINE: Final = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("interval_s", "f4"),
+        ("cores_busy", "f4"),  # all processes
+        ("cores_ours", "f4"),  # the run's processes, workers included
+        ("iowait_cores", "f4"),
+        ("runnable", "f4"),  # threads that run or wait for a core
+        ("ram_used_bytes", "i8"),
+        ("ram_available_bytes", "i8"),
+        ("swap_in_bytes", "i8"),
+        ("swap_out_bytes", "i8"),
+        ("shm_used_bytes", "i8"),
+        ("shm_free_bytes", "i8"),
+        ("disk_read_bytes", "i8"),
+        ("disk_written_bytes", "i8"),
+        ("net_received_bytes", "i8"),
+        ("net_sent_bytes", "i8"),
+        ("cgroup_periods", "i4"),  # of the CPU quota
+        ("cgroup_throttled", "i4"),  # periods in which the quota ran out
+        ("cgroup_throttled_s", "f4"),
+        ("memory_pressure", "f4"),  # PSI "some", share of the interval
+        ("io_pressure", "f4"),
+        ("cpu_hz", "f8"),  # mean clock of the run's CPUs
+    ]
+)
+
+#: A GPU at a sample, by NVML. ``clock_reasons`` are NVML's bits (nvmlClocksEventReasons).
+GPUS: Final = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("gpu", "i2"),  # index in RunHeader.gpus
+        ("utilization", "f4"),  # 0 to 1: time in which at least one kernel ran
+        ("memory_utilization", "f4"),
+        ("used_bytes", "i8"),  # all processes
+        ("ours_bytes", "i8"),  # the run's processes
+        ("others_bytes", "i8"),
+        ("sm_hz", "f8"),
+        ("max_sm_hz", "f8"),
+        ("memory_hz", "f8"),
+        ("clock_reasons", "i8"),
+        ("temperature_c", "f4"),
+        ("power_w", "f4"),
+        ("power_limit_w", "f4"),
+        ("pcie_to_gpu_bytes_per_s", "f8"),
+        ("pcie_from_gpu_bytes_per_s", "f8"),
+        ("sm_active", "f4"),  # GPM, Hopper and newer
+        ("tensor_active", "f4"),
+        ("dram_active", "f4"),
+    ]
+)
+
+#: A process of the run at a sample. ``role`` 0: the training process, 1: a DataLoader worker,
+#: 2: another child.
+PROCESSES: Final = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("pid", "i4"),
+        ("rank", "i2"),
+        ("role", "i2"),
+        ("worker", "i2"),  # the DataLoader's number of it
+        ("cpu_cores", "f4"),  # CPU seconds a second
+        ("hottest_thread", "f4"),  # CPU seconds a second of its busiest thread
+        ("threads", "i4"),
+        ("voluntary_switches", "f4"),  # a second
+        ("involuntary_switches", "f4"),
+        ("rss_bytes", "i8"),
+        ("read_bytes", "i8"),  # in the interval, from storage
+        ("waits_for_io", "f4"),  # share of the interval in state D
+    ]
+)
+
+#: A batch that a worker made. ``fetch_s`` is all of it; ``read_s``, ``decode_s``, ``transform_s``
+#: and ``collate_s`` are its parts as far as they were told apart.
+FETCHES: Final = np.dtype(
+    [
+        ("end_s", "f8"),
+        ("worker", "i2"),
+        ("pid", "i4"),
+        ("fetch_s", "f4"),
+        ("cpu_s", "f4"),  # of the worker's process: above fetch_s, several threads work
+        ("read_s", "f4"),
+        ("decode_s", "f4"),
+        ("transform_s", "f4"),
+        ("collate_s", "f4"),
+        ("samples", "i4"),
+        ("bytes", "i8"),
+    ]
+)
+
+BY_NAME: Final = {
+    "steps": STEPS,
+    "machine": MACHINE,
+    "gpus": GPUS,
+    "processes": PROCESSES,
+    "fetches": FETCHES,
+}
+
+
+def empty_rows(kind: np.dtype[Any], count: int = 1) -> Table:
+    """``count`` rows in which nothing is measured: NaN, -1, and no flags."""
+    rows = np.zeros(count, kind)
+    for name in kind.names or ():
+        if kind[name].kind == "f":
+            rows[name] = np.nan
+        elif kind[name].kind == "i":
+            rows[name] = -1
+    return rows
+
+
+def read_table(path: Path, kind: np.dtype[Any]) -> Table:
+    """The whole rows of a file; none where there is no such file. Raises ``OSError``."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return np.zeros(0, kind)
+    return np.frombuffer(data, kind, count=len(data) // kind.itemsize)
