@@ -84,7 +84,7 @@ class RunHeader:
     framework: str = ""
     """"Lightning", "Transformers", "Accelerate", or empty: a loop of the script's own."""
     gpu: int | None = None
-    """Index in ``gpus`` of the GPU that this rank computes on; ``None``: it uses none, or not known."""
+    """Index in ``gpus`` of the GPU that this rank computes on; ``None``: none, or not known."""
     gpus: tuple[WatchedGpu, ...] = ()
     usable_cores: float | None = None
     quota_cores: float | None = None
