@@ -59,7 +59,12 @@ def tuned(plan: Answer) -> Answer:
 
 def predicted(found: Answer, **settings: object) -> float:
     """Batches a second that the model says of settings, at best."""
-    return max(each["batches_per_s"] for each in found["candidates"] if _are(each, settings))
+    return max(each["batches_per_s"] for each in asked(found) if _are(each, settings))
+
+
+def asked(found: Answer) -> list[Answer]:
+    """The settings that the model was asked about, those past the knee among them."""
+    return [*found["candidates"], *found["too_many"]]
 
 
 def rate(found: Answer, **settings: object) -> float:

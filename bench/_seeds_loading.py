@@ -19,7 +19,7 @@ from _seeds import (
     only,
     percent,
 )
-from _seeds_launch import cores, predicted, some_workers, tuned
+from _seeds_launch import asked, cores, predicted, some_workers, tuned
 
 ROWS: list[Row] = []
 row = adds_to(ROWS, "utilisation")
@@ -134,20 +134,16 @@ def waste(plan: Answer) -> Verdict:
 
 def most_workers(found: Answer) -> int:
     """The largest number of workers that the model was asked about."""
-    return max(each["settings"]["num_workers"] for each in _asked(found))
+    return max(each["settings"]["num_workers"] for each in asked(found))
 
 
 def ram(found: Answer, workers: int) -> float:
     """MiB that this many workers take, at the least."""
     return min(
         each["ram_bytes"] / MIB
-        for each in _asked(found)
+        for each in asked(found)
         if each["settings"]["num_workers"] == workers
     )
-
-
-def _asked(found: Answer) -> list[Answer]:
-    return [*found["candidates"], *found["too_many"]]
 
 
 @row("symptom", "One core at 90%, another at 50%: uneven preparation of data", "plan-act")
@@ -265,7 +261,7 @@ def by_cpus(plan: Answer) -> Verdict:
 def saving(plan: Answer) -> Verdict:
     found = tuned(plan)
     alone = found["save_alone_s"]
-    by_count = {each["settings"]["num_workers"]: each["save_s"] for each in _asked(found)}
+    by_count = {each["settings"]["num_workers"]: each["save_s"] for each in asked(found)}
     most = max(count for count, seconds in by_count.items() if seconds is not None)
     return holds(
         by_count[most] > 1.2 * alone,
