@@ -32,6 +32,9 @@ _FIRST: Final = 2
 #: chosen to be worth a run where they hardly differ from others that were run.
 _UNSURE: Final = 0.05
 _GAIN: Final = 0.003
+#: Of the best measured rate, what smaller settings that were run must have: single runs of the same
+#: settings differ by some percent, and the next plan is to come to the same line.
+_MEASURED_WITHIN: Final = 0.96
 #: What one thread for each library must gain, other settings alike, to ask for it: two runs of the
 #: same settings differ by that much.
 _HELD_GAIN: Final = 1.05
@@ -387,7 +390,7 @@ class Confirmation:
         """The smallest of the best that was run; by the model where nothing was."""
         rates = self._rates()
         ran = {settings: rate for settings, rate in rates.items() if self._trial(settings)}
-        return self.choice.smallest(ran or rates)
+        return self.choice.smallest(ran, _MEASURED_WITHIN) if ran else self.choice.smallest(rates)
 
 
 def keep_workers(
