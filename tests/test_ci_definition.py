@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from trainfit import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -125,6 +127,17 @@ def test_the_hooks_are_the_linters_of_the_makefile() -> None:
 @pytest.mark.parametrize("tool", ["ruff", "mypy", "import-linter", "build", "pytest-cov"])
 def test_tools_have_one_version_in_the_development_requirements(tool: str) -> None:
     assert pinned("requirements/dev.txt", tool)
+
+
+def test_the_changelog_has_a_section_for_the_version_and_one_for_what_comes() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    assert releases[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(__version__)} - \d{{4}}-\d\d-\d\d", releases[1])
+    for release in re.split(r"^## .+$", text, flags=re.MULTILINE)[1:]:
+        kinds = re.findall(r"^### (.+)$", release, flags=re.MULTILINE)
+        known = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+        assert set(kinds) <= set(known) and len(set(kinds)) == len(kinds)
 
 
 @pytest.mark.parametrize(
