@@ -6,6 +6,9 @@
 #   make test-real  third-party training code in an environment of its own (an hour or more);
 #                   writes docs/compatibility.md; FAMILY=NAME for one of them
 #   make lint       style, types and the layering of the packages
+#   make coverage   lines and branches that `make test` runs in its own processes; TESTS=… for some
+#   make torch      another PyTorch than the pinned one for the tests: TORCH=2.8 or TORCH=newest
+#   make package    wheel and sdist in dist/; installs the wheel elsewhere and runs it
 #   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
 #   make clean      removes the environments, the example's data and all caches
 
@@ -16,13 +19,17 @@ PYTEST := $(BIN)/python -m pytest
 # 0: in one process. Tests that run real loaders follow one at a time (tests/conftest.py).
 PYTEST_WORKERS ?= 2
 
+TESTS ?= tests
+# requirements/torch-$(TORCH).txt
+TORCH ?= newest
+
 GPU ?= RTX 4090
 # Where published measurements lie that some benchmarks compare with (see their --help).
 TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-slow test-real lint bench clean
+.PHONY: plan test test-slow test-real lint coverage torch package bench clean
 
 plan: .venv/.plan-ready $(DATA)/meta.json
 	$(BIN)/trainfit plan --gpu "$(GPU)" -- python examples/act/train.py \
@@ -44,6 +51,20 @@ lint: .venv/.dev-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Without the tests that time this machine, which a tracer slows.
+coverage: .venv/.dev-ready
+	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone" \
+		--cov --cov-report=term --cov-report=html $(TESTS)
+
+# Until .venv is built again.
+torch: .venv/.dev-ready
+	$(PIP) install -q --upgrade -r requirements/torch-$(TORCH).txt
+
+package: .venv/.dev-ready
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	TRAINFIT_DIST=dist $(PYTEST) -q -m slow tests/test_packaging.py
 
 bench: .venv/.dev-ready
 	$(BIN)/python bench/doctor.py
@@ -67,7 +88,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
-	rm -rf .venv .venv-real $(DATA) data/real build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-real $(DATA) data/real build dist htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
