@@ -40,12 +40,13 @@ class RankFiles:
             _create(folder / f"rank{rank}.json", text)
         self.stem = folder / f"rank{rank}"
         """Path of the files without their endings."""
-        self.steps = Ring(self._file("steps.bin"), tables.STEPS)
-        self.fetches = Ring(self._file("fetches.main.bin"), tables.FETCHES)
+        self._writer = Writer(self.write)
+        hurry = self._writer.hurry
+        self.steps = Ring(self._file("steps.bin"), tables.STEPS, hurry=hurry)
+        self.fetches = Ring(self._file("fetches.main.bin"), tables.FETCHES, hurry=hurry)
         self.events: collections.deque[Event] = collections.deque()
         self.is_stale = False
         """Has the header to be written again?"""
-        self._writer = Writer(self.write)
         self._writer.start()
 
     @property

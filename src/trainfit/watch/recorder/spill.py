@@ -66,9 +66,19 @@ class RowFile:
 
 class Ring:
     """The rows of one table that are not written yet. One thread appends, one writes: the counts
-    are each changed by one of them only, so there is no lock (a fork could leave it locked)."""
+    are each changed by one of them only, so there is no lock (a fork could leave it locked).
 
-    def __init__(self, path: Path, kind: np.dtype[Any], rows: int = _ROWS) -> None:
+    ``hurry`` is called when the ring is half full.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: np.dtype[Any],
+        rows: int = _ROWS,
+        hurry: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._hurry, self._half = hurry, rows // 2
         self._packer = packer(kind)
         self._size, self._rows = kind.itemsize, rows
         self._data = bytearray(rows * kind.itemsize)
@@ -94,6 +104,8 @@ class Ring:
             return
         self._packer.pack_into(self._data, self._appended % self._rows * self._size, *row)
         self._appended += 1
+        if self._appended - self._written == self._half:
+            self._hurry()
 
     def write(self) -> None:
         """Write what waits."""
@@ -115,18 +127,26 @@ class Writer:
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
-        self._stop = threading.Event()
+        self._stopped = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainfit watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def hurry(self) -> None:
+        """Write now."""
+        self._wake.set()
+
     def stop(self) -> None:
         """Wait for the thread to end; it may be in a write."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
+        while not self._stopped:
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
             self._write()

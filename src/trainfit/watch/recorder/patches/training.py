@@ -43,30 +43,29 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
 
 def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     inside = False
+    # Thousands of modules are called in a step: where PyTorch's own ``__call__`` is the one that
+    # is known, what it does is done here, and a call within another costs nothing more.
+    is_known = getattr(original, "__code__", None) is not None and (
+        original.__code__.co_names == ("_compiled_call_impl", "_call_impl")
+    )
 
-    @functools.wraps(original)
-    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def root(module: Any, args: Any, kwargs: Any) -> Any:
         nonlocal inside
-        if inside or not host.live:
-            return original(self, *args, **kwargs)
-        entered = None
+        entered = count = None
         try:
-            if host.steps.mine:
-                entered = host.steps.enter_root(self, args or tuple(kwargs.values()))
+            if host.live and host.steps.mine:
+                entered = host.steps.enter_root(module, args or tuple(kwargs.values()))
+                if entered is not None:
+                    count = host.count_flops(module)
         except Exception as error:
             host.failed("forward", error)
         if entered is None:
-            return original(self, *args, **kwargs)
+            return original(module, *args, **kwargs)
         inside = True
-        count = None
         try:
-            count = host.count_flops(self)
-        except Exception as error:
-            host.failed("forward", error)
-        try:
-            result = original(self, *args, **kwargs)
+            result = original(module, *args, **kwargs)
             if count is not None:
-                count.add_module(self, args, result)
+                count.add_module(module, args, result)
             return result
         except BaseException as error:
             host.saw(error)
@@ -80,7 +79,19 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
             except Exception as error:
                 host.failed("forward", error)
 
-    return __call__
+    @functools.wraps(original)
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if inside:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        return root(self, args, kwargs)
+
+    @functools.wraps(original)
+    def around(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) if inside else root(self, args, kwargs)
+
+    return __call__ if is_known else around
 
 
 def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,6 +40,8 @@ _LEAST_LOOKS: Final = 8.0
 _DEEPEST: Final = 60
 _KINDS: Final = ("read", "decode", "transform")
 _ROWS: Final = 512
+_NAN: Final = float("nan")
+_UNKNOWN: Final = (_NAN,) * len(_KINDS)
 
 
 class Home(Protocol):
@@ -88,7 +90,7 @@ class CostShares:
         """Of reading, decoding and transforms; NaN after too few looks."""
         looks = sum(self._seconds.values())
         if looks < _LEAST_LOOKS:
-            return (float("nan"),) * len(_KINDS)
+            return _UNKNOWN
         return tuple(self._seconds[kind] / looks for kind in _KINDS)
 
 
@@ -146,7 +148,9 @@ class FetchHooks:
                 ring = self._ring()
                 if ring is not None:
                     self._time_collation(fetcher)
-                    began, cpu = time.monotonic(), time.process_time()
+                    began = time.monotonic()
+                    # In the training process it is the training's, too.
+                    cpu = _NAN if self._sink is None else time.process_time()
             except Exception as error:
                 self._home.failed("fetch", error)
                 ring = None
@@ -179,7 +183,7 @@ class FetchHooks:
         return None if self._sink is None else self._sink.ring
 
     def _time_collation(self, fetcher: Any) -> None:
-        self._collate_s, self._samples = float("nan"), -1
+        self._collate_s, self._samples = _NAN, -1
         collate = fetcher.collate_fn
         if getattr(collate, "_trainfit_watch", None) is self:
             return
@@ -201,7 +205,7 @@ class FetchHooks:
     def _add(self, ring: Ring, batch: Any, began: float, cpu: float) -> None:
         now = time.monotonic()
         took, info = now - began, worker_module._worker_info
-        shares = (float("nan"),) * len(_KINDS) if self._sink is None else self._sink.shares.shares()
+        shares = _UNKNOWN if self._sink is None else self._sink.shares.shares()
         rest = took - (self._collate_s if self._collate_s == self._collate_s else 0.0)
         ring.append(
             (
@@ -209,7 +213,7 @@ class FetchHooks:
                 -1 if info is None else info.id,
                 os.getpid(),
                 took,
-                time.process_time() - cpu,
+                cpu if self._sink is None else time.process_time() - cpu,
                 *(share * rest for share in shares),
                 self._collate_s,
                 self._samples,

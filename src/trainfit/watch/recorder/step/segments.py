@@ -24,8 +24,9 @@ class Counts:
     def copy(self) -> Counts:
         """The same numbers, to come back to."""
         other = Counts.__new__(Counts)
-        for name in Counts.__slots__:
-            setattr(other, name, getattr(self, name))
+        other.samples, other.batches, other.queued = self.samples, self.batches, self.queued
+        other.syncs, other.copied, other.unpinned = self.syncs, self.copied, self.unpinned
+        other.epoch_s = self.epoch_s
         return other
 
 
