@@ -4,7 +4,7 @@
       rank0.json             RunHeader; written at the start, again at the end
       rank0.events.jsonl     an Event a line, appended
       rank0.steps.bin        tables of :mod:`trainfit.results.watch.tables`, appended
-      rank0.fetches.<worker>.bin  one a number of a worker; "main": batches made without workers
+      rank0.fetches.<pid>.bin  one a worker process
       machine.bin, gpus.bin, processes.bin   by the sampler, one a machine
 
 Format history

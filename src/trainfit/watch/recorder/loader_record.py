@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -19,16 +19,19 @@ class LoaderRecord:
     def __init__(self, loader: Any, place: str) -> None:
         self.place = place
         self.role = "unknown"
-        self.epochs = 0
         self._told = self._facts(loader)
 
     def describe(self) -> WatchedLoader:
         return WatchedLoader(role=self.role, place=self.place, **self._told)  # type: ignore[arg-type]
 
-    def look(self, loader: Any) -> bool:
-        """Its settings may have been changed since it was made; ``True`` if they were."""
-        before, self._told = self._told, self._facts(loader)
-        return before != self._told
+    def is_of(self, loader: Any) -> bool:
+        """Has the loader still the settings that it had?"""
+        return self._told == self._facts(loader)
+
+    @property
+    def key(self) -> Hashable:
+        """The same for loaders that are made at one place with the same settings."""
+        return self.place, *self._told.values()
 
     def samples(self, batch: Any) -> int:
         """Of a batch; -1 where it does not tell."""

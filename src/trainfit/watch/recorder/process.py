@@ -30,13 +30,9 @@ COMMAND: Final = "TRAINFIT_WATCH_COMMAND"
 
 _active: Recorder | None = None
 _exit_code: int | None = None
+_waits = False
 _failed: BaseException | None = None
 _OURS: Final = str(Path(__file__).resolve().parent) + os.sep
-
-
-def active() -> Recorder | None:
-    """The recorder of this process."""
-    return _active
 
 
 def switched_off() -> bool:
@@ -44,14 +40,23 @@ def switched_off() -> bool:
     return os.environ.get(FOLDER, "off") in ("", "0")
 
 
+def is_on() -> bool:
+    """Is this process recorded, or will it be once it imports PyTorch?"""
+    return _active is not None or _waits
+
+
 def from_environment() -> None:
     """Record this process as soon as it has imported PyTorch, if the environment says where."""
+    global _waits
     folder = os.environ.get(FOLDER, "")
     if folder in ("", "0"):
         return
+    _waits = True
 
     def seen(_: ModuleType) -> None:
         hook.remove()
+        if not _waits:  # stopped before
+            return
         try:
             begin(_place(folder))
         except Exception as error:
@@ -86,8 +91,8 @@ def begin(place: Place) -> Recorder:
 
 def end() -> None:
     """Stop recording; the process goes on."""
-    global _active
-    recorder, _active = _active, None
+    global _active, _waits
+    recorder, _active, _waits = _active, None, False
     if recorder is not None:
         recorder.stop("finished", unhook=True)
 

@@ -43,7 +43,7 @@ class RankFiles:
         self._writer = Writer(self.write)
         hurry = self._writer.hurry
         self.steps = Ring(self._file("steps.bin"), tables.STEPS, hurry=hurry)
-        self.fetches = Ring(self._file("fetches.main.bin"), tables.FETCHES, hurry=hurry)
+        self.fetches = Ring(self._file(f"fetches.{os.getpid()}.bin"), tables.FETCHES, hurry=hurry)
         self.events: collections.deque[Event] = collections.deque()
         self.is_stale = False
         """Has the header to be written again?"""

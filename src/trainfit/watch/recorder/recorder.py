@@ -218,6 +218,9 @@ class Recorder:
     def root_called(self, module: torch.nn.Module) -> None:
         """See :class:`step_recorder.Sink`."""
         self._look_for_gpu()
+        if not self._compile_hooked and "torch._dynamo.callback" in sys.modules:
+            self._compile_hooked = True
+            sys.modules["torch._dynamo.callback"].on_compile_start(self._note_compilation)
         if self.steps.count == 0:
             self.learn(**header.of_model(module))
 
@@ -250,9 +253,6 @@ class Recorder:
         if self._facts.get("optimizer") != self.steps.optimizers.name:
             self.learn(optimizer=self.steps.optimizers.name)
         self._look_for_gpu()
-        if not self._compile_hooked and "torch._dynamo.callback" in sys.modules:
-            self._compile_hooked = True
-            sys.modules["torch._dynamo.callback"].on_compile_start(self._note_compilation)
 
     def _look_for_gpu(self) -> None:
         if not self._on_gpu and torch.cuda.is_initialized():

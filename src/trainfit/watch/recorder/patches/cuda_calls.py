@@ -1,4 +1,8 @@
-"""Hooks of what copies to the GPU or waits for it; installed when CUDA is first used."""
+"""Hooks of what copies to the GPU or waits for it; installed when CUDA is first used.
+
+``__torch_function__`` of modes and subclasses is given the function that ``torch.Tensor`` holds:
+ours, then, which tables of functions do not know. So we dispatch to them, with PyTorch's own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch import overrides
 
 from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.patches.guard import Host, in_phase
@@ -21,15 +26,27 @@ _READ: Final = (
 
 def install(host: Host, patches: PatchSet) -> None:
     """Hook from now on, until ``patches`` is restored."""
-    for name in _READ:
-        patches.set(torch.Tensor, name, _reading(host, getattr(torch.Tensor, name)))
-    patches.set(torch.Tensor, "to", _to(host, torch.Tensor.to))
-    patches.set(torch.Tensor, "cuda", _cuda(host, torch.Tensor.cuda))
-    patches.set(torch.Tensor, "copy_", _copy(host, torch.Tensor.copy_))
+    methods = dict.fromkeys(_READ, _reading)
+    methods |= {"to": _to, "cuda": _cuda, "copy_": _copy}
+    for name, hook in methods.items():
+        original = getattr(torch.Tensor, name)
+        patches.set(torch.Tensor, name, hook(host, _dispatched(original)))
     patches.set(torch.cuda, "synchronize", _waiting(host, torch.cuda.synchronize))
     kinds: set[Any] = {torch.cuda.Event, torch.cuda.Stream}
     for kind in kinds:
         patches.set(kind, "synchronize", _waiting(host, kind.synchronize))
+
+
+def _dispatched(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of tensors that overrides see as ``original``."""
+
+    @functools.wraps(original)
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        if overrides.has_torch_function(args):
+            return overrides.handle_torch_function(original, args, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return dispatched
 
 
 def _waiting(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +131,8 @@ def _copying(host: Host, original: Callable[..., Any], source: int = 0) -> Calla
     @functools.wraps(original)
     def copying(*args: Any, **kwargs: Any) -> Any:
         try:
-            if host.live and host.steps.mine:
+            # An override of a tensor's methods may call another of them to do the work.
+            if host.live and host.steps.mine and host.steps.phases.current != ph.COPY:
                 tensor = args[source]
                 host.steps.note_copy(tensor.nbytes, not tensor.is_pinned())
         except Exception as error:

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ class LoaderHooks:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._made: dict[Hashable, LoaderRecord] = {}
         self._known: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
 
     def install(self, patches: PatchSet) -> None:
@@ -107,10 +108,11 @@ class LoaderHooks:
         if not self._host.live or not hasattr(batches, "_next_data"):
             return
         record = self._known.get(loader)
-        if record is None or record.look(loader):
-            if record is None:
-                record = LoaderRecord(loader, self._places.get(loader, ""))
-                self._known[loader] = record
+        if record is None or not record.is_of(loader):
+            # A script that makes the same loader for each epoch has one.
+            made = LoaderRecord(loader, self._places.get(loader, ""))
+            record = self._made.setdefault(made.key, made)
+            self._known[loader] = record
             self._host.note_loader(record)
         now = self._host.steps.now if began is None else began
         setattr(batches, _OWN, _Iteration(record, now))

@@ -97,8 +97,8 @@ class CostShares:
 class WorkerSink:
     """Rows of a worker process, written by the thread that looks."""
 
-    def __init__(self, stem: Path, worker: int, known: frozenset[int]) -> None:
-        path = stem.with_name(f"{stem.name}.fetches.{worker}.bin")
+    def __init__(self, stem: Path, known: frozenset[int]) -> None:
+        path = stem.with_name(f"{stem.name}.fetches.{os.getpid()}.bin")
         self.ring = Ring(path, tables.FETCHES, _ROWS)
         self.shares = CostShares(known)
         self.fetching = False
@@ -178,7 +178,7 @@ class FetchHooks:
             self._pid, self._sink = os.getpid(), None
             stem = self._home.stem_for_workers()
             if stem is not None:
-                self._sink = WorkerSink(stem, info.id, self._known)
+                self._sink = WorkerSink(stem, self._known)
                 _note_threads(stem, info.id)
         return None if self._sink is None else self._sink.ring
 

@@ -84,7 +84,6 @@ class StepRecorder:
         self._stepping: list[tuple[Any, int]] = []
         self._stepped_main = False
         self._loader: LoaderRecord | None = None
-        self._iterating = False
         self._backwards_without_step = 0
         self._memory_at = -math.inf
         self._gpu: GpuStep | None = None
@@ -117,9 +116,11 @@ class StepRecorder:
 
     def enter(self, phase: int) -> int:
         """Begin a phase; what is returned ends it. Negative: it belongs to the one around it."""
-        token = self.phases.enter(phase)
         if self._started is None:
-            self._started, self._cpu = self.phases.since, self._cpu_clock()
+            self._started, self._cpu = self.phases.update(), self._cpu_clock()
+            self.phases.reset()
+            self._open_segment()
+        token = self.phases.enter(phase)
         if token == 0 and self._gpu is not None:
             self._gpu.begin(phase)
             self._span = phase, token
@@ -159,13 +160,13 @@ class StepRecorder:
             self.leave(self._stepping[0][1])
             self._stepping.clear()
         if not self.phases.depth:
-            # What ``iter`` took belongs to the first batch.
-            if not self._iterating or self._segment.trains:
+            # Batches that are fetched ahead, and ``iter``, belong to the call that uses them.
+            segment = self._segment
+            if segment.trains or segment.evaluates or segment.calls:
                 self._close_segment()
-                if self._segment.trains:
+                if segment.trains:
                     self._end_iteration()
                 self._open_segment()
-            self._iterating = queued is None
             if self._gpu is not None:
                 self.rows.poll(self.now)
         if queued is not None and not self._counts.batches:
@@ -177,20 +178,23 @@ class StepRecorder:
     ) -> None:
         """It gave a batch; ``first_s`` is what the first of an epoch took, all in all."""
         self.leave(token)
+        self._loader = loader
+        if loader.role == "evaluation":
+            return
         counts = self._counts
         counts.batches += 1
         samples = loader.samples(batch)
         counts.samples = -1 if samples < 0 or counts.samples < 0 else counts.samples + samples
-        self._loader = loader
         if first_s is not None:
             counts.epoch_s = first_s
 
     def end_input(self, token: int, loader: LoaderRecord) -> None:
         """It has no more batches."""
         self.leave(token)
-        if loader.role == "evaluation" and not self.phases.depth:
-            self._fold()
-        self._open_segment()
+        if not self.phases.depth:
+            if loader.role == "evaluation":
+                self._fold()
+            self._open_segment()
 
     # -- forward and backward passes -----------------------------------------------------------
 
