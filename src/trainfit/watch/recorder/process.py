@@ -53,12 +53,14 @@ def from_environment() -> None:
         return
     _waits = True
 
+    late = "torch" in sys.modules
+
     def seen(_: ModuleType) -> None:
         hook.remove()
         if not _waits:  # stopped before
             return
         try:
-            begin(_place(folder))
+            begin(_place(folder), late)
         except Exception as error:
             print(f"trainfit watch: not recorded: {error}", file=sys.stderr)
 
@@ -75,15 +77,16 @@ def _place(folder: str) -> Place:
     return Place(Path(folder), *started, command)
 
 
-def begin(place: Place) -> Recorder:
-    """Record from now on until the process ends, or :func:`end`."""
+def begin(place: Place, late: bool = True) -> Recorder:
+    """Record from now on until the process ends, or :func:`end`; ``late``: PyTorch was not
+    imported just now."""
     global _active
     from trainfit.watch.recorder.recorder import Recorder
 
     if _active is not None:
         return _active
     recorder = Recorder(place)
-    recorder.start()
+    recorder.start(late)
     _active = recorder
     _watch_end()
     return recorder

@@ -72,6 +72,7 @@ class Recorder:
         self._clock = clock
         self._patches = PatchSet()
         self._cuda_patches = PatchSet()
+        self._cuda_hooked = False
         self._removers: list[Callable[[], None]] = []
         self._reset()
 
@@ -92,9 +93,12 @@ class Recorder:
 
     # -- life ----------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Hook PyTorch, which has been imported."""
+    def start(self, late: bool = True) -> None:
+        """Hook PyTorch, which has been imported; ``late``: other libraries may have been, too."""
         self.live = True
+        if torch.version.cuda is not None or torch.version.hip is not None:
+            self._cuda_hooked = True
+            cuda_calls.install(self, self._cuda_patches, late)
         loaders = LoaderHooks(self)
         fetches = workers.FetchHooks(self)
         self._removers = [
@@ -227,7 +231,9 @@ class Recorder:
     def use(self, device: Device) -> None:
         """The training uses CUDA: its calls are hooked, its steps timed by events."""
         self._on_gpu = True
-        cuda_calls.install(self, self._cuda_patches)
+        if not self._cuda_hooked:
+            self._cuda_hooked = True
+            cuda_calls.install(self, self._cuda_patches, late=True)
         self.steps.use(device)
         self.learn(**header.of_gpus())
 

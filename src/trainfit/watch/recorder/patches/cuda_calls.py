@@ -1,7 +1,9 @@
-"""Hooks of what copies to the GPU or waits for it; installed when CUDA is first used.
+"""Hooks of what copies to the GPU or waits for it.
 
-``__torch_function__`` of modes and subclasses is given the function that ``torch.Tensor`` holds:
-ours, then, which tables of functions do not know. So we dispatch to them, with PyTorch's own.
+``__torch_function__`` of modes and of tensors' subclasses is given the function that
+``torch.Tensor`` holds: ours, then. Hooked right after PyTorch was imported, that is the one that
+all know. Later there may be tables of functions that do not: then we dispatch to overrides
+ourselves, with PyTorch's own.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ _READ: Final = (
 )
 
 
-def install(host: Host, patches: PatchSet) -> None:
-    """Hook from now on, until ``patches`` is restored."""
+def install(host: Host, patches: PatchSet, late: bool) -> None:
+    """Hook from now on, until ``patches`` is restored; ``late``: libraries have been imported."""
     methods = dict.fromkeys(_READ, _reading)
     methods |= {"to": _to, "cuda": _cuda, "copy_": _copy}
     for name, hook in methods.items():
         original = getattr(torch.Tensor, name)
-        patches.set(torch.Tensor, name, hook(host, _dispatched(original)))
+        patches.set(torch.Tensor, name, hook(host, _dispatched(original) if late else original))
     patches.set(torch.cuda, "synchronize", _waiting(host, torch.cuda.synchronize))
     kinds: set[Any] = {torch.cuda.Event, torch.cuda.Stream}
     for kind in kinds:
