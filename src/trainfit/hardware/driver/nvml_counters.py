@@ -148,7 +148,7 @@ class NvmlDevice:
     # --- Calls ------------------------------------------------------------------------------------
     def _ask(self, call: str, *words: Any) -> Any:
         """What it returns; ``None`` where it fails."""
-        key = call, words[1:]
+        key = call, tuple(word for word in words[1:] if isinstance(word, int))
         if key in self._refused:
             return None
         try:

@@ -210,13 +210,14 @@ class ProcessTree:
         spent: dict[int, _Spent | None],
         now: float,
     ) -> None:
-        threads = self._threads_of(chosen, now)
+        cores = {each.pid: _rate(spent[each.pid]) for each in chosen}
+        threads = self._threads_of(chosen, cores, now)
         rows["time_s"] = now
         rows["pid"] = [each.pid for each in chosen]
         rows["rank"] = [each.role.rank for each in chosen]
         rows["role"] = [each.role.kind for each in chosen]
         rows["worker"] = [each.role.worker for each in chosen]
-        rows["cpu_cores"] = [_rate(spent[each.pid]) for each in chosen]
+        rows["cpu_cores"] = list(cores.values())
         rows["hottest_thread"] = [each.hottest for each in threads]
         rows["threads"] = [each.stat.threads for each in chosen]
         rows["voluntary_switches"] = [each.voluntary for each in threads]
@@ -245,7 +246,9 @@ class ProcessTree:
             every.sort(key=lambda process: (process.role.kind, process.pid))
         return every[: self._most]
 
-    def _threads_of(self, chosen: list[_Process], now: float) -> list[ThreadTimes]:
+    def _threads_of(
+        self, chosen: list[_Process], cores: dict[int, float], now: float
+    ) -> list[ThreadTimes]:
         """Of those whose turn it is; a rank's turn comes four times as often."""
         found = {each.pid: ThreadTimes() for each in chosen}
         self._credit = min(self._credit + _THREADS_A_SAMPLE, _THREADS_A_SAMPLE)
@@ -256,7 +259,9 @@ class ProcessTree:
         for process in turns:
             if self._credit <= 0:
                 break
-            found[process.pid] = times = process.threads.read(now)
+            found[process.pid] = times = process.threads.read(
+                now, process.stat.threads, cores[process.pid]
+            )
             process.threads_at = now
             self._credit -= times.cost
         return [found[each.pid] for each in chosen]

@@ -55,9 +55,16 @@ class Threads:
         self._with_schedstat = True
         self._read_at = self._switches_at = math.nan
 
-    def read(self, now: float) -> ThreadTimes:
-        """At ``now``, in seconds of ``time.monotonic()``."""
+    def read(self, now: float, count: int, cores: float) -> ThreadTimes:
+        """At ``now``, in seconds of ``time.monotonic()``.
+
+        Args:
+            count: threads that the process has; a single one need not be read.
+            cores: CPU seconds a second of the process.
+        """
         found = ThreadTimes()
+        if count == 1 and not math.isnan(cores):
+            return self._of_one(now, cores)
         if not self._with_schedstat and now - self._read_at < _LEAST_TICKS * self._tick_s:
             return found
         names = self._files.names(self._folder)
@@ -65,11 +72,25 @@ class Threads:
         times = [time for name in names if (time := self._busy(name, now)) is not None]
         found.hottest = max(times, default=math.nan)
         found.cost += len(names)
+        self._put_switches(found, names, now)
+        self._read_at = now
+        return found
+
+    def _of_one(self, now: float, cores: float) -> ThreadTimes:
+        """Of a process with one thread, whose number is the process'."""
+        found = ThreadTimes(cores)
+        name = self._folder.split("/")[2]
+        self._forget({name})
+        # Should there be more threads later, what it has done until then is not theirs.
+        self._threads.setdefault(name, _Thread(self._open(name))).cpu_s = None
+        self._put_switches(found, [name], now)
+        self._read_at = now
+        return found
+
+    def _put_switches(self, found: ThreadTimes, names: list[str], now: float) -> None:
         if not now - self._switches_at < _SWITCHES_EVERY_S:
             found.voluntary, found.involuntary = self._switched(names, now)
             found.cost += _SWITCHES_COST * len(names)
-        self._read_at = now
-        return found
 
     def close(self) -> None:
         self._forget(set())
@@ -131,7 +152,7 @@ class Threads:
             counts = parsers.switches(content) if content is not None else None
             if counts is None:  # it has ended
                 continue
-            thread = self._threads[name]
+            thread = self._threads.setdefault(name, _Thread(self._open(name)))
             before = thread.switches or (0, 0)
             voluntary += max(0, counts[0] - before[0])
             involuntary += max(0, counts[1] - before[1])
