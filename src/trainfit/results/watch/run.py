@@ -89,6 +89,8 @@ class RunHeader:
     gpu: int | None = None
     """Index in ``gpus`` of the GPU that this rank computes on; ``None``: none, or not known."""
     gpus: tuple[WatchedGpu, ...] = ()
+    cpu: str = ""
+    """The processor's name, as the system says it; empty: it says none."""
     usable_cores: float | None = None
     quota_cores: float | None = None
     ram_bytes: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -45,11 +46,23 @@ def of_process() -> dict[str, Any]:
         "trainfit": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
+        "cpu": _cpu(),
         "usable_cores": float(len(os.sched_getaffinity(0))),
         "quota_cores": cgroup.cpu_quota(System()).value,
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "variables": variables(os.environ),
     }
+
+
+def _cpu() -> str:
+    """Of the first processor only: the kernel asks each of them for what it writes."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            first = file.read(2048)
+    except OSError:
+        return ""
+    found = re.search(r"^model name\s*:\s*(.+)$", first, re.MULTILINE)
+    return "" if found is None else found[1].strip()
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:

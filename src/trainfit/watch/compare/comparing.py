@@ -1,0 +1,234 @@
+"""Compares two runs, or two groups of runs of the same two commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.watch.comparison import Change, Comparison, Side, Verdict
+from trainfit.results.watch.run import RunRecord
+from trainfit.watch.compare import setup
+from trainfit.watch.compare.bootstrap import Rows
+from trainfit.watch.compare.intervals import Effect, Estimate, Groups, groups
+from trainfit.watch.compare.measures import (
+    BUSY,
+    COLUMNS,
+    LOOKED_AT,
+    SAMPLES,
+    STEPS,
+    TIME,
+    Measured,
+    measured,
+    peak_gpu_bytes,
+    peak_ram_bytes,
+)
+from trainfit.watch.view import PHASES, RunView
+
+#: Steady steps that a run needs at least.
+LEAST_STEPS: Final = 30
+#: Steps at the start that are not judged (:mod:`trainfit.watch.view`).
+WARM_UP: Final = 10
+#: A smaller effect is none, however certain it is.
+LEAST_EFFECT: Final = 0.01
+
+
+class ComparisonError(TrainfitError):
+    """Two runs that cannot be compared."""
+
+
+def compare(
+    before: RunRecord, after: RunRecord, *, allow_other_hardware: bool = False
+) -> Comparison:
+    """Compare two runs. Raises :class:`ComparisonError` across different hardware."""
+    return compare_groups((before,), (after,), allow_other_hardware=allow_other_hardware)
+
+
+def compare_groups(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], *, allow_other_hardware: bool = False
+) -> Comparison:
+    """Compare runs of one command with those of another; with several of each, the intervals hold
+    what differs from run to run.
+
+    Raises :class:`ComparisonError` across different hardware.
+    """
+    one, two = before[0].header, after[0].header
+    other = setup.other_hardware(one, two)
+    if other and not allow_other_hardware:
+        raise ComparisonError(
+            f"the runs are of different hardware ({other}): their times say nothing of what was "
+            "changed; watch both on one machine, or give --other-hardware"
+        )
+    looks = [[RunView(run) for run in runs] for runs in (before, after)]
+    rows = [[measured(view) for view in views] for views in looks]
+    sides = [
+        Side(runs[0].folder, runs[0].header.command, sum(map(len, found)))
+        for runs, found in zip((before, after), rows, strict=True)
+    ]
+    differences = setup.differences(one, two)
+    needs = _needs(rows)
+    if needs:
+        return Comparison(sides[0], sides[1], differences, (), "cannot tell", needs)
+    per_sample = _differ(rows)
+    changes = [*_changes(rows, per_sample), *_peaks(looks)]
+    return Comparison(
+        sides[0],
+        sides[1],
+        differences,
+        tuple(changes),
+        _verdict(changes[0]),
+        notes=tuple(_notes(before, after, rows, other)),
+    )
+
+
+def _needs(rows: Sequence[Sequence[Measured]]) -> str:
+    """What is missing; empty: nothing."""
+    least = min(len(run) for runs in rows for run in runs)
+    if least >= LEAST_STEPS:
+        return ""
+    return (
+        f"{LEAST_STEPS} steady steps of each run ({LEAST_STEPS + WARM_UP} with the warm-up); one "
+        f"has {least}"
+    )
+
+
+def _differ(rows: Sequence[Sequence[Measured]]) -> bool:
+    """Are times to be told for a sample, as batches have different sizes?"""
+    runs = [run for each in rows for run in each]
+    if not all("samples" in run.known for run in runs):
+        return False
+    return len({run.batch for run in runs}) > 1
+
+
+def _notes(
+    before: Sequence[RunRecord],
+    after: Sequence[RunRecord],
+    rows: Sequence[Sequence[Measured]],
+    other: str,
+) -> Iterator[str]:
+    if len(before) == len(after) == 1:
+        yield (
+            "one run each: what differs from run to run is not in the intervals; "
+            "`trainfit watch --verify` runs both in turn"
+        )
+    if other:
+        yield f"different hardware ({other}): the change is not that of the settings alone"
+    sizes = [setup.batch_size(runs[0].header) for runs in (before, after)]
+    if sizes[0] != sizes[1] and not all("samples" in run.known for each in rows for run in each):
+        yield "batch sizes differ, and samples were not counted: times are those of a step"
+    if before[0].header.world_size != after[0].header.world_size:
+        yield "the number of ranks differs: samples/s are those of all, phases of the first rank"
+    if any(run.header.ending == "running" for run in (*before, *after)):
+        yield "a run has not ended: what is recorded until now was compared"
+
+
+# -- changes -----------------------------------------------------------------------------------
+
+
+def _changes(rows: Sequence[Sequence[Measured]], per_sample: bool) -> Iterator[Change]:
+    """The one that the verdict is about first."""
+    made = groups(*([run.rows for run in runs] for runs in rows))
+    totals = [np.sum([run.totals for run in runs], axis=0) for runs in (made.before, made.after)]
+    known = frozenset.intersection(*(run.known for each in rows for run in each))
+    either = frozenset.union(*(run.known for each in rows for run in each))
+    per = SAMPLES if per_sample else STEPS
+    yield _time(made, totals, per)
+    if "samples" in known:
+        yield _rate(made, totals)
+    for name in PHASES:
+        if name in either:
+            yield _phase(made, totals, per, name, name in known)
+    yield _phase(made, totals, per, "other", bool(known & set(PHASES)))
+    if "busy" in known:
+        yield _busy(made, totals)
+
+
+def _time(made: Groups, totals: Sequence[Rows], per: int) -> Change:
+    before, after = (float(each[TIME] / each[per]) for each in totals)
+    found = made.estimate(_logarithm(lambda sums: sums[..., TIME] / sums[..., per]))
+    unit, what = ("s/sample", "time of a sample") if per == SAMPLES else ("s/step", "step time")
+    return _ratio(Change(what, unit, before, after), found)  # type: ignore[arg-type]
+
+
+def _rate(made: Groups, totals: Sequence[Rows]) -> Change:
+    before, after = (float(each[SAMPLES] / each[TIME]) for each in totals)
+    found = made.estimate(_logarithm(lambda sums: sums[..., SAMPLES] / sums[..., TIME]))
+    return _ratio(Change("samples/s", "samples/s", before, after), found)
+
+
+def _phase(made: Groups, totals: Sequence[Rows], per: int, name: str, known: bool) -> Change:
+    at = COLUMNS.index(name)
+    unit = "s/sample" if per == SAMPLES else "s/step"
+    before, after = (float(each[at] / each[per]) for each in totals)
+    if not known:
+        return Change(name, unit, None, None, basis="step")  # type: ignore[arg-type]
+    whole = float(totals[0][TIME] / totals[0][per])
+
+    def effect(first: Rows, second: Rows) -> Rows:
+        difference: Rows = second[..., at] / second[..., per] - first[..., at] / first[..., per]
+        return difference / whole
+
+    change = Change(name, unit, before, after, basis="step")  # type: ignore[arg-type]
+    return _judged(change, made.estimate(effect))
+
+
+def _busy(made: Groups, totals: Sequence[Rows]) -> Change:
+    before, after = (float(each[BUSY] / each[LOOKED_AT]) for each in totals)
+
+    def effect(first: Rows, second: Rows) -> Rows:
+        shares: Rows = second[..., BUSY] / second[..., LOOKED_AT]
+        return shares - first[..., BUSY] / first[..., LOOKED_AT]
+
+    change = Change("GPU busy", "share", before, after, basis="points")
+    return _judged(change, made.estimate(effect))
+
+
+def _peaks(looks: Sequence[Sequence[RunView]]) -> Iterator[Change]:
+    """Peaks have no interval: a maximum is not a mean, and says nothing of its own scatter."""
+    for what, look in (("peak GPU memory", peak_gpu_bytes), ("peak RAM", peak_ram_bytes)):
+        before, after = (_most(look, views) for views in looks)
+        if before is None or after is None:
+            continue
+        effect = after / before - 1 if before else None
+        yield Change(what, "bytes", float(before), float(after), effect)
+
+
+def _most(look: Callable[[RunView], int | None], views: Sequence[RunView]) -> int | None:
+    found = [each for each in map(look, views) if each is not None]
+    return max(found, default=None)
+
+
+def _logarithm(value: Callable[[Rows], Rows]) -> Effect:
+    """Of the ratio after to before, whose interval is as wide upwards as downwards."""
+    return lambda before, after: np.log(value(after) / value(before))
+
+
+def _ratio(change: Change, found: Estimate) -> Change:
+    """From an estimate of a ratio's logarithm."""
+    effect, low, high = (math.expm1(each) for each in (found.effect, found.low, found.high))
+    return _judged(change, Estimate(effect, low, high), math.expm1(found.detectable))
+
+
+def _judged(change: Change, found: Estimate, detectable: float | None = None) -> Change:
+    detectable = found.detectable if detectable is None else detectable
+    sure = found.is_significant and abs(found.effect) > LEAST_EFFECT
+    return Change(
+        change.what,
+        change.unit,
+        change.before,
+        change.after,
+        found.effect,
+        (found.low, found.high),
+        change.basis,
+        ("more" if found.effect > 0 else "less") if sure else "no difference",
+        max(detectable, LEAST_EFFECT),
+    )
+
+
+def _verdict(change: Change) -> Verdict:
+    if change.verdict == "less":
+        return "faster"
+    return "slower" if change.verdict == "more" else "no difference"
