@@ -100,12 +100,16 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(phi: float, count: int
 def test_equal_runs_are_seldom_told_apart_and_those_of_5_percent_mostly() -> None:
     random = np.random.default_rng(11)
     wrong = found = 0
-    for _ in range(60):
-        first, second = noise(random, 300), noise(random, 300)
-        wrong += compare(run(first), run(second)).verdict != "no difference"
-        found += compare(run(first), run(0.95 * second)).verdict == "faster"
-    assert wrong <= 0.06 * 60
-    assert found >= 0.8 * 60
+    for _ in range(PAIRS):
+        first, second = resampled(random, 300, 0.5), resampled(random, 300, 0.5)
+        faster = dataclasses.replace(
+            second, totals=second.totals * [0.95, 1], draws=second.draws * [0.95, 1]
+        )
+        same = Groups((first,), (second,)).estimate(time_ratio)
+        wrong += same.is_significant and abs(same.effect) > 0.01
+        found += Groups((first,), (faster,)).estimate(time_ratio).high < 0
+    assert wrong <= 0.06 * PAIRS
+    assert found >= 0.9 * PAIRS
 
 
 def test_runs_that_differ_among_themselves_are_not_told_apart() -> None:

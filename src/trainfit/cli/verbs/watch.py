@@ -16,6 +16,7 @@ from rich.text import Text
 from trainfit.cli.common import UsageError, only_ascii, output_file, split_command
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.screen import STYLES
+from trainfit.cli.watch_verify import add_verify, verified
 from trainfit.report.sizes import printable
 from trainfit.report.watch.screen import watch_screen, watch_text
 from trainfit.results.watch.result import WatchResult
@@ -35,7 +36,7 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
 }
 
-_WITH_VALUE = ("--folder", "--output", "--read", "--attach")
+_WITH_VALUE = ("--folder", "--output", "--read", "--attach", "--verify-steps")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attach", type=Path, metavar="DIR", help="show a run that goes on in another terminal"
     )
+    add_verify(parser)
     parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
     parser.add_argument("--quiet", action="store_true", help="nothing until the end")
     parser.add_argument("--output", metavar="FILE", help="write the result here, as JSON")
@@ -71,6 +73,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(
             "give a command (trainfit watch -- python train.py), or --read DIR, or --attach DIR"
         )
+    if (options.verify and not command) or (options.verify_steps and not options.verify):
+        raise UsageError("--verify runs a command: trainfit watch --verify -- python train.py")
+    if options.verify:
+        return verified(options, command, _new_folder(options, command))
     if command:
         folder = _new_folder(options, command)
         code = _watched(options, command, folder)

@@ -1,0 +1,104 @@
+"""``trainfit watch --verify``: the command's placeholders, its runs, and the verdict printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from trainfit.cli.common import UsageError, output_file, whole_number
+from trainfit.cli.screen import STYLES
+from trainfit.plan.command.tunables import as_switch, fill, opposite_switch, placeholders
+from trainfit.report.watch.verification import verification_screen
+from trainfit.results.watch.run import RunRecord
+from trainfit.watch.compare.short_run import short_run
+from trainfit.watch.judge import judge
+from trainfit.watch.verify import LEAST_RECORDED, verify
+
+_STEPS = 100
+#: Placeholders that are on or off.
+_SWITCHED = ("amp", "pin_memory", "persistent_workers")
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Add ``--verify`` and ``--verify-steps``."""
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="run the command 5 times for some steps each: as it is, then with and without the "
+        "change that is recommended, in turn, and prove what that gains; values that may be "
+        "changed are marked, as in --workers={num_workers:4}",
+    )
+    parser.add_argument(
+        "--verify-steps",
+        type=whole_number,
+        metavar="N",
+        help=f"training steps of each run of --verify (default {_STEPS})",
+    )
+
+
+def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
+    """Verify and print; returns the exit code: 1 where the change makes it worse, 2 where it cannot
+    be told."""
+    output = output_file(options.output) if options.output else None
+    steps = _STEPS if options.verify_steps is None else options.verify_steps
+    if steps < LEAST_RECORDED:
+        raise UsageError(
+            f"--verify-steps {steps} is too few to tell; give {LEAST_RECORDED} or more"
+        )
+    filled = _Filled(command)
+    print(
+        "trainfit: the command is run 5 times as it is, until "
+        f"{steps} steps or its end; it writes what it always writes",
+        file=sys.stderr,
+    )
+    made = 0
+
+    def run(words: Sequence[str], variables: Mapping[str, str]) -> RunRecord:
+        nonlocal made
+        made += 1
+        return short_run(words, variables, folder / f"run{made}", steps)
+
+    def tell(line: str) -> None:
+        print(f"trainfit: {line}", file=sys.stderr, flush=True)
+
+    result = verify(filled, run, judge, tell)
+    if output is not None:
+        result.save(output)
+    if options.json:
+        print(result.to_json(), flush=True)
+    else:
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        columns = console.width if console.is_terminal else 100
+        for line in verification_screen(result, columns):
+            console.print(Text(line.text, STYLES[line.style]), soft_wrap=True)
+    return {"worse": 1, "cannot tell": 2}.get(result.verdict, 0)
+
+
+class _Filled:
+    """A command by its placeholders. Raises :class:`CommandError` for a misspelt one."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words, self._present = words, placeholders(words)
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._present
+
+    def present(self, name: str) -> str:
+        return self._present[name]
+
+    def spelled(self, name: str, value: str) -> str:
+        """A switch in the spelling that the command has; numbers are no switches here."""
+        present = self._present[name]
+        now, wanted = as_switch(present), as_switch(value)
+        if name not in _SWITCHED or now is None or wanted is None:
+            return value
+        return present if now == wanted else opposite_switch(present)
+
+    def fill(self, values: Mapping[str, str]) -> Sequence[str]:
+        return [fill(word, {**self._present, **values}) for word in self._words]
