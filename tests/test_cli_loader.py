@@ -13,6 +13,7 @@ from helpers_loader import result
 from trainfit.cli.main import main
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
+from trainfit.hardware import find_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions, Stage, Tuned
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
@@ -75,7 +76,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     assert command.name == script
     assert options == LoadingOptions(
         step=StepTime(0.05, source="given"),
-        gpu="a100-80gb-sxm",
+        gpu=find_gpu("a100-80gb-sxm"),
         seconds=5.0,
         confirm=0,
         max_workers=7,

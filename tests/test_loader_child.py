@@ -71,7 +71,8 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
 ) -> None:
     """Its data set is defined in the script: workers started by spawn must import that again."""
     monkeypatch.chdir(SCRIPTS)
-    options = LoadingOptions(gpu="RTX 4090", seconds=3.0, confirm=2, max_workers=5, ranks=2)
+    gpu = find_gpu("RTX 4090")
+    options = LoadingOptions(gpu=gpu, seconds=3.0, confirm=2, max_workers=5, ranks=2)
     words = ("python", "train.py", "--workers=2", "--samples=500")
     result = tuned(*words, options=options, STUB_METHODS="fork spawn")
     found = facts(result)
@@ -160,7 +161,7 @@ library.impl("op", lambda x: x * 2, "CUDA")
 for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4):
     torch.ops.mine.op(batch.cuda())
 """
-    options = LoadingOptions(gpu="RTX 4090")
+    options = LoadingOptions(gpu=find_gpu("RTX 4090"))
     result = tuned("python", write(tmp_path, "odd.py", script), options=options)
     assert result.loader == "odd.py:7: TensorDataset, batch size 4"
     assert "could not be simulated (cannot simulate mine.op" in result.notes[-1]

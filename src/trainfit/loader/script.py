@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.entrypoint import UnknownNameError, named
-from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.runs.trace import Status, Target, TraceOutcome
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.scripts.watch.autocast import AutocastSwitch
@@ -62,20 +62,19 @@ class Script:
     def __init__(
         self,
         target: Target,
-        gpu: str,
+        gpu: GpuSpec,
         command: str,
         limit_s: float,
         recording: Path | None,
         late: Callable[[TraceOutcome], None],
         use: Callable[[Found], None],
     ) -> None:
-        spec = find_gpu(gpu)
         self._recording = recording
         self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
-        self._simulation = Simulation(spec, limited=False, command=command)
+        self._simulation = Simulation(gpu, limited=False, command=command)
         self._loaders = LoaderTracker(keep=True)
         self._step = StepWatch(self._simulation, self._loaders)
-        half = torch.bfloat16 if spec.supports_bf16 else torch.float16
+        half = torch.bfloat16 if gpu.supports_bf16 else torch.float16
         self._autocast = AutocastSwitch(None, half)
         self._watch = Interventions(self._simulation, (), survey=False)
         self._patches = PatchSet()

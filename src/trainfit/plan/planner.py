@@ -79,14 +79,13 @@ class Settings:
 def plan(
     command: Command,
     gpu: GpuSpec,
-    gpu_name: str,
     settings: Settings,
     progress: Callable[[str], None] = lambda text: None,
     constants: DeviceConstants | None = None,
     interrupted: Callable[[PlanResult], None] = lambda result: None,
     understood: Callable[[CommandOptions], None] = lambda options: None,
 ) -> PlanResult:
-    """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
+    """Plan ``command`` for ``gpu``.
 
     ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
     Upon a ``KeyboardInterrupt``, which goes on, ``interrupted`` is given what was known by then,
@@ -101,8 +100,7 @@ def plan(
     with (
         Tracer(
             command,
-            gpu_name,
-            gpu_memory_bytes=gpu.memory_bytes,
+            gpu,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
             constants=constants,

@@ -18,6 +18,7 @@ from trainfit.cli.common import (
     whole_number,
 )
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
@@ -184,7 +185,7 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
     """What the options say of the measurement."""
     return LoadingOptions(
         step=given_step(options.step_time),
-        gpu=options.gpu,
+        gpu=find_gpu(options.gpu) if options.gpu is not None else None,
         seconds=options.probe_time,
         confirm=options.confirm,
         max_workers=options.max_workers,

@@ -28,6 +28,7 @@ from trainfit.cli.processor import processor, rented_cpu
 from trainfit.cli.progress_bar import Shown, shown_progress
 from trainfit.cli.screen import add_explain, print_plan
 from trainfit.cli.verbs.loader import given_step, step_time
+from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.rented import find_rented
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
@@ -202,7 +203,7 @@ def _planned(
         read = options
 
     result = plan(
-        *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
+        *(parsed, device.gpu, settings, progress, device.constants, show),
         understood=understood,
     )
     keep(result)  # whatever becomes of the loader
@@ -211,7 +212,7 @@ def _planned(
             result = with_cpu(result, parsed, options.time_limit, progress)
         if tunes and is_tuned(result, parsed, asked=options.loader):
             progress("tuning the DataLoader (--no-loader leaves it out)")
-            result = _with_loading(result, read, device.name, options, progress)
+            result = _with_loading(result, read, device.gpu, options, progress)
     except KeyboardInterrupt:
         show(result)
         raise
@@ -250,7 +251,7 @@ def _tunes_loader(options: argparse.Namespace) -> bool:
 def _with_loading(
     result: PlanResult,
     read: CommandOptions,
-    gpu: str,
+    gpu: GpuSpec,
     options: argparse.Namespace,
     progress: Shown,
 ) -> PlanResult:

@@ -64,7 +64,7 @@ class LoadingOptions:
     """
 
     step: StepTime | None = None
-    gpu: str | None = None
+    gpu: GpuSpec | None = None
     seconds: float = 20.0
     confirm: int = 4
     max_workers: int | None = None
@@ -201,7 +201,7 @@ def call_on_loader(
 
 def _gpu(options: LoadingOptions) -> GpuSpec:
     if options.gpu is not None:
-        return find_gpu(options.gpu)
+        return options.gpu
     try:
         return local_gpu() or find_gpu(DEFAULT_GPU)
     except GpuNameError:  # one that the catalogue does not know
@@ -213,7 +213,7 @@ def _request(
 ) -> LoadingRequest:
     return LoadingRequest(
         folder=str(folder),
-        gpu=options.gpu or gpu.key,
+        gpu=gpu,
         target=command.target() if command is not None else None,
         loader=options.loader,
         batch_size=options.batch_size,

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.runs.trace import Target, TraceOutcome
 
 #: Where the time of a step is from that takes none.
@@ -46,7 +47,7 @@ class LoadingRequest:
     """
 
     folder: str
-    gpu: str = ""
+    gpu: GpuSpec
     target: Target | None = None
     loader: str = ""
     batch_size: int | None = None
