@@ -79,7 +79,7 @@ def main() -> None:
         asked.gpu,
         asked.target.name,
         asked.limit_s,
-        recording=None,
+        records=False,
         late=late,
         use=lambda found: _serve(connection, found),
     ).run()

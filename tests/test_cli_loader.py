@@ -17,7 +17,7 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions, Stage, Tuned
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
 
@@ -75,7 +75,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     command, options = asked.pop()
     assert command.name == script
     assert options == LoadingOptions(
-        step=StepTime(0.05, source="given"),
+        step=Consumer(0.05, source="given"),
         gpu=find_gpu("a100-80gb-sxm"),
         seconds=5.0,
         confirm=0,

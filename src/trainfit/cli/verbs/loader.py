@@ -24,7 +24,7 @@ from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 PARSER: dict[str, Any] = {
     "help": "the DataLoader settings that keep the GPU from waiting, with the fewest workers",
@@ -198,9 +198,9 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
     )
 
 
-def given_step(step_s: float | None) -> StepTime | None:
+def given_step(step_s: float | None) -> Consumer | None:
     """What ``--step-time`` says; nothing is known of how busy it keeps a core."""
-    return StepTime(step_s, source="given") if step_s is not None else None
+    return Consumer(step_s, source="given") if step_s is not None else None
 
 
 def step_time(text: str) -> float:

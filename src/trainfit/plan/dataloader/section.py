@@ -25,7 +25,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.notes import complete
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan.result import Bottleneck, DataLoading, PlanResult, rate_of
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
 Tune = Callable[[Command], LoaderResult]
@@ -119,7 +119,7 @@ def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
     )
 
 
-def predicted_step(plan: PlanResult) -> StepTime | None:
+def predicted_step(plan: PlanResult) -> Consumer | None:
     """The step that the loader has to keep up with; ``None`` where none is predicted.
 
     The fast end of the range: a loader that keeps up with that keeps up.
