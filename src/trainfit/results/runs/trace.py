@@ -15,6 +15,7 @@ from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.plan.launch import ScriptOption
 from trainfit.results.runs.coverage import Coverage
 from trainfit.results.runs.sandbox import Protection
+from trainfit.results.runs.steps import Framework
 
 Status = Literal[
     "finished",  # the wanted number of optimizer steps was reached
@@ -232,10 +233,6 @@ class StepFeed:
     call_samples: int | None = None
     backwards: int = 0
     others: bool = False
-
-
-#: Libraries that have a word of their own for mixed precision.
-Framework = Literal["", "transformers", "lightning", "accelerate"]
 
 
 @dataclasses.dataclass(frozen=True)
