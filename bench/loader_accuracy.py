@@ -107,8 +107,7 @@ class Trainfit:
         result = tune(
             workload,
             self._machine,
-            consumer,
-            source,
+            dataclasses.replace(consumer, source=source),
             seconds=self._seconds,
             any_order=True,  # the grid has both orders
             watch=watch,

@@ -246,7 +246,7 @@ def test_medians_and_spreads_of_three_processes() -> None:
     assert (profile.driver, profile.cudnn, profile.notes) == ("580.65.06", "9.15.1", ())
     # The models are those of the GPU that was measured.
     assert laboratory.stand_ins[-1] is not None
-    assert laboratory.stand_ins[-1].gpu == "RTX 4090"
+    assert laboratory.stand_ins[-1].gpu.key == "RTX 4090"
     assert laboratory.stand_ins[:-1] == [None] * 5
 
 
@@ -390,7 +390,7 @@ def test_the_driver_by_the_kernels_file(tmp_path: Path) -> None:
 
 
 def test_requests_survive_json() -> None:
-    request = MeasuringRequest("memory", "r", StandIn("RTX 4090", TOLD, 1 << 30), hold=True)
+    request = MeasuringRequest("memory", "r", StandIn(find_gpu("RTX 4090"), TOLD), hold=True)
     assert MeasuringRequest.from_json(request.to_json()) == request
 
 

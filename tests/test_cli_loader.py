@@ -13,10 +13,11 @@ from helpers_loader import result
 from trainfit.cli.main import main
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
+from trainfit.hardware import find_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions, Stage, Tuned
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
 
@@ -74,8 +75,8 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     command, options = asked.pop()
     assert command.name == script
     assert options == LoadingOptions(
-        step=StepTime(0.05, source="given"),
-        gpu="a100-80gb-sxm",
+        step=Consumer(0.05, source="given"),
+        gpu=find_gpu("a100-80gb-sxm"),
         seconds=5.0,
         confirm=0,
         max_workers=7,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.options.proof import check
 from trainfit.plan.options.seen import seen_in
@@ -228,7 +229,7 @@ def test_a_smaller_batch_is_accumulated(script: Any, tmp_path: Path) -> None:
 def test_settings_are_checked_by_a_run(script: Any, tmp_path: Path) -> None:
     """Those of the DataLoader nothing else has proven."""
     command = parse_command(["python", str(tmp_path / script("argparse"))])
-    with Tracer(command, "RTX 4060", steps=3) as tracer:
+    with Tracer(command, find_gpu("RTX 4060"), steps=3) as tracer:
         first = tracer.trace()
         options = read_options(command, first.outcome.options, seen_in(first))
         tracer.use(options.command)

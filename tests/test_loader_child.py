@@ -23,16 +23,16 @@ from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError
 from trainfit.loader.script import Found, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.dataloader.child import step_from
 from trainfit.plan.dataloader.measure import (
     Listener,
     LoadingOptions,
     Stage,
-    step_from,
     tune_command,
 )
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 from trainfit.results.runs.trace import Compute, TraceOutcome
 from trainfit.scripts.watch.dataloader import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
@@ -71,7 +71,8 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
 ) -> None:
     """Its data set is defined in the script: workers started by spawn must import that again."""
     monkeypatch.chdir(SCRIPTS)
-    options = LoadingOptions(gpu="RTX 4090", seconds=3.0, confirm=2, max_workers=5, ranks=2)
+    gpu = find_gpu("RTX 4090")
+    options = LoadingOptions(gpu=gpu, seconds=3.0, confirm=2, max_workers=5, ranks=2)
     words = ("python", "train.py", "--workers=2", "--samples=500")
     result = tuned(*words, options=options, STUB_METHODS="fork spawn")
     found = facts(result)
@@ -126,7 +127,7 @@ def test_a_script_that_cannot_be_stopped_and_a_rebuilt_loader_with_persistent_wo
     tuned: Callable[..., LoaderResult], tmp_path: Path
 ) -> None:
     """The original one is measured, as the user wrote it, and no worker is left."""
-    options = LoadingOptions(step=StepTime(0.25, source="given"))
+    options = LoadingOptions(step=Consumer(0.25, source="given"))
     result = tuned("python", write(tmp_path, "stubborn.py", PERSISTENT), options=options)
     found = facts(result)
     assert found["loader"] == "Own" and found["present"] == 3
@@ -160,7 +161,7 @@ library.impl("op", lambda x: x * 2, "CUDA")
 for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4):
     torch.ops.mine.op(batch.cuda())
 """
-    options = LoadingOptions(gpu="RTX 4090")
+    options = LoadingOptions(gpu=find_gpu("RTX 4090"))
     result = tuned("python", write(tmp_path, "odd.py", script), options=options)
     assert result.loader == "odd.py:7: TensorDataset, batch size 4"
     assert "could not be simulated (cannot simulate mine.op" in result.notes[-1]
@@ -180,7 +181,7 @@ while True:
         (weight * batch.cuda()).sum().backward()
         weight.data -= weight.grad
 """
-    options = LoadingOptions(step=StepTime(0.1, source="given"), time_limit_s=20.0)
+    options = LoadingOptions(step=Consumer(0.1, source="given"), time_limit_s=20.0)
     result = tuned("python", write(tmp_path, "own.py", script), options=options)
     assert "made no optimizer step in 10 s; the loader that gave the last" in result.notes[-2]
 

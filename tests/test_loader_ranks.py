@@ -195,7 +195,6 @@ def test_tuning_for_ranks_confirms_beside_the_others(
         workload,
         share(2, 2),
         Consumer(0.0),
-        "given",
         ranks=2,
         whole=whole,
         seconds=1.0,
@@ -222,7 +221,7 @@ def test_threads_of_libraries_are_held_down_for_one_ranks_share_too(
 
     monkeypatch.setattr(tuning, "probe_workload", probed)
     found = tuning.tune(
-        *(workload, share(2, 2), Consumer(0.0), "given"),
+        *(workload, share(2, 2), Consumer(0.0)),
         ranks=2,
         whole=whole,
         seconds=1.0,

@@ -231,11 +231,21 @@ def test_held_down_without_a_gain() -> None:
     told = reasons(found, {"OMP_NUM_THREADS": Present("2", "shell")})
     assert told["OPENBLAS_NUM_THREADS"] == SettingReason(
         "OPENBLAS_NUM_THREADS", None, None,
-        "threads held to 1: 4.8 batches/s, as it is 4.9: no gain", "measured",
+        "threads held to 1: 4.8 batches/s, as it is 4.9: no gain", "measured", where="environment",
     )  # fmt: skip
     omp = told["OMP_NUM_THREADS"]
     assert (omp.value, omp.present, omp.set_by) == ("2", "2", "shell")
     assert omp.reason.startswith("kept: threads held to 1")
+
+
+def test_each_reason_says_where_its_setting_belongs() -> None:
+    found = reasons(result(cores=CoreAdvice("taskset -c 0-7", tuple(range(8)), "", "")))
+    where = {name: each.where for name, each in found.items()}
+    assert where.pop("CPU affinity") == "wrapper"
+    arguments = {field.name for field in dataclasses.fields(LoaderSettings)}
+    assert {"num_workers", "pin_memory"} <= set(where) & arguments
+    for name, place in where.items():
+        assert place == ("argument" if name in arguments else "environment"), name
 
 
 def test_libraries_that_start_no_threads() -> None:

@@ -68,7 +68,6 @@ def tuned(data: Any, batch_size: int | None = 4, step_s: float = 0.0, **more: An
         workload,
         MACHINE,
         Consumer(step_s),
-        "given",
         **({"seconds": SECONDS, "confirm": 2} | settings),
     )
 
@@ -266,9 +265,7 @@ def test_what_was_measured_is_kept_before_each_risk() -> None:
 
     progress = Kept()
     workload = Workload(DataLoader(Sleeping(), 4))
-    result = tune(
-        workload, MACHINE, Consumer(0.0), "given", seconds=SECONDS, confirm=2, progress=progress
-    )
+    result = tune(workload, MACHINE, Consumer(0.0), seconds=SECONDS, confirm=2, progress=progress)
     assert [len(each.confirmed) for each in progress.kept] == [0, 1, 2][: len(progress.kept)]
     assert len(progress.kept) == 1 + len(result.confirmed)
 

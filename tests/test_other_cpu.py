@@ -23,6 +23,7 @@ from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader import other_cpu
 from trainfit.plan.dataloader.other_cpu import CoreHere, core_factor, other_input
 from trainfit.plan.dataloader.section import with_loading
+from trainfit.plan.launch.build import with_launch
 from trainfit.report.plan.text import plan_text
 from trainfit.results.loader import CoreAdvice, LoaderResult, LoaderSettings
 from trainfit.results.plan.result import HostCpu, PlanResult
@@ -208,7 +209,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(found: LoaderResult, cpu: HostCpu | None, here: CoreHere | None = HERE) -> PlanResult:
     line = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
     plan = dataclasses.replace(PLAN, cpu=cpu)
-    return with_loading(plan, parse_command(shlex.split(line)), lambda _: found, here=here)
+    command = parse_command(shlex.split(line))
+    return with_launch(with_loading(plan, command, lambda _: found, here=here), command)
 
 
 @pytest.mark.usefixtures("script")

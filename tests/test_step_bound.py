@@ -129,7 +129,7 @@ AMP = 'with torch.autocast("cuda", torch.bfloat16)'
 def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, context: str) -> Compute:
     (tmp_path / "train.py").write_text(SCRIPT.format(before=before, context=context))
     monkeypatch.chdir(tmp_path)
-    with Tracer(parse_command(["python", "train.py"]), "RTX 3090", steps=2) as tracer:
+    with Tracer(parse_command(["python", "train.py"]), find_gpu("RTX 3090"), steps=2) as tracer:
         outcome = tracer.trace().outcome
     assert outcome.compute is not None, outcome
     return outcome.compute
@@ -169,7 +169,7 @@ def test_the_work_of_what_pytorchs_counter_gets_wrong(
 ) -> None:
     (tmp_path / "train.py").write_text(MIXED)
     monkeypatch.chdir(tmp_path)
-    with Tracer(parse_command(["python", "train.py"]), "RTX 3090", steps=2) as tracer:
+    with Tracer(parse_command(["python", "train.py"]), find_gpu("RTX 3090"), steps=2) as tracer:
         compute = tracer.trace().outcome.compute
     assert compute is not None
     once = 2 * 8 * 64 * 8 * 8 * 9  # the input has no gradient: forward, and that of the weights

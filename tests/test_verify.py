@@ -359,7 +359,7 @@ def real_run(folder: Path, extra: str = "", steps: int = 4, wanted: int = 3) -> 
     """A run on a GPU whose context is 700 MiB and of which others hold 300."""
     (folder / "train.py").write_text(TRAIN.format(extra=extra))
     command = parse_command(["python", str(folder / "train.py"), "1024", str(steps)])
-    machine = ThisMachine(StandIn("RTX 4090", told(700, 300)))
+    machine = ThisMachine(StandIn(find_gpu("RTX 4090"), told(700, 300)))
     return machine.run(command, wanted, 120.0)
 
 

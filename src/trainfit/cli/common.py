@@ -132,11 +132,10 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The GPU to simulate, the name that finds it again, its constants, and the rates of the
-    user's calibration profile (``None``: there is none that holds for it)."""
+    """The GPU to simulate, its constants, and the rates of the user's calibration profile
+    (``None``: there is none that holds for it)."""
 
     gpu: GpuSpec
-    name: str
     constants: DeviceConstants
     rates: Rates | None = None
 
@@ -144,7 +143,8 @@ class Device:
 def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> Device:
     """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's.
 
-    Without ``--gpu`` it is this machine's GPU, else the profile's.
+    Without ``--gpu`` it is this machine's GPU, else the profile's. Raises ``GpuNameError`` for a
+    bad name, :class:`UsageError` with no name and no GPU.
     """
     profile = Profile.load(options.profile) if options.profile is not None else None
     if options.force_profile and profile is None:
@@ -152,11 +152,17 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
     here = local_gpu() if options.gpu is None else None
     usage = local_usage() if here is not None else None
     driver = usage.driver if usage is not None else None
-    if options.gpu is None and here is None and profile is not None:
+    if options.gpu is not None:
+        gpu = find_gpu(options.gpu)
+    elif here is not None:
+        gpu = here
+    elif profile is not None:
         gpu = gpu_of_profile(profile)
-        name = gpu.key
     else:
-        gpu, name = (here, here.key) if here is not None else chosen_gpu(options.gpu)
+        raise UsageError(
+            'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
+            "or give a size, as in --gpu custom:24GiB"
+        )
     notes: tuple[str, ...] = ()
     if profile is not None:
         if options.gpu is not None:
@@ -184,7 +190,7 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
     )
     # A profile that was forced is another GPU's, or a rehearsal's.
     rates = profile.rates if profile is not None and not notes else None
-    return Device(gpu, name, constants, rates)
+    return Device(gpu, constants, rates)
 
 
 def _driver_here(gpu: GpuSpec) -> str | None:
@@ -200,22 +206,6 @@ def _driver_here(gpu: GpuSpec) -> str | None:
 def _loads_eagerly(environment: Mapping[str, str]) -> bool:
     """Lazy is the default of PyTorch since 1.13, and of CUDA since 12.2."""
     return environment.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
-
-
-def chosen_gpu(name: str | None) -> tuple[GpuSpec, str]:
-    """The GPU to simulate and the name that finds it again.
-
-    Raises ``GpuNameError`` for a bad name, :class:`UsageError` with no name and no GPU.
-    """
-    if name is not None:
-        return find_gpu(name), name
-    gpu = local_gpu()
-    if gpu is None:
-        raise UsageError(
-            'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
-            "or give a size, as in --gpu custom:24GiB"
-        )
-    return gpu, gpu.key
 
 
 def split_command(

@@ -59,8 +59,7 @@ def tune(
     workload = Workload.of(source, batch_size)
     return tune_here(
         workload,
-        Consumer(step_s),
-        "given" if step_s else AS_FAST,
+        Consumer(step_s, source="given" if step_s else AS_FAST),
         ranks=ranks,
         loader=workload.name,
         seconds=seconds,

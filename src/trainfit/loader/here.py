@@ -23,7 +23,6 @@ from trainfit.results.loader import LoaderResult, SetBy
 def tune_here(
     workload: Workload,
     consumer: Consumer,
-    step_source: str,
     *,
     ranks: int = 1,
     command_sets: Mapping[str, str] | None = None,
@@ -41,7 +40,7 @@ def tune_here(
     share = loader_machine(machine, ranks)
     if ranks > 1:
         options = {**options, "ranks": ranks, "whole": loader_machine(machine)}
-    result = tune(workload, share, consumer, step_source, **options)
+    result = tune(workload, share, consumer, **options)
     now = _present(command_sets or {}, started_with or os.environ)
     result = dataclasses.replace(
         result,

@@ -10,15 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.entrypoint import UnknownNameError, named
-from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.results.machine.gpu_spec import GpuSpec
+from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import Status, Target, TraceOutcome
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.scripts.watch.autocast import AutocastSwitch
@@ -39,20 +39,22 @@ _PATIENCE_SHARE = 0.5
 class Found:
     """What a script showed until its first step.
 
-    ``loader`` is ``None`` where none gave a batch. Nothing of the simulation is left, and no
-    worker of the script's; ``sys.modules["__main__"]`` is the script still.
+    ``loader`` is ``None`` where none gave a batch, ``recording`` where none was wanted.
+    Nothing of the simulation is left, and no worker of the script's; ``sys.modules["__main__"]``
+    is the script still.
     """
 
     trace: TraceOutcome
     loader: DataLoader[Any] | None
     on_gpu: bool
+    recording: Recording | None = None
 
 
 class Script:
     """A user's script on the simulated GPU, until its first optimizer step is made.
 
     Args:
-        recording: the file to write the simulated step to (``None``: nobody needs it).
+        records: is the recording of the simulated step needed?
         late: called with the outcome when the time is over; the process ends then.
         use: called with what was found (with the status "timeout" where batches came, but no
             step within half of the limit). That happens after the script was unwound, or within
@@ -62,20 +64,19 @@ class Script:
     def __init__(
         self,
         target: Target,
-        gpu: str,
+        gpu: GpuSpec,
         command: str,
         limit_s: float,
-        recording: Path | None,
+        records: bool,
         late: Callable[[TraceOutcome], None],
         use: Callable[[Found], None],
     ) -> None:
-        spec = find_gpu(gpu)
-        self._recording = recording
+        self._records = records
         self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
-        self._simulation = Simulation(spec, limited=False, command=command)
+        self._simulation = Simulation(gpu, limited=False, command=command)
         self._loaders = LoaderTracker(keep=True)
         self._step = StepWatch(self._simulation, self._loaders)
-        half = torch.bfloat16 if spec.supports_bf16 else torch.float16
+        half = torch.bfloat16 if gpu.supports_bf16 else torch.float16
         self._autocast = AutocastSwitch(None, half)
         self._watch = Interventions(self._simulation, (), survey=False)
         self._patches = PatchSet()
@@ -182,10 +183,11 @@ class Script:
         assert self._outcome is not None
         self._loaders.shut_down()
         gc.collect()
-        if self._recording is not None:
+        recording = None
+        if self._records:
             recording = with_makeup(self._simulation.recording, self._step.makeup())
-            recording.save(self._recording)
-        return Found(self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors())
+        loader, on_gpu = self._loaders.loader(), self._loaders.gives_gpu_tensors()
+        return Found(self._outcome, loader, on_gpu, recording)
 
 
 def workload_of(found: Found) -> Workload:

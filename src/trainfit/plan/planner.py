@@ -1,4 +1,4 @@
-"""From a training command to a batch size that fits, with the reasons."""
+"""What simulated runs of a training command tell: which batch sizes fit, the best, and why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from trainfit.plan.amp.settings import (
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.launch.allocator_trial import allocator_trial
-from trainfit.plan.launch.build import with_launch
 from trainfit.plan.launch.line import ACCELERATE
 from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.options.proof import accumulates
@@ -76,33 +75,36 @@ class Settings:
     rented: str = ""
 
 
-def plan(
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """What simulated runs tell of a plan, which has no launch line yet; the command's tunables,
+    also those that the user has not marked; and the user's interrupt, if one ended the runs."""
+
+    result: PlanResult
+    options: CommandOptions
+    interrupt: KeyboardInterrupt | None = None
+
+
+def simulated(
     command: Command,
     gpu: GpuSpec,
-    gpu_name: str,
     settings: Settings,
     progress: Callable[[str], None] = lambda text: None,
     constants: DeviceConstants | None = None,
-    interrupted: Callable[[PlanResult], None] = lambda result: None,
-    understood: Callable[[CommandOptions], None] = lambda options: None,
-) -> PlanResult:
-    """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
+) -> Simulated:
+    """Run ``command`` on the simulated ``gpu``: memory, batch size, precision, remedies, speed.
 
     ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
-    Upon a ``KeyboardInterrupt``, which goes on, ``interrupted`` is given what was known by then,
-    if that is anything. ``understood`` is given the command with the tunables that the user has
-    not marked, before that.
 
     Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the
-    batch size has no effect.
+    batch size has no effect, ``KeyboardInterrupt`` where nothing was known by then.
     """
     started = time.monotonic()
     with (
         Tracer(
             command,
-            gpu_name,
-            gpu_memory_bytes=gpu.memory_bytes,
+            gpu,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
             constants=constants,
@@ -118,12 +120,8 @@ def plan(
         except KeyboardInterrupt as error:
             interrupt = error
             result = planner.so_far(error)
-    understood(planner.options)
     result = dataclasses.replace(result, seconds=time.monotonic() - started)
-    if interrupt is not None:
-        interrupted(result)
-        raise interrupt
-    return result
+    return Simulated(result, planner.options, interrupt)
 
 
 class _Planner:
@@ -157,7 +155,7 @@ class _Planner:
         return dataclasses.replace(result, interrupted=True)
 
     def run(self) -> PlanResult:
-        """From the first run to the launch line."""
+        """From the first run to what is recommended."""
         job = self._job()
         flipped = opposite_amp(job)
         job.start_runs(flipped)
@@ -185,14 +183,13 @@ class _Planner:
         note_interrupt(job, present, others, remedies)
         kept = self._accumulation(job, chosen)
         note_accumulation(job.notes, kept)
-        result = dataclasses.replace(
+        return dataclasses.replace(
             self._result(job, present, chosen),
             other_amp=others[0].configuration if others else None,
             remedies=remedies,
             inference=inference,
             amp_choice=choice,
         )
-        return with_launch(result, self._command)
 
     def _job(self) -> PlannedJob:
         """The command as it is written, and what its process uses of the GPU."""

@@ -14,7 +14,7 @@ from trainfit.plan.sizing.batch_scaling import Pair, steady_work, work_law
 from trainfit.results.machine.profile import Rates
 from trainfit.results.plan.result import HostCpu
 from trainfit.results.plan.speed import KNEE, PacedCalls, SlowedCall, Speed, StepSpeed
-from trainfit.results.runs.loading import StepTime as GivenStep
+from trainfit.results.runs.loading import Consumer
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.speed.model.efficiency import FITTED, RANGE
@@ -199,7 +199,7 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> GivenStep:
+def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Consumer:
     """The shortest time that a step is likely to take between two batches of the DataLoader, with
     where it is from: who keeps up with that keeps up.
 
@@ -214,7 +214,7 @@ def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Giv
     if batches > 1:
         source += f", for {batches} batches (gradient accumulation)"
     busy = (step.core_s or 0.0) / step.seconds if step.seconds > 0 else 0.0
-    return GivenStep(low / batches, low / batches * min(1.0, busy), source=source)
+    return Consumer(low / batches, low / batches * min(1.0, busy), source=source)
 
 
 def batches_per_step(makeup: StepMakeup | None) -> int:

@@ -321,10 +321,6 @@ class VariableAdvice:
     gain: float | None = None
 
 
-#: The name of the reason for the CPUs that a job runs on.
-CPU_AFFINITY: Final = "CPU affinity"
-
-
 @dataclasses.dataclass(frozen=True)
 class SettingReason:
     """One setting of a launch, with why it has its value: also one that is left as it is.
@@ -332,7 +328,8 @@ class SettingReason:
     ``name`` is what the user would search for ("num_workers", "OMP_NUM_THREADS", "CPU affinity").
     ``value`` is the recommended one and ``present`` the user's, as they are written (``None``: it
     is not set, nor is it to be); ``set_by`` is who set a variable. ``reason`` is one line, true of
-    what was measured here, and ``evidence`` what it rests on.
+    what was measured here, and ``evidence`` what it rests on. ``where`` it belongs: arguments are
+    the DataLoader's (files of earlier versions say that of all).
     """
 
     name: str
@@ -341,6 +338,7 @@ class SettingReason:
     reason: str
     evidence: Evidence
     set_by: SetBy = ""
+    where: Literal["argument", "environment", "wrapper"] = "argument"
 
 
 @dataclasses.dataclass(frozen=True)

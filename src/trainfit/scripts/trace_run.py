@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from trainfit.hardware import find_gpu
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
 from trainfit.results.runs.steps import StepMakeup
@@ -57,17 +56,17 @@ class Runner:
 
     def __init__(self, request: TraceRequest, stem: Stem | None = None) -> None:
         self._stem = stem
-        gpu = find_gpu(request.gpu)
-        if request.gpu_memory_bytes is not None:
-            gpu = dataclasses.replace(gpu, memory_bytes=request.gpu_memory_bytes)
         self._request = request
         self._simulation = Simulation(
-            gpu, limited=request.limited, constants=request.constants, command=request.command
+            request.gpu,
+            limited=request.limited,
+            constants=request.constants,
+            command=request.command,
         )
         self._loaders = LoaderTracker(request.loader, sample=request.sample)
         self._step = StepWatch(self._simulation, self._loaders)
         self._autocast = AutocastSwitch(
-            request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
+            request.amp, torch.bfloat16 if request.gpu.supports_bf16 else torch.float16
         )
         self._accelerate = AccelerateWatch()
         self._amp = AmpWatch(self._accelerate)

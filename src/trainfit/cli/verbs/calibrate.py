@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.rehearse is not None:
         gpu = find_gpu(options.rehearse)
         others = options.other_processes
-        stand_in = StandIn(gpu.key, device_constants(gpu, other_processes_bytes=others))
+        stand_in = StandIn(gpu, device_constants(gpu, other_processes_bytes=others))
     output = output_file(options.output)
     profile = calibrate(Processes(stand_in), options.time_limit, progress)
     profile.save(output)

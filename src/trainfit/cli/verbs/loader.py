@@ -18,12 +18,13 @@ from trainfit.cli.common import (
     whole_number,
 )
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 PARSER: dict[str, Any] = {
     "help": "the DataLoader settings that keep the GPU from waiting, with the fewest workers",
@@ -184,7 +185,7 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
     """What the options say of the measurement."""
     return LoadingOptions(
         step=given_step(options.step_time),
-        gpu=options.gpu,
+        gpu=find_gpu(options.gpu) if options.gpu is not None else None,
         seconds=options.probe_time,
         confirm=options.confirm,
         max_workers=options.max_workers,
@@ -197,9 +198,9 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
     )
 
 
-def given_step(step_s: float | None) -> StepTime | None:
+def given_step(step_s: float | None) -> Consumer | None:
     """What ``--step-time`` says; nothing is known of how busy it keeps a core."""
-    return StepTime(step_s, source="given") if step_s is not None else None
+    return Consumer(step_s, source="given") if step_s is not None else None
 
 
 def step_time(text: str) -> float:

@@ -6,11 +6,9 @@ import argparse
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import (
-    Device,
     UsageError,
     add_device_memory,
     add_gpu,
@@ -25,21 +23,14 @@ from trainfit.cli.common import (
     whole_number,
 )
 from trainfit.cli.processor import processor, rented_cpu
-from trainfit.cli.progress_bar import Shown, shown_progress
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import add_explain, print_plan
 from trainfit.cli.verbs.loader import given_step, step_time
 from trainfit.hardware.gpu.rented import find_rented
-from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
-from trainfit.plan.dataloader.other_cpu import CoreHere
-from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
-from trainfit.plan.options.loader_options import with_loader_options
-from trainfit.plan.options.supposed import CommandOptions
-from trainfit.plan.planner import Settings, plan
-from trainfit.plan.real_machine.this_cpu import measured_cpu
-from trainfit.plan.real_machine.versus_cpu import with_cpu
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
+from trainfit.plan.planner import Settings
 from trainfit.plan.remedies.kinds import NAMES
-from trainfit.results.loader import LoaderResult
 from trainfit.results.plan.result import HostCpu, PlanResult
 
 PARSER: dict[str, Any] = {
@@ -60,9 +51,8 @@ _WITH_VALUE = (
 )
 
 _UNSAID = HostCpu(None, None)
-#: Seconds of probing, and how often that all of the measuring may take at most.
+#: Seconds of probing the DataLoader.
 _PROBE_S = 20.0
-_MEASURING = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -151,83 +141,52 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
-    remedies = _remedies(options)
+    settings, real = _settings(options), _real_runs(options)
     parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
-    tunes = _tunes_loader(options)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
+    settings = dataclasses.replace(settings, rates=device.rates)
     output = output_file(options.output) if options.output is not None else None
-    with shown_progress() as progress:
-        result = _planned(options, parsed, device, remedies, output, tunes, progress)
-    if output is not None and (tunes or options.versus_cpu):
-        result.save(output)
-    print_plan(result, options)
-    return 0 if result.fits else 1
-
-
-def _planned(
-    options: argparse.Namespace,
-    parsed: Command,
-    device: Device,
-    remedies: tuple[str, ...] | None,
-    output: Path | None,
-    tunes: bool,
-    progress: Shown,
-) -> PlanResult:
-    """The whole plan. Upon Ctrl-C what is known by then is shown and saved, and it goes on."""
 
     def keep(result: PlanResult) -> None:
         if output is not None:
             result.save(output)
 
-    def show(result: PlanResult) -> None:
-        progress.__exit__()
-        keep(result)
-        print_plan(result, options)
+    with shown_progress() as progress:
+        planned = plan(parsed, device.gpu, settings, real, progress, device.constants, keep)
+    keep(planned.result)
+    print_plan(planned.result, options)
+    if planned.interrupt is not None:
+        raise planned.interrupt
+    return 0 if planned.result.fits else 1
 
-    cpu = _processor(options, parsed, progress)
-    settings = Settings(
+
+def _settings(options: argparse.Namespace) -> Settings:
+    rented = find_rented(options.gpu) if options.gpu is not None else None
+    cpu: HostCpu | None = options.cpu
+    if cpu is _UNSAID:
+        cpu = rented_cpu(rented) if rented is not None else None
+    return Settings(
         options.headroom,
         options.steps,
         options.time_limit,
-        remedies,
+        _remedies(options),
         cpu,
-        device.rates,
-        options.noise_scale,
-        _rented(options),
+        noise_scale=options.noise_scale,
+        rented=_rented(options),
     )
-    read = CommandOptions(parsed, parsed)
 
-    def understood(options: CommandOptions) -> None:
-        nonlocal read
-        read = options
 
-    result = plan(
-        *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
-        understood=understood,
+def _real_runs(options: argparse.Namespace) -> RealRuns:
+    for name in ("step_time", "probe_time"):
+        if getattr(options, name) is not None and options.no_loader:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for tuning the DataLoader: leave --no-loader out"
+            )
+    probe_s = _PROBE_S if options.probe_time is None else options.probe_time
+    tuning = LoaderTuning(options.loader, given_step(options.step_time), probe_s)
+    return RealRuns(
+        None if options.no_loader else tuning, options.versus_cpu, measures_cpu=options.cpu is None
     )
-    keep(result)  # whatever becomes of the loader
-    try:
-        if options.versus_cpu:
-            result = with_cpu(result, parsed, options.time_limit, progress)
-        if tunes and is_tuned(result, parsed, asked=options.loader):
-            progress("tuning the DataLoader (--no-loader leaves it out)")
-            result = _with_loading(result, read, device.name, options, progress)
-    except KeyboardInterrupt:
-        show(result)
-        raise
-    return result
-
-
-def _processor(options: argparse.Namespace, command: Command, progress: Shown) -> HostCpu | None:
-    """What was said, or measured, or the rented machine's; ``None`` where nothing is known."""
-    if options.cpu is None:
-        progress("measuring how fast a core of this machine dispatches operators")
-        return measured_cpu(command)
-    if options.cpu is not _UNSAID:
-        said: HostCpu = options.cpu
-        return said
-    rented = find_rented(options.gpu) if options.gpu is not None else None
-    return rented_cpu(rented) if rented is not None else None
 
 
 def _rented(options: argparse.Namespace) -> str:
@@ -236,62 +195,6 @@ def _rented(options: argparse.Namespace) -> str:
     if found is None:
         return ""
     return found.words + ("" if options.cpu is _UNSAID else "; the processor is that of --cpu")
-
-
-def _tunes_loader(options: argparse.Namespace) -> bool:
-    for name in ("step_time", "probe_time"):
-        if getattr(options, name) is not None and options.no_loader:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for tuning the DataLoader: leave --no-loader out"
-            )
-    return not options.no_loader
-
-
-def _with_loading(
-    result: PlanResult,
-    read: CommandOptions,
-    gpu: str,
-    options: argparse.Namespace,
-    progress: Shown,
-) -> PlanResult:
-    measuring = _PROBE_S if options.probe_time is None else options.probe_time
-    # The script's way to its first step may take as long as any simulated run.
-    limit = options.time_limit + _MEASURING * measuring
-    given = given_step(options.step_time)
-    loading = LoadingOptions(
-        given or predicted_step(result),
-        gpu,
-        measuring,
-        time_limit_s=limit,
-        script_limit_s=options.time_limit,
-        step_is_bound=given is None,
-        sandbox=read.base.sandbox,
-    )
-
-    def tune(filled: Command) -> LoaderResult:
-        tuned = tune_command(filled, loading, progress)
-        if tuned.interrupt is not None:
-            raise tuned.interrupt
-        return tuned.result
-
-    def settle(tuned: PlanResult) -> Command:
-        return with_loader_options(tuned, read, gpu, options.time_limit)
-
-    return with_loading(
-        result,
-        read.proven_command,
-        tune,
-        step_is_bound=options.step_time is None,
-        here=_core_here(result.cpu),
-        settle=settle,
-    )
-
-
-def _core_here(cpu: HostCpu | None) -> CoreHere | None:
-    """A core of this machine, measured where it is to be compared with another's."""
-    if cpu is None or cpu.core_speed is not None:
-        return None
-    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:

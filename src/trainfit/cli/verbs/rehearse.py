@@ -22,7 +22,7 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.loader import add_source, given_step, source, step_time
-from trainfit.hardware import find_gpu, local_gpu
+from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
 from trainfit.report.loader.rehearsal import rehearsal_text
@@ -127,23 +127,22 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return 0 if result.ended == "duration" else 2
 
 
-def _gpu(options: argparse.Namespace) -> str | None:
+def _gpu(options: argparse.Namespace) -> GpuSpec | None:
     """The GPU to simulate; this machine's where neither it nor the step's time is given."""
-    if options.gpu is not None:
-        find_gpu(options.gpu)
+    named = find_gpu(options.gpu) if options.gpu is not None else None
     if options.step_time is not None:
-        return str(options.gpu) if options.gpu is not None else None
+        return named
     if options.loader is not None:
         raise UsageError("--loader has no step to simulate: give its time, as in --step-time 40ms")
-    if options.gpu is not None:
-        return str(options.gpu)
+    if named is not None:
+        return named
     here = local_gpu()
     if here is None:
         raise UsageError(
             "how long does the GPU work between two batches? There is none in this machine: "
             'give the step\'s time, as in --step-time 40ms, or name a GPU, as in --gpu "RTX 4090"'
         )
-    return here.key
+    return here
 
 
 def _from_zero(text: str) -> int:

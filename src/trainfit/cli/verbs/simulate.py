@@ -78,7 +78,6 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         summary, failure = simulate_command(
             parsed,
             device.gpu,
-            device.name,
             steps=options.steps,
             time_limit_s=options.time_limit,
             output=output,

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     stand_in = None
     if options.rehearse is not None:
         gpu = find_gpu(options.rehearse)
-        stand_in = StandIn(gpu.key, device_constants(gpu))
+        stand_in = StandIn(gpu, device_constants(gpu))
     with shown_progress() as progress:
         result = verify(
             prediction,

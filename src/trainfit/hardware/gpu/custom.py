@@ -6,7 +6,8 @@ import re
 
 from trainfit.hardware.gpu import catalogue as gpu_table
 from trainfit.hardware.gpu.catalogue import GIB, MIB
-from trainfit.hardware.gpu.spec import GpuNameError, GpuSpec
+from trainfit.hardware.gpu.name_error import GpuNameError
+from trainfit.results.machine.gpu_spec import GpuSpec
 
 _CUSTOM = re.compile(
     r"custom[:\s]\s*(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>gib|gb|mib|mb)"

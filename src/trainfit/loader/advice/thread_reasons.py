@@ -74,7 +74,7 @@ def thread_reasons(result: LoaderResult, present: Mapping[str, Present]) -> list
                 reason = f"kept: {reason}"
         text = now.value if now is not None else None
         by: SetBy = now.set_by if now is not None else ""
-        found.append(SettingReason(name, value, text, reason, evidence, by))
+        found.append(SettingReason(name, value, text, reason, evidence, by, "environment"))
     return found
 
 

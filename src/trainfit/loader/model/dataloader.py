@@ -26,6 +26,7 @@ from typing import Final
 from trainfit.loader.model.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
 from trainfit.loader.model.garbage_collection import Pauses
 from trainfit.results.loader import LoaderSettings
+from trainfit.results.runs.loading import Consumer as Consumer  # a term of this model, too
 
 #: Of a simulated run, batches that are not counted: the queues are full at first, and it takes
 #: some rounds until they are as full as they will be.
@@ -86,24 +87,6 @@ class HandOff:
         if settings.pin_memory and self.pinned_next_s is not None:
             return self.pinned_next_s
         return self.next_s
-
-
-@dataclass(frozen=True)
-class Consumer:
-    """What happens between two calls of ``next``: a training step, in seconds.
-
-    ``work_s`` of it keeps a core busy (launching kernels); in the rest the main thread waits.
-    ``pageable_s`` comes on top where batches are not pinned: the driver copies them to its own
-    pinned buffers first, and the main thread works at it.
-    """
-
-    step_s: float
-    work_s: float = 0.0
-    pageable_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.work_s <= self.step_s:
-            raise ValueError("a step works for 0 to all of its seconds")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from trainfit.loader.rehearsal.loop import End, Journal, Tell, made_by, run_epoc
 from trainfit.loader.rehearsal.utilization import Observed
 from trainfit.results.loader import LoaderSettings
 from trainfit.results.rehearsal import Rehearsal
-from trainfit.results.runs.loading import LoadingRequest, StepTime
+from trainfit.results.runs.loading import LoadingRequest
 
 #: Batches that a rehearsal can note down; it ends with the last.
 _MOST_BATCHES: Final = 1 << 22
@@ -46,7 +46,6 @@ class Names:
     command: str = ""
     loader: str = ""
     settings_source: str = ""
-    step_source: str = ""
 
 
 def rehearse(
@@ -113,7 +112,7 @@ def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
     # A script may have replaced the handler, and a shell's background job has it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = json.loads(request.arguments)
-    step, own = request.step or StepTime(0.0), workload.present
+    step, own = request.step or Consumer(0.0), workload.present
     if step.step_s <= 0:
         raise LoaderError(f"{_NEVER_BUSY}; with --gpu it could not be told ({step.source})")
     given = arguments["settings"]
@@ -123,13 +122,12 @@ def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
     return rehearse(
         workload,
         settings,
-        Consumer(step.step_s, step.work_s, step.pageable_s),
+        step,
         arguments["duration_s"],
         current(),
         names=Names(
             command=request.command,
             settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
-            step_source=step.source,
         ),
     )
 
@@ -179,7 +177,7 @@ def _result(
         settings=observed.settings,
         settings_source=names.settings_source,
         step_s=consumer.step_s,
-        step_source=names.step_source,
+        step_source=consumer.source,
         ended=end.how,
         duration_s=duration_s,
         overall=utilisation.overall_rates(observed, workload.batch_size),

@@ -76,7 +76,6 @@ def tune(
     workload: Workload,
     machine: LoaderMachine,
     consumer: Consumer,
-    step_source: str,
     *,
     command: str = "",
     loader: str = "",
@@ -95,7 +94,6 @@ def tune(
 
     Args:
         consumer: what happens between two batches; a step of 0 s: as fast as the loader can.
-        step_source: where the step's time is from, in words.
         command: the user's command, ``loader`` the loader's place in it, for the result.
         seconds: of the probe, about; a confirming run takes 20% of that.
         confirm: real runs of the chosen settings and their rivals, at most 4.
@@ -114,7 +112,7 @@ def tune(
         alone = probe_workload(workload, whole, seconds, part, watch)
         measured = _of_one_rank(alone, machine, ranks)
         consumer = _copying(consumer, measured.probe)
-        result = _blank(workload, machine, consumer, step_source, measured, command, loader)
+        result = _blank(workload, machine, consumer, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
             held = _held(workload, whole, measured.probe, seconds, progress, watch)
@@ -180,7 +178,6 @@ def _blank(
     workload: Workload,
     machine: LoaderMachine,
     consumer: Consumer,
-    step_source: str,
     measured: Measured,
     command: str,
     loader: str,
@@ -192,7 +189,7 @@ def _blank(
         loader=loader,
         machine=machine,
         step_s=consumer.step_s,
-        step_source=step_source,
+        step_source=consumer.source,
         probe=measured.probe,
         present=present,
         recommended=present,

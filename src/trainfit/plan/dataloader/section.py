@@ -17,7 +17,7 @@ from trainfit.plan.dataloader.other_cpu import (
     settings_there,
 )
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
-from trainfit.plan.launch.build import launch_values, with_launch
+from trainfit.plan.launch.build import launch_values
 from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.sizing.effective_batch import accumulation_for
 from trainfit.plan.speed import fast_end
@@ -25,7 +25,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.notes import complete
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan.result import Bottleneck, DataLoading, PlanResult, rate_of
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
 Tune = Callable[[Command], LoaderResult]
@@ -50,14 +50,12 @@ def with_loading(
     *,
     step_is_bound: bool = True,
     here: CoreHere | None = None,
-    settle: Callable[[PlanResult], Command] | None = None,
 ) -> PlanResult:
-    """``plan`` with its ``loading``, and the launch command with the recommended settings.
+    """``plan`` with its ``loading``.
 
     ``tune`` gets the command at the recommended batch size. Whatever goes wrong in it, the
     memory part of the plan stays, and ``loading.failure`` says what it was. ``here`` is a core of
-    this machine, for another processor's input (``plan.cpu``). ``settle`` gets the plan with what
-    was found, and gives the command whose tunables say it.
+    this machine, for another processor's input (``plan.cpu``).
     """
     batch = tuned_batch(plan)
     failure, found = "", None
@@ -72,7 +70,7 @@ def with_loading(
             failure = f"{type(error).__name__}: {error}; run `trainfit loader` to see where"
     if found is None:
         loading = DataLoading(None, batch, step_is_bound, failure=" ".join(failure.split()))
-        return with_launch(dataclasses.replace(plan, loading=loading), command)
+        return dataclasses.replace(plan, loading=loading)
     loading = DataLoading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
     )
@@ -87,9 +85,6 @@ def with_loading(
         if is_another(plan.cpu):
             loading = dataclasses.replace(loading, launched=settings_there(found, there))
     plan = dataclasses.replace(plan, loading=loading)
-    if settle is not None:
-        command = settle(plan)
-    plan = with_launch(plan, command)
     notes = _notes(plan, command, found)
     return dataclasses.replace(
         plan,
@@ -119,7 +114,7 @@ def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
     )
 
 
-def predicted_step(plan: PlanResult) -> StepTime | None:
+def predicted_step(plan: PlanResult) -> Consumer | None:
     """The step that the loader has to keep up with; ``None`` where none is predicted.
 
     The fast end of the range: a loader that keeps up with that keeps up.

@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan.result import PlanResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 #: Seconds that loading one batch may take in measurements: with longer ones, runs of some batches
 #: each take minutes, and say no more of a sample.
@@ -31,14 +31,14 @@ def tuned_batch(plan: PlanResult) -> int | None:
     return min(batch, max(present, int(_LONGEST_S / sample_s)))
 
 
-def scaled(step: StepTime, plan: PlanResult) -> StepTime:
+def scaled(step: Consumer, plan: PlanResult) -> Consumer:
     """The step of the launched batch size for the batches that are measured: both have the same
     samples a second."""
     batch, tuned = launched_batch(plan), tuned_batch(plan)
     if not batch or not tuned or batch == tuned:
         return step
     share = tuned / batch
-    return StepTime(
+    return Consumer(
         share * step.step_s,
         share * step.work_s,
         share * step.pageable_s,

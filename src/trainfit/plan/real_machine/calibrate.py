@@ -169,7 +169,7 @@ class _Run:
             self.notes.append(f"{profile.gpus[0]} is not in the catalogue: nothing to compare with")
             return tuple(measured)
         self._progress("simulating the same convolutions")
-        stand_in = self._laboratory.stand_in or StandIn(gpu.key, _bare_constants())
+        stand_in = self._laboratory.stand_in or StandIn(gpu, _bare_constants())
         outcome = self._measure("workspaces", stand_in, needed=False)
         if outcome is None or outcome.workspaces is None:
             return tuple(measured)

@@ -7,15 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from trainfit.plan.command.parsing import Command
-from trainfit.results.runs.steps import Loop, StepMakeup
+from trainfit.plan.frameworks import FRAMEWORKS
+from trainfit.results.runs.steps import StepMakeup
 
 _NAME: Final = "grad_accum"
-#: What sets the micro-batches of an optimizer step, by the library whose loop makes it.
-_OPTIONS: Final[Mapping[Loop, str]] = {
-    "Transformers": "TrainingArguments(gradient_accumulation_steps=…)",
-    "Lightning": "Trainer(accumulate_grad_batches=…)",
-    "Accelerate": "Accelerator(gradient_accumulation_steps=…)",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +129,10 @@ def _without_placeholder(
     if seen == 1 or becomes == samples:
         return ""
     keeps = max(1, round(seen * present / chosen))
-    option = _OPTIONS.get(makeup.loop)
-    if option is None:
+    framework = FRAMEWORKS.get(makeup.loop)
+    if framework is not None:
+        option = framework.with_accumulation
+    else:
         where = f" at {makeup.where}" if makeup.where else ""
         option = f"the number of micro-batches before the optimizer's step{where}"
     changes = f"with batch size {chosen} the effective one changes from {samples} to {becomes}"

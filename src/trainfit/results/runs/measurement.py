@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import as_json, write_whole
 from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.machine.profile import ConvolutionWorkspace
 
 Subject = Literal["memory", "workspaces", "rates"]
@@ -20,9 +21,8 @@ Subject = Literal["memory", "workspaces", "rates"]
 class StandIn:
     """A simulated device in the real one's place: a rehearsal, or a test."""
 
-    gpu: str
+    gpu: GpuSpec
     constants: DeviceConstants
-    gpu_memory_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

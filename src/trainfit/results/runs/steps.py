@@ -18,7 +18,7 @@ Course = Literal[
 StepSource = Literal["DataLoader", "model calls", "unknown"]
 
 #: Libraries whose training loop makes the step; "" is the script's own.
-Loop = Literal["", "Accelerate", "Lightning", "Transformers"]
+Framework = Literal["", "Accelerate", "Lightning", "Transformers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepMakeup:
     loader_batches: int | None = None
     per_step: tuple[int, ...] = ()
     varied: bool = False
-    loop: Loop = ""
+    loop: Framework = ""
     where: str | None = None
     why: str = ""
 

@@ -13,7 +13,7 @@ from torch import autograd
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
-from trainfit.results.runs.steps import Loop, StepMakeup
+from trainfit.results.runs.steps import Framework, StepMakeup
 from trainfit.results.runs.trace import StepFeed
 from trainfit.scripts.watch.batch_sizes import samples_in
 from trainfit.scripts.watch.dataloader import GivenBatch, LoaderTracker
@@ -23,7 +23,7 @@ from trainfit.simgpu.recording.user_location import frame_of_user
 from trainfit.simgpu.session import Simulation
 
 #: Modules in whose frames an optimizer step is made, and whose loop that is.
-_LOOPS: Final[tuple[tuple[str, Loop], ...]] = (
+_LOOPS: Final[tuple[tuple[str, Framework], ...]] = (
     ("lightning.", "Lightning"),
     ("pytorch_lightning.", "Lightning"),
     ("transformers.trainer", "Transformers"),
@@ -60,7 +60,7 @@ class StepWatch:
         self._depth = self._in_backward = self._stepping = 0
         self._needs_size: _Calls | None = None
         self.feeds: list[StepFeed] = []
-        self.loop: Loop = ""
+        self.loop: Framework = ""
         self.where: str | None = None
         self._begin()
 

@@ -1,13 +1,9 @@
-"""What a GPU has, and what can be wrong with a GPU's name."""
+"""What a GPU has: resolved from its name once, and part of every request to another process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from trainfit.hardware.gpu import catalogue as gpu_table
-
-LONGEST_NAME = 120  # a longer one is no GPU's name, and matching it would take long
 
 
 @dataclass(frozen=True)
@@ -57,38 +53,9 @@ class GpuSpec:
     """True of cards whose GDDR memory keeps the codes of its ECC, on as sold, among the data."""
 
     @property
-    def cuda_cores(self) -> int:
-        """FP32 units, "CUDA cores" in datasheets."""
-        return self.sm_count * gpu_table.fp32_lanes(self.capability)
-
-    @property
     def supports_bf16(self) -> bool:
         return self.capability >= (8, 0)
 
     @property
     def has_tensor_cores(self) -> bool:
         return bool(self.tensor_flops)
-
-    @property
-    def architecture(self) -> str:
-        """The generation's name, such as "Ampere"."""
-        return gpu_table.ARCHITECTURES[self.capability]
-
-
-class GpuNameError(ValueError):
-    """A GPU's name that is unknown, ambiguous or malformed; `matches` are names that work."""
-
-    def __init__(self, name: str, reason: str, matches: Sequence[str] = ()) -> None:
-        super().__init__(name, reason, list(matches))
-        self.name = name
-        self.reason = reason
-        self.matches = list(matches)
-
-    def __str__(self) -> str:
-        shown = self.name if len(self.name) <= LONGEST_NAME else self.name[:LONGEST_NAME] + "..."
-        return f"{self.reason}: {shown!r}; {self._remedy()}"
-
-    def _remedy(self) -> str:
-        if self.matches:
-            return f"try one of: {', '.join(self.matches)}"
-        return 'give a name such as "RTX 4090", or "custom:24GiB" for a card that is not listed'
