@@ -458,7 +458,7 @@ def test_a_hybrid_processor_is_good_and_its_fast_cores_are_named() -> None:
 
 def test_a_deliberate_affinity_is_no_fault() -> None:
     check = the("cores", made(cpu={"affinity": (0, 1, 2, 3), "usable_cores": 4.0}))
-    assert (check.verdict, check.summary[:25]) == ("good", "a job gets 4 of 16 logica")
+    assert (check.verdict, check.summary[:25]) == ("good", "usable: 4 of 16 logical C")
 
 
 def test_one_cpu_in_a_job_of_slurm_is_the_schedulers_matter() -> None:
@@ -843,7 +843,7 @@ def test_numa_where_the_process_is_bound() -> None:
     near = the("numa", made(cpu=bound, gpus=[gpu(numa_node=1)]))
     assert (near.verdict, near.summary) == (
         "good",
-        "this process is bound to node 1, as GPU 0 is",
+        "this process is bound to node 1, that of GPU 0",
     )
     far = the("numa", made(cpu=bound, gpus=[gpu(numa_node=0)]))
     assert far.remedies[0].command == "numactl --cpunodebind=0 --membind=0 python train.py"
@@ -1017,7 +1017,7 @@ def test_mig_says_what_a_job_gets() -> None:
     check = the("mig", made(gpus=[gpu(mig=True, mig_instances=("MIG-a", "MIG-b"))]))
     assert (check.verdict, check.summary) == (
         "good",
-        "GPU 0 (NVIDIA L4): split by MIG; a job gets one of 2 instances",
+        "GPU 0 (NVIDIA L4): split by MIG; a job can use one of 2 instances",
     )
     assert "CUDA_VISIBLE_DEVICES=MIG-a" in check.why
 
@@ -1128,7 +1128,7 @@ def test_an_older_driver_of_the_same_cuda_works_and_is_said() -> None:
     check = the("cuda-compat", made(cuda={"nvml_cuda": (12, 2)}))
     assert (check.verdict, check.summary) == (
         "good",
-        "PyTorch for CUDA 12.6 on a driver for 12.2: it works",
+        "PyTorch for CUDA 12.6 on a driver for CUDA 12.2: compatible",
     )
     assert CHECKS["cuda-compat"](made(cuda={"nvml_cuda": (11, 8)})) == ()
     assert CHECKS["cuda-compat"](made(cuda={"nvml_cuda": (13, 0)})) == ()

@@ -20,7 +20,7 @@ Span = tuple[float, float]
 class CoreGroup:
     """CPUs of which the same is said; ``None`` is what sysfs does not say.
 
-    ``now_hz`` are clocks at this moment, ``limit_hz`` the most that cpufreq allows,
+    ``now_hz`` are current clocks, ``limit_hz`` the most that cpufreq allows,
     ``hardware_hz`` the most that the cores can do.
     """
 

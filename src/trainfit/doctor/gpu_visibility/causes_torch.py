@@ -27,18 +27,18 @@ def forked(stack: Stack) -> Check | None:
         NAME,
         "forked_after_cuda",
         "this process was forked after its parent had started CUDA",
-        "CUDA's state does not survive a fork: 'Cannot re-initialize CUDA in forked subprocess'. "
-        "A fresh process on this machine is not concerned.",
+        "CUDA's state does not survive a fork: 'Cannot re-initialize CUDA in forked "
+        "subprocess'. A new process on this machine is not affected.",
         [evidence("forked after CUDA's start", stack.cuda.bad_fork), *stack.torch_evidence()],
         [
             Remedy(
                 'torch.multiprocessing.set_start_method("spawn")',
-                "remove the line again",
-                "workers start slower (each imports the script anew) and must be able to "
-                "pickle what they are given",
+                "remove the line",
+                "workers start slower (each imports the script) and what "
+                "they are given must be picklable",
             ),
             Remedy(
-                "keep CUDA out of what runs before the fork and in the workers: return CPU "
+                "do not use CUDA before the fork or in workers: return CPU "
                 "tensors from the Dataset, call .to(device) in the training loop",
                 "none needed",
                 "none",
@@ -55,7 +55,7 @@ def no_torch(stack: Stack) -> Check | None:
         NAME,
         "no_torch",
         "PyTorch is not installed in this environment",
-        "Nothing can be said of what it would see.",
+        "What it would see is unknown.",
         [evidence("PyTorch", stack.cuda.torch), *stack.driver_evidence()],
         [Remedy("pip install torch", "pip uninstall torch", "about 3 GB of disk with CUDA")],
     )
@@ -70,8 +70,8 @@ def import_fails(stack: Stack) -> Check | None:
     remedies = [
         Remedy(
             wheels.again(stack.torch),
-            "none needed: the same version is installed again, with the packages that it needs",
-            "about 3 GB of download",
+            "none needed: reinstalls the same version with its dependencies",
+            "a download of about 3 GB",
         )
     ]
     if any(
@@ -81,8 +81,9 @@ def import_fails(stack: Stack) -> Check | None:
             0,
             Remedy(
                 "env -u LD_LIBRARY_PATH python -c 'import torch'   # if that works, unset it",
-                "nothing is changed",
-                "none; a CUDA toolkit named there comes before the libraries that pip installed",
+                "changes nothing",
+                "none; a CUDA toolkit in that path is found before the libraries that pip "
+                "installed",
             ),
         )
     return bad(
@@ -90,8 +91,8 @@ def import_fails(stack: Stack) -> Check | None:
         "torch_import_fails",
         "PyTorch is installed, but cannot be imported",
         f"{words.strip().splitlines()[0][:300] if words.strip() else 'It said nothing'}. A library "
-        "that it needs is missing, or another version of it is found first; the driver is not "
-        "asked before that.",
+        "that it needs is missing, or another version of it is found first; this happens "
+        "before the driver is used.",
         [*stack.torch_evidence(), *stack.driver_evidence()],
         remedies,
     )
@@ -104,25 +105,25 @@ def crashes(stack: Stack) -> Check | None:
     if name is None:
         return None
     if name == "SIGILL":
-        why = "SIGILL: this build uses instructions that this CPU does not have."
+        why = "SIGILL: this build uses instructions that this CPU does not support."
     else:
-        why = "A library crashes in the process: a broken installation, or the driver's libraries."
+        why = "A library crashes the process: a broken installation, or the driver's libraries."
     return bad(
         NAME,
         "torch_crashes",
-        f"PyTorch crashes when it is asked for its GPUs ({name})",
+        f"PyTorch crashes when querying its GPUs ({name})",
         why,
         [*stack.torch_evidence(), *stack.driver_evidence()],
         [
             Remedy(
                 "python -X faulthandler -c 'import torch; torch.cuda.init()'",
-                "nothing is changed",
-                "none; it names the call in which it crashes",
+                "changes nothing",
+                "none; it prints the call that crashes",
             ),
             Remedy(
                 wheels.again(stack.torch),
-                "none needed: the same version is installed again",
-                "about 3 GB of download",
+                "none needed: reinstalls the same version",
+                "a download of about 3 GB",
             ),
         ],
     )
@@ -138,20 +139,20 @@ def cpu_only(stack: Stack) -> Check | None:
         return unsure(
             NAME,
             f"PyTorch {build.version} is built for ROCm"
-            + (", sees a GPU and fails to run a kernel on it" if fails else ""),
-            "AMD's driver stack is not examined here; `rocminfo` shows what it sees",
+            + (", sees a GPU but fails to run a kernel on it" if fails else ""),
+            "AMD's driver stack is not checked; `rocminfo` shows what it sees",
             stack.torch_evidence(),
         )
     without = stack.pci == () and not stack.gpus and not stack.in_wsl and not stack.is_jetson
     if without:
         why = (
-            "This machine shows no NVIDIA GPU either, so the build suits it: to train on a GPU, "
-            "the job has to move to a machine that has one."
+            "This machine has no NVIDIA GPU either, so the build fits it: "
+            "to train on a GPU, use a machine that has one."
         )
     else:
         why = (
-            "A build without CUDA sees no GPU, whatever the driver does. pip takes it where "
-            "PyTorch's CPU index is configured, conda where the CUDA variant did not resolve."
+            "A build without CUDA sees no GPU, regardless of the driver. pip installs "
+            "it if PyTorch's CPU index is configured, conda if the CUDA variant did not resolve."
         )
     return bad(
         NAME,
@@ -181,8 +182,8 @@ def _install(stack: Stack, build: TorchBuild) -> Remedy:
     return Remedy(
         wheels.install(index or f"{wheels.INDEX}/cu126", version),
         undo,
-        "about 3 GB of disk; torchvision and torchaudio must come from the same index. Where "
-        "this version has no such wheel, pip says so: take the CUDA that pytorch.org names",
+        "about 3 GB of disk; torchvision and torchaudio must come from the same index. If this "
+        "version has no such wheel, pip says so: use the CUDA version that pytorch.org lists",
     )
 
 
@@ -199,9 +200,9 @@ def masked(stack: Stack) -> Check | None:
     taken, unknown = visible(value, count, uuids)
     if taken:
         return None
-    there = f"the machine has {stack.gpu_count}" if stack.gpu_count else "which names none"
+    there = f"the machine has {stack.gpu_count}" if stack.gpu_count else "which lists none"
     what = f"{unknown!r} is none of its GPUs" if unknown else "it is empty"
-    rule = f"CUDA takes the entries before the first that it does not know: {what} ({there})."
+    rule = f"CUDA uses the entries before the first invalid one: {what} ({there})."
     if [part.strip() for part in value.split(",")].count(unknown or "") > 1:
         rule = f"CUDA takes nothing of a list that names a GPU twice: {unknown!r}."
     return bad(
@@ -222,7 +223,7 @@ def _unmask(stack: Stack, value: str) -> list[Remedy]:
     unset = Remedy(
         "unset CUDA_VISIBLE_DEVICES",
         f"export CUDA_VISIBLE_DEVICES={quoted(value)}",
-        "none; where a scheduler (Slurm, Kubernetes) set it, ask for a GPU instead",
+        "none; if a scheduler (Slurm, Kubernetes) set it, request a GPU instead",
     )
     return [ask_slurm(), unset] if stack.in_slurm else [unset]
 
@@ -231,7 +232,7 @@ def ask_slurm() -> Remedy:
     """A job of Slurm gets the GPUs that it asks for, and no others."""
     return Remedy(
         "#SBATCH --gres=gpu:1   # or: srun --gres=gpu:1 python train.py",
-        "the job script's former line",
+        "restore the job script's line",
         "a longer wait in the queue, and GPU hours of the account",
     )
 
@@ -255,16 +256,16 @@ def no_kernel_image(stack: Stack) -> Check | None:
     if not newer:
         index = f"{wheels.INDEX}/cu126"
         cost = (
-            "perhaps an older PyTorch: wheels for CUDA 12.6 are the last with code for "
-            "Maxwell, Pascal and Volta (5.0 to 7.0)"
+            "possibly an older PyTorch: wheels for CUDA 12.6 are the last with "
+            "code for Maxwell, Pascal and Volta (5.0 to 7.0)"
         )
     advice = Remedy(wheels.install(index), undo, cost)
     return bad(
         NAME,
         "no_kernel_image",
         f"PyTorch {version} has no kernels for this GPU (compute capability {capability})",
-        "is_available() is True and every real operation fails: the build holds machine code "
-        f"for {kinds} only, and no PTX that this GPU could use.",
+        "is_available() returns True but every operation fails: the build contains machine "
+        f"code for {kinds} only, and no PTX that this GPU could use.",
         [*stack.torch_evidence(), *stack.driver_evidence()],
         [advice],
     )

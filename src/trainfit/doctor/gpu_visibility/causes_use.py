@@ -34,28 +34,28 @@ def occupied(stack: Stack) -> Check | None:
             NAME,
             "gpu_busy",
             "the GPU is busy or unavailable, although its compute mode is default",
-            "The driver refuses a context for a reason of its own: a GPU in an error state, or a "
-            "daemon of MPS that died or belongs to another user.",
+            "The driver refuses a context: the GPU is in an error state, or "
+            "the MPS daemon died or belongs to another user.",
             found,
             [
                 Remedy(
                     "sudo dmesg | grep -iE 'nvrm|xid' | tail -20; pgrep -a nvidia-cuda-mps",
-                    "nothing is changed",
-                    "none; an Xid names the error, a process nvidia-cuda-mps the daemon",
+                    "changes nothing",
+                    "none; an Xid identifies the error, a process nvidia-cuda-mps the MPS daemon",
                 )
             ],
         )
     return bad(
         NAME,
         "gpu_busy",
-        "the GPU lets no further process in",
+        "the GPU's compute mode refuses another process",
         "Its compute mode is exclusive or prohibited, and another process holds it.",
         found,
         [
             Remedy(
                 "sudo nvidia-smi -c DEFAULT",
                 f"sudo nvidia-smi -c {next(iter(closed), 'EXCLUSIVE_PROCESS').upper()}",
-                "others may share the GPU",
+                "other processes may use the GPU",
             )
         ],
     )
@@ -70,8 +70,8 @@ def full(stack: Stack) -> Check | None:
     remedies = [
         Remedy(
             "nvidia-smi   # lists who holds it: wait for them, or ask them to end",
-            "nothing is changed",
-            "none; a container shows only its own processes",
+            "changes nothing",
+            "none; in a container only its own processes are listed",
         )
     ]
     if free:
@@ -90,9 +90,9 @@ def full(stack: Stack) -> Check | None:
     return bad(
         NAME,
         "gpu_full",
-        "a GPU that PyTorch sees has no memory left for it",
-        "A context and one small kernel need a few hundred MiB, and less than that is free: most "
-        "likely other processes hold the memory.",
+        "a GPU that PyTorch sees has no free memory",
+        "A context and one small kernel need a few hundred MiB, and less than that is free: "
+        "most likely other processes use the memory.",
         [
             *(evidence(f"memory in use on GPU {g.index}", g.used_bytes, size) for g in gpus),
             *(evidence(f"memory of GPU {g.index}", g.memory_bytes, size) for g in gpus),

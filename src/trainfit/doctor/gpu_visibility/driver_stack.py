@@ -248,11 +248,11 @@ def _cuda_words(answer: CudaDriver) -> str:
     if answer.code:
         return f"{answer.code} {answer.error} ({answer.library})"
     cuda = f", CUDA up to {version_text(answer.version)}" if answer.version else ""
-    devices = count(answer.devices, "device") if answer.devices is not None else "devices not known"
+    devices = count(answer.devices, "device") if answer.devices is not None else "devices unknown"
     return f"success, {devices}{cuda}"
 
 
 def _node_words(nodes: tuple[DeviceNode, ...]) -> str:
     if not nodes:
         return "none"
-    return ", ".join(n.path + ("" if n.accessible else " (may not be opened)") for n in nodes)
+    return ", ".join(n.path + ("" if n.accessible else " (not accessible)") for n in nodes)

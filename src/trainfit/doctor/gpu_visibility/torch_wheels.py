@@ -84,4 +84,4 @@ def again(build: TorchBuild | None) -> str:
         return f"{_INSTALL} {package} --index-url {INDEX}/{local}"
     if not local and re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?", plain, re.ASCII):
         return f"{_INSTALL} {package}  # conda's: conda install pytorch={plain}"
-    return f"install {build.version} again from where it came (a container's: start it anew)"
+    return f"reinstall {build.version} from its original source (in a container: recreate it)"
