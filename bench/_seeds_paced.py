@@ -137,7 +137,7 @@ def clock_or_sleep(pace: Answer) -> Verdict:
     return holds(
         clock < 0.9 or idle > 0.5,
         f"the clock, told from sleep by trying: a fixed loop runs at {percent(clock)} of its speed "
-        f"before paced calls; forbidding deep idle states takes {percent(idle)} away ({MODEL})",
+        f"before paced calls; disabling deep idle states takes {percent(idle)} away ({MODEL})",
     )
 
 
@@ -167,7 +167,7 @@ def busy(pace: Answer) -> Verdict:
     away = arm(pace, "spin")["recovered"]["value"]
     return holds(
         away > 0.5,
-        f"keeping the core at work between calls takes {percent(away)} of the excess away "
+        f"keeping the core busy between calls takes {percent(away)} of the excess away "
         f"({MODEL})",
     )
 

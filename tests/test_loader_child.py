@@ -283,9 +283,9 @@ def imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("absent.py:make", None, "no file 'absent.py'; check the path"),
         ("absent.part:make", None, "no module 'absent'; check the name"),
         ("mydata:absent", None, "mydata has no 'absent'; check the name"),
-        ("mydata:nothing", None, "gives a dict, which is neither"),
-        ("mydata.py:samples", None, "gives a data set (TensorDataset); add --batch-size N"),
-        ("mydata.py:make", 4, "which has a batch size; leave --batch-size out"),
+        ("mydata:nothing", None, "returns a dict; expected a DataLoader"),
+        ("mydata.py:samples", None, "returns a data set (TensorDataset); add --batch-size N"),
+        ("mydata.py:make", 4, "which has a batch size; remove --batch-size"),
         ("json.py:make", None, "Python has another module 'json'; rename the file"),
     ],
 )
@@ -315,7 +315,7 @@ def test_loaders_that_no_worker_can_help() -> None:
     with pytest.raises(LoaderError, match=r"\(TensorDataset\) holds tensors on the GPU: .* keep"):
         workload_of(found(DataLoader(held_set)))
     plain = DataLoader(TensorDataset(torch.ones(2, 2)))
-    with pytest.raises(LoaderError, match=r"on the GPU already, .*; move them in the loop"):
+    with pytest.raises(LoaderError, match=r"already on the GPU, .*; move them in the loop"):
         workload_of(found(plain, on_gpu=True))
     with pytest.raises(LoaderError, match="makes 2 DataLoaders, but none gave a batch"):
         workload_of(found(None, loaders=2))

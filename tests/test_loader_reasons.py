@@ -77,8 +77,7 @@ def test_what_else_changed_with_the_workers_is_named() -> None:
                confirmed=())
     )["num_workers"]  # fmt: skip
     assert found.reason == (
-        "2 → 4: 5 → 10 batches/s, together with prefetch_factor, pin_memory, one thread for each "
-        "library"
+        "2 → 4: 5 → 10 batches/s, together with prefetch_factor, pin_memory, one thread per library"
     )
     assert found.evidence == "predicted"
 
@@ -123,7 +122,7 @@ def test_prefetching_and_pinning() -> None:
     assert "asynchronous only from pinned memory" in found["pin_memory"].reason
     assert "not pinned: 9 against 9.8 batches/s predicted" in found["pin_memory"].reason
     found = reasons(result(present=TWO, recommended=TWO, candidates=candidates, step_s=0.0))
-    assert "is not known" in found["pin_memory"].reason and not found["pin_memory"].evidence
+    assert "is unknown" in found["pin_memory"].reason and not found["pin_memory"].evidence
     even = (seen(TWO, 9.8), seen(pinned, 9.8))
     found = reasons(result(present=TWO, recommended=TWO, candidates=even, confirmed=()))
     assert (
@@ -140,13 +139,13 @@ def test_keeping_workers_from_epoch_to_epoch() -> None:
     assert found.reason == "starting 4 workers takes 0.4 s, an epoch 1 s (40.0%)"
     assert (found.value, found.present) == ("True", "False")
     unknown = reasons(result(recommended=kept, probe=probe(samples=None)))["persistent_workers"]
-    assert "is not known" in unknown.reason
+    assert "is unknown" in unknown.reason
 
 
 def test_without_workers() -> None:
     found = reasons(result(present=TWO, recommended=LoaderSettings(0)))
     assert (found["prefetch_factor"].value, found["prefetch_factor"].present) == (None, "2")
-    assert "PyTorch refuses it" in found["prefetch_factor"].reason
+    assert "PyTorch rejects the option" in found["prefetch_factor"].reason
     assert "no workers" in found["persistent_workers"].reason
     assert "no workers" in found["OMP_NUM_THREADS"].reason
 
@@ -165,7 +164,7 @@ def test_what_cannot_be_told_stays() -> None:
     )
     for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"):
         assert found[name].value == found[name].present and not found[name].evidence
-        assert found[name].reason == "kept, as it cannot be told: others"
+        assert found[name].reason == "kept, as the best value is unknown: others"
     assert found["OMP_NUM_THREADS"].value == "2" and not found["OMP_NUM_THREADS"].evidence
 
 
@@ -201,13 +200,13 @@ def test_a_variable_of_the_command_that_was_measured_to_lose() -> None:
         "command",
         "measured",
     )
-    assert blas.reason == "one thread for each library of a worker (8 now): 5.8 → 17.3 batches/s"
+    assert blas.reason == "one thread per library of a worker (8 now): 5.8 → 17.3 batches/s"
     assert told["OMP_NUM_THREADS"].value is None
     assert told["OMP_NUM_THREADS"].reason == (
-        "the other variables hold down the libraries that have threads"
+        "the other variables limit the libraries that have threads"
     )
     assert told["MKL_NUM_THREADS"].reason == (
-        "no library of a worker has threads by it (pools: openblas 2)"
+        "no library of a worker takes its thread count from it (pools: openblas 2)"
     )
 
 
@@ -230,11 +229,11 @@ def test_held_down_without_a_gain() -> None:
     told = reasons(found, {"OMP_NUM_THREADS": Present("2", "shell")})
     assert told["OPENBLAS_NUM_THREADS"] == SettingReason(
         "OPENBLAS_NUM_THREADS", None, None,
-        "threads held to 1: 4.8 batches/s, as it is 4.9: no gain", "measured",
+        "threads limited to 1: 4.8 batches/s, now 4.9: no gain", "measured",
     )  # fmt: skip
     omp = told["OMP_NUM_THREADS"]
     assert (omp.value, omp.present, omp.set_by) == ("2", "2", "shell")
-    assert omp.reason.startswith("kept: threads held to 1")
+    assert omp.reason.startswith("kept: threads limited to 1")
 
 
 def test_libraries_that_start_no_threads() -> None:
@@ -249,7 +248,7 @@ def test_libraries_that_start_no_threads() -> None:
     loaded = probe(started_threads=0, thread_pools={"opencv": 8, "numexpr": 8})
     assert {"NUMEXPR_NUM_THREADS", "cv2.setNumThreads"} <= set(reasons(result(probe=loaded)))
     unknown = reasons(result(probe=probe(started_threads=None)))["OMP_NUM_THREADS"]
-    assert "was not measured" in unknown.reason and not unknown.evidence
+    assert "were not measured" in unknown.reason and not unknown.evidence
 
 
 @pytest.mark.parametrize("value", ["0", "abc", "-1", ""])

@@ -88,7 +88,7 @@ def test_what_was_not_read_from_storage_is_not_cold() -> None:
     made = cost(still)
     assert made.cold_s is None
     assert made.read_bytes is None
-    assert "90% of their pages stayed" in made.reason
+    assert "90% of their pages remained" in made.reason
     unsure = cost(readings(cold=(Pass((1.0, 3.0), 2 * MIB, 0),), stayed=None))
     assert unsure.cold_s is None
     assert "could not be dropped" in unsure.reason
@@ -103,7 +103,7 @@ def test_a_network_that_does_not_count_can_be_cold_all_the_same() -> None:
 def test_partly_cold_is_said() -> None:
     made = cost(readings(stayed=0.4))
     assert made.cold_s == pytest.approx(2.0)
-    assert "40% of its files' pages stayed" in made.reason
+    assert "40% of its files' pages remained" in made.reason
 
 
 def test_files_in_memory_are_never_cold() -> None:
@@ -123,7 +123,7 @@ def test_without_files_there_is_nothing_cold() -> None:
     assert (made.cold_s, made.files, made.file_bytes, made.cached_share) == (None, 0, None, None)
     assert "reads no file" in made.reason
     loud = cost(Readings(warm=(Pass((0.1, 0.2), 20 * MIB, 0),)))
-    assert "10.0 MiB, but of no file that was seen" in loud.reason
+    assert "10.0 MiB, but from no observed file" in loud.reason
 
 
 def test_files_read_more_than_once_or_unseen_are_said() -> None:
@@ -418,7 +418,7 @@ def test_a_mapped_file_that_this_process_uses_is_not_called_cold(tmp_path: Path)
     dataset.rows.sum()  # in the page table of this process, which the fork cannot empty
     made = measured(dataset)
     assert made.cold_s is None
-    assert "stayed" in made.reason or "in memory" in made.reason
+    assert "remained" in made.reason or "in memory" in made.reason
 
 
 def test_data_in_memory_has_no_files() -> None:

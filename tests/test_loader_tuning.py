@@ -123,7 +123,7 @@ def test_threads_of_libraries_are_probed_both_ways() -> None:
     assert result.held.parts == result.probe.parts
     held = {each.settings.library_threads for each in result.candidates}
     assert held == {None, 1}
-    told = any("with one thread for each library" in note for note in result.notes)
+    told = any("with one thread per library" in note for note in result.notes)
     assert told is not result.is_left_open
     named = {each.name for each in result.variables}
     chosen = result.recommended

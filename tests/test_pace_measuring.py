@@ -102,7 +102,7 @@ def test_each_rate_has_its_row_though_the_work_is_rare() -> None:
     assert [rate.calls.count for rate in found.rates] == [3, 5]
     assert found.rates[0].ratio is not None and not found.rates[0].is_slower
     (before,) = said
-    assert "every 30th call, every 1 s at this rate; 4 s hold 3 of 5 blocks" in before
+    assert "every 30th call does the work, every 1 s at this rate; 4 s hold 3 of 5 blocks" in before
     assert "--duration 6.7 all" in before
     text = pace_text(found)
     assert "\n30 Hz " in text and "\n60 Hz " in text
@@ -121,7 +121,7 @@ def test_a_rate_that_the_time_is_too_short_for_is_said_before_and_after() -> Non
     assert (missing.hz, missing.least_s, missing.wanted_s) == (15.0, 7.1, 36.0)
     assert said[0] == f"15 Hz: {missing.text}"
     text = pace_text(found)
-    assert "15 Hz was not measured: the work is done in every 100th call, every 6.67 s" in text
+    assert "15 Hz was not measured: every 100th call does the work, every 6.67 s" in text
     assert "--duration 7.1 has one, --duration 36 one in each" in text.replace("\n    ", " ")
     assert "60 Hz: too few calls to compare" in text
     assert text.endswith("15 Hz was not measured")
@@ -172,7 +172,7 @@ def test_a_cure_of_something_else_does_not_cure_and_is_taken_back() -> None:
 def test_nothing_to_cure() -> None:
     found = measured(HEALTHY, ACT, fix="spin")
     assert found.cure is not None and not found.cure.is_cured
-    assert any("nothing to cure" in note for note in found.notes)
+    assert any("nothing to fix" in note for note in found.notes)
 
 
 def test_a_cure_that_is_not_allowed_says_why_and_loses_nothing() -> None:

@@ -165,7 +165,7 @@ def test_one_late_batch_is_a_dip_with_its_place() -> None:
     assert late.start_s - 1e-6 <= handed - 100.8 and handed - 100 <= late.end_s + 1e-6
     assert idle["slow_batch"] == pytest.approx(0.8, abs=0.001)
     assert late.what == (
-        "batch 31 came 800 ms late: 900 ms in its worker, where the median batch takes 500 ms"
+        "batch 31 came 800 ms late: 900 ms in its worker, the median batch needs 500 ms"
     )
 
 
@@ -225,7 +225,7 @@ def test_without_workers_the_main_process_makes_every_batch() -> None:
 def test_a_batch_that_is_waited_for_at_the_end_is_late_or_never_comes() -> None:
     batches = [(0.5, STEP)] + [READY] * 20
     idle, dips = explain(observed(batches, tail=3.0))
-    assert dips[-1].what == "still waited for at the end"
+    assert dips[-1].what == "still pending at the end"
     assert idle["slow_batch"] == pytest.approx(3.0)
     idle, _ = explain(observed(batches, tail=3.0, failed=True))
     assert idle["end"] == pytest.approx(3.0)
@@ -348,7 +348,7 @@ def test_an_interrupt_keeps_what_was_seen(workers: int) -> None:
 
 
 def test_what_cannot_be_rehearsed() -> None:
-    with pytest.raises(LoaderError, match=r"never busy.*--step-time"):
+    with pytest.raises(LoaderError, match=r"leaves the GPU idle.*--step-time"):
         run(Numbers(4), LoaderSettings(0), 1.0, step_s=0.0)
     with pytest.raises(LoaderError, match="--duration"):
         run(Numbers(4), LoaderSettings(0), 0.0)

@@ -41,7 +41,7 @@ def pace(
 
     rates = tuple(float(each) for each in hz)
     if not rates or min(rates) <= 0 or seconds <= 0:
-        raise ValueError("rates and seconds are above 0")
+        raise ValueError("rates and seconds must be above 0")
     options = Options(rates, float(seconds), fix=fix)
     name = getattr(function, "__qualname__", type(function).__name__)
     facts = power_facts(survey(System()))

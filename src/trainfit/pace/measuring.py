@@ -174,7 +174,7 @@ class Session:
 
     def _baseline(self) -> None:
         rates = list(self._options.hz)
-        text = f"back to back and at {', '.join(f'{hz:g}' for hz in rates)} Hz, in turns"
+        text = f"back to back and at {', '.join(f'{hz:g}' for hz in rates)} Hz, interleaved"
         for number in range(ROUNDS):
             self._progress(text, 0.05 + 0.4 * number / ROUNDS)
             period = self._rhythm().period
@@ -332,11 +332,13 @@ class Session:
         seconds, found = self._options.seconds, []
         for hz in sorted(set(self._options.hz) - {each.hz for each in rates}):
             if ended != "finished":
-                found.append(Unmeasured(hz, "the measurement ended before a call of it counted"))
+                found.append(
+                    Unmeasured(hz, "the measurement ended before one of its calls counted")
+                )
             elif not scheduled(hz, period, seconds).blocks:
                 found.append(too_short(hz, period, seconds))
             else:  # the period showed only when most blocks had been made
-                why = f"none of its calls that count did the work, as every {period}th call does"
+                why = f"none of its counted calls did the work, as every {period}th call does"
                 found.append(with_durations(hz, period, why))
         return tuple(found)
 
@@ -345,14 +347,14 @@ class Session:
         late = [each.hz for each in rates if (each.device_s or 0.0) > _ASYNC * each.calls.p50]
         if late:
             said.append(
-                "calls return before the GPU is done: their times are of launching; end them with "
-                ".cpu() or torch.cuda.synchronize(), as a robot has to"
+                "calls return before the GPU has finished: only launch time is measured; "
+                "end them with .cpu() or torch.cuda.synchronize(), as a robot must"
             )
         slower = [each for each in rates if each.is_slower]
         if len(slower) > 1 and self._attribution is not None:
             said.append(
-                f"the cause was looked for at {self._attribution.hz:g} Hz, where calls take the "
-                "longest; other rates that are slower, too, were not looked into"
+                f"the cause was determined at {self._attribution.hz:g} Hz, "
+                "where calls are slowest; other slow rates were not analyzed"
             )
         return said
 

@@ -40,9 +40,9 @@ def _found(index: Index, node: ast.AST, value: ast.expr) -> Finding:
         "loss-kept-with-graph",
         index,
         node,
-        f"`{source.text(value)}` is kept with its autograd graph, so every step's graph stays until"
-        " the loop's result is dropped: memory grows from step to step, on the host by the graph's"
-        " nodes, on the GPU by all that backward() has not freed.",
+        f"`{source.text(value)}` is kept with its autograd graph, so every step's graph stays "
+        "alive until the loop's result is deleted: memory grows with every step, on the host by "
+        "the graph's nodes, on the GPU by what backward() has not freed.",
         source.replaced(value, f"{_bracketed(source.text(value), value)}.detach()"),
     )
 

@@ -82,8 +82,8 @@ def diagnose_run(run: Run, workload: Workload | None = None, seen: Seen | None =
     handed = count(len(run.handed), "batch", "batches")
     return Fault(
         "not_restartable" if len(run.handed) else "no_batches",
-        f"The loader ends after {handed}" if len(run.handed) else "The loader gives no batch",
-        f"{handed} handed over, then the loader ended, though it begins anew after each epoch",
+        f"The loader stops after {handed}" if len(run.handed) else "The loader returns no batch",
+        f"{handed} returned, then the loader stopped, although it is restarted after each epoch",
         cures.NOT_RESTARTABLE if len(run.handed) else cures.NO_BATCHES,
         run.settings,
     )
@@ -114,7 +114,7 @@ def diagnose(
     )
     found = found or Fault(
         "died",
-        "The run came to nothing, and nothing was said of why",
+        "The run failed without an error message",
         _said(failure, seen),
         cures.DIED,
         settings,
@@ -159,7 +159,7 @@ def _lost(
     if not culprit and _NOT_PICKLABLE.search(seen.output):
         culprit = short(_line(seen.output, _NOT_PICKLABLE))
     if culprit:
-        summary = f"A batch holds what no worker can send: {short(culprit)}"
+        summary = f"A batch contains an object that workers cannot send: {short(culprit)}"
         evidence = f"{hang.evidence}; {culprit}"
         return Fault("batch_not_picklable", summary, evidence, cures.BATCH, settings)
     return Fault(hang.kind, hang.summary, hang.evidence, cures.LOST, settings)
@@ -190,7 +190,7 @@ def _resources(
         return _shm_full(settings, _said(failure, seen), seen)
     if failure.error_type == "MemoryError" or _MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
-        summary = f"Memory runs out: {said}"
+        summary = f"Out of memory: {said}"
         cure = cures.memory(settings)
         return Fault("out_of_memory", summary, f"{raised.message}{where}", cure, settings)
     return None
@@ -207,7 +207,7 @@ def _shm_full(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
     if seen.shm_free_bytes is not None:
         evidence += f"; /dev/shm has {size(seen.shm_free_bytes)} free"
     if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
-        evidence += "; that is enough: a memory-mapped file that was cut short does the same"
+        evidence += "; that is enough: a truncated memory-mapped file has the same effect"
     summary = "Shared memory (/dev/shm) is full"
     return Fault("shm_full", summary, evidence, cures.shm(settings, need), settings)
 
@@ -216,9 +216,9 @@ def _open_files(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
     evidence = said
     if seen.batch_tensors is not None:
         need = seen.batch_tensors * (settings.tokens + 1)
-        evidence += f"; {seen.batch_tensors} tensors a batch are {need} open files at once"
+        evidence += f"; {seen.batch_tensors} tensors a batch need {need} open files at once"
     if seen.open_files is not None:
-        evidence += f"; {seen.open_files} may be open (ulimit -n)"
+        evidence += f"; the limit is {seen.open_files} (ulimit -n)"
     return Fault("open_files", "Too many open files", evidence, cures.OPEN_FILES, settings)
 
 
@@ -236,20 +236,20 @@ def _start(
         found = pickled(workload) if workload is not None else None
         if found is not None and found.fault is not None:
             return found.fault
-        summary = "The data set cannot be sent to workers that are not forked"
+        summary = "The data set cannot be pickled for spawned workers"
         return Fault("not_picklable", summary, failure.message, cures.NOT_PICKLABLE, settings)
     if _BOOTSTRAPPING in text:
         said = _line(text, re.compile(_BOOTSTRAPPING))
         return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD, settings)
     if missing := _NOT_FOUND.search(text):
-        summary = f"Workers that are not forked do not find {missing[1]} in {missing[2]}"
+        summary = f"Spawned workers do not find {missing[1]} in {missing[2]}"
         return Fault("not_importable", summary, missing[0], cures.NOT_IMPORTABLE, settings)
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         problem = guard_problem() or (session_problem(workload) if workload else None)
         if problem is not None:
             evidence = f"{_said(failure, seen)}; {problem.evidence}"
             return dataclasses.replace(problem, evidence=evidence, settings=settings)
-        summary = f"Workers end before they start under {settings.start_method}"
+        summary = f"Workers exit before they start under {settings.start_method}"
         return Fault("spawn_start", summary, _said(failure, seen), cures.SPAWN_START, settings)
     return None
 
@@ -260,10 +260,10 @@ def _start(
 def _ended(failure: Failure, settings: LoaderSettings, seen: Seen) -> Fault | None:
     number, said = _signal(failure), _said(failure, seen)
     is_worker = failure.exit_code is None
-    who = "A worker" if is_worker else "The process that iterates"
+    who = "A worker" if is_worker else "The main process"
     kind = "worker" if is_worker else "process"
     if number and _OPENMP_FORK in seen.output:
-        words = f"{who} ended itself: OpenMP does not survive a fork"
+        words = f"{who} terminated itself: OpenMP does not survive a fork"
         return Fault(f"{kind}_crashed", words, said, cures.OPENMP_FORK, settings)
     if number in (signal.SIGKILL, signal.SIGTERM):
         return _killed(kind, who, number, settings, said, seen)
@@ -294,10 +294,10 @@ def _killed(
     if number != signal.SIGKILL:
         known = ""
     elif kills is None or (kills.cgroup is None and kills.machine is None):
-        known = "; whether by the OOM killer cannot be told: its count was not read"
+        known = "; whether by the OOM killer is unknown: its count could not be read"
     else:
-        known = "; the kernel counted no OOM kill meanwhile"
-    summary = f"{who} was killed by somebody ({name})"
+        known = "; the kernel counted no OOM kill in this time"
+    summary = f"{who} was killed by another process ({name})"
     return Fault(f"{kind}_killed", summary, f"{said}{known}", cures.KILLED, settings)
 
 
@@ -348,7 +348,7 @@ def _exception(
     if not failure.error_type:
         return None
     culprit = raised.culprit
-    at = f" at {culprit}" if culprit is not None else ", in no line of yours"
+    at = f" at {culprit}" if culprit is not None else ", not in your code"
     if culprit is not None and culprit.code:
         at += f": `{culprit.code}`"
     where = f"{raised.where}: " if raised.where else ""

@@ -41,9 +41,9 @@ _RULES: Final = (
     _Rule(
         "nested_processes",  # multiprocessing/process.py
         re.compile(r"daemonic processes are not allowed to have children"),
-        "The data set starts processes of its own, which a worker may not",
-        "num_workers=0, or make the data set single-process: the DataLoader's workers are there "
-        "to run in parallel",
+        "The data set starts processes, which a worker cannot do",
+        "num_workers=0, or make the data set single-process: the DataLoader's workers "
+        "already run in parallel",
     ),
     _Rule(
         "collate",  # torch.stack; torch/utils/data/_utils/collate.py; ATen/native/Resize
@@ -52,21 +52,21 @@ _RULES: Final = (
             r"|Trying to resize storage that is not resizable"
         ),
         "Samples of one batch differ in size and cannot be stacked",
-        "bring samples to one size (resize, crop, pad) in the data set, or give a collate_fn that "
-        "pads them or keeps them in a list",
+        "resize, crop or pad samples to one size in the data set, or pass a collate_fn "
+        "that pads them or keeps them in a list",
     ),
     _Rule(
         "collate",  # torch/utils/data/_utils/collate.py
         re.compile(r"default_collate: batch must contain tensors"),
-        "Samples hold a type that PyTorch's collation does not know",
-        "return tensors, arrays, numbers, strings or containers of them, or give a collate_fn",
+        "Samples contain a type that default_collate does not support",
+        "return tensors, arrays, numbers, strings or containers of them, or pass a collate_fn",
     ),
     _Rule(
         "sampler_too_large",  # ATen/native/Distributions.cpp
         re.compile(r"number of categories cannot exceed 2\^24"),
-        "WeightedRandomSampler takes 2^24 (16.8 million) samples at most",
-        "draw indices with numpy.random.Generator.choice(n, size, p=weights/sum), or draw a "
-        "group by weight first and a sample in it second",
+        "WeightedRandomSampler supports at most 2^24 (16.8 million) samples",
+        "draw indices with numpy.random.Generator.choice(n, size, p=weights/sum), or draw "
+        "a group by weight first, then a sample in it",
     ),
 )
 
@@ -114,9 +114,9 @@ def _handle(raised: Raised, workload: Workload | None) -> Known | None:
     what = ", ".join(f"{path} ({kind})" for path, kind in found.items()) or f"a {suspects[0]} file"
     return Known(
         "handle_before_fork",
-        f"{what} was opened before the workers were forked, and they share its position",
-        "open it in the worker: leave the attribute None in __init__ and open at the first "
-        "__getitem__ (each worker then has its own), or in worker_init_fn",
+        f"{what} was opened before the workers were forked, and they share its file position",
+        "open it in the worker: set the attribute to None in __init__ and open at "
+        "the first __getitem__ (one handle per worker), or in worker_init_fn",
     )
 
 

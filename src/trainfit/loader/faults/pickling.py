@@ -55,14 +55,14 @@ class Pickled:
         if self.culprits:
             first = self.culprits[0].partition(": ")[0]
             more = f" and {len(self.culprits) - 1} more" if len(self.culprits) > 1 else ""
-            summary = f"{first}{more} cannot be pickled: workers can only be forked"
+            summary = f"{first}{more} cannot be pickled: workers must be started with fork"
             evidence = "; ".join(self.culprits)
             return Fault("not_picklable", summary, evidence, cures.NOT_PICKLABLE)
         if self.nbytes is not None and self.nbytes >= LARGE_BYTES:
             said = f"{self.nbytes} bytes"
             if self.shared_bytes:
-                said += f" ({size(self.shared_bytes)} of tensors besides, in shared memory)"
-            summary = f"Each worker that is not forked is sent {size(self.nbytes)} as it starts"
+                said += f" ({size(self.shared_bytes)} of tensors in shared memory in addition)"
+            summary = f"Each spawned worker receives {size(self.nbytes)} at its start"
             return Fault("large_pickle", summary, said, cures.HANGS["slow_start"])
         return None
 
@@ -74,7 +74,7 @@ def pickled(workload: Workload, limit_s: float = 10.0) -> Pickled:
         return ended.value
     if ended.hung:
         return Pickled(None, None, (), f"pickling took more than {limit_s:.3g} s")
-    died = f"the process ended with {ended.exit_code} while it pickled"
+    died = f"the process exited with {ended.exit_code} while pickling"
     return Pickled(None, None, (), ended.message or died)
 
 
@@ -208,8 +208,8 @@ def session_problem(workload: Workload, main: Any = None) -> Fault | None:
         return None
     if type(workload.dataset).__module__ != "__main__":
         return None
-    said = f"{described(workload.dataset)} is defined in no file"
-    summary = "Workers that are not forked cannot import what an interactive session defines"
+    said = f"{described(workload.dataset)} is not defined in a file"
+    summary = "Spawned workers cannot import what an interactive session defines"
     return Fault("not_importable", summary, said, cures.NOT_IMPORTABLE)
 
 

@@ -140,8 +140,8 @@ def judge_sampler(
     if rate is not None and usual * rate >= _SAMPLER_SHARE:
         said = (
             f"{usual * 1e3:.3g} ms for the indices of a batch, in the main process: "
-            f"{100 * usual * rate:.0f}% of its time at {rate:.3g} batches/s, and no more than "
-            f"{1 / usual:.3g} batches/s with any workers"
+            f"{100 * usual * rate:.0f}% of its time at {rate:.3g} batches/s, and at most "
+            f"{1 / usual:.3g} batches/s with any number of workers"
         )
         faults.append(_slow_sampler(sampler, said))
     return tuple(faults)
@@ -156,10 +156,11 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
     cure = cures.HANGS["slow_sampler"]
     if name == "WeightedRandomSampler":
         cure = (
-            "it draws all of an epoch at once (torch.multinomial) and turns them into a list: "
-            "draw num_samples smaller than the data set, or a group by weight and a sample in it"
+            "it draws a whole epoch at once (torch.multinomial) and converts it to a list: use "
+            "num_samples smaller than the data set, or draw a group by weight and then a sample "
+            "in it"
         )
-    return Fault("slow_sampler", f"{name}{many} is slow itself", said, cure)
+    return Fault("slow_sampler", f"{name}{many} is itself slow", said, cure)
 
 
 def _one_shot(sampler: Any) -> Fault | None:
@@ -172,7 +173,7 @@ def _one_shot(sampler: Any) -> Fault | None:
     if not inspect.isgenerator(sampler) and (is_python or not isinstance(sampler, Iterator)):
         return None
     said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
-    summary = "The sampler is used up after one epoch"
+    summary = "The sampler is exhausted after one epoch"
     return Fault("not_restartable", summary, said, cures.NOT_RESTARTABLE)
 
 
@@ -230,7 +231,7 @@ def check_workers(
         if other == wanted or not bounds_of(fault).allows(other):
             continue
         if _try(workload, other, limit_s, alone_s).fault is None:
-            evidence = f"{fault.evidence}; with {start} it works here"
+            evidence = f"{fault.evidence}; it works with {start} here"
             return (dataclasses.replace(fault, evidence=evidence),)
     return fault, _main_process_only(fault)
 
@@ -239,8 +240,8 @@ def _main_process_only(fault: Fault) -> Fault:
     return Fault(
         "main_process_only",
         "The data set works in the main process only",
-        f"with one worker: {fault.summary} ({fault.evidence}); without workers a batch came",
-        f"num_workers=0 until it is mended: {fault.cure}",
+        f"with one worker: {fault.summary} ({fault.evidence}); without workers it returned a batch",
+        f"num_workers=0 until it is fixed: {fault.cure}",
         fault.settings,
     )
 

@@ -34,7 +34,7 @@ CURE: Final = """shard by worker in __iter__:
     for index, sample in enumerate(source):
         if index % workers == number:
             yield sample
-better: give each worker its own files, files[number::workers]; with DistributedDataParallel
+better: assign each worker its own files, files[number::workers]; with DistributedDataParallel
 also by rank. Until then num_workers=1"""
 
 
@@ -62,9 +62,10 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Fault, ..
         faults.append(
             Fault(
                 "not_restartable",
-                "The iterable data set gives nothing in a second epoch",
+                "The iterable data set yields nothing in a second epoch",
                 f"{len(one.digests[0])} samples in the first pass, 0 in the second",
-                "let __iter__ begin anew each time: do not keep a generator in the data set",
+                "make __iter__ start from the beginning each time: do not keep a generator in "
+                "the data set",
             )
         )
     if one is None or two is None:
@@ -79,21 +80,21 @@ def judge(one: Passes, two: Passes, seeded: Passes | None) -> Fault | None:
     first, second = len(two.digests[0]), len(two.digests[1])
     if shares(two, one):
         evidence = (
-            f"of {second} samples of the second worker, {_common(two)} are samples of the first"
+            f"{_common(two)} of the second worker's {second} samples are also the first worker's"
         )
     elif one.ended and two.ended and one.digests[0] and first == second == len(one.digests[0]):
-        evidence = f"one worker gives {len(one.digests[0])} samples, two give {first + second}"
+        evidence = f"one worker yields {len(one.digests[0])} samples, two yield {first + second}"
     elif seeded is not None and shares(seeded, one):
         return Fault(
             "iterable_perhaps_not_sharded",
-            "Workers go over the same samples, unless all of a sample is random",
-            "with equal random seeds two workers give the same samples: the data set does not "
-            "ask which worker it is in",
+            "Workers yield the same samples, unless samples are entirely random",
+            "with equal random seeds two workers yield the same samples: the data "
+            "set does not use get_worker_info()",
             CURE,
         )
     else:
         return None
-    summary = "Each worker gives all samples: an epoch has them once for each worker"
+    summary = "Each worker yields all samples: an epoch repeats them once per worker"
     return Fault("iterable_not_sharded", summary, evidence, CURE)
 
 

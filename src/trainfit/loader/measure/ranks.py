@@ -57,8 +57,8 @@ def alone_note(runs: Iterable[Run], ranks: int) -> str:
     if fewest >= ranks:
         return ""
     return (
-        f"of {ranks} copies of the loader, one for each rank, {fewest} ran to the end of a real "
-        "run: measured rates may be too high; look at RAM and /dev/shm with fewer --ranks"
+        f"of {ranks} copies of the loader, one for each rank, {fewest} ran to the end of a "
+        "real run: measured rates may be too high; check RAM and /dev/shm, or use fewer --ranks"
     )
 
 

@@ -48,7 +48,7 @@ class Workload:
             isinstance(source, IterableDataset) or hasattr(source, "__getitem__")
         ):
             raise LoaderError(
-                f"{type(source).__name__} is neither a DataLoader nor a data set: give an object "
+                f"{type(source).__name__} is neither a DataLoader nor a data set: return an object "
                 "with __getitem__ and __len__, an IterableDataset, or a DataLoader of it"
             )
         return cls(DataLoader(source, batch_size))

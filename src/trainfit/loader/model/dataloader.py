@@ -103,7 +103,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         if not 0 <= self.work_s <= self.step_s:
-            raise ValueError("a step works for 0 to all of its seconds")
+            raise ValueError("a step's work_s must be between 0 and its duration")
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if not self.costs:
-            raise ValueError("a load has the cost of at least one batch")
+            raise ValueError("a load needs the cost of at least one batch")
         if not 0 <= self.locked_share <= 1:
-            raise ValueError("of a batch's cost, 0 to 1 is under a lock")
+            raise ValueError("the locked share of a batch's cost must be between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def simulate(load: Load, settings: LoaderSettings, batches: int, epochs: int = 1
     Without ``persistent_workers`` the workers are started anew for each epoch.
     """
     if batches < 1 or epochs < 1:
-        raise ValueError("a run has at least one batch and one epoch")
+        raise ValueError("a run needs at least one batch and one epoch")
     run = _Run(load, settings, batches, epochs)
     return run.outcome()
 

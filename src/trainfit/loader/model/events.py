@@ -84,9 +84,9 @@ class Cores:
         if not self.speeds or min(self.speeds) <= 0:
             raise ValueError("a machine needs cores with a speed above 0")
         if self.quota is not None and self.quota <= 0:
-            raise ValueError("a CPU quota is above 0")
+            raise ValueError("a CPU quota must be above 0")
         if self.contention < 0 or self.sharing < 0:
-            raise ValueError("contention and sharing are 0 or more")
+            raise ValueError("contention and sharing must not be negative")
 
     def rate(self, busy: int) -> float:
         """The speed of each core while so many of them are busy.

@@ -51,9 +51,9 @@ KINDS: Final = (*_FIXED, "over")
 TITLES: Final[Mapping[str, str]] = {
     "one": "1 worker",
     "two": "2 workers",
-    "tight": "2 workers and a step as long as they take",
+    "tight": "2 workers, step as long as their batch time",
     "turn": "1 worker, one batch at a time",
-    "paced": "1 worker and a longer step",
+    "paced": "1 worker, longer step",
     "pinned": "2 workers, pinned",
     "alone": "no workers",
     "alone_pinned": "no workers, pinned",

@@ -141,7 +141,7 @@ def _watched(workload: Workload, seconds: float) -> Looks:
         ended = isolated.call_here(lambda: _make(batches, watcher, seconds), 2 * seconds)
     looks = watcher.looks()
     if ended.failed and not ended.hung and not looks.batches:
-        raise RuntimeError(f"no batch was made: {ended.error_type}: {ended.message}")
+        raise RuntimeError(f"no batch was produced: {ended.error_type}: {ended.message}")
     return looks
 
 

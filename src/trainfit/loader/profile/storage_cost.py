@@ -190,31 +190,34 @@ def _coldness(readings: Readings) -> tuple[str, bool]:
     """Why the cold passes are not cold, or what is to be said of them; and whether they count."""
     unseen = _unseen(readings)
     if not readings.files:
-        return unseen or "the data set reads no file while it makes batches", False
+        return unseen or "the data set reads no files while producing batches", False
     if readings.filesystems and set(readings.filesystems) <= {"tmpfs", "ramfs", "hugetlbfs"}:
         return f"its files are in memory ({', '.join(readings.filesystems)})", False
     if sum(each.nbytes for each in readings.files) > MOST_DROPPED_BYTES:
-        return f"its files are over {MOST_DROPPED_BYTES >> 30} GiB: too large to be dropped", False
+        return f"its files are over {MOST_DROPPED_BYTES >> 30} GiB: too large to be evicted", False
     if not any(one.seconds for one in readings.cold):
-        return readings.failure or "there was no time left to make the same batches cold", False
+        return (
+            readings.failure or "no time left to measure the same batches with a cold cache",
+            False,
+        )
     stored, stayed = _mean_stored(readings.cold), readings.stayed
     if not stored and (stayed is None or stayed > _STAYED):
-        share = "" if stayed is None else f" ({stayed:.0%} of their pages stayed)"
+        share = "" if stayed is None else f" ({stayed:.0%} of their pages remained)"
         return (
-            f"its files could not be dropped from the page cache{share}: another process, or the "
-            "one that asked, has them mapped, or they are still being written, or the file "
-            "system does not let go of them",
+            f"its files could not be evicted from the page cache{share}: "
+            "a process has them mapped, they are still being written, "
+            "or the file system keeps them",
             False,
         )
     notes = [unseen] if unseen else []
     if stayed is not None and stayed > _STAYED:
         notes.append(
-            f"{stayed:.0%} of its files' pages stayed in the page cache (mapped by another "
-            "process, or still being written): colder yet would be slower"
+            f"{stayed:.0%} of its files' pages remained in the page cache (mapped by "
+            "another process, or still being written): a fully cold read would be slower"
         )
     again = _mean_stored(readings.warm)
     if again and stored and again > stored / 2:
-        notes.append("its files do not stay in the page cache: warm batches came from storage too")
+        notes.append("its files do not stay in the page cache: warm batches came from storage, too")
     return "; ".join(notes), True
 
 
@@ -229,13 +232,13 @@ def _unseen(readings: Readings) -> str:
         return ""
     mib = f"a batch reads {passed / 2**20:.1f} MiB"
     if not readings.files:
-        return f"{mib}, but of no file that was seen: C code opens and closes it, or it is no file"
+        return f"{mib}, but from no observed file: C code opens and closes it, or it is not a file"
     stored = _mean_stored(readings.cold) or 0
     if stored >= passed / 2:
         return ""
     return (
         f"{mib}, of which {stored / 2**20:.1f} MiB came from storage: the same files are read "
-        "several times, or some are opened in C code and were not seen"
+        "several times, or some are opened in C code and were not observed"
     )
 
 
@@ -329,9 +332,9 @@ def _measured(workload: Workload, seconds: float) -> Readings:
     ended = isolated.call_here(lambda: session.run(seconds), 2 * seconds)
     failure = ""
     if ended.hung:
-        failure = "a batch takes longer than there is time to measure it cold"
+        failure = "a batch takes longer than the time left to measure it with a cold cache"
     elif ended.failed:
-        failure = f"making the same batches again failed ({ended.error_type}: {ended.message})"
+        failure = f"repeating the same batches failed ({ended.error_type}: {ended.message})"
     files = tuple(_seen(session.files))
     return Readings(
         files,

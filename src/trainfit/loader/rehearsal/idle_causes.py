@@ -218,7 +218,7 @@ def _start_words(observed: Observed, dip: Dip) -> str:
 def _slow_words(observed: Observed, dip: Dip) -> str:
     """What the batch that was waited for took to make, beside the median."""
     if not dip.batches:
-        return "still waited for at the end"
+        return "still pending at the end"
     waited = (observed.handed - observed.asked)[dip.first_batch : dip.first_batch + dip.batches]
     longest = dip.first_batch + int(np.argmax(waited))
     asked, handed = observed.asked[longest], observed.handed[longest]
@@ -234,7 +234,7 @@ def _slow_words(observed: Observed, dip: Dip) -> str:
     usual = float(np.median(made[:, WALL]))
     return (
         f"batch {longest} came {_seconds(handed - asked)} late: "
-        f"{_seconds(wall)} in its worker, where the median batch takes {_seconds(usual)}"
+        f"{_seconds(wall)} in its worker, the median batch needs {_seconds(usual)}"
     )
 
 

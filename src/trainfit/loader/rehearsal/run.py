@@ -34,9 +34,7 @@ from trainfit.results.runs.loading import LoadingRequest, StepTime
 
 #: Batches that a rehearsal can note down; it ends with the last.
 _MOST_BATCHES: Final = 1 << 22
-_NEVER_BUSY: Final = (
-    "a GPU whose step takes no time is never busy: give the step's time (--step-time 40ms)"
-)
+_NEVER_BUSY: Final = "a step time of 0 leaves the GPU idle: give the step time (--step-time 40ms)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +113,7 @@ def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
     arguments = json.loads(request.arguments)
     step, own = request.step or StepTime(0.0), workload.present
     if step.step_s <= 0:
-        raise LoaderError(f"{_NEVER_BUSY}; with --gpu it could not be told ({step.source})")
+        raise LoaderError(f"{_NEVER_BUSY}; with --gpu it could not be determined ({step.source})")
     given = arguments["settings"]
     settings = dataclasses.replace(own, **given)
     changed = [name for name, value in given.items() if getattr(own, name) != value]
@@ -138,7 +136,7 @@ def _check(consumer: Consumer, duration_s: float) -> None:
     if consumer.step_s <= 0:
         raise LoaderError(_NEVER_BUSY)
     if not duration_s > 0:
-        raise LoaderError(f"a rehearsal of {duration_s:g} s shows nothing: give --duration 30s")
+        raise LoaderError(f"a rehearsal of {duration_s:g} s is too short: give --duration 30s")
 
 
 def _rows(consumer: Consumer, duration_s: float) -> int:

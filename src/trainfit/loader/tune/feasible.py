@@ -117,8 +117,8 @@ def oversubscribed(
     if busy_cores < _FULL * usable:
         return ""
     return (
-        f"{count(settings.num_workers, 'worker')} want {core_count(wanted)}, a job gets "
-        f"{cores(machine.usable_cores)}: they take turns"
+        f"{count(settings.num_workers, 'worker')} need {core_count(wanted)}, "
+        f"{cores(machine.usable_cores)} available: they compete for cores"
     )
 
 
@@ -139,7 +139,7 @@ def growth(
     return (
         f"the memory of {count(settings.num_workers, 'worker')} may grow from "
         f"{size(taken.ram_bytes)} to {size(taken.ram_bound_bytes)} ({size(free)} are available) "
-        "as they touch the data set's Python objects: keep its index in a NumPy array or a "
+        "as they access the data set's Python objects: keep its index in a NumPy array or a "
         "tensor, not in lists and dicts"
     )
 
@@ -151,7 +151,7 @@ def _shm(taken: Needs, machine: LoaderMachine) -> str:
     return (
         f"needs {size(taken.shm_bytes)} of /dev/shm for batches in flight, {size(free)} available: "
         f"start the container with --shm-size={_gigabytes(taken.shm_bytes)}g (or --ipc=host; in "
-        "Kubernetes mount an emptyDir of medium Memory there), lower prefetch_factor, or send "
+        "Kubernetes mount an emptyDir with medium Memory there), lower prefetch_factor, or send "
         "uint8 instead of float32"
     )
 
@@ -165,8 +165,8 @@ def _ram(settings: LoaderSettings, taken: Needs, machine: LoaderMachine) -> str:
         return ""
     return (
         f"needs {size(least)} of RAM for {count(settings.num_workers, 'worker')} and their "
-        f"batches, {size(free)} available: use fewer workers, or open what the data set holds as a "
-        "memory map so that workers share it"
+        f"batches, {size(free)} available: use fewer workers, or memory-map the data "
+        "set so that workers share it"
     )
 
 
@@ -178,8 +178,8 @@ def _files(taken: Needs, machine: LoaderMachine) -> str:
     which = "the main process" if taken.main_files == most else "a worker"
     return (
         f"needs {most} open files in {which} (one for each tensor in flight), {limit} "
-        f"available: `ulimit -n {max(4096, 1 << (most - 1).bit_length())}`, put the tensors of a "
-        "batch together, or torch.multiprocessing.set_sharing_strategy('file_system')"
+        f"available: `ulimit -n {max(4096, 1 << (most - 1).bit_length())}`, pack the tensors "
+        "of a batch, or torch.multiprocessing.set_sharing_strategy('file_system')"
     )
 
 

@@ -117,7 +117,7 @@ class Measured:
         long run: a short one meets one more or less, by what the process had counted before.
         """
         if self.fitted is None:
-            raise ValueError("no run of the loader came through: nothing to predict from")
+            raise ValueError("every run of the loader failed: nothing to predict from")
         outcome = self.fitted.predict(settings, consumer)
         if seconds is None or not math.isfinite(outcome.batches_per_s):
             return outcome
@@ -172,9 +172,9 @@ def probe_workload(
             probe, parts=known.parts, storage=known.storage, start_s=known.start_s
         )
     elif fitted is not None:
-        progress("what a batch's time is spent in", _SERIES)
+        progress("profile of a batch's time", _SERIES)
         probe = _with_parts(probe, workload, seconds, machine)
-        progress("starting workers by other means", 1 - _STARTS)
+        progress("other start methods for workers", 1 - _STARTS)
         probe = _with_starts(probe, workload, readings, seconds - (time.monotonic() - began))
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began

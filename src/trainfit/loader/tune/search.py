@@ -326,7 +326,7 @@ class Confirmation:
             and self._trial(twice) is None
             and not self.choice.goal.impossible(twice)
         ):
-            self._try(twice, "beyond the knee")
+            self._try(twice, "beyond the saturation point")
 
     def _can(self, settings: LoaderSettings) -> bool:
         return len(self.trials) < self.most and not self.choice.look(settings).infeasible

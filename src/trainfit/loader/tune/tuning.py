@@ -152,7 +152,7 @@ def _held(
     """The same with libraries held to one thread in each worker, where they start more."""
     if not threads.may_be_held(probe):
         return {}
-    progress("one thread for each library in a worker", _PROBE_SHARE)
+    progress("one thread per library in a worker", _PROBE_SHARE)
     part = Part(progress, _PROBE_SHARE, _PROBE_SHARE)
     measured = probe_workload(
         workload.held_to(_HELD), whole, _HELD_TIME * seconds, part, watch, known=probe
@@ -294,15 +294,15 @@ class _Tuner:
 
     def _infeasible(self, settings: LoaderSettings) -> str:
         if self._asked is not None and settings.num_workers > self._asked:
-            return f"no more than {count_of(self._asked, 'worker')} were asked for"
+            return f"limited to {count_of(self._asked, 'worker')} as requested"
         left: Bounds = bounds(self._faults)
         if not left.allows(settings):
-            return "a fault leaves no such setting: " + ", ".join(left.reasons)
+            return "excluded by a fault: " + ", ".join(left.reasons)
         return feasible.infeasible(settings, self._measured.probe, self._machine)
 
     def _impossible(self, settings: LoaderSettings) -> str:
         if not bounds(self._faults).allows(settings):
-            return "a fault leaves no such setting"
+            return "excluded by a fault"
         return feasible.infeasible(settings, self._measured.probe, self._machine)
 
     def _oversubscribed(self, settings: LoaderSettings, busy_cores: float) -> str:
@@ -372,13 +372,13 @@ class _Tuner:
         if self._consumer.pageable_s:
             rate = PAGEABLE_BYTES_PER_S / 1e9
             notes.append(
-                "copying a batch that is not pinned to the GPU is taken to keep the main thread "
-                f"for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
+                "copying an unpinned batch to the GPU is assumed to block the "
+                f"main thread for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
             )
         if self._consumer.work_s:
             notes.append(
-                f"of the step, {1e3 * self._consumer.work_s:.3g} ms keep a core busy: launching, "
-                "and waits for the GPU, in which CUDA spins"
+                f"{1e3 * self._consumer.work_s:.3g} ms of the step keep a core busy: kernel "
+                "launches, and busy-waits for the GPU"
             )
         seen = doubts(probe, self._held_probe, trials, is_open=decision.is_open)
         notes += [f"{each.summary}: {each.meaning}" for each in seen]
@@ -423,7 +423,7 @@ class _Tuner:
             return decision
         if recommended.persistent_workers != present.persistent_workers:
             anew = count_of(recommended.num_workers, "worker")
-            said = f"starting {anew} anew takes over {100 * BUBBLE:.0f}% of each epoch"
+            said = f"restarting {anew} takes more than {100 * BUBBLE:.0f}% of each epoch"
             return Decision("change", f"{said}; within an epoch, {decision.reason}")
         return decision
 
@@ -498,6 +498,6 @@ def _held_note(choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings) 
         ours, theirs = choice.look(held).batches_per_s, choice.look(free).batches_per_s
         how = "predicted from a probe of each"
     return (
-        f"{count_of(chosen.num_workers, 'worker')} with one thread for each library: {ours:.3g} "
-        f"batches/s; with the threads that libraries take by themselves: {theirs:.3g} ({how})"
+        f"{count_of(chosen.num_workers, 'worker')} with one thread per library: {ours:.3g} "
+        f"batches/s; with the libraries' default threads: {theirs:.3g} ({how})"
     )

@@ -27,7 +27,7 @@ class Pacer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not 0 < hz < math.inf or spin_s < 0:
-            raise ValueError("a pacer needs a rate above 0 and 0 or more seconds at work")
+            raise ValueError("a pacer needs a rate above 0 and a busy-wait of 0 seconds or more")
         self.period_s, self.spin_s = 1 / hz, spin_s
         self._clock, self._sleep = clock, sleep
         self._due = clock() + self.period_s

@@ -148,9 +148,9 @@ def _say() -> None:
 def _line(name: str, seen: RateSummary) -> str:
     calls, wanted = seen.calls, seen.hz or 0.0
     shown = "".join(each if each.isprintable() else "?" for each in name)
-    pops = f", every turn that does the work ({calls.count})" if seen.pops is not None else ""
+    pops = f", every iteration that does the work ({calls.count})" if seen.pops is not None else ""
     return (
         f"{shown} at {wanted:g} Hz: {seen.reached_hz:.3g} turns a second{pops}, "
         f"{1e3 * calls.p50:.3g} ms each (p99 {1e3 * calls.p99:.3g}, most {1e3 * calls.most:.3g}), "
-        f"{seen.misses} too late for the next ({seen.missed_share:.2%})"
+        f"{seen.misses} missed the next deadline ({seen.missed_share:.2%})"
     )

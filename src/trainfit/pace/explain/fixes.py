@@ -28,19 +28,19 @@ class Remedy:
 
 REMEDIES: Final[Mapping[Fix, Remedy]] = {
     "spin": Remedy(
-        "the last part of each wait is spent at work (trainfit.pace.Pacer)",
-        "wait with time.sleep again",
-        "that part of a core's time, and its power",
+        "sleep, then busy-wait for the last part of each pause (trainfit.pace.Pacer)",
+        "wait with time.sleep",
+        "that share of a core's time and power",
     ),
     "qos": Remedy(
-        "deep idle states are forbidden while a process holds /dev/cpu_dma_latency open",
-        "nothing: it ends when the process closes the file or dies",
-        "more power and heat while it is held, of all cores",
+        "deep idle states are disabled while a process holds /dev/cpu_dma_latency open",
+        "none needed: it ends when the process closes the file or exits",
+        "more power and heat of all cores meanwhile",
     ),
     "governor": Remedy(
-        "the governor of all CPUs is performance",
+        "governor performance on all CPUs",
         "trainfit pace --undo",
-        "more power and heat, also while idle, until the next restart",
+        "more power and heat, also while idle, until the next reboot",
     ),
 }
 
@@ -63,7 +63,7 @@ class Fixer:
         if not governors:
             return (
                 "there is no cpufreq policy in /sys/devices/system/cpu/cpufreq: in a virtual "
-                "machine or without a cpufreq driver the clock is not this system's to set"
+                "machine or without a cpufreq driver this system cannot set the clock"
             )
         if not os.access(self._root / governors[0].lstrip("/"), os.W_OK):
             return f"{governors[0]} cannot be written by this user: run trainfit with sudo"

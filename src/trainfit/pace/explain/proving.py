@@ -84,11 +84,11 @@ def _judged(
     first, last = summary(before, counted), summary(after, counted)
     samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]
     if first is None or last is None or counted.reference is None:
-        return Proof(None, ("too few calls to say what the cure does; give a longer --duration",))
+        return Proof(None, ("too few calls to measure the fix; give a longer --duration",))
     remedy, notes = REMEDIES[fix], []
     recovered = _recovered(samples[0], samples[1], counted)
     if not first.is_slower:
-        notes.append(f"calls at {first.hz:g} Hz are not slower than back to back: nothing to cure")
+        notes.append(f"calls at {first.hz:g} Hz are not slower than back to back: nothing to fix")
     is_cured = (
         first.is_slower
         and recovered is not None
@@ -100,9 +100,9 @@ def _judged(
         idle = max(0.0, 1 / first.hz - (median(samples[1].wall) or 0.0))
         spent = min(spin_s, idle)
         what += f": {1e3 * spent:.3g} of the {1e3 * idle:.3g} ms between two calls"
-        cost = f"{spent * first.hz:.0%} of a core's time, and its power"
+        cost = f"{spent * first.hz:.0%} of a core's time and power"
     change = ratio(samples[1].wall, samples[0].wall)
     cure = Cure(fix, what, remedy.undo, cost, first, last, change, recovered, is_cured)
     if not is_cured and fix == "governor":
-        notes.append("the former governor is in effect again: this one did not help")
+        notes.append("the previous governor was restored: this one did not help")
     return Proof(cure, tuple(notes))

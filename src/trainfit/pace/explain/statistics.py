@@ -134,7 +134,7 @@ def is_slower(found: Estimate, other_s: float) -> bool:
 def spread(values: Values) -> Spread:
     """Percentiles; ``ValueError`` for no values."""
     if not len(values):
-        raise ValueError("percentiles of no values")
+        raise ValueError("percentiles of an empty list")
     p50, p95, p99 = np.percentile(values, (50, 95, 99))
     return Spread(len(values), float(p50), float(p95), float(p99), float(values.max()))
 

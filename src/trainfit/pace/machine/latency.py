@@ -27,8 +27,8 @@ class held_awake:
         """Why it cannot be held, with the remedy; "" if it can."""
         if not self._path.exists():
             return (
-                f"there is no {DEVICE}: the kernel has no CPU idle states to forbid, or this is a "
-                "container (give it --device /dev/cpu_dma_latency)"
+                f"there is no {DEVICE}: the kernel has no CPU idle states to disable, "
+                "or this is a container (give it --device /dev/cpu_dma_latency)"
             )
         if not os.access(self._path, os.W_OK):
             return (

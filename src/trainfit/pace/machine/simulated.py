@@ -268,7 +268,7 @@ class SimulatedDevice:
     def why_not_awake(self) -> str:
         if not self.is_there:
             return NoDevice().why_not_awake()
-        return "" if self._machine.traits.can_wake else "it cannot be kept at work here"
+        return "" if self._machine.traits.can_wake else "it cannot be kept busy here"
 
     def mark(self) -> Any:
         return self._machine.now()
