@@ -167,8 +167,7 @@ def busy(pace: Answer) -> Verdict:
     away = arm(pace, "spin")["recovered"]["value"]
     return holds(
         away > 0.5,
-        f"keeping the core busy between calls takes {percent(away)} of the excess away "
-        f"({MODEL})",
+        f"keeping the core busy between calls takes {percent(away)} of the excess away ({MODEL})",
     )
 
 

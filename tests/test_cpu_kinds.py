@@ -47,7 +47,7 @@ def test_any_text_is_a_kind_or_one_line(text: str) -> None:
     try:
         assert find_cpu_kind(text) in KINDS
     except CpuKindError as error:
-        assert "known are Haswell" in str(error)
+        assert "available: Haswell" in str(error)
 
 
 @pytest.mark.parametrize(

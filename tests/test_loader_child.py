@@ -317,7 +317,7 @@ def test_loaders_that_no_worker_can_help() -> None:
     plain = DataLoader(TensorDataset(torch.ones(2, 2)))
     with pytest.raises(LoaderError, match=r"already on the GPU, .*; move them in the loop"):
         workload_of(found(plain, on_gpu=True))
-    with pytest.raises(LoaderError, match="makes 2 DataLoaders, but none gave a batch"):
+    with pytest.raises(LoaderError, match="creates 2 DataLoaders, but none returned a batch"):
         workload_of(found(None, loaders=2))
     assert workload_of(found(plain)).name == "TensorDataset"
 

@@ -91,7 +91,7 @@ def test_what_was_not_read_from_storage_is_not_cold() -> None:
     assert "90% of their pages remained" in made.reason
     unsure = cost(readings(cold=(Pass((1.0, 3.0), 2 * MIB, 0),), stayed=None))
     assert unsure.cold_s is None
-    assert "could not be dropped" in unsure.reason
+    assert "could not be evicted" in unsure.reason
 
 
 def test_a_network_that_does_not_count_can_be_cold_all_the_same() -> None:

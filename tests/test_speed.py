@@ -402,7 +402,7 @@ def test_other_kernels_are_no_law() -> None:
     first, second = work(moving(1e-3)), work(moving(1e-3), moving(1e-3))
     with pytest.raises(NotAffineError, match="1 kernels at batch size 2, 2 at 4"):
         WorkLaw.between(first, 2, second, 4)
-    with pytest.raises(NotAffineError, match="kernel 0 is another"):
+    with pytest.raises(NotAffineError, match="kernel 0 differs"):
         WorkLaw.between(first, 2, work(row("fill", written=8)), 4)
 
 

@@ -1,4 +1,4 @@
-"""How figures and a machine's own words are written in checks."""
+"""Formatting of figures and machine texts in checks."""
 
 from __future__ import annotations
 

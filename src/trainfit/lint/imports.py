@@ -1,4 +1,4 @@
-"""What the names in a script stand for, by its imports; and the user's own files among these."""
+"""Resolution of a script's names by its imports, and the user's own files among these."""
 
 from __future__ import annotations
 

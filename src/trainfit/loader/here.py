@@ -32,7 +32,7 @@ def tune_here(
 ) -> LoaderResult:
     """:func:`trainfit.loader.tune.tuning.tune` as one of ``ranks`` processes that share this
     machine,
-    with the CPUs to run on, what of the machine cannot be told, and why each setting is as it is.
+    with the CPUs to run on, what of the machine is unknown, and the reason of each setting.
 
     ``command_sets`` are the variables that the user's command sets, ``started_with`` is the
     environment before a script could change it (by default, as it is now).

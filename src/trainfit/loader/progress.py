@@ -1,4 +1,4 @@
-"""What a measurement tells while it goes on: what it does now, and what it has so far."""
+"""Progress of a measurement: the current activity and the partial result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A progress that nobody is told of."""
+    """A progress that is reported to nobody."""
 
     def __call__(self, text: str, share: float | None = None) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Gets at a DataLoader: the one that feeds a user's script, or one that a callable makes."""
+"""Obtains a DataLoader: the one that feeds a user's script, or one that a callable returns."""
 
 from __future__ import annotations
 

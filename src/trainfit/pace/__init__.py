@@ -1,4 +1,4 @@
-"""Inference at a fixed rate: is it slower than back to back, why, and does a cure help?
+"""Inference at a fixed rate: is it slower than back to back, why, and does a fix help?
 
 ``trainfit.pace(function, hz=[15, 30, 60])`` measures; ``trainfit.pace.tick(30)`` looks at a turn of
 the user's own loop; ``trainfit.pace.Pacer(30)`` keeps a loop's pace.

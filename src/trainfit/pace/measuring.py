@@ -1,5 +1,5 @@
-"""The whole of it: calls back to back and at each rate, interleaved; why, where paced ones are
-slower; a cure, and the proof of it.
+"""The whole measurement: calls back to back and at each rate, interleaved; the cause of slower
+paced calls; a fix, and its proof.
 
 A machine's speed drifts within seconds, so that every arm comes in several blocks, between blocks
 of what it is compared with (A/B/A).
@@ -74,7 +74,7 @@ Ended = Literal["finished", "failed", "interrupted"]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure: calls a second, seconds for each rate, and a cure to prove."""
+    """What to measure: calls a second, seconds for each rate, and a fix to try."""
 
     hz: tuple[float, ...] = (15.0, 30.0, 60.0)
     seconds: float = 10.0
@@ -94,8 +94,8 @@ def measure(
     machine: Mapping[str, str] | None = None,
 ) -> PaceResult:
     """Measure, and say what it means. What a call raises ends it, as Ctrl-C does: the result has
-    what there is by then (``ended``). ``say`` is told before the measurement what the time is too
-    short for."""
+    what there is by then (``ended``). ``say`` is called before the measurement with what the time
+    is too short for."""
     session = Session(callee, host, options, fixer or Fixer(), progress or _silent)
     failure: CallFailure | None = None
     ended: Ended = "finished"

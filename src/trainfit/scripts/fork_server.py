@@ -46,7 +46,7 @@ _STALLED_S, _LEAST_S = 6.0, 0.1
 
 
 class Server:
-    """Forks runs as it is told on the descriptor ``control``.
+    """Forks runs on requests from the descriptor ``control``.
 
     ``tell_code`` is given the folder and the exit code of each run that has ended.
     """

@@ -1,4 +1,4 @@
-"""Where the words of a command line say an option, as argparse and click read them."""
+"""Positions of an option in a command line, as argparse and click parse it."""
 
 from __future__ import annotations
 

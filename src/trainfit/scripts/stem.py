@@ -1,4 +1,4 @@
-"""A simulated run that waits where its script first looks at its arguments.
+"""A template process: a simulated run paused where its script first reads its arguments.
 
 What a script does before that, its imports mostly, is the same for every batch size. So one
 process does it, the *stem*, and forks a child for each run when the arguments are first looked
@@ -149,7 +149,7 @@ def unfit(already_open: Mapping[int, str]) -> str:
     ``already_open`` are descriptors that do not count.
     """
     if threading.current_thread() is not threading.main_thread():
-        return "another thread looks at the arguments"
+        return "another thread reads the arguments"
     # Libraries of BLAS end their threads before a fork; whatever is left then does not.
     pid = os.fork()
     if pid == 0:
@@ -163,7 +163,7 @@ def unfit(already_open: Mapping[int, str]) -> str:
     if process.memory_info().rss > _MOST_BYTES:
         return "the process is large"
     if any(signal.getitimer(timer)[0] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL)):
-        return "a timer is set"
+        return "a timer is active"
     opened = dict(_descriptors().items() - already_open.items())
     if not all(map(_is_device, opened)):
         return f"{', '.join(opened.values())} is open"

@@ -2,7 +2,7 @@
 
 Runs in a process of its own (``main``), whose environment shows PyTorch no GPU. Steps end with
 the optimizer's step, or with a call of the model; how long the script waits for its DataLoader is
-measured beside.
+measured separately.
 """
 
 from __future__ import annotations

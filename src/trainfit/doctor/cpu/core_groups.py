@@ -1,4 +1,4 @@
-"""CPUs that are alike in kind, governor and largest clock, as one row each."""
+"""Groups of CPUs with the same kind, governor and largest clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cores a job gets, and whether it can know."""
+"""Check of the cores that a job can use, and whether libraries can see their number."""
 
 from __future__ import annotations
 

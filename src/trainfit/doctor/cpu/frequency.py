@@ -1,4 +1,4 @@
-"""Does the CPU run at its clock when a job needs it?
+"""Check of the CPU's clock: governor, limits, turbo, energy preference.
 
 A governor's name is no diagnosis (kernel, admin-guide/pm/cpufreq and intel_pstate): what
 `powersave` does depends on the driver. Only what holds the clock down whatever the load is

@@ -1,4 +1,4 @@
-"""How long a core takes to wake: it matters to paced inference, not to training."""
+"""Check of the CPU's wake-up latency, which matters to paced inference, not to training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which NUMA node a GPU hangs on, and whether the process runs there."""
+"""Check of NUMA binding: the GPU's node, and whether the process runs there."""
 
 from __future__ import annotations
 

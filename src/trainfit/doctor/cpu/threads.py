@@ -1,4 +1,4 @@
-"""Thread settings of the libraries against the cores that a job gets."""
+"""Check of the libraries' thread settings against the usable cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of all DataLoader workers of a script together, against the cores that the job gets."""
+"""Check of the threads of all DataLoader workers of a script against the usable cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lowers a GPU's clocks, and whether its memory is sound."""
+"""Checks of a GPU's health: clock throttling, temperature, power limit, ECC errors."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
     if now >= most:
         return good(NAME, f"{which(gpu)}: PCIe {now}.0 x{width}, the link's maximum", found)
     if not answers(gpu):
-        return None  # no job can use it now: what the link does at work is not to be seen
+        return None  # no job can use it now: the link under load cannot be observed
     state = gpu.performance_state.value
     if state is None or state > policy.ACTIVE_STATE:
         word = "idle" if state is not None else "in an unknown P-state"

@@ -1,4 +1,4 @@
-"""Who else is on a GPU, and memory that nobody visible holds."""
+"""Checks of other processes on a GPU, and of memory without a visible owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the decision table where the GPU is well, and others' use of it leaves no room."""
+"""Rows of the decision table where the GPU works but other processes use it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of the decision table ask of a machine."""
+"""Facts of a machine's driver stack that the decision table uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_IMAGE = "no kernel image"
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """The facts of one machine, in the words of the decision table."""
+    """The driver stack of one machine, as the decision table reads it."""
 
     machine: Machine
 

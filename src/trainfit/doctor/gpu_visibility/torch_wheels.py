@@ -1,4 +1,4 @@
-"""pip's commands for PyTorch: which index has a build that suits driver and GPU."""
+"""pip commands for PyTorch: the index with a build that matches driver and GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of the process that end a job with workers: open files, and threads of the user."""
+"""Checks of process limits that stop a job with workers: open files, and the user's threads."""
 
 from __future__ import annotations
 

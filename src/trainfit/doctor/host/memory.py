@@ -1,4 +1,4 @@
-"""RAM, swap and the shared memory through which DataLoader workers hand over batches."""
+"""RAM, swap and the shared memory through which DataLoader workers transfer batches."""
 
 from __future__ import annotations
 

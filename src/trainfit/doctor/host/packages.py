@@ -1,4 +1,4 @@
-"""Do the installed packages fit each other and the driver, beyond whether a GPU is seen?"""
+"""Checks that the installed packages match each other and the driver."""
 
 from __future__ import annotations
 

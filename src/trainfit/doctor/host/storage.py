@@ -1,4 +1,4 @@
-"""The storage of the checked path: room for checkpoints, and how fast data comes from it."""
+"""Check of the storage of a path: space for checkpoints, and read rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container or a scheduler grants, against what the process sees."""
+"""Checks of what a container or scheduler allocates, against what the process sees."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Pieces:
     def speeds(self, spans: Sequence[Span]) -> list[CoreSpeed | None]:
         """The cores' speed in each span; ``None`` where too little was seen.
 
-        A core's full speed is told from spans with about as many busy cores: that a processor
+        A core's full speed is derived from spans with about as many busy cores: that a processor
         clocks lower with all of its cores busy, or that two of them are threads of one, is its
         own way, nothing from outside.
         """

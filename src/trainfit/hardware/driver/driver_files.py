@@ -1,4 +1,4 @@
-"""What NVIDIA's driver has put into the file system: module, device files, libraries."""
+"""Files of NVIDIA's driver: module, device files, libraries."""
 
 from __future__ import annotations
 

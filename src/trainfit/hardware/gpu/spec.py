@@ -1,4 +1,4 @@
-"""What a GPU has, and what can be wrong with a GPU's name."""
+"""GPU specifications, and errors of a GPU's name."""
 
 from __future__ import annotations
 
@@ -91,4 +91,4 @@ class GpuNameError(ValueError):
     def _remedy(self) -> str:
         if self.matches:
             return f"try one of: {', '.join(self.matches)}"
-        return 'give a name such as "RTX 4090", or "custom:24GiB" for a card that is not listed'
+        return 'give a name such as "RTX 4090", or "custom:24GiB" for a GPU that is not listed'

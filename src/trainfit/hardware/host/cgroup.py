@@ -1,4 +1,4 @@
-"""What the cgroups of this process allow it, version 1 and 2.
+"""Limits of this process's cgroups, version 1 and 2.
 
 A limit holds for everything below it, so that of a process is the tightest of its own cgroup
 and those above it (Documentation/admin-guide/cgroup-v2.rst, "Top-down Constraint"; cgroup-v1
@@ -66,7 +66,7 @@ class SharedQuota:
 
 
 def shared_quota(system: System) -> SharedQuota | None:
-    """The tightest CPU quota of this process; ``None``: none, or it cannot be told."""
+    """The tightest CPU quota of this process; ``None``: none, or unknown."""
     found = tightest(system, "cpu", lambda level: _quota(system, level)).value
     return None if found is None else SharedQuota(*found)
 
@@ -78,7 +78,7 @@ def cpuset(system: System) -> Fact[tuple[int, ...]]:
         cpus = cpus_at(system, level.file("cpuset.effective_cpus", "cpuset.cpus.effective"))
         if cpus.value:
             return cpus
-    return cannot_tell(CGROUP, "no cgroup of this process names its CPUs")
+    return cannot_tell(CGROUP, "no cgroup of this process lists its CPUs")
 
 
 def tightest(
@@ -127,7 +127,7 @@ def own_levels(system: System, controller: str) -> Fact[Levels]:
         if path_1 is None or unified:
             found.append(_levels(system, path_2, unified, 2))
     if not found:
-        return cannot_tell(CGROUP, "it names no cgroup")
+        return cannot_tell(CGROUP, "it lists no cgroup")
     together = tuple(level for each in found for level in each.levels)
     source = together[0].folder if together else CGROUP
     return known(Levels(together, found[0].missing), source)
@@ -159,10 +159,10 @@ def _levels(system: System, path: str, mounts: Sequence[Mount], version: int) ->
     if inside is None:
         # Outside the cgroup namespace: its names are not shown, only what is mounted.
         shown = Level(mount.point, version)
-        return Levels((shown,), f"the own cgroup {path[:100]} is not visible from here")
+        return Levels((shown,), f"its own cgroup {path[:100]} is not visible from here")
     parts = [part for part in normal(inside).split("/") if part]
     if len(parts) > _DEEPEST:
-        return Levels((), f"the own cgroup lies {len(parts)} levels deep")
+        return Levels((), f"its own cgroup is nested {len(parts)} levels deep")
     folders = [
         "/".join([mount.point.rstrip("/"), *parts[:n]]) or "/" for n in range(len(parts) + 1)
     ]
@@ -208,5 +208,5 @@ def _quota_of(text: Fact[str]) -> Fact[float]:
 def _cores(text: str) -> float:
     quota, period = (natural(number) for number in text.split())
     if not quota or not period:
-        raise ValueError("a quota of nothing")
+        raise ValueError("a quota of 0")
     return quota / period

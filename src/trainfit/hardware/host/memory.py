@@ -49,12 +49,12 @@ def _swap_used(system: System, total: Fact[int]) -> Fact[int]:
     if total.value is None or free.value is None:
         return free
     if free.value > total.value:
-        return cannot_tell(free.source, "more of it is free than there is")
+        return cannot_tell(free.source, "free exceeds total")
     return known(total.value - free.value, f"{MEMINFO} (SwapTotal, SwapFree)")
 
 
 def _swap(total: Fact[int], fact: Fact[int]) -> Fact[int]:
-    return absent(total.source, "there is no swap") if total.value == 0 else fact
+    return absent(total.source, "no swap is configured") if total.value == 0 else fact
 
 
 # --- The cgroups' limit -----------------------------------------------------------------------
@@ -100,7 +100,7 @@ def _hidden_limit(system: System) -> Fact[int]:
         if limit.value is not None and 0 < limit.value < _NO_LIMIT:
             return known(limit.value, f"{stat.source} (hierarchical_memory_limit)")
         break
-    return absent("memory.stat", "no limit from above")
+    return absent("memory.stat", "no limit in parent cgroups")
 
 
 def _used(system: System, level: Level) -> Fact[int]:

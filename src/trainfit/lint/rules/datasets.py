@@ -1,4 +1,4 @@
-"""Data that goes to the GPU too early: in a data set, or all of it before the loop."""
+"""Rules on data that is moved to the GPU too early: in a data set, or all of it before the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation that records gradients which nobody uses."""
+"""Rule on evaluation with autograd enabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors kept from step to step with the graph that they came from."""
+"""Rule on tensors kept across steps with their autograd graph."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _is_plain_list(project: Project, index: Index, loop: Loop, target: str) -> b
 
 
 def _is_made_in(loop: Loop, target: str) -> bool:
-    """Does each pass of the loop begin it anew?"""
+    """Does each pass of the loop restart it?"""
     for node in inside(loop):
         if not isinstance(node, ast.Assign):
             continue

@@ -1,4 +1,5 @@
-"""DataLoaders as they come: no workers, workers started anew, memory that is not pinned."""
+"""Rules on DataLoaders: no workers, workers restarted each epoch, unpinned
+memory."""
 
 from __future__ import annotations
 

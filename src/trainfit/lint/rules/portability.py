@@ -1,4 +1,4 @@
-"""Habits that tie a script to one machine: hard-coded CUDA, DataParallel."""
+"""Rules on portability: hard-coded CUDA, DataParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Precision: no autocast where the GPU has units for it, and AMP's old names."""
+"""Rules on precision: no autocast where the GPU has units for it, and AMP's old names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer's step: gradients never cleared, cleared to zeros, graphs retained."""
+"""Rules on the optimizer's step: gradients never cleared, cleared to zeros, graphs retained."""
 
 from __future__ import annotations
 

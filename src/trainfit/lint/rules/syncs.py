@@ -1,4 +1,4 @@
-"""What makes the CPU wait for the GPU in every step of training."""
+"""Rules on calls that make the CPU wait for the GPU in every training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CPUs a job should run on: performance cores first, the NUMA node of its GPU.
+"""CPU affinity of a job: performance cores first, the NUMA node of its GPU.
 
 Only where it matters: on processors with two kinds of core, and with more than one NUMA node.
 """

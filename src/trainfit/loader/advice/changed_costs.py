@@ -62,7 +62,7 @@ class Case:
     count: int
 
     def share(self, *names: str) -> float:
-        """Of a batch's time, what these parts take."""
+        """The share of these parts in a batch's time."""
         return min(1.0, sum(part.share for part in self.probe.parts if part.name in names))
 
     def part(self, name: str) -> CostPart | None:
@@ -89,7 +89,7 @@ class Case:
 
     @property
     def batch_s(self) -> float:
-        """What one batch takes, on average."""
+        """Mean time per batch."""
         costs = self.load.costs
         return sum(cost.wait_s + cost.work_s for cost in costs) / len(costs)
 
@@ -130,7 +130,7 @@ def _uint8(case: Case) -> Remedy | None:
 
 
 def _fewer_tensors(case: Case) -> Remedy | None:
-    """Each tensor is handed over as a file with its own descriptor (rf-detr#1399)."""
+    """Each tensor is transferred as a file with its own descriptor (rf-detr#1399)."""
     probe, load = case.probe, case.load
     tensors, samples = probe.batch_tensors, probe.batch_size or 0
     if case.settings.num_workers == 0 or tensors <= 2 * _PACKED:

@@ -1,4 +1,4 @@
-"""What from outside bent measurements: other processes, and cores that something slowed.
+"""Disturbances of measurements: other processes, and cores slowed from outside.
 
 Beside another process on the same cores a rate tells of both, and the settings that are fastest
 then are those that take the most from it. No verdict is given from such runs but what holds
@@ -23,7 +23,7 @@ _NAMED: Final = 3
 
 
 def is_beside_others(probe: Probe, held: Probe | None) -> bool:
-    """Was a kind of run that the model is fitted to only made beside other processes?"""
+    """Was a kind of run that the model is fitted to only made alongside other processes?"""
     return bool(probe.beside_others or (held is not None and held.beside_others))
 
 

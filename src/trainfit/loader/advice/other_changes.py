@@ -1,4 +1,4 @@
-"""What would help beyond the settings, each with its rate by simulating the changed load.
+"""Changes beyond the settings that would help, each with its simulated rate.
 
 What gains less than 3% is left out, and so is everything where the GPU is the limit.
 """
@@ -41,7 +41,7 @@ def beyond(
 
     Args:
         epoch_batches: batches of an epoch, if it has an end; what it takes to start workers
-            anew is weighed against it.
+            each time is weighed against it.
     """
     load = dataclasses.replace(load, consumer=consumer)
     number = batches(settings)
@@ -70,7 +70,7 @@ def _predicted(case: Case, remedy: Remedy) -> LoaderAdvice:
 
 # --- Epochs -----------------------------------------------------------------------------------
 def _epochs(case: Case) -> list[LoaderAdvice]:
-    """What starting workers anew for each epoch costs; the rates are for whole epochs."""
+    """What restarting workers for each epoch costs; the rates are for whole epochs."""
     settings, starts = case.settings, case.probe.start_s
     if case.epoch_batches is None or settings.num_workers == 0 or settings.persistent_workers:
         return []

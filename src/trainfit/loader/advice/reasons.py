@@ -1,4 +1,4 @@
-"""Why each setting of a loader's launch has its value: one line each, true of what was measured.
+"""The reason of each setting of a loader's launch: one line each, from the measurements.
 
 Also of those that stay as they are, or unset: that something gains nothing is a reason.
 """

@@ -1,4 +1,4 @@
-"""Why each variable that sets threads has its value, and what it won or lost in real runs."""
+"""The reason of each thread variable's value, with its effect in real runs."""
 
 from __future__ import annotations
 

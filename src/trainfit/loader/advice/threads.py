@@ -186,7 +186,7 @@ def _set_by_script(machine: LoaderMachine, settings: LoaderSettings) -> list[Var
 
 
 def _outnumber(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> bool:
-    """Were there several threads at work, and would they be more than the cores?
+    """Were several threads busy, and would they outnumber the cores?
 
     Pools alone are no evidence: most are never used.
     """

@@ -1,4 +1,4 @@
-"""Which settings a fault leaves: what the tuner may still try."""
+"""Settings that remain possible after a fault, for the tuner to try."""
 
 from __future__ import annotations
 

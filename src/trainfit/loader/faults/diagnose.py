@@ -1,8 +1,8 @@
-"""What it means that a loader failed, and what cures it.
+"""Diagnosis of a failed loader: what it means, and the fix.
 
 Each cause is recognised by what PyTorch (2.8 to 2.13), Python and the kernel say of it; the
-address beside a text is where it is made. :mod:`trainfit.loader.faults.preflight` looks for faults
-before any run, :mod:`trainfit.loader.faults.constraints` says which settings a fault leaves.
+address next to a text is where it is raised. :mod:`trainfit.loader.faults.preflight` looks for
+faults before any run, :mod:`trainfit.loader.faults.constraints` says which settings a fault leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exceptions of data sets and collation whose cause is known by what they say."""
+"""Exceptions of data sets and collation whose message reveals the cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainfit.loader.words import short
 
 @dataclass(frozen=True)
 class Known:
-    """A fault's kind, summary and cure, as an exception tells them."""
+    """A fault's kind, summary and fix, derived from an exception."""
 
     kind: str
     summary: str

@@ -1,4 +1,4 @@
-"""What to do about each fault, in words that can be followed."""
+"""The fix of each fault, as instructions."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ WORKERS_ONLY: Final = "num_workers=0 works"
 
 
 def memory(settings: LoaderSettings) -> str:
-    """Where all workers together take too much RAM."""
+    """The fix where all workers together need too much RAM."""
     fewer = settings.num_workers // 2
     return (
         f"fewer workers ({fewer} instead of {settings.num_workers}), a smaller prefetch_factor, "

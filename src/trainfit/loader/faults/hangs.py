@@ -1,4 +1,4 @@
-"""Why a loader hangs: what its threads wait in, told from their stacks and from what came.
+"""Diagnosis of a hanging loader, from its threads' stacks and the batches received.
 
 A worker that is forked has the memory of the main process, but only the thread that forked: a
 lock that another thread held stays locked, and a pool of threads has no threads left (POSIX,
@@ -55,7 +55,7 @@ FORK_UNSAFE: Final[Mapping[str, str]] = {
 }
 
 #: A batch that takes this many times the longest so far is taken to be stuck, and one that
-#: takes so few times as long to be slow; between them it cannot be told.
+#: needs so few times as long to be slow; in between it is undetermined.
 _STUCK: Final = 10.0
 _SLOW: Final = 3.0
 

@@ -1,4 +1,4 @@
-"""Can a data set be sent to workers that are not forked, and how large is it then?
+"""Checks whether a data set can be pickled for spawned workers, and its pickled size.
 
 Spawned workers get the data set, ``collate_fn`` and ``worker_init_fn`` as a pickle, each its
 own. Tensors are not in it: they move to shared memory (`torch/multiprocessing/reductions.py`).
@@ -214,7 +214,7 @@ def session_problem(workload: Workload, main: Any = None) -> Fault | None:
 
 
 def guard_problem(main: Any = None) -> Fault | None:
-    """What in the script would run anew in workers that are not forked, read off its text.
+    """Top-level code of the script that spawned workers would run again, from its source.
 
     That alone does no harm if it starts no worker: it explains workers that end as they start.
     """

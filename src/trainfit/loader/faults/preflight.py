@@ -1,4 +1,4 @@
-"""Faults that are found before a loader is tuned: what can be told without a long run.
+"""Faults that are found before a loader is tuned, without a long run.
 
 What runs the user's code does so in forked processes, under a time limit.
 """
@@ -28,7 +28,7 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import Fault, LoaderSettings, StartMethod
 
 #: The sampler is slow where it takes this share of the time between two batches: the main
-#: thread has no more to give, beside taking batches over and the training step.
+#: thread can spend no more, next to receiving batches and the training step.
 _SAMPLER_SHARE: Final = 0.25
 #: Seconds before an epoch's first index that are worth a word.
 _SLOW_FIRST_S: Final = 1.0
@@ -166,7 +166,7 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
 def _one_shot(sampler: Any) -> Fault | None:
     """A generator, or another iterator that is used up after one pass.
 
-    An object of a class written in Python may begin anew in ``__iter__`` and still be its own
+    An object of a class written in Python may restart in ``__iter__`` and still be its own
     iterator; built-in iterators do not.
     """
     is_python = "__dict__" in dir(type(sampler))
@@ -206,7 +206,7 @@ def check_workers(
 
     A few batches are made by one worker; if that fails, without workers, and by one worker of
     each other start method that the fault leaves. A data set that works in the main process
-    only gets the fault "main_process_only" besides.
+    only gets the fault "main_process_only" in addition.
 
     Args:
         limit_s: time limit of each try.
@@ -256,7 +256,7 @@ class _Tried:
 
     @property
     def batch_s(self) -> float | None:
-        """What a batch took to make."""
+        """Production time of a batch."""
         records = [each for each in self.run.fetches if len(each)]
         return float(records[0][:, WALL].mean()) if records else None
 

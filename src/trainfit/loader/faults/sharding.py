@@ -1,4 +1,4 @@
-"""Do the workers of an iterable data set share its samples, or does each give all of them?
+"""Checks whether the workers of an iterable data set share its samples or each yields all of them.
 
 Each worker has a copy of an iterable data set, and iterates all of it unless the data set, or
 ``worker_init_fn``, asks which worker it is (torch.utils.data.IterableDataset's documentation).
@@ -104,7 +104,7 @@ def shares(two: Passes, one: Passes) -> bool:
         return False
     alone = one.digests[0]
     if 1 - len(set(alone)) / len(alone) >= _SAME_SHARE / 2 and len(alone) > 1:
-        return False  # samples are alike anyway: cannot be told by their content
+        return False  # samples are alike anyway: cannot be distinguished by content
     return _common(two) > _SAME_SHARE * len(two.digests[1])
 
 

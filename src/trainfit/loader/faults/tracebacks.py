@@ -1,6 +1,6 @@
-"""What Python said of an exception: its type and message, and the line of the user's code.
+"""Parser of tracebacks: an exception's type and message, and the line of the user's code.
 
-A DataLoader raises a worker's exception anew in the main process, with the worker's traceback
+A DataLoader re-raises a worker's exception in the main process, with the worker's traceback
 as its message (`torch/_utils.py`, ``ExceptionWrapper``); exceptions whose constructor does not
 take a message become a ``RuntimeError``.
 """
@@ -145,6 +145,6 @@ def _own_folder() -> str:
 
 @functools.cache
 def _python_folders() -> tuple[str, ...]:
-    """Folders of Python's own library (packages installed in them are told apart before)."""
+    """Folders of Python's own library (packages installed in them are distinguished before)."""
     names = ("stdlib", "platstdlib")
     return tuple({os.path.join(sysconfig.get_path(name), "") for name in names})

@@ -1,4 +1,4 @@
-"""What workers and the main process note down of each batch during a real run.
+"""Records of workers and main process about each batch of a real run.
 
 Workers write into a file that all processes map; nothing is added to the queues. The clock is
 the system's monotonic one, the same in every process.
@@ -27,7 +27,7 @@ BEGAN, WALL, CPU, PROCESS_CPU, CORE, COLLECTED = range(6)
 COLUMNS: Final = 6
 #: A column more, of runs that were brought to full speed
 #: (:mod:`trainfit.loader.model.undisturbed`): what
-#: the batch's work is to be multiplied by, besides.
+#: the batch's work is also to be multiplied by.
 LOCAL: Final = 6
 #: Columns of a receipt (:class:`Receipts`).
 TOOK, WORKED, CLOCK, DONE, PLACE = range(5)

@@ -1,4 +1,4 @@
-"""Calls a function in a forked process under a time limit; whatever it does, we go on.
+"""Calls a function in a forked process under a time limit, so that its crash or hang does no harm.
 
 What is tried out here may crash, be killed or hang; its processes are a group of their own and
 end with the call.

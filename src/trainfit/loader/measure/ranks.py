@@ -1,8 +1,8 @@
-"""Several training processes with a loader each on one machine: what one of them gets.
+"""Several training processes with a loader each on one machine: the rate of one of them.
 
 The probe has the whole machine; what it finds is brought to one rank's share of the cores for the
-model. A real run that confirms is made beside as many copies of the same loader as there are
-other ranks, all at work: they take their share of the cores, the caches and the storage, and no
+model. A real run that confirms is made alongside as many copies of the same loader as there are
+other ranks, all running: they use their share of the cores, the caches and the storage, and no
 division has to be assumed.
 """
 
@@ -33,7 +33,7 @@ _TICK_S: Final = 0.05
 
 def share_of(fitted: Fitted, machine: LoaderMachine, ranks: int) -> Fitted:
     """A model of a loader that has the machine to itself, for one of ``ranks`` on its share of it
-    (``machine``), with the others at work alike.
+    (``machine``), with the others running alike.
 
     With n busy cores of each rank, all of n × ranks slow one another (see
     :class:`~trainfit.loader.model.events.Cores`): 1 + c (n r - 1) = (1 + c (r - 1)) (1 + c' (n -
@@ -63,7 +63,7 @@ def alone_note(runs: Iterable[Run], ranks: int) -> str:
 
 
 class Others:
-    """The processes of the other ranks, while they are at work."""
+    """The processes of the other ranks, while they run."""
 
     def __init__(self, processes: list[Any]) -> None:
         self._processes = processes
@@ -77,7 +77,7 @@ class Others:
 def others(
     workload: Workload, settings: LoaderSettings, consumer: Consumer, count: int, limit_s: float
 ) -> Iterator[Others]:
-    """``count`` copies of the loader at work, each in processes of its own, until the end of the
+    """``count`` running copies of the loader, each in its own processes, until the end of the
     context; they have got their first batch when it begins, or it is ``limit_s`` seconds later.
 
     Each draws an order of batches of its own, as ranks do. Without workers each works with one

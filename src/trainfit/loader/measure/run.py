@@ -1,4 +1,4 @@
-"""One real run of a DataLoader against a consumer that takes a step's time.
+"""One real run of a DataLoader with a consumer that waits a step's time per batch.
 
 A run with workers happens in a forked process of its own, which may crash, be killed or hang;
 one without workers happens here, with all threads that PyTorch has.
@@ -84,7 +84,7 @@ def _no_records() -> Records:
 class Run:
     """What a run took; times on the monotonic clock, in seconds.
 
-    ``handed`` is when each batch was handed over, ``waited`` how long ``next`` took for it and
+    ``handed`` is when each batch was returned, ``waited`` how long ``next`` took for it and
     ``next_cpu`` the main thread's CPU time meanwhile, ``steps`` how long the consumer's step
     took. ``fetches`` are each worker's records (:mod:`trainfit.loader.measure.instrument`; without
     workers those of the main process), ``received`` and ``pinned`` wall and CPU of taking a
@@ -126,7 +126,7 @@ class Run:
     full_speed_batches_per_s: float | None = None
     """The rate that it would have had at the cores' full speed, where that was worked out."""
     ranks: int = 1
-    """Copies of the loader that were at work until its end, this one among them."""
+    """Copies of the loader that ran until its end, this one among them."""
 
     @property
     def warm(self) -> int:
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """In which the counted batches were handed over."""
+        """In which the counted batches were returned."""
         return float(self.handed[-1] - self.handed[self.warm]) if self.counted else 0.0
 
     @property
@@ -165,7 +165,7 @@ class Run:
         """The first of a worker's records that counts.
 
         Its first batch never does (imports, caches, files that are opened once), nor those that
-        it made before the batches that count were handed over, if others are left.
+        it made before the batches that count were returned, if others are left.
         """
         early = self.warm // max(1, self.settings.num_workers)
         return max(1, min(early, len(records) // 2))

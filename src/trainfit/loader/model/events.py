@@ -22,7 +22,7 @@ Process = Generator[Any, Any, None]
 _WHOLE: Final = 0.3
 
 #: What two threads wait for one another that share the only free core, of what they wait while
-#: none is free. With one of two cores busy a batch took 1.0 ms longer to take over, with both
+#: none is free. With one of two cores busy a batch took 1.0 ms longer to receive, with both
 #: 3 to 4 ms (2 cores, 6 tensors a batch).
 _ONE_FREE: Final = 0.25
 
@@ -140,7 +140,7 @@ class _Queues:
         self._homes[process] = homes
 
     def remove(self, process: Process) -> None:
-        """It waits now; its cores take over what others have too much of."""
+        """It waits now; its cores run what others have too much of."""
         homes = self._homes.pop(process)
         for core in homes:
             self._threads[core].remove(process)

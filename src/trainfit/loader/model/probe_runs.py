@@ -1,4 +1,4 @@
-"""The kinds of real runs that a probe makes, and what they took.
+"""The kinds of real runs that a probe makes, and their readings.
 
 Each kind tells one thing that the others do not:
 
@@ -114,7 +114,7 @@ class Readings:
 
     def at_full_speed(self, slowing: Slowing, pieces: Pieces | None = None) -> Readings:
         """The quietest runs of each kind, had nothing from outside slowed the cores; of those that
-        were made beside other processes, without what workers waited for cores."""
+        were made alongside other processes, without what workers waited for cores."""
         found = {
             name: [
                 slowing.undisturbed(
@@ -127,8 +127,8 @@ class Readings:
         return Readings(self.machine, found, self.faults)
 
     def beside_others(self) -> dict[str, float]:
-        """Kinds of runs that were only made beside other processes, and how many cores these kept
-        busy."""
+        """Kinds of runs that were only made alongside other processes, and how many cores these
+        kept busy."""
         found = {}
         for name, runs in self.runs.items():
             cores = [run.others_cores for run in runs]
@@ -161,7 +161,7 @@ class Readings:
         return LoaderSettings(count, 2) if count > TWO.num_workers else None
 
     def step_s(self, name: str) -> float | None:
-        """The step of a run of this kind; ``None`` while it cannot be told."""
+        """The step of a run of this kind; ``None`` while it is unknown."""
         if name == "paced":
             return READY * fetch_s(self.of("one")) or None
         if name == "tight":

@@ -1,4 +1,4 @@
-"""How much slowed cores slow the code that makes the batches.
+"""Sensitivity of batch production to the speed of the cores.
 
 The watch's piece of work (:mod:`trainfit.hardware.cpu.core_speed`) and a data set's code are not
 slowed alike: code that waits for memory is slowed less, code with more instructions at a time
@@ -68,7 +68,7 @@ class _Seen:
     again: Values
 
     def slope(self) -> tuple[float, float]:
-        """Of the rates over the speeds, and its standard error; 0 and 0 where nothing is told."""
+        """Of the rates over the speeds, and its standard error; 0 and 0 where there is no data."""
         common = float(self.speed @ self.again)
         if len(self.rate) < 2 * _FIRST or common <= 0:
             return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Runs as they would have been on cores that nothing from outside slowed.
+"""Corrects runs to the full speed of undisturbed cores.
 
 Other virtual machines on the same processor slow ours by up to 1.7 times, from one second to
 the next. What is compared (kinds of runs, predictions and runs) is therefore brought to the
@@ -73,7 +73,7 @@ def quietest(runs: Sequence[Run]) -> list[Run]:
     speed by little is known best. Where batches differ so much that chance says more than the
     cores' speed does, more runs count.
 
-    Runs beside other processes do not count if there are runs without.
+    Runs alongside other processes do not count if there are runs without.
 
     Without the very first, if others are left: a system that has idled gets faster as well
     (memory that the host of a virtual machine took back, page caches).
@@ -133,7 +133,7 @@ class Slowing:
         """The same run in the time that it would have taken, all of its times changed alike.
 
         Also those of steps that sleep: it is a run with a shorter step then. By ``pieces`` each
-        batch is told, besides, by how much its core was slower or faster than on average.
+        batch's record also says by how much its core was slower or faster than on average.
         """
         cpu, wall = self.slower(run.core_speed, _collecting(run))
         if wall == cpu == 1.0:

@@ -1,4 +1,4 @@
-"""What share of a batch's time is read, decoded, transformed and collated.
+"""Shares of a batch's time for reading, decoding, transforms and collation.
 
 A thread looks at the stack of the thread that makes the batches, every 2 ms or so, and
 each look stands for the time since the last one. Nothing is wrapped and no tracing is on: the
@@ -76,7 +76,7 @@ class Looks:
 
 
 def split(workload: Workload, seconds: float = 2.0) -> tuple[CostPart, ...]:
-    """The parts of a batch's time, made as a worker makes it; empty where it cannot be told.
+    """The parts of a batch's time, produced as a worker does; empty where unknown.
 
     Batches are made for about ``seconds`` (twice that at most, for one that takes long) in a
     fork of this process with one thread of PyTorch's, as in a worker; if that fails, in this
@@ -268,7 +268,7 @@ class Watcher:
         return frames
 
     def _remember(self, innermost: types.FrameType, place: tuple[int, int]) -> None:
-        """What the innermost frame calls at a place of the source; asked until it can be told."""
+        """What the innermost frame calls at a place of the source; asked until it is known."""
         called = callee(innermost, place[1])
         # A frame that went on meanwhile may have lost the variable that would tell.
         if called is not NOTHING or innermost.f_lasti == place[1]:

@@ -1,4 +1,4 @@
-"""What a library's function does for a sample: the table, and how a stack is judged by it."""
+"""Table of what library functions do for a sample, and the classification of stacks by it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _rules(
 
 #: The first rule that matches decides; a module's exceptions stand before its rule.
 RULES: Final[tuple[Rule, ...]] = (
-    # PyTorch's own collation; the loader's ``collate_fn`` is told by the fetcher's call of it.
+    # PyTorch's own collation; the loader's ``collate_fn`` is recognized by the fetcher's call of
+    # it.
     *_rules("collate", "torch.utils.data._utils.collate"),
     # The data set's tensors are in memory: indexing them is all the reading that there is.
     *_rules("read", "torch.utils.data.dataset", "TensorDataset.*"),
@@ -89,7 +90,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     *_rules("transform", "skimage scipy.ndimage scipy.signal scipy.fft audiomentations augly"),
     *_rules("transform", "transformers tokenizers sentencepiece tiktoken spacy nltk ftfy"),
-    # Arrays in files. HDF5 undoes compression inside of the same call: it cannot be told apart.
+    # Arrays in files. HDF5 undoes compression inside of the same call: it cannot be distinguished.
     *_rules("read", "h5py netCDF4 lmdb rocksdict leveldb rasterio tables safetensors tensorstore"),
     *_rules("decode", "numcodecs blosc blosc2 zarr.codecs"),
     *_rules("read", "zarr"),

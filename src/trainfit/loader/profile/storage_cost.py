@@ -1,4 +1,4 @@
-"""What a batch takes when its files are in the page cache, and when they come from storage.
+"""Time of a batch when its files are in the page cache, and when they come from storage.
 
 The same batches are made again and again in one process, in turn with their files in the cache
 and after these were dropped from it (only these, and they are only read), so that drift of the
@@ -38,7 +38,7 @@ _MOST_ROUNDS: Final = 5
 _PATIENCE_S: Final = 5.0
 #: More than this share of the files still in the cache: the passes were not cold.
 _STAYED: Final = 0.1
-#: Bytes a batch that a process may read besides data.
+#: Bytes per batch that a process may read in addition to data.
 _NOISE_BYTES: Final = 64 << 10
 #: Files of a folder that are counted to tell how large the whole data set is.
 _MOST_LISTED: Final = 50_000
@@ -75,7 +75,7 @@ class Readings:
     """What was measured.
 
     ``stayed`` is the share of the files that was still in the cache after they were dropped
-    from it (``None``: cannot be told), ``filesystems`` the kinds of file system they are on.
+    from it (``None``: unknown), ``filesystems`` the kinds of file system they are on.
     ``listed_bytes`` are all files of the same kind in the same folders.
     """
 
@@ -148,7 +148,7 @@ def total_bytes(readings: Readings, samples: int | None, samples_seen: int) -> i
 
     If later batches still opened new files, every further sample brings as many bytes of them
     as those of the later half of the batches did, at most what lies in the same folders.
-    ``None`` where that cannot be told, as nobody knows how many samples there are.
+    ``None`` where the number of samples is unknown.
     """
     batches = _longest(readings.warm)
     seen = sum(each.nbytes for each in readings.files)

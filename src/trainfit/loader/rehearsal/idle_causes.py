@@ -1,4 +1,4 @@
-"""Why a GPU is idle when it is: the times of a rehearsal, divided among causes.
+"""Attributes the GPU's idle time in a rehearsal to its causes.
 
 Nothing here runs a loader; times go in, figures come out.
 """
@@ -17,7 +17,7 @@ from trainfit.results.rehearsal import Cause, Dip
 #: From this share of the time on, waiting in every round of the workers is starving; a round
 #: that waits for so much longer than usual is a dip.
 NOTABLE_SHARE: Final = 0.05
-#: Rounds from which it is told what is usual, if there are so many after the warm-up.
+#: Rounds from which the usual time is derived, if there are so many after the warm-up.
 _LEAST_ROUNDS: Final = 3
 #: Dips of a result at most.
 _MOST_DIPS: Final = 40
@@ -27,7 +27,7 @@ _LEAST_DIP_S: Final = NOTABLE_SHARE * PERIODS_S[0]
 
 @dataclass(frozen=True)
 class _Round:
-    """Batches that the workers make beside each other, and the idle time before each."""
+    """Batches that the workers produce in parallel, and the idle time before each."""
 
     cause: Cause
     """Of what it waits longer than usual."""
@@ -44,10 +44,10 @@ def explain(observed: Observed) -> tuple[dict[str, float], tuple[Dip, ...]]:
     """Idle seconds of the whole rehearsal by cause, and the largest dips in order of time.
 
     Idle time before an epoch's first batch is of the start-up or of the epoch. After that, what
-    passes after the batch was made is hand-over; the rest is summed over rounds of
+    passes after the batch was produced is transfer; the rest is summed over rounds of
     ``num_workers`` batches, since in order the workers' batches come together.
     What the median round waits is starving if it is :data:`NOTABLE_SHARE` of its time (else
-    hand-over, too); what a round waits beyond is of the warm-up or the epoch's beginning, or of
+    transfer, too); what a round waits beyond is of the warm-up or the epoch's beginning, or of
     a slow batch.
     """
     found = _pieces(observed)
@@ -216,7 +216,7 @@ def _start_words(observed: Observed, dip: Dip) -> str:
 
 
 def _slow_words(observed: Observed, dip: Dip) -> str:
-    """What the batch that was waited for took to make, beside the median."""
+    """Production time of the batch that was waited for, against the median."""
     if not dip.batches:
         return "still pending at the end"
     waited = (observed.handed - observed.asked)[dip.first_batch : dip.first_batch + dip.batches]
@@ -246,7 +246,7 @@ def made_at(observed: Observed) -> Times:
     """When each batch was made in its worker; NaN where that is not known.
 
     In order, an epoch's batches are asked of the workers in turn; else whichever is made first
-    is handed over first.
+    is returned first.
     """
     at = np.full(len(observed.handed), np.nan)
     workers, made = observed.settings.num_workers, observed.made

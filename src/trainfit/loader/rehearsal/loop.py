@@ -1,4 +1,4 @@
-"""The loop of a rehearsal, and the journal that it notes down batch by batch.
+"""The loop of a rehearsal, and its journal of each batch.
 
 The journal is a file that both processes map: whatever ends the loop (an exception in a worker,
 the OOM killer, a hang, Ctrl-C), what it saw until then can be read.
@@ -65,7 +65,7 @@ class Journal:
         return self.count >= len(self._batches)
 
     def hand_over(self, asked: float, cpu: float, epoch: int, ready: float) -> float:
-        """A batch was handed over now; returns the time."""
+        """A batch was returned now; returns the time."""
         now = time.monotonic()
         row = self._batches[self.count]
         row[_ASKED], row[_CPU], row[_EPOCH], row[_READY] = asked, cpu, epoch, ready

@@ -58,12 +58,12 @@ def rehearse(
 ) -> Rehearsal:
     """Run ``for epoch: for batch in loader: step`` for ``duration_s`` seconds.
 
-    The loader has the user's own epochs: where one ends, its iterator is made anew, as a
+    The loader has the user's own epochs: where one ends, its iterator is recreated, as a
     user's loop does. Never raises for what the loader does, nor for Ctrl-C: the result says
     so in ``ended``, and holds what was seen until then.
 
     Args:
-        progress: is told every few seconds, in the process that runs the loop.
+        progress: called every few seconds, in the process that runs the loop.
 
     Raises:
         LoaderError: the consumer takes no time, or the duration is not above 0.

@@ -1,4 +1,4 @@
-"""The GPU's utilisation over time: arithmetic on the times of a rehearsal.
+"""The GPU's utilization over time, computed from the times of a rehearsal.
 
 Nothing here runs a loader; times go in, figures come out.
 """

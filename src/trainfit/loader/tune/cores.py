@@ -1,4 +1,4 @@
-"""What of a machine bounds a DataLoader, and the cores that the model simulates."""
+"""A machine's limits for a DataLoader, and the cores that the model simulates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfit.results.machine.machine import Cpu, Machine, Memory
 
 #: Instructions per clock of Intel's efficiency cores, of its performance cores': Gracemont does
 #: as much a clock as Skylake, Golden Cove 1.19 times Cypress Cove, that 1.19 times Skylake
-#: (Intel Architecture Day 2021; Rocket Lake's announcement). Other makers' kinds are told apart
+#: (Intel Architecture Day 2021; Rocket Lake's announcement). Other makers' kinds are distinguished
 #: by their clocks alone (AMD's compact cores have the same design as its others).
 _EFFICIENCY_PER_CLOCK: Final = 1 / (1.19 * 1.19)
 
@@ -55,7 +55,7 @@ def model_cores(machine: LoaderMachine, contention: float) -> Cores:
 
 
 def unknowns(machine: Machine) -> tuple[str, ...]:
-    """What of :func:`loader_machine` could not be told, and what was taken instead."""
+    """Figures of :func:`loader_machine` that are unknown, and what is assumed instead."""
     cpu, memory = machine.cpu, machine.memory
     taken: Mapping[str, tuple[bool, str]] = {
         "the CPU quota": (

@@ -1,7 +1,7 @@
-"""Whether settings can start at all: RAM, shared memory, open files; and too many for the cores.
+"""Feasibility of settings: RAM, shared memory, open files, and cores.
 
 Sources: `torch/utils/data/dataloader.py` (batches in flight), `torch/multiprocessing/
-reductions.py` (each storage is handed over as a file in /dev/shm with a descriptor),
+reductions.py` (each storage is transferred as a file in /dev/shm with a descriptor),
 `ATen/core/CachingHostAllocator.h` (sizes of pinned buffers).
 """
 
@@ -30,7 +30,7 @@ _FILES_OF_QUEUES: Final = 2
 
 @dataclass(frozen=True)
 class Needs:
-    """What settings take besides the main process itself.
+    """Resources that settings need in addition to the main process.
 
     ``ram_bytes`` holds the workers' private memory as measured, batches in shared memory and
     pinned copies; ``None`` where a worker's memory was not measured. ``ram_bound_bytes`` is
@@ -46,7 +46,7 @@ class Needs:
 
 
 def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = None) -> Needs:
-    """What these settings take.
+    """The resources that these settings need.
 
     In shared memory there are at most the ``prefetch_factor × num_workers`` batches that were
     asked for, and the one that the user holds meanwhile. With ``pin_memory`` each of them may

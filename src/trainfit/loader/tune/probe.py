@@ -1,4 +1,4 @@
-"""What a loader's batches cost, found in a bounded number of short real runs.
+"""Measures the cost of a loader's batches in a bounded number of short real runs.
 
 The runs are interleaved: a machine's speed drifts within seconds, and what two kinds of runs
 are compared for must not depend on when each was made.
@@ -65,7 +65,7 @@ _SERIES: Final = 0.7
 _SLICE: Final = 1 / 15
 #: Of that, what is left for the runs without workers.
 _ALONE: Final = 0.2
-#: Runs on cores below this share of the speed in the probe's fastest run, or beside other
+#: Runs on cores below this share of the speed in the probe's fastest run, or alongside other
 #: processes, are made again while there is time, up to so many of one kind. Where all cores are
 #: slow alike, once more of every kind says more.
 _QUIET: Final = 0.9
@@ -79,8 +79,8 @@ _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
 _START_S: Final = 6.0
 #: Tries of one kind of run: as it is, and with what two faults leave.
 _ATTEMPTS: Final = 3
-#: Seconds until a batch is given up that is only made to see threads, at least: beside ten busy
-#: processes one of some milliseconds was seen to take over 2.
+#: Seconds until a batch is given up that is only made to see threads, at least: next to ten busy
+#: processes one of some milliseconds was measured to need over 2.
 _POOLS_S: Final = 5.0
 #: Seconds that one check before any run may take.
 _CHECK_S: Final = 3.0
@@ -185,7 +185,7 @@ def probe_workload(
 def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
     """What to run next: each kind once, then again while there is time; no kind that failed.
 
-    What was only run on slowed cores, or beside other processes, goes first, and is given more
+    What was only run on slowed cores, or alongside other processes, goes first, and is given more
     time.
     """
     failed: set[str] = set()
@@ -283,7 +283,7 @@ def run_watched(
     saves: bool = False,
     ranks: int = 1,
 ) -> tuple[Run, Fault | None]:
-    """One real run, with what is needed to name its fault if it fails; beside the loaders of the
+    """One real run, with what is needed to name its fault if it fails; next to the loaders of the
     other ``ranks``.
 
     Each run draws the same order of batches: what differs between runs is the settings alone.

@@ -101,7 +101,7 @@ def tune(
         confirm: real runs of the chosen settings and their rivals, at most 4.
         max_workers: the most workers to try; by default two a core, more where batches wait.
         any_order: may batches come in another order than the sampler's (``in_order=False``)?
-        progress: is told what is being done, and keeps what there is.
+        progress: receives what is being done, and keeps partial results.
         watch: who watches the cores' speed, if somebody does already.
         ranks: processes with such a loader, of one of which ``machine`` is the share; ``whole``
             is what all of them have.
@@ -365,7 +365,7 @@ class _Tuner:
             chosen = choice.goal.present
         recommended = chosen if decision.is_open else self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
-        # Beside other processes a batch has fewer threads at work than it would.
+        # Alongside other processes a batch has fewer busy threads than alone.
         notes = [] if decision.is_open else [threads.verdict(probe, machine, recommended)]
         if self._held and not decision.is_open:
             notes.append(_held_note(choice, trials, chosen))
@@ -415,7 +415,7 @@ class _Tuner:
         return next((each.probe for each in self._held.values()), None)
 
     def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
-        """A change besides the rate within an epoch is one, too."""
+        """A change other than the rate within an epoch is one, too."""
         present, left = self._workload.present, bounds(self._faults)
         if decision.gains_nothing and not left.allows(present):
             return Decision("change", f"the present settings fail: {', '.join(left.reasons)}")

@@ -1,4 +1,4 @@
-"""What a choice of settings amounts to, in a word and a sentence."""
+"""The verdict on a choice of settings: a word and a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cann
 #: Of the consumer's time, what waiting for batches may take where nothing is to be gained.
 _WAITS: Final = 0.05
 
-#: Why there is no verdict where others were at work.
+#: Why there is no verdict where other processes were active.
 _BESIDE_OTHERS: Final = (
     "other processes used cores during the measurement, so rates reflect both; "
     "re-run when they have finished"
@@ -101,7 +101,8 @@ def decide(
 
 
 def nothing_ran(faults: Sequence[Fault]) -> str:
-    """Why nothing can be told of any settings: the last fault, which was met with the least."""
+    """Why no settings could be rated: the last fault, which was met with the least demanding
+    settings."""
     said = "every run of the loader failed"
     return f"{said}: {faults[-1].summary}" if faults else said
 

@@ -1,10 +1,10 @@
-"""Which operators' results a hand formula counts, and how many numbers each has.
+"""The operators whose results a hand formula counts, with the number of elements of each.
 
 The note on ACT counts, for a layer of a Transformer, ``8 S D + 2 H S^2 + 2 S FFN`` numbers: Q, K
 and V, the attention's output, its projection, residual sums and layer norms; scores and
 probabilities; the hidden layer and its activation. The notes on VGG16 and on the T4 count each
-layer's output. Both are one rule: the results of convolutions, matrix products, normalization,
-activation functions, pooling and sums, but not of casts, copies, masks and products by element.
+layer's output. Both are one rule: the results of convolutions, matmuls, normalization,
+activation functions, pooling and sums, but not of casts, copies, masks and elementwise products.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainfit.results.runs.kernels import DTYPES, KINDS, MARKS
 from trainfit.results.runs.recording import IntArray, Recording
 
 ATTENTION: Final = "attention scores, probabilities"
-PRODUCTS: Final = "matrix products"
+PRODUCTS: Final = "matmuls"
 
 _ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "convolutions": ("convolution", "_convolution", "cudnn_convolution", "miopen_convolution"),
@@ -52,7 +52,7 @@ _SIZES: Final[Mapping[str, int]] = {
     "float64": 8,
     "float8": 1,
 }
-#: Operators before a softmax among which the product is looked for that made its scores.
+#: Operators before a softmax among which the matmul of its scores is searched.
 _SCORES_WITHIN: Final = 16
 
 
@@ -60,7 +60,7 @@ _SCORES_WITHIN: Final = 16
 class Counted:
     """An operator whose result the formula counts.
 
-    ``elements`` are the numbers of the result, ``extra`` those that the formula counts besides
+    ``elements`` are the numbers of the result, ``extra`` those that the formula counts in addition
     (scores and probabilities of fused attention). ``output`` is the result's allocation
     (-1: it has none of its own).
     """
@@ -133,7 +133,7 @@ class Operators:
         return Counted(operator, PRODUCTS, elements, output, extra=2 * scores)
 
     def _scores(self, found: list[Counted]) -> set[int]:
-        """The products that made the scores of a softmax: of as many numbers, shortly before."""
+        """The matmuls that computed the scores of a softmax: of as many numbers, shortly before."""
         scores: set[int] = set()
         for index, each in enumerate(found):
             if each.row != ATTENTION:

@@ -1,4 +1,4 @@
-"""Does memory settle from step to step, and what stays behind if it does not?"""
+"""Detects memory that grows from step to step, and what it consists of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure a memory figure is: a low and a high bound around the predicted one.
+"""Prediction interval of a memory figure.
 
 What PyTorch's own code decides is exact. Three things are not: the workspaces that cuDNN takes
 (modelled, and its choice among algorithms changes with version and GPU), the fragmentation of

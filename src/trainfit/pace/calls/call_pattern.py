@@ -1,4 +1,4 @@
-"""Calls that do the work, told from those that only take something from a queue.
+"""Distinguishes calls that do the work from those that only pop a queued result.
 
 A chunked policy (ACT) runs its network every n-th call and hands out the rest of the chunk in
 between: the mean of all its calls describes neither kind.

@@ -1,4 +1,4 @@
-"""What is called at a rate: a Python callable, or a command that answers line by line."""
+"""The callee of paced calls: a Python callable, or a command that answers line by line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class CalleeError(TrainfitError):
 
 
 class Callee(Protocol):
-    """Something to call; ``is_here``: in the thread that measures, so that its CPU time and the
-    speed of its core can be told."""
+    """Something to call; ``is_here``: in the thread that measures, so that its CPU
+    time and core speed are known."""
 
     @property
     def is_here(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""Keeps a loop's pace: sleeps for most of the wait, works for the last part of it."""
+"""Keeps a loop's pace: sleep for most of the wait, then busy-wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Pacer:
 
     Args:
         hz: ticks a second.
-        spin_s: seconds before each tick that are spent at work: the thread is awake when the
+        spin_s: seconds of busy-wait before each tick: the thread is awake when the
             tick comes, its core's clock and idle states are up. ``math.inf``: the whole wait.
     """
 

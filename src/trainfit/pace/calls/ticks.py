@@ -1,4 +1,4 @@
-"""A user's own control loop, with nothing else changed: what each of its turns took.
+"""Measures the iterations of a user's own control loop.
 
     while True:
         with trainfit.pace.tick(30):

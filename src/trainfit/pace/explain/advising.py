@@ -1,4 +1,4 @@
-"""Cures for the causes that were found, the least intrusive first."""
+"""Fixes for the causes that were found, the least intrusive first."""
 
 from __future__ import annotations
 

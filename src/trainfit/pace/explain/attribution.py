@@ -1,10 +1,10 @@
-"""Why paced calls are slower: what each arm takes away of the excess decides, no setting's name.
+"""Attribution of paced calls' slowness: each cause by the share of the excess that an arm removes.
 
-The excess is what a paced call (asleep in between) takes more than one back to back. Keeping the
-core at work in between takes away what sleeping costs the CPU; disabling deep idle states takes
-away the part of that which is waking up, and leaves the clock's; keeping the GPU busy takes
-away what the GPU's falling clock costs; launching small kernels besides, what a cold driver does.
-What no arm takes away lies in caches, or cannot be told.
+The excess is how much longer a paced call (sleeping in between) is than one back to back. Keeping
+the core busy in between removes what idling costs the CPU; disabling deep idle states removes
+the part of that which is waking up, and leaves the clock's; keeping the GPU busy removes
+what the GPU's falling clock costs; launching small kernels as well, what a cold driver does.
+What no arm removes is due to caches, or undetermined.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Evidence:
 
     ``samples`` has "back_to_back" and "sleep" at least; ``why_not`` says of other arms why they
     could not be run; ``has_gpu``: do calls use one; ``kernels`` are those of one call, ``readings``
-    what the machine said around the blocks, by arm, as far as they could be told.
+    the machine's readings around the blocks, by arm, as far as known.
     """
 
     hz: float
@@ -75,18 +75,18 @@ class Evidence:
 
     @functools.cached_property
     def recovered(self) -> Mapping[Arm, Estimate | None]:
-        """Which part of the excess each arm that was tried takes away."""
+        """The share of the excess that each arm removes."""
         return {arm: self.part((arm,)) for arm in TRIED if arm in self.samples}
 
     def part(self, more: tuple[Arm, ...], less: tuple[Arm, ...] = ()) -> Estimate | None:
-        """The sum of what the arms ``more`` take away, less that of ``less``."""
+        """The sum of what the arms ``more`` remove, less that of ``less``."""
         paced, back, *others = (
             self.samples[name].wall for name in ("sleep", "back_to_back", *more, *less)
         )
         return taken_away(paced, back, others[: len(more)], others[len(more) :])
 
     def left(self, arms: tuple[Arm, ...]) -> Estimate | None:
-        """Which part of the excess none of these arms takes away."""
+        """The share of the excess that none of these arms removes."""
         if not arms:
             return Estimate(1.0, 1.0, 1.0)
         taken = self.part(arms)
@@ -181,7 +181,7 @@ def _matters(arm: Arm, seen: Evidence) -> bool:
 
 
 def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
-    """Clock or idle states, if a core that is kept at work makes calls fast again."""
+    """Clock or idle states, if a core that is kept busy makes calls fast again."""
     spin = seen.recovered.get("spin")
     if spin is None or not _helps(spin):
         return [], ""
@@ -270,9 +270,9 @@ def _of_the_gpu(seen: Evidence) -> list[Finding]:
 
 
 def _of_gpu_awake(seen: Evidence) -> Estimate | None:
-    """What keeping the GPU busy takes away: with a sleeping core, or with one at work. A
+    """What keeping the GPU busy removes: with an idle core, or with a busy one. A
     governor that follows the load answers shorter calls with a lower clock, so that the GPU's part
-    may only show where the core is at work."""
+    may only show where the core is busy."""
     alone = seen.recovered.get("gpu_awake")
     if "awake" not in seen.samples or "spin" not in seen.samples:
         return alone
@@ -285,7 +285,7 @@ def _of_gpu_awake(seen: Evidence) -> Estimate | None:
 
 
 def _of_launching(seen: Evidence) -> list[Finding]:
-    """A cold driver: what launching small kernels takes away where core and GPU are awake."""
+    """A cold driver: what launching small kernels removes where core and GPU are awake."""
     if "launching" not in seen.samples or "awake" not in seen.samples:
         return []
     warm = seen.part(("launching",), ("awake",))

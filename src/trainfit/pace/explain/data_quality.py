@@ -1,4 +1,4 @@
-"""What makes a measurement doubtful, said in the result itself.
+"""Warnings about a measurement's quality, for the result itself.
 
 Thresholds are those of hyperfine (outliers), pyperf (deviation) and torch.utils.benchmark
 (interquartile range).

@@ -1,4 +1,4 @@
-"""What ``--fix`` does, each with its undo and its cost."""
+"""The fixes of ``--fix``, each with its undo and its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GOVERNOR, _PREFERENCE = "scaling_governor", "energy_performance_preference"
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """A cure in words."""
+    """A fix as text."""
 
     what: str
     undo: str
@@ -46,14 +46,14 @@ REMEDIES: Final[Mapping[Fix, Remedy]] = {
 
 
 class Fixer:
-    """Carries cures out on this machine, its files below ``root``."""
+    """Applies fixes on this machine, its files below ``root``."""
 
     def __init__(self, root: Path = Path("/"), settings: Settings | None = None) -> None:
         self._root = root
         self._settings = settings or Settings(root)
 
     def why_not(self, fix: Fix) -> str:
-        """Why a cure cannot be tried here, with the remedy; "" if it can."""
+        """Why a fix cannot be tried here, with the remedy; "" if it can."""
         if fix == "qos":
             return held_awake(self._root).why_not()
         return self._why_no_governor() if fix == "governor" else ""
@@ -71,7 +71,7 @@ class Fixer:
 
     @contextlib.contextmanager
     def applied(self, fix: Fix) -> Iterator[None]:
-        """The cure is in effect within, as far as it is the system's; raises
+        """Applies the fix within, as far as the system is concerned; raises
         :class:`trainfit.pace.machine.settings.SettingsError` where that is not allowed."""
         if fix != "governor":
             yield

@@ -1,4 +1,4 @@
-"""A cure, and the same measurement without and with it, in turns."""
+"""Trial of a fix: the same measurement without and with it, interleaved."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trainfit.pace.explain.statistics import Counted, Sample, median, ratio, sum
 from trainfit.results.machine.pace import Arm, Block, Cure, Estimate, Fix
 
 ROUNDS: Final = 4
-#: Of the excess, what a cure takes away at least, to be one.
+#: Least share of the excess that a fix must remove to count as one.
 _CURES: Final = 0.7
 _SURELY: Final = 0.4
-#: Seconds of waiting at work that are tried, the shortest first; the whole wait is tried last.
+#: Seconds of busy-wait that are tried, the shortest first; the whole pause is tried last.
 _MARGINS: Final = (HYBRID_S, 5e-3, 10e-3, 20e-3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """A cure (``None``: there is nothing to compare), and what is to be said beside it."""
+    """A fix (``None``: there is nothing to compare), and notes about it."""
 
     cure: Cure | None
     notes: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ Make = Callable[[Plan], Block]
 
 
 def prove(fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted: Counted) -> Proof:
-    """Blocks without and with the cure, in turns; what it changes for good, it changes only if
+    """Blocks without and with the fix, interleaved; what it changes permanently, it changes only if
     it helped.
 
     Raises :class:`CalleeError` where it cannot be carried out.
@@ -60,7 +60,7 @@ def _arm(fix: Fix, hz: float, spin_s: float) -> Arm:
 
 
 def _margin(hz: float, seconds: float, make: Make, counted: Counted) -> float:
-    """The shortest time at work that makes paced calls about as fast as those back to back."""
+    """The shortest busy-wait that makes paced calls about as fast as back-to-back calls."""
     before = Sample.of([make(Plan("sleep", hz, seconds, "cure"))], counted.rhythm)
     for spin_s in (each for each in _MARGINS if each < 1 / hz):
         plan = Plan("hybrid", hz, seconds, "cure", spin_s=spin_s, fix="spin")

@@ -1,4 +1,4 @@
-"""Percentiles, ratios with intervals, misses: what blocks of calls amount to.
+"""Statistics of blocks of calls: percentiles, ratios with intervals, missed deadlines.
 
 Intervals are by the bootstrap: blocks are drawn first and calls within them second, because a
 machine's mood lasts for blocks (two-stage bootstrap; Davison & Hinkley 1997, 3.8).

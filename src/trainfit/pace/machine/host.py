@@ -1,4 +1,4 @@
-"""The seam between a measurement and the machine: its clock, its ways to wait, what it says.
+"""Interface between a measurement and the machine: its clock, its ways to wait, its readings.
 
 :class:`Host` is this machine; :mod:`trainfit.pace.machine.simulated` is one whose clock, governor,
 idle states and GPU are simulated. Nothing else here asks a clock.
@@ -17,7 +17,7 @@ from trainfit.pace.machine.observing import Observer
 from trainfit.results.machine.pace import Readings
 
 #: Of the fixed loop, seconds at full speed: long enough for the clock (0.2 µs a look), short
-#: enough to be no work beside a call.
+#: enough to be negligible next to a call.
 PROBE_S: Final = 10e-6
 #: Modular powers of 512-bit numbers: registers and a few cache lines, so that what the call left
 #: in the caches does not matter, and as much work every time.

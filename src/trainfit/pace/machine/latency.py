@@ -1,4 +1,4 @@
-"""Forbids deep idle states for as long as a process wants (Linux's PM QoS).
+"""Disables deep idle states for as long as a process wants (Linux's PM QoS).
 
 ``/dev/cpu_dma_latency`` takes a 32-bit number of microseconds: no CPU enters an idle state that
 takes longer to leave, as long as the file is open; the least of all holders wins (kernel,

@@ -1,4 +1,4 @@
-"""Changes system settings such that they can always be brought back, also after a crash.
+"""Changes system settings so that they can always be restored, even after a crash.
 
 What a file held is written to a state file before it is changed; ``trainfit pace --undo`` reads
 that. Settings of /sys do not outlive a restart of the system, so those of an earlier boot are

@@ -67,7 +67,7 @@ class Traits:
     idle clock (1: it stays up), which is reached and left with ``gpu_falls_s`` and
     ``gpu_rises_s``. ``cold_launches`` and ``cold_work`` are by how much launches and work are
     slower after a pause. ``can_hold`` is the right to forbid idle states, ``can_wake`` the means
-    to keep the GPU at work. ``noise`` is the coefficient of variation of a call's times,
+    to keep the GPU busy. ``noise`` is the coefficient of variation of a call's times,
     ``hiccups`` how often something else takes a few ms.
     """
 
@@ -298,7 +298,7 @@ class SimulatedDevice:
 
 
 class SimulatedFixer(Fixer):
-    """Cures on the simulated machine."""
+    """Fixes on the simulated machine."""
 
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine

@@ -137,11 +137,11 @@ def _keep(
 
 def _refuse(folder: Path, reasons: list[str]) -> None:
     """Nothing protects here: the script is not run."""
-    why = "; ".join(reasons) or "none was asked for"
+    why = "; ".join(reasons) or "not requested"
     Protection(
         "none",
         why,
-        stopped=f"nothing here keeps the script from changing your files ({why}); allow it with "
-        "--allow-writes, or run trainfit where namespaces or Landlock are allowed",
+        stopped=f"the script could change your files, as no sandbox is available ({why}); allow "
+        "it with --allow-writes, or run trainfit where user namespaces or Landlock are allowed",
     ).save(folder)
     os._exit(keeper.NOT_STARTED)

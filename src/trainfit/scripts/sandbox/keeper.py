@@ -1,4 +1,4 @@
-"""The process that watches over one run and clears up behind it.
+"""The process that supervises one run and cleans up after it.
 
 The process that was to run the script forks: the child runs it, protected; the parent stays
 outside with the original files. It ends a run that writes too much, ends what the script leaves
@@ -255,13 +255,13 @@ def _downloads_note(found: Written) -> tuple[str, ...]:
     if loaded < _WORTH_A_NOTE:
         return ()
     return (
-        f"{loaded / 1e9:.2g} GB that the script downloaded into a cache were dropped with its "
-        "layer: download them once before, or every run does it again",
+        f"{loaded / 1e9:.2g} GB that the script downloaded into a cache were discarded with its "
+        "temporary layer: download them once beforehand to avoid repeating it in every run",
     )
 
 
 def _daemons_note(count: int) -> tuple[str, ...]:
     if not count:
         return ()
-    what = "a process that the script left" if count == 1 else f"{count} processes that it left"
-    return (f"{what} running in a session of its own was ended",)
+    what = "a process left by the script" if count == 1 else f"{count} processes left by the script"
+    return (f"{what} running in its own session was terminated",)

@@ -234,7 +234,7 @@ def _overlay(
     """Mount one over ``lowers``, the upmost first; the path of its upper folder in the pristine
     namespace, and the folder's descriptor. ``None`` where no base can serve."""
     stack = ":".join(f"/proc/self/fd/{each}" for each in lowers)
-    # What the mount covers is told to who asks what a file lies on (hardware/mounts.py).
+    # What the mount covers is shown to readers of the mount table (hardware/mounts.py).
     root = normal(f"{mount.root}/{relative(path, mount.point)}")
     source = f"trainfit {mount.device} {mount.filesystem} {mount.source} {root}"
     for base in bases:

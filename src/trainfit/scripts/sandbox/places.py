@@ -1,4 +1,4 @@
-"""Which folders an overlay has to cover, and the mounts that it leaves as they are."""
+"""The folders that an overlay must cover, and the mounts that it leaves unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an intervention is: one change of a running script, made from outside."""
+"""Base class of interventions: one change of a running script, made from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a storage on the simulated device: from its allocation to its free."""
+"""The lifetime of a storage on the simulated device, from its allocation to its free."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class DeviceMemory:
         return line
 
     def resize(self, life: Life, nbytes: int) -> None:
-        """The storage was resized: the new block is taken before the old one is freed."""
+        """The storage was resized: the new block is allocated before the old one is freed."""
         old, number = life.block, life.number
         life.nbytes, life.block, life.value = nbytes, None, None
         if nbytes:

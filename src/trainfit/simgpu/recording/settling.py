@@ -1,4 +1,4 @@
-"""Has the memory of a training run settled, step by step?
+"""Detects the step from which a training run's memory is steady.
 
 The first optimizer step differs from all others: the optimizer's state does not exist yet
 when its backward pass runs. What the steps after it take is compared exactly, in bytes:

@@ -1,4 +1,4 @@
-"""How long a step takes: the GPU's kernels, as the CPU launches them."""
+"""Step time: the GPU's kernels, as the CPU launches them."""
 
 from __future__ import annotations
 

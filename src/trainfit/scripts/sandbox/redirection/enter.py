@@ -1,4 +1,4 @@
-"""Takes a process into a layer by redirecting its file calls, guarded by Landlock."""
+"""Redirects a process's file calls into a layer, guarded by Landlock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def enter(
         view.become((own, *earlier), tuple(real))
     else:
         view = View((own,), tuple(real))
-        unguarded = _guard(own, folder) if guard else "it was not asked for"
+        unguarded = _guard(own, folder) if guard else "not requested"
         after_import(libraries.patches(view))
         calls = FileCalls(view)
         calls.install()

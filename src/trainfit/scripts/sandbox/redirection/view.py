@@ -1,4 +1,4 @@
-"""What a script sees of the file system: the files of its layers over the original ones.
+"""A script's view of the file system: the files of its layers over the original ones.
 
 A layer has two folders. ``files`` holds what was written, each file under its own absolute
 path; ``removed`` holds an empty file "PATH#removed" for each original that was removed, which

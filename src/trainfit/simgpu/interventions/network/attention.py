@@ -1,4 +1,4 @@
-"""PyTorch's fused attention in place of written-out attention."""
+"""Intervention: PyTorch's fused attention instead of written-out attention."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class AttentionWithoutWeights(Intervention):
 class WrittenAttention(Intervention):
     """softmax(QKᵀ)V written out in the script: found among the operators, not replaced.
 
-    Scores are the result of a batched matrix product; what is made of them on the way to a
-    second product, through one softmax, would not be kept by the fused kernels.
+    Scores are the result of a batched matmul; what is made of them on the way to a
+    second matmul, through one softmax, would not be kept by the fused kernels.
     """
 
     name = "fused-attention"

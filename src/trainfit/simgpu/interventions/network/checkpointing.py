@@ -1,4 +1,4 @@
-"""Activation checkpointing of the model's repeated blocks."""
+"""Intervention: activation checkpointing of the model's repeated blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations that overwrite their input."""
+"""Intervention: in-place activations."""
 
 from __future__ import annotations
 
