@@ -21,7 +21,7 @@ import trainfit
 from helpers_cli import ROOT, SCRIPTS
 from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError
-from trainfit.loader.script import Found, workload_from, workload_of
+from trainfit.loader.script import LoaderObservation, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.measure import (
     Listener,
@@ -302,8 +302,8 @@ def test_loaders_and_data_sets_by_name(imports: Path) -> None:
     assert workload_from("mydata:samples", 5).batch_size == 5
 
 
-def found(loader: Any, *, loaders: int = 1, on_gpu: bool = False) -> Found:
-    return Found(TraceOutcome("finished", 1, 1.0, loaders=loaders), loader, on_gpu)
+def found(loader: Any, *, loaders: int = 1, on_gpu: bool = False) -> LoaderObservation:
+    return LoaderObservation(TraceOutcome("finished", 1, 1.0, loaders=loaders), loader, on_gpu)
 
 
 def test_loaders_that_no_worker_can_help() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from trainfit.loader.digests import digest
-from trainfit.loader.faults.constraints import HARMLESS, Bounds, bounds, fallback
+from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints, bounds, fallback
 from trainfit.loader.faults.pickling import (
     LARGE_BYTES,
     find_culprits,
@@ -36,7 +36,7 @@ from trainfit.loader.faults.preflight import (
     check_workers,
     judge_sampler,
 )
-from trainfit.loader.faults.sharding import Passes, check_sharding, judge
+from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, judge
 from trainfit.loader.measure.stderr import captured_stderr
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import Fault, LoaderSettings, StartMethod
@@ -259,8 +259,8 @@ def test_an_iterable_data_set_that_is_used_up_after_one_pass() -> None:
 
 
 def test_samples_that_are_all_alike_tell_nothing() -> None:
-    alike = Passes((("a",) * 64,), False)
-    assert judge(alike, Passes((("a",) * 64, ("a",) * 64), False), None) is None
+    alike = WorkerSamples((("a",) * 64,), False)
+    assert judge(alike, WorkerSamples((("a",) * 64, ("a",) * 64), False), None) is None
 
 
 class Breaks(IterableDataset[Any]):
@@ -468,7 +468,7 @@ def test_what_is_written_to_stderr_is_kept_and_stderr_comes_back(capfd: Any) -> 
     assert capfd.readouterr().err == "after"
 
 
-# --- Bounds -----------------------------------------------------------------------------------
+# --- Constraints -------------------------------------------------------------------------------
 
 
 def fault(kind: str, settings: LoaderSettings | None = None) -> Fault:
@@ -524,7 +524,7 @@ WANTED = st.builds(
     st.sampled_from(METHODS),
 )
 SOME = st.builds(
-    Bounds,
+    SettingConstraints,
     st.none() | st.integers(0, 16),
     st.integers(0, 1),
     st.none() | st.integers(0, 64),
@@ -535,7 +535,7 @@ SOME = st.builds(
 
 @given(SOME, SOME, WANTED)
 def test_what_both_leave_is_what_each_leaves(
-    first: Bounds, second: Bounds, wanted: LoaderSettings
+    first: SettingConstraints, second: SettingConstraints, wanted: LoaderSettings
 ) -> None:
     both = first.merge(second)
     found = both.nearest(wanted)

@@ -17,7 +17,7 @@ from trainfit.hardware.host.survey import survey
 from trainfit.loader import here
 from trainfit.loader.advice.affinity import cores, why_none
 from trainfit.loader.advice.reasons import setting_reasons
-from trainfit.loader.advice.thread_reasons import Present, with_present
+from trainfit.loader.advice.thread_reasons import VariableValue, with_present
 from trainfit.loader.advice.threads import variables
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.loader import (
@@ -47,7 +47,7 @@ def seen(settings: LoaderSettings, rate: float, **more: Any) -> Candidate:
 
 
 def reasons(
-    found: LoaderResult, present: dict[str, Present] | None = None
+    found: LoaderResult, present: dict[str, VariableValue] | None = None
 ) -> dict[str, SettingReason]:
     made = setting_reasons(found, present or {}, "all alike")
     names = [each.name for each in made]
@@ -160,7 +160,7 @@ def test_what_cannot_be_told_stays() -> None:
             reason="others",
             doubts=(doubt,),
         ),
-        {"OMP_NUM_THREADS": Present("2", "shell")},
+        {"OMP_NUM_THREADS": VariableValue("2", "shell")},
     )
     for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"):
         assert found[name].value == found[name].present and not found[name].evidence
@@ -187,7 +187,7 @@ def threaded(**changes: Any) -> LoaderResult:
 
 
 def test_a_variable_of_the_command_that_was_measured_to_lose() -> None:
-    present = {"OPENBLAS_NUM_THREADS": Present("8", "command")}
+    present = {"OPENBLAS_NUM_THREADS": VariableValue("8", "command")}
     found = threaded()
     (advice,) = with_present(found, present)
     assert (advice.present, advice.set_by) == ("8", "command")
@@ -226,7 +226,7 @@ def test_held_down_without_a_gain() -> None:
         recommended=TWO, variables=(), candidates=(seen(TWO, 5.0), seen(HELD, 4.9)),
         confirmed=(ran(TWO, 4.9), ran(HELD, 4.8)),
     )  # fmt: skip
-    told = reasons(found, {"OMP_NUM_THREADS": Present("2", "shell")})
+    told = reasons(found, {"OMP_NUM_THREADS": VariableValue("2", "shell")})
     assert told["OPENBLAS_NUM_THREADS"] == SettingReason(
         "OPENBLAS_NUM_THREADS", None, None,
         "threads limited to 1: 4.8 batches/s, now 4.9: no gain", "measured",
@@ -253,7 +253,7 @@ def test_libraries_that_start_no_threads() -> None:
 
 @pytest.mark.parametrize("value", ["0", "abc", "-1", ""])
 def test_a_value_that_is_ignored_is_not_carried_on(value: str) -> None:
-    present = {"OMP_NUM_THREADS": Present(value, "command")}
+    present = {"OMP_NUM_THREADS": VariableValue(value, "command")}
     found = reasons(result(probe=probe(started_threads=0)), present)["OMP_NUM_THREADS"]
     assert (found.value, found.present, found.set_by) == (None, value, "command")
     assert found.reason.startswith(f"{value!r} is ignored (OpenMP expects a positive integer)")
@@ -274,12 +274,14 @@ def test_what_was_measured_to_win_goes_before_a_rule() -> None:
     st.sampled_from([TWO, HELD, LoaderSettings(0)]),
     st.dictionaries(
         st.sampled_from(["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]),
-        st.builds(Present, st.text(max_size=4), st.sampled_from(["command", "script", "shell"])),
+        st.builds(
+            VariableValue, st.text(max_size=4), st.sampled_from(["command", "script", "shell"])
+        ),
     ),
     st.booleans(),
 )
 def test_whatever_is_set_each_has_one_reason(
-    recommended: LoaderSettings, present: dict[str, Present], tried: bool
+    recommended: LoaderSettings, present: dict[str, VariableValue], tried: bool
 ) -> None:
     found = threaded(recommended=recommended, **({} if tried else {"held": None, "variables": ()}))
     told = reasons(dataclasses.replace(found, variables=with_present(found, present)), present)
@@ -322,9 +324,9 @@ def test_who_set_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         {"BY_COMMAND": "1", "BY_SCRIPT": "1", "BY_SHELL": "3"},
     )
     assert {name: found[name] for name in ("BY_COMMAND", "BY_SCRIPT", "BY_SHELL")} == {
-        "BY_COMMAND": Present("1", "command"),
-        "BY_SCRIPT": Present("2", "script"),
-        "BY_SHELL": Present("3", "shell"),
+        "BY_COMMAND": VariableValue("1", "command"),
+        "BY_SCRIPT": VariableValue("2", "script"),
+        "BY_SHELL": VariableValue("3", "shell"),
     }
 
 

@@ -25,7 +25,7 @@ from helpers_pace import (
 from trainfit.pace.explain.attribution import Evidence, attribute, causes
 from trainfit.pace.explain.statistics import Sample
 from trainfit.pace.machine.device import Kernels
-from trainfit.pace.machine.simulated import Traits, Work
+from trainfit.pace.machine.simulated import MachineTraits, SimulatedWork
 from trainfit.results.machine.pace import Arm
 
 SEEDS = range(3)
@@ -34,7 +34,7 @@ SEEDS = range(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("name", "traits", "work", "found"), SINGLE)
 def test_each_cause_alone_is_found(
-    name: str, traits: Traits, work: Work, found: frozenset[str], seed: int
+    name: str, traits: MachineTraits, work: SimulatedWork, found: frozenset[str], seed: int
 ) -> None:
     result = measured(traits, work, seed)
     assert result.rates[0].is_slower
@@ -47,7 +47,7 @@ def test_each_cause_alone_is_found(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("work", [work for _, _, work, _ in SOUND])
-def test_a_healthy_machine_has_no_cause(work: Work, seed: int) -> None:
+def test_a_healthy_machine_has_no_cause(work: SimulatedWork, seed: int) -> None:
     found = measured(HEALTHY, work, seed, hz=(15.0, 30.0, 60.0))
     assert not any(rate.is_slower for rate in found.rates)
     assert found.attribution is None and found.advice == ()
@@ -55,7 +55,7 @@ def test_a_healthy_machine_has_no_cause(work: Work, seed: int) -> None:
 
 @pytest.mark.parametrize(("name", "traits", "work", "pair"), PAIRS)
 def test_two_causes_are_both_found(
-    name: str, traits: Traits, work: Work, pair: frozenset[str]
+    name: str, traits: MachineTraits, work: SimulatedWork, pair: frozenset[str]
 ) -> None:
     found = measured(traits, work)
     assert set(causes(found.attribution)) == pair
@@ -66,7 +66,7 @@ def test_two_causes_are_both_found(
     [(FREQUENCY, ACT, "cpu_frequency"), (C_STATES, WAITING, "c_states")],
 )
 def test_without_the_right_to_hold_idle_states_the_cpus_own_time_tells(
-    traits: Traits, work: Work, cause: str
+    traits: MachineTraits, work: SimulatedWork, cause: str
 ) -> None:
     found = measured(without(traits, can_hold=False), work)
     assert causes(found.attribution) == (cause,)

@@ -22,10 +22,10 @@ from helpers_pace import (
 )
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.machine.simulated import (
+    MachineTraits,
     SimulatedCallee,
     SimulatedFixer,
     SimulatedMachine,
-    Traits,
 )
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.machine.pace import pace_text
@@ -71,7 +71,7 @@ class Chunked(SimulatedCallee):
         self.number += 1
 
 
-def chunked(traits: Traits) -> PaceResult:
+def chunked(traits: MachineTraits) -> PaceResult:
     machine = SimulatedMachine(traits, ACT)
     return measure(Chunked(machine), machine, Options((30.0,), 20.0), target="chunked")
 
@@ -146,14 +146,14 @@ def test_a_period_that_shows_late_leaves_no_rate_out(monkeypatch: pytest.MonkeyP
 
 
 def test_slow_calls_by_chance_are_no_kind() -> None:
-    found = measured(Traits(hiccups=0.2), HEAVY)
+    found = measured(MachineTraits(hiccups=0.2), HEAVY)
     assert found.period == 1
 
 
 @pytest.mark.parametrize(
     ("traits", "work", "fix"), [(FREQUENCY, ACT, "spin"), (C_STATES, WAITING, "qos")]
 )
-def test_cures_are_proved(traits: Traits, work: object, fix: str) -> None:
+def test_cures_are_proved(traits: MachineTraits, work: object, fix: str) -> None:
     found = measured(traits, work, fix=fix)  # type: ignore[arg-type]
     assert found.cure is not None and found.cure.is_cured
     assert found.cure.change.high < 1 and found.cure.recovered.value > 0.7

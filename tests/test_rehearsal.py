@@ -28,7 +28,7 @@ from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.rehearsal import utilization as utilisation
 from trainfit.loader.rehearsal.idle_causes import explain, made_at
 from trainfit.loader.rehearsal.run import rehearse
-from trainfit.loader.rehearsal.utilization import Observed, busy_shares
+from trainfit.loader.rehearsal.utilization import RehearsalRecord, busy_shares
 from trainfit.plan.dataloader.rehearse import with_prediction
 from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.report.sizes import WIDTH
@@ -81,12 +81,12 @@ def observed(
     total: float | None = None,
     next_cpu: float = 0.0,
     **more: Any,
-) -> Observed:
+) -> RehearsalRecord:
     """Of each batch how long it is waited for and how long its step takes, one after another."""
     waited, steps = (np.array([b[i] for b in batches]) for i in (0, 1))
     handed = 100 + np.cumsum(waited) + np.append(0.0, np.cumsum(steps)[:-1])
     end = float(handed[-1] + steps[-1] - 100) if batches else 0.0
-    return Observed(
+    return RehearsalRecord(
         settings or LoaderSettings(2),
         began=100.0,
         ended=100 + (total if total is not None else end + tail),
@@ -179,7 +179,7 @@ def test_workers_that_are_too_slow_starve_all_the_time() -> None:
     assert starving.end_s - starving.start_s > 0.9 * seen.total_s
 
 
-def records(seen: Observed, ready_s: float) -> Any:
+def records(seen: RehearsalRecord, ready_s: float) -> Any:
     """Workers in turn made each batch so long before it was handed over."""
     workers = seen.settings.num_workers
     rows = [

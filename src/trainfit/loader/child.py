@@ -28,7 +28,7 @@ from typing import Any
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.progress import Reporter, current, tell_to
-from trainfit.loader.script import Found, Script, workload_from, workload_of
+from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.exchange import write_whole
@@ -93,7 +93,7 @@ class Child:
         self._loader = f"{self._loader}: {_in_words(workload)}"
         return workload
 
-    def _scripts(self, found: Found) -> Workload | None:
+    def _scripts(self, found: LoaderObservation) -> Workload | None:
         """The script's; ``None`` where the script itself is what to tell of."""
         trace = self._trace = found.trace
         usable = trace.status in ("finished", "ended")

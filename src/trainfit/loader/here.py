@@ -12,7 +12,7 @@ from trainfit.hardware.host.system import System
 from trainfit.hardware.host.thread_variables import misread_lines
 from trainfit.loader.advice.affinity import cores, why_none
 from trainfit.loader.advice.reasons import setting_reasons
-from trainfit.loader.advice.thread_reasons import Present, with_present
+from trainfit.loader.advice.thread_reasons import VariableValue, with_present
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.tune.cores import loader_machine, unknowns
@@ -55,7 +55,7 @@ def tune_here(
 
 def _present(
     command_sets: Mapping[str, str], started_with: Mapping[str, str]
-) -> dict[str, Present]:
+) -> dict[str, VariableValue]:
     """The environment that the job runs in, with who set each variable."""
 
     def setter(name: str, value: str) -> SetBy:
@@ -63,4 +63,4 @@ def _present(
             return "script"
         return "command" if name in command_sets else "shell"
 
-    return {name: Present(value, setter(name, value)) for name, value in os.environ.items()}
+    return {name: VariableValue(value, setter(name, value)) for name, value in os.environ.items()}

@@ -20,7 +20,7 @@ class Progress(Protocol):
         """Keep a result (with ``to_json``) in case that what comes next ends the process."""
 
 
-class Silent:
+class NullProgress:
     """A progress that is reported to nobody."""
 
     def __call__(self, text: str, share: float | None = None) -> None:
@@ -30,7 +30,7 @@ class Silent:
         pass
 
 
-class Part:
+class PartialProgress:
     """A part of a larger measurement: its shares from 0 to 1 are some of the whole's."""
 
     def __init__(self, whole: Progress, begin: float, end: float) -> None:
@@ -60,7 +60,7 @@ class Reporter:
         write_whole(self._folder / "partial.json", result.to_json())
 
 
-_current: Progress = Silent()
+_current: Progress = NullProgress()
 
 
 def current() -> Progress:

@@ -36,7 +36,7 @@ _PATIENCE_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class LoaderObservation:
     """What a script showed until its first step.
 
     ``loader`` is ``None`` where none gave a batch. Nothing of the simulation is left, and no
@@ -67,7 +67,7 @@ class Script:
         limit_s: float,
         recording: Path | None,
         late: Callable[[TraceOutcome], None],
-        use: Callable[[Found], None],
+        use: Callable[[LoaderObservation], None],
     ) -> None:
         spec = find_gpu(gpu)
         self._recording = recording
@@ -178,17 +178,19 @@ class Script:
             **details,
         )
 
-    def _found(self) -> Found:
+    def _found(self) -> LoaderObservation:
         assert self._outcome is not None
         self._loaders.shut_down()
         gc.collect()
         if self._recording is not None:
             recording = with_makeup(self._simulation.recording, self._step.makeup())
             recording.save(self._recording)
-        return Found(self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors())
+        return LoaderObservation(
+            self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors()
+        )
 
 
-def workload_of(found: Found) -> Workload:
+def workload_of(found: LoaderObservation) -> Workload:
     """Of the script's loader; raises :class:`LoaderError` where it cannot be measured."""
     loader = found.loader
     if loader is None:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from trainfit.pace.calls.call_pattern import Rhythm, are_mixed, rhythm
+from trainfit.pace.calls.call_pattern import CallPattern, are_mixed, rhythm
 from trainfit.pace.calls.callee import Callee
 from trainfit.pace.calls.loop import OF_THE_GPU, Caller, CallError, Plan
 from trainfit.pace.calls.schedule import (
@@ -30,7 +30,7 @@ from trainfit.pace.explain.attribution import TRIED, Evidence, attribute
 from trainfit.pace.explain.data_quality import FEW, machine_warnings, warnings_of
 from trainfit.pace.explain.fixes import Fixer
 from trainfit.pace.explain.proving import Proof, prove
-from trainfit.pace.explain.statistics import Counted, Sample, summary
+from trainfit.pace.explain.statistics import RateCounts, Sample, summary
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.machine.host import Host
 from trainfit.results.files.errors import TrainfitError
@@ -167,7 +167,7 @@ class Session:
         times, none = tuple(walls), (0.0,) * len(walls)
         self._first_calls = Block("back_to_back", None, "profile", first, none, none, times, none)
 
-    def _rhythm(self) -> Rhythm:
+    def _rhythm(self) -> CallPattern:
         """Of all calls so far but the very first, which is like no other."""
         first = [self._first_calls] if self._first_calls is not None else []
         return rhythm([*first, *self._blocks])
@@ -245,12 +245,12 @@ class Session:
     def _of(self, arm: Arm, hz: float | None, phase: Phase) -> list[Block]:
         return [b for b in self._blocks if b.arm == arm and b.hz == hz and b.phase == phase]
 
-    def _counted(self) -> Counted:
+    def _counted(self) -> RateCounts:
         found = self._rhythm()
         reference = Sample.of(self._of("back_to_back", None, "baseline"), found)
-        return Counted(found, fast_probe(self._blocks), reference if reference.count else None)
+        return RateCounts(found, fast_probe(self._blocks), reference if reference.count else None)
 
-    def _summaries(self, counted: Counted) -> tuple[RateSummary, ...]:
+    def _summaries(self, counted: RateCounts) -> tuple[RateSummary, ...]:
         made = [summary(self._of("sleep", hz, "baseline"), counted) for hz in self._options.hz]
         return tuple(each for each in made if each is not None)
 

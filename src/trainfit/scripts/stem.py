@@ -88,7 +88,7 @@ for _name in _METHODS:
     setattr(Arguments, _name, _watched(_name))
 
 
-class Grown(Protocol):
+class ForkableRun(Protocol):
     """The run that a stem is grown from."""
 
     def hold(self) -> str:
@@ -108,11 +108,11 @@ class Stem:
     def __init__(self, serve: Callable[[], str | None], status: int) -> None:
         self._serve, self._status = serve, status
         self._open: Mapping[int, str] = {}
-        self._run: Grown | None = None
+        self._run: ForkableRun | None = None
         self._arguments = Arguments((), self._looked)
         self.waits = True
 
-    def arguments(self, run: Grown, words: Iterable[str]) -> list[str]:
+    def arguments(self, run: ForkableRun, words: Iterable[str]) -> list[str]:
         """``sys.argv`` for the script of ``run``."""
         self._run, self._open = run, _descriptors()
         self._arguments.fill(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.doctor.findings import bad, evidence
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.machine.doctor import Check, Remedy
 
 NAME: Final = "gpu"
@@ -13,7 +13,7 @@ _WSL: Final = "/usr/lib/wsl/"
 _WSL_LIBRARY: Final = f"{_WSL}lib"
 
 
-def wsl_driver(stack: Stack) -> Check | None:
+def wsl_driver(stack: DriverStack) -> Check | None:
     """WSL2: the Windows driver's libcuda is missing, shadowed, or does not start."""
     if not stack.in_wsl:
         return None
@@ -69,7 +69,7 @@ def wsl_driver(stack: Stack) -> Check | None:
     return None
 
 
-def without_gpu(stack: Stack) -> Check | None:
+def without_gpu(stack: DriverStack) -> Check | None:
     """The host drives a GPU, and the container was started without it."""
     if stack.kernel_driver is None or stack.in_wsl or stack.is_jetson:
         return None
@@ -82,7 +82,7 @@ def without_gpu(stack: Stack) -> Check | None:
     return _without(stack, missing)
 
 
-def _without(stack: Stack, missing: list[str]) -> Check:
+def _without(stack: DriverStack, missing: list[str]) -> Check:
     container = stack.machine.surroundings.container
     summary = "the host has an NVIDIA driver, but this container was started without its GPU"
     if stack.in_wsl:
@@ -130,7 +130,7 @@ def _start_again(container: str | None, missing: list[str]) -> Remedy:
     )
 
 
-def lost_gpu(stack: Stack) -> Check | None:
+def lost_gpu(stack: DriverStack) -> Check | None:
     """The container had its GPU and lost the permission (NVML: Unknown Error)."""
     unknown = any(
         word in f"{stack.nvml_error} {stack.cuda.nvidia_smi.reason}"

@@ -7,7 +7,7 @@ from typing import Final
 from trainfit.doctor.figures import on_host
 from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.gpu_visibility.causes_torch import ask_slurm
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 
 NAME: Final = "gpu"
@@ -16,7 +16,7 @@ NAME: Final = "gpu"
 _UNKNOWN = 999
 
 
-def device_node(stack: Stack) -> Check | None:
+def device_node(stack: DriverStack) -> Check | None:
     """A device file that CUDA needs is missing, or may not be opened."""
     if stack.kernel_driver is None or stack.in_wsl or stack.is_jetson or stack.sees_gpu:
         return None
@@ -42,7 +42,7 @@ def device_node(stack: Stack) -> Check | None:
     )
 
 
-def _make_nodes(stack: Stack) -> list[Remedy]:
+def _make_nodes(stack: DriverStack) -> list[Remedy]:
     make = Remedy(
         "sudo nvidia-modprobe -c=0 -u   # loads nvidia-uvm and creates the files",
         "sudo rmmod nvidia_uvm",
@@ -58,7 +58,7 @@ def _make_nodes(stack: Stack) -> list[Remedy]:
     return [make, again]
 
 
-def _open_nodes(stack: Stack, closed: list[str]) -> list[Remedy]:
+def _open_nodes(stack: DriverStack, closed: list[str]) -> list[Remedy]:
     if stack.in_slurm:
         return [ask_slurm()]
     if stack.in_container:
@@ -86,7 +86,7 @@ def _open_nodes(stack: Stack, closed: list[str]) -> list[Remedy]:
     ]
 
 
-def mig_without_instances(stack: Stack) -> Check | None:
+def mig_without_instances(stack: DriverStack) -> Check | None:
     """MIG is switched on, and no instance was made."""
     empty = [gpu for gpu in stack.gpus if gpu.mig.value and not gpu.mig_instances.value]
     if not empty or stack.sees_gpu or any(not gpu.mig.value for gpu in stack.gpus):
@@ -121,7 +121,7 @@ def mig_without_instances(stack: Stack) -> Check | None:
     )
 
 
-def unknown_error(stack: Stack) -> Check | None:
+def unknown_error(stack: DriverStack) -> Check | None:
     """CUDA's part of the driver is stuck, while the rest answers: as after a suspend."""
     if stack.cuda_code != _UNKNOWN or not stack.cuda.nvml.is_known or stack.in_wsl:
         return None
@@ -142,5 +142,5 @@ def unknown_error(stack: Stack) -> Check | None:
     )
 
 
-def _all(stack: Stack) -> list[Evidence]:
+def _all(stack: DriverStack) -> list[Evidence]:
     return [*stack.driver_evidence(), *stack.torch_evidence()]

@@ -7,7 +7,7 @@ from typing import Final
 from trainfit.doctor.figures import on_host
 from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
-from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, Stack, version_text
+from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, DriverStack, version_text
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 
 NAME: Final = "gpu"
@@ -17,7 +17,7 @@ _NOT_READY = 802
 _COMPAT_NOT_SUPPORTED = 804
 
 
-def hangs(stack: Stack) -> Check | None:
+def hangs(stack: DriverStack) -> Check | None:
     """The driver does not answer at all."""
     hanging = stack.hanging
     if len(hanging) < 2 and "libcuda" not in hanging:
@@ -52,7 +52,7 @@ def hangs(stack: Stack) -> Check | None:
     )
 
 
-def no_gpu(stack: Stack) -> Check | None:
+def no_gpu(stack: DriverStack) -> Check | None:
     """There is no NVIDIA GPU on the bus."""
     if stack.drives_gpu or stack.in_wsl or stack.is_jetson:
         return None
@@ -77,7 +77,7 @@ def no_gpu(stack: Stack) -> Check | None:
     )
 
 
-def no_driver(stack: Stack) -> Check | None:
+def no_driver(stack: DriverStack) -> Check | None:
     """A GPU is there, or may be, and no NVIDIA driver is loaded."""
     if stack.drives_gpu or stack.in_wsl or stack.is_jetson:
         return None
@@ -115,12 +115,12 @@ def no_driver(stack: Stack) -> Check | None:
     )
 
 
-def _built(stack: Stack) -> str | None:
+def _built(stack: DriverStack) -> str | None:
     """Version of the driver's libraries that are installed."""
     return stack.cuda.library_versions.get("libcuda")
 
 
-def _load(stack: Stack, other: list[str]) -> list[Remedy]:
+def _load(stack: DriverStack, other: list[str]) -> list[Remedy]:
     """How a driver comes to the GPU."""
     if "vfio-pci" in other:
         held = [d.address for d in stack.pci or () if d.kernel_driver == "vfio-pci"]
@@ -154,14 +154,14 @@ def _load(stack: Stack, other: list[str]) -> list[Remedy]:
     ]
 
 
-def distribution(stack: Stack) -> str:
+def distribution(stack: DriverStack) -> str:
     """The system's name; "" in a container, whose image says nothing of the host's."""
     if stack.in_container:
         return ""
     return (stack.machine.surroundings.operating_system.value or "").lower()
 
 
-def _install_command(stack: Stack) -> str:
+def _install_command(stack: DriverStack) -> str:
     system = distribution(stack)
     if "ubuntu" in system:
         return "sudo ubuntu-drivers install && sudo reboot"
@@ -177,7 +177,7 @@ def _install_command(stack: Stack) -> str:
     )
 
 
-def lost_gpu(stack: Stack) -> Check | None:
+def lost_gpu(stack: DriverStack) -> Check | None:
     """The GPU fell off the bus."""
     reasons = [stack.nvml_error, stack.cuda.nvidia_smi.reason]
     reasons += [gpu.name.reason for gpu in stack.gpus]
@@ -199,7 +199,7 @@ def lost_gpu(stack: Stack) -> Check | None:
     )
 
 
-def compat_unsupported(stack: Stack) -> Check | None:
+def compat_unsupported(stack: DriverStack) -> Check | None:
     """A forward-compatibility libcuda is used on a GPU that may not use it."""
     if stack.cuda_code != _COMPAT_NOT_SUPPORTED and "Error 804" not in stack.torch_words:
         return None
@@ -226,7 +226,7 @@ def compat_unsupported(stack: Stack) -> Check | None:
     )
 
 
-def too_old(stack: Stack) -> Check | None:
+def too_old(stack: DriverStack) -> Check | None:
     """The driver is older than the CUDA of this PyTorch needs."""
     build = stack.torch
     if build is None or build.cuda is None or stack.sees_gpu:
@@ -272,7 +272,7 @@ def too_old(stack: Stack) -> Check | None:
     )
 
 
-def fabric_manager(stack: Stack) -> Check | None:
+def fabric_manager(stack: DriverStack) -> Check | None:
     """GPUs joined by NVSwitch wait for the fabric manager (error 802)."""
     not_ready = stack.cuda_code == _NOT_READY or "Error 802" in stack.torch_words
     if not not_ready:
@@ -304,5 +304,5 @@ def fabric_manager(stack: Stack) -> Check | None:
     )
 
 
-def _all(stack: Stack) -> list[Evidence]:
+def _all(stack: DriverStack) -> list[Evidence]:
     return [*stack.driver_evidence(), *stack.torch_evidence()]

@@ -8,7 +8,7 @@ from typing import Final
 from trainfit.doctor.figures import on_host, quoted
 from trainfit.doctor.findings import bad
 from trainfit.doctor.gpu_visibility.causes_driver import distribution
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 
 NAME: Final = "gpu"
@@ -17,7 +17,7 @@ NAME: Final = "gpu"
 _DRIVER_MISMATCH = 803
 
 
-def no_libraries(stack: Stack) -> Check | None:
+def no_libraries(stack: DriverStack) -> Check | None:
     """The kernel's part of the driver runs, and the libraries are not installed."""
     if stack.kernel_driver is None or stack.has_libcuda or stack.in_container or stack.in_wsl:
         return None
@@ -48,7 +48,7 @@ def no_libraries(stack: Stack) -> Check | None:
     )
 
 
-def not_loaded(stack: Stack) -> Check | None:
+def not_loaded(stack: DriverStack) -> Check | None:
     """libcuda's file is there, and the loader does not take it."""
     place, answer = stack.cuda.library_places.get("libcuda", ""), stack.cuda.cuda
     if not answer.is_absent or not place or not (stack.drives_gpu or stack.has_dxg):
@@ -80,7 +80,7 @@ def not_loaded(stack: Stack) -> Check | None:
     )
 
 
-def version_mismatch(stack: Stack) -> Check | None:
+def version_mismatch(stack: DriverStack) -> Check | None:
     """The libraries are of another version than the loaded kernel module."""
     kernel = stack.kernel_driver
     if kernel is None or stack.in_wsl:
@@ -112,7 +112,7 @@ def version_mismatch(stack: Stack) -> Check | None:
     )
 
 
-def _in_step(stack: Stack, libraries: list[str]) -> list[Remedy]:
+def _in_step(stack: DriverStack, libraries: list[str]) -> list[Remedy]:
     """Bring libraries and module to one version."""
     host = [
         Remedy(
@@ -140,5 +140,5 @@ def _in_step(stack: Stack, libraries: list[str]) -> list[Remedy]:
     ]
 
 
-def _all(stack: Stack) -> list[Evidence]:
+def _all(stack: DriverStack) -> list[Evidence]:
     return [*stack.driver_evidence(), *stack.torch_evidence()]

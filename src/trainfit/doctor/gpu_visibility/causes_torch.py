@@ -8,7 +8,7 @@ from typing import Final
 from trainfit.doctor.figures import quoted
 from trainfit.doctor.findings import bad, evidence, unsure
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
-from trainfit.doctor.gpu_visibility.driver_stack import Stack, version_text
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack, version_text
 from trainfit.hardware.gpu.masking import visible
 from trainfit.results.machine.doctor import Check, Remedy
 from trainfit.results.machine.machine import TorchBuild
@@ -19,7 +19,7 @@ _IMPORT: Final = "import torch: "
 _FAULTS: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 
 
-def forked(stack: Stack) -> Check | None:
+def forked(stack: DriverStack) -> Check | None:
     """The process was forked after its parent had started CUDA."""
     if stack.cuda.bad_fork.value is not True:
         return None
@@ -47,7 +47,7 @@ def forked(stack: Stack) -> Check | None:
     )
 
 
-def no_torch(stack: Stack) -> Check | None:
+def no_torch(stack: DriverStack) -> Check | None:
     """There is no PyTorch in this environment."""
     if not stack.cuda.torch.is_absent:
         return None
@@ -61,7 +61,7 @@ def no_torch(stack: Stack) -> Check | None:
     )
 
 
-def import_fails(stack: Stack) -> Check | None:
+def import_fails(stack: DriverStack) -> Check | None:
     """PyTorch is installed, and cannot be imported."""
     reason = stack.cuda.torch_probe.reason
     if stack.probe is not None or not reason.startswith(_IMPORT):
@@ -98,7 +98,7 @@ def import_fails(stack: Stack) -> Check | None:
     )
 
 
-def crashes(stack: Stack) -> Check | None:
+def crashes(stack: DriverStack) -> Check | None:
     """PyTorch dies of a fault of its own, not of a kill from outside."""
     found = re.match(r"killed by signal (\d+)", stack.cuda.torch_probe.reason, re.ASCII)
     name = _FAULTS.get(int(found[1])) if found and stack.probe is None else None
@@ -129,7 +129,7 @@ def crashes(stack: Stack) -> Check | None:
     )
 
 
-def cpu_only(stack: Stack) -> Check | None:
+def cpu_only(stack: DriverStack) -> Check | None:
     """The build has neither CUDA nor ROCm."""
     build = stack.torch
     if build is None or build.cuda is not None:
@@ -164,7 +164,7 @@ def cpu_only(stack: Stack) -> Check | None:
     )
 
 
-def _install(stack: Stack, build: TorchBuild) -> Remedy:
+def _install(stack: DriverStack, build: TorchBuild) -> Remedy:
     """A wheel with the newest CUDA that the driver and the GPUs are served by."""
     undo = wheels.again(build)
     if stack.is_jetson:
@@ -187,7 +187,7 @@ def _install(stack: Stack, build: TorchBuild) -> Remedy:
     )
 
 
-def masked(stack: Stack) -> Check | None:
+def masked(stack: DriverStack) -> Check | None:
     """CUDA_VISIBLE_DEVICES leaves none of the GPUs that are there."""
     value = stack.cuda.visible_devices.value
     if value is None or stack.sees_gpu:
@@ -219,7 +219,7 @@ def masked(stack: Stack) -> Check | None:
     )
 
 
-def _unmask(stack: Stack, value: str) -> list[Remedy]:
+def _unmask(stack: DriverStack, value: str) -> list[Remedy]:
     unset = Remedy(
         "unset CUDA_VISIBLE_DEVICES",
         f"export CUDA_VISIBLE_DEVICES={quoted(value)}",
@@ -237,7 +237,7 @@ def ask_slurm() -> Remedy:
     )
 
 
-def no_kernel_image(stack: Stack) -> Check | None:
+def no_kernel_image(stack: DriverStack) -> Check | None:
     """The build has no machine code for this GPU's capability, nor PTX to make it from."""
     probe = stack.probe
     if probe is None or not stack.sees_gpu or not stack.has_no_image:

@@ -6,7 +6,7 @@ from typing import Final
 
 from trainfit.doctor.figures import all_gpus, quoted
 from trainfit.doctor.findings import bad, evidence
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.files.words import size
 from trainfit.results.machine.doctor import Check, Remedy
 from trainfit.results.machine.machine import Gpu
@@ -21,7 +21,7 @@ _DEVICES_UNAVAILABLE = 46
 _FREE_SHARE = 0.5
 
 
-def occupied(stack: Stack) -> Check | None:
+def occupied(stack: DriverStack) -> Check | None:
     """The driver lets no further process in."""
     if stack.cuda_code != _DEVICES_UNAVAILABLE and "busy or unavailable" not in stack.torch_words:
         return None
@@ -61,7 +61,7 @@ def occupied(stack: Stack) -> Check | None:
     )
 
 
-def full(stack: Stack) -> Check | None:
+def full(stack: DriverStack) -> Check | None:
     """Others hold so much of a GPU's memory that not even a context fits."""
     if stack.cuda_code != _OUT_OF_MEMORY and "out of memory" not in stack.torch_words:
         return None

@@ -19,13 +19,13 @@ from trainfit.doctor.gpu_visibility import (
     causes_torch,
     causes_use,
 )
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.machine.doctor import Check, Remedy
 from trainfit.results.machine.machine import Machine
 
 NAME: Final = "gpu"
 
-Row = Callable[[Stack], Check | None]
+Row = Callable[[DriverStack], Check | None]
 
 #: Asked where PyTorch sees no GPU, or runs nothing on it. In this order, since a later cause
 #: would often match too: a masked GPU leaves ``device_count()`` at 0 like a missing driver does.
@@ -69,7 +69,7 @@ KERNEL_ROWS: Final[tuple[Row, ...]] = (
 
 def check_visibility(machine: Machine) -> tuple[Check, ...]:
     """Does PyTorch see a GPU, and if not, why?"""
-    stack = Stack(machine)
+    stack = DriverStack(machine)
     # Of this process alone: a fresh one would see the GPU.
     if (forked := causes_torch.forked(stack)) is not None:
         return (forked,)
@@ -81,7 +81,7 @@ def check_visibility(machine: Machine) -> tuple[Check, ...]:
     return (_unexplained(stack),)
 
 
-def _seen(stack: Stack) -> Check:
+def _seen(stack: DriverStack) -> Check:
     probe = stack.probe
     assert probe is not None
     count = f"{probe.devices} GPU" + ("s" if probe.devices != 1 else "")
@@ -100,7 +100,7 @@ def _seen(stack: Stack) -> Check:
     )
 
 
-def _unexplained(stack: Stack) -> Check:
+def _unexplained(stack: DriverStack) -> Check:
     found = [*stack.torch_evidence(), *stack.driver_evidence(), stack.node_evidence()]
     if stack.probe is None:
         return unsure(

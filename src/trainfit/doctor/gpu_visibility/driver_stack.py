@@ -33,7 +33,7 @@ _NO_IMAGE = "no kernel image"
 
 
 @dataclasses.dataclass(frozen=True)
-class Stack:
+class DriverStack:
     """The driver stack of one machine, as the decision table reads it."""
 
     machine: Machine

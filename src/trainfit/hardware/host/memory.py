@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfit.hardware.host.cgroup import Level, own_levels, tightest
+from trainfit.hardware.host.cgroup import CgroupLevel, own_levels, tightest
 from trainfit.hardware.host.parsing import asked, keyed_kilobytes, natural, natural_at
 from trainfit.hardware.host.system import Space, System
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
@@ -79,7 +79,7 @@ def _of_another(limit: Fact[int]) -> Fact[int]:
     return cannot_tell(limit.source, "the limit is of a cgroup that is not visible from here")
 
 
-def _limit_of(system: System, level: Level) -> Fact[float]:
+def _limit_of(system: System, level: CgroupLevel) -> Fact[float]:
     text = system.text(level.file("memory.limit_in_bytes", "memory.max"))
     if text.value == "max":
         return absent(text.source, "no limit")
@@ -103,7 +103,7 @@ def _hidden_limit(system: System) -> Fact[int]:
     return absent("memory.stat", "no limit in parent cgroups")
 
 
-def _used(system: System, level: Level) -> Fact[int]:
+def _used(system: System, level: CgroupLevel) -> Fact[int]:
     """What the cgroup holds, less file cache that the kernel drops when memory runs short.
 
     That part is ``inactive_file``, as Kubernetes' working set and `docker stats` have it.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from trainfit.loader.advice.thread_reasons import Present, thread_reasons
+from trainfit.loader.advice.thread_reasons import VariableValue, thread_reasons
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.results.files.words import count
 from trainfit.results.loader import (
@@ -27,7 +27,7 @@ _SAME: Final = 1.01
 
 
 def setting_reasons(
-    result: LoaderResult, present: Mapping[str, Present], why_no_cores: str
+    result: LoaderResult, present: Mapping[str, VariableValue], why_no_cores: str
 ) -> tuple[SettingReason, ...]:
     """One for each parameter of the DataLoader, each variable of threads, and CPU affinity.
 

@@ -28,7 +28,7 @@ _SAME: Final = 1.01
 
 
 @dataclass(frozen=True)
-class Present:
+class VariableValue:
     """The value of a variable in the environment of the job, and who set it."""
 
     value: str
@@ -36,7 +36,7 @@ class Present:
 
 
 def with_present(
-    result: LoaderResult, present: Mapping[str, Present]
+    result: LoaderResult, present: Mapping[str, VariableValue]
 ) -> tuple[VariableAdvice, ...]:
     """The result's variables with their values now, and what the advice gained in real runs."""
     rates = _both(result)
@@ -53,7 +53,9 @@ def with_present(
     )
 
 
-def thread_reasons(result: LoaderResult, present: Mapping[str, Present]) -> list[SettingReason]:
+def thread_reasons(
+    result: LoaderResult, present: Mapping[str, VariableValue]
+) -> list[SettingReason]:
     """One for each variable, also for those that are not to be set; ``result.variables`` are as
     :func:`with_present` gives them."""
     advised = {each.name: each for each in result.variables}

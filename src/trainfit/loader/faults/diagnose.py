@@ -14,9 +14,9 @@ from typing import Final
 
 from trainfit.loader.faults import exceptions, hangs, tracebacks
 from trainfit.loader.faults import fixes as cures
-from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
-from trainfit.loader.faults.tracebacks import Raised
+from trainfit.loader.faults.tracebacks import ParsedException
 from trainfit.loader.lost import unsendable
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
@@ -74,9 +74,11 @@ _BOOTSTRAPPING: Final = "finished its bootstrapping phase"
 _NOT_FOUND: Final = re.compile(r"Can't get attribute '?([\w.<>]+)'? on <module '([^']*)'")
 
 
-def diagnose_run(run: Run, workload: Workload | None = None, seen: Seen | None = None) -> Fault:
+def diagnose_run(
+    run: Run, workload: Workload | None = None, seen: FailureContext | None = None
+) -> Fault:
     """What went wrong in a run that failed, or that ended before its loader should."""
-    seen = seen if seen is not None else Seen.of(run)
+    seen = seen if seen is not None else FailureContext.of(run)
     if run.failure is not None:
         return diagnose(run.failure, run.settings, workload, seen)
     handed = count(len(run.handed), "batch", "batches")
@@ -93,7 +95,7 @@ def diagnose(
     failure: Failure,
     settings: LoaderSettings,
     workload: Workload | None = None,
-    seen: Seen | None = None,
+    seen: FailureContext | None = None,
 ) -> Fault:
     """Name what a failed run means.
 
@@ -103,7 +105,7 @@ def diagnose(
             set's attributes are looked at, and a batch is made in a process of its own.
         seen: what else is known; evidence that is not given is said to be missing.
     """
-    seen = seen or Seen()
+    seen = seen or FailureContext()
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
     found = (
         _hung(failure, settings, workload, seen)
@@ -134,7 +136,7 @@ def _clipped(text: str) -> str:
 
 
 def _hung(
-    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: Seen
+    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
 ) -> Fault | None:
     if not failure.hung:
         return None
@@ -148,7 +150,7 @@ def _hung(
 
 
 def _lost(
-    hang: hangs.Hang, settings: LoaderSettings, workload: Workload | None, seen: Seen
+    hang: hangs.Hang, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
 ) -> Fault:
     """A batch was made and not sent: what holds it up?"""
     if _FILES.search(seen.output) or _too_many_files(settings, seen):
@@ -165,7 +167,7 @@ def _lost(
     return Fault(hang.kind, hang.summary, hang.evidence, cures.LOST, settings)
 
 
-def _too_many_files(settings: LoaderSettings, seen: Seen) -> bool:
+def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
     """One descriptor a tensor (`torch/multiprocessing/reductions.py`, ``reduce_storage``)."""
     if seen.batch_tensors is None or seen.open_files is None:
         return False
@@ -176,7 +178,7 @@ def _too_many_files(settings: LoaderSettings, seen: Seen) -> bool:
 
 
 def _resources(
-    failure: Failure, settings: LoaderSettings, raised: Raised, seen: Seen
+    failure: Failure, settings: LoaderSettings, raised: ParsedException, seen: FailureContext
 ) -> Fault | None:
     text = "\n".join((failure.message, failure.traceback, seen.output))
     said = short(raised.message or failure.message) or _said(failure, seen)
@@ -196,7 +198,7 @@ def _resources(
     return None
 
 
-def _shm_full(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
+def _shm_full(settings: LoaderSettings, said: str, seen: FailureContext) -> Fault:
     need = None
     if seen.batch_bytes is not None:
         need = (settings.tokens + 1) * seen.batch_bytes
@@ -212,7 +214,7 @@ def _shm_full(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
     return Fault("shm_full", summary, evidence, cures.shm(settings, need), settings)
 
 
-def _open_files(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
+def _open_files(settings: LoaderSettings, said: str, seen: FailureContext) -> Fault:
     evidence = said
     if seen.batch_tensors is not None:
         need = seen.batch_tensors * (settings.tokens + 1)
@@ -226,7 +228,7 @@ def _open_files(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
 
 
 def _start(
-    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: Seen
+    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
 ) -> Fault | None:
     """What only happens to workers that are not forked."""
     if settings.start_method == "fork" or settings.num_workers == 0:
@@ -257,7 +259,7 @@ def _start(
 # --- Processes that ended ---------------------------------------------------------------------
 
 
-def _ended(failure: Failure, settings: LoaderSettings, seen: Seen) -> Fault | None:
+def _ended(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Fault | None:
     number, said = _signal(failure), _said(failure, seen)
     is_worker = failure.exit_code is None
     who = "A worker" if is_worker else "The main process"
@@ -282,7 +284,7 @@ def _ended(failure: Failure, settings: LoaderSettings, seen: Seen) -> Fault | No
 
 
 def _killed(
-    kind: str, who: str, number: int, settings: LoaderSettings, said: str, seen: Seen
+    kind: str, who: str, number: int, settings: LoaderSettings, said: str, seen: FailureContext
 ) -> Fault:
     """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
     name, kills = _name(number), seen.oom_kills
@@ -343,7 +345,7 @@ def _name(number: int) -> str:
 
 
 def _exception(
-    failure: Failure, settings: LoaderSettings, raised: Raised, workload: Workload | None
+    failure: Failure, settings: LoaderSettings, raised: ParsedException, workload: Workload | None
 ) -> Fault | None:
     if not failure.error_type:
         return None
@@ -364,7 +366,7 @@ def _exception(
     return Fault("exception", f"The loader raises {words}", evidence, cures.EXCEPTION, settings)
 
 
-def _said(failure: Failure, seen: Seen) -> str:
+def _said(failure: Failure, seen: FailureContext) -> str:
     """What was seen of processes that ended, in words."""
     parts = []
     if failure.error_type:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainfit.loader.faults.objects import walk
-from trainfit.loader.faults.tracebacks import Raised
+from trainfit.loader.faults.tracebacks import ParsedException
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.words import short
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownFault:
     """A fault's kind, summary and fix, derived from an exception."""
 
     kind: str
@@ -93,16 +93,16 @@ _HANDLES: Final[dict[str, re.Pattern[str]]] = {
 _CERTAIN: Final = re.compile(r"MDB_BAD_RSLOT")
 
 
-def known(raised: Raised, workload: Workload | None) -> Known | None:
+def known(raised: ParsedException, workload: Workload | None) -> KnownFault | None:
     """The known cause of an exception, if it has one."""
     for rule in _RULES:
         if rule.message.search(raised.message):
             at = f" ({short(raised.message, 80)})" if rule.kind == "collate" else ""
-            return Known(rule.kind, rule.summary + at, rule.cure)
+            return KnownFault(rule.kind, rule.summary + at, rule.cure)
     return _handle(raised, workload) if raised.worker is not None else None
 
 
-def _handle(raised: Raised, workload: Workload | None) -> Known | None:
+def _handle(raised: ParsedException, workload: Workload | None) -> KnownFault | None:
     """A file that was opened before workers were forked, and that two of them now read."""
     text = f"{raised.type}: {raised.message}"
     suspects = [name for name, said in _HANDLES.items() if said.search(text)]
@@ -112,7 +112,7 @@ def _handle(raised: Raised, workload: Workload | None) -> Known | None:
     if not found and not _CERTAIN.search(text):
         return None
     what = ", ".join(f"{path} ({kind})" for path, kind in found.items()) or f"a {suspects[0]} file"
-    return Known(
+    return KnownFault(
         "handle_before_fork",
         f"{what} was opened before the workers were forked, and they share its file position",
         "open it in the worker: set the attribute to None in __init__ and open at "

@@ -10,7 +10,7 @@ from trainfit.loader.measure.run import Run
 
 
 @dataclass(frozen=True)
-class Seen:
+class FailureContext:
     """Context of a failure; ``None``: unknown.
 
     Attributes:
@@ -59,7 +59,7 @@ class Seen:
         open_files: int | None = None,
         oom_kills: OomKills | None = None,
         output: str = "",
-    ) -> Seen:
+    ) -> FailureContext:
         """The context of a run, with what the caller knows in addition."""
         records = [each for each in run.fetches if len(each)]
         started = [at for at in run.started if at]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainfit.loader.faults import stacks
-from trainfit.loader.faults.failure_context import Seen
-from trainfit.loader.faults.stacks import Stack
+from trainfit.loader.faults.failure_context import FailureContext
+from trainfit.loader.faults.stacks import ThreadStack
 from trainfit.results.files.words import count
 from trainfit.results.loader import LoaderSettings
 
@@ -70,7 +70,7 @@ class Hang:
     library: str = ""
 
 
-def explain(text: str, settings: LoaderSettings, seen: Seen) -> Hang:
+def explain(text: str, settings: LoaderSettings, seen: FailureContext) -> Hang:
     """Name what a run waited for at its time limit, from ``faulthandler``'s stacks."""
     threads = stacks.parse(text)
     workers = [each for each in threads if each.role == "worker"]
@@ -97,7 +97,7 @@ def explain(text: str, settings: LoaderSettings, seen: Seen) -> Hang:
     return _busy(busy, settings, seen, progress)
 
 
-def _alone(seen: Seen, progress: str) -> Hang:
+def _alone(seen: FailureContext, progress: str) -> Hang:
     if seen.made:
         return Hang("slow_dataset", "The data set is slow, without workers, too", progress)
     words = (
@@ -106,7 +106,7 @@ def _alone(seen: Seen, progress: str) -> Hang:
     return Hang("hung", words, progress)
 
 
-def _starting(main: Stack | None, settings: LoaderSettings, seen: Seen) -> Hang:
+def _starting(main: ThreadStack | None, settings: LoaderSettings, seen: FailureContext) -> Hang:
     started = seen.started or 0
     where = f"; the main process is in {main.where}" if main is not None else ""
     many = f"{started} of {count(settings.num_workers, 'worker')} had started{where}"
@@ -116,7 +116,9 @@ def _starting(main: Stack | None, settings: LoaderSettings, seen: Seen) -> Hang:
     return Hang("start_hangs", words, many)
 
 
-def _busy(busy: list[Stack], settings: LoaderSettings, seen: Seen, progress: str) -> Hang:
+def _busy(
+    busy: list[ThreadStack], settings: LoaderSettings, seen: FailureContext, progress: str
+) -> Hang:
     """Workers are in the midst of a batch: slow, or stuck?"""
     first = busy[0]
     library = next((name for each in busy if (name := stacks.library(each, FORK_UNSAFE))), "")
@@ -140,7 +142,7 @@ def _busy(busy: list[Stack], settings: LoaderSettings, seen: Seen, progress: str
     return Hang("hung", words, f"{evidence}; try a longer time limit", library)
 
 
-def _is_stuck(seen: Seen) -> bool | None:
+def _is_stuck(seen: FailureContext) -> bool | None:
     """Is a batch that takes this long stuck? ``None``: there is nothing to compare it with."""
     silent = seen.silent_s if seen.silent_s is not None else seen.limit_s
     usual = [each for each in (seen.longest_s, seen.alone_s) if each is not None]
@@ -150,7 +152,7 @@ def _is_stuck(seen: Seen) -> bool | None:
     return True if times > _STUCK else False if times <= _SLOW else None
 
 
-def _progress(settings: LoaderSettings, seen: Seen) -> str:
+def _progress(settings: LoaderSettings, seen: FailureContext) -> str:
     """What came, in words."""
     if seen.fetched is None:
         said = "the number of batches produced is unknown"

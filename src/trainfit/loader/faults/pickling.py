@@ -36,7 +36,7 @@ _PARTS: Final = ("dataset", "collate_fn", "worker_init_fn")
 
 
 @dataclass(frozen=True)
-class Pickled:
+class PickleReport:
     """What is sent to a worker that is not forked.
 
     ``nbytes`` is the pickle's size, ``shared_bytes`` that of the tensors, which go through
@@ -67,18 +67,18 @@ class Pickled:
         return None
 
 
-def pickled(workload: Workload, limit_s: float = 10.0) -> Pickled:
+def pickled(workload: Workload, limit_s: float = 10.0) -> PickleReport:
     """Try it, in a forked process, which is ended at the time limit."""
     ended = isolated.call(functools.partial(_pickled, workload), limit_s)
     if ended.value is not None:
         return ended.value
     if ended.hung:
-        return Pickled(None, None, (), f"pickling took more than {limit_s:.3g} s")
+        return PickleReport(None, None, (), f"pickling took more than {limit_s:.3g} s")
     died = f"the process exited with {ended.exit_code} while pickling"
-    return Pickled(None, None, (), ended.message or died)
+    return PickleReport(None, None, (), ended.message or died)
 
 
-def _pickled(workload: Workload) -> Pickled:
+def _pickled(workload: Workload) -> PickleReport:
     loader = workload.loader(workload.present)
     parts = {
         "dataset": workload.dataset,
@@ -91,11 +91,11 @@ def _pickled(workload: Workload) -> Pickled:
     try:
         culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
         if culprits:
-            return Pickled(None, None, culprits)
+            return PickleReport(None, None, culprits)
         sink = _Sink()
         pickler = _Counting(sink)
         pickler.dump([parts[name] for name in _PARTS])
-        return Pickled(sink.nbytes, pickler.shared_bytes)
+        return PickleReport(sink.nbytes, pickler.shared_bytes)
     finally:
         context.set_spawning_popen(None)
 

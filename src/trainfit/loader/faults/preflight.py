@@ -16,7 +16,7 @@ from typing import Any, Final
 from trainfit.loader.faults import fixes as cures
 from trainfit.loader.faults.constraints import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import pickled, session_problem
 from trainfit.loader.faults.sharding import check_sharding
 from trainfit.loader.measure import isolated
@@ -251,7 +251,7 @@ class _Tried:
     """A trial run, and the fault that it met, if any."""
 
     run: Run
-    seen: Seen
+    seen: FailureContext
     fault: Fault | None
 
     @property
@@ -282,7 +282,7 @@ def _try(
         run = run_loader(
             workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=most_batches
         )
-    seen = Seen.of(
+    seen = FailureContext.of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,

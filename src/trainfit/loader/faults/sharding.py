@@ -39,7 +39,7 @@ also by rank. Until then num_workers=1"""
 
 
 @dataclass(frozen=True)
-class Passes:
+class WorkerSamples:
     """What workers gave: the digests of each worker's samples in their order.
 
     ``ended`` is whether each came to its end; ``again`` how many samples a second pass of the
@@ -75,7 +75,7 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Fault, ..
     return (*faults, fault) if fault is not None else tuple(faults)
 
 
-def judge(one: Passes, two: Passes, seeded: Passes | None) -> Fault | None:
+def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) -> Fault | None:
     """The fault of what one worker gave, what two gave, and two with the same random seeds."""
     first, second = len(two.digests[0]), len(two.digests[1])
     if shares(two, one):
@@ -98,7 +98,7 @@ def judge(one: Passes, two: Passes, seeded: Passes | None) -> Fault | None:
     return Fault("iterable_not_sharded", summary, evidence, CURE)
 
 
-def shares(two: Passes, one: Passes) -> bool:
+def shares(two: WorkerSamples, one: WorkerSamples) -> bool:
     """Do two workers give the same samples, which do not repeat with one worker?"""
     if len(two.digests) < 2 or not two.digests[1] or not one.digests[0]:
         return False
@@ -108,17 +108,21 @@ def shares(two: Passes, one: Passes) -> bool:
     return _common(two) > _SAME_SHARE * len(two.digests[1])
 
 
-def _common(two: Passes) -> int:
+def _common(two: WorkerSamples) -> int:
     first = set(two.digests[0])
     return sum(1 for each in two.digests[1] if each in first)
 
 
-def _passes(workload: Workload, workers: int, same_seeds: bool, limit_s: float) -> Passes | None:
+def _passes(
+    workload: Workload, workers: int, same_seeds: bool, limit_s: float
+) -> WorkerSamples | None:
     function = functools.partial(_iterate, workload, workers, same_seeds, limit_s / 2)
     return isolated.call(function, limit_s).value
 
 
-def _iterate(workload: Workload, workers: int, same_seeds: bool, seconds: float) -> Passes | None:
+def _iterate(
+    workload: Workload, workers: int, same_seeds: bool, seconds: float
+) -> WorkerSamples | None:
     init = workload.loader(workload.present).worker_init_fn
     # Unbatched, each sample with its worker: batches of two workers differ by their cut alone.
     loader: DataLoader[Any] = DataLoader(
@@ -142,7 +146,7 @@ def _iterate(workload: Workload, workers: int, same_seeds: bool, seconds: float)
         if time.monotonic() > deadline:
             break
     digests = tuple(tuple(each) for each in found.values())
-    return Passes(digests, len(ended) == workers, again)
+    return WorkerSamples(digests, len(ended) == workers, again)
 
 
 class _Tagged(IterableDataset[Any]):

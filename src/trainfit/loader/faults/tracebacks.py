@@ -68,7 +68,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Raised:
+class ParsedException:
     """An exception: ``where`` it was caught ("in DataLoader worker process 0") or empty."""
 
     type: str
@@ -92,7 +92,7 @@ class Raised:
         return next(reversed(users or packages), None)
 
 
-def parse(error_type: str, message: str, text: str) -> Raised:
+def parse(error_type: str, message: str, text: str) -> ParsedException:
     """What was raised, from an exception's type, message and traceback.
 
     A worker's exception is looked for in the message, then in the traceback, which shows it
@@ -100,9 +100,9 @@ def parse(error_type: str, message: str, text: str) -> Raised:
     """
     found = _CAUGHT.search(message) or _CAUGHT.search(text)
     if found is None:
-        return Raised(error_type, message, "", frames(text))
+        return ParsedException(error_type, message, "", frames(text))
     name, inner = found["type"], found["text"]
-    return Raised(name, _message(name, inner), found["where"], frames(inner))
+    return ParsedException(name, _message(name, inner), found["where"], frames(inner))
 
 
 def frames(text: str) -> tuple[Frame, ...]:

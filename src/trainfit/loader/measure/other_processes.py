@@ -45,7 +45,7 @@ def waits_for_cores(
     return tuple(found)
 
 
-class OthersWork:
+class OtherProcessLoad:
     """Counts from when it is made: others are all but the process ``root`` (by default this one)
     and what it has started.
 

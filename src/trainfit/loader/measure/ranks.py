@@ -62,7 +62,7 @@ def alone_note(runs: Iterable[Run], ranks: int) -> str:
     )
 
 
-class Others:
+class OtherRanks:
     """The processes of the other ranks, while they run."""
 
     def __init__(self, processes: list[Any]) -> None:
@@ -76,7 +76,7 @@ class Others:
 @contextlib.contextmanager
 def others(
     workload: Workload, settings: LoaderSettings, consumer: Consumer, count: int, limit_s: float
-) -> Iterator[Others]:
+) -> Iterator[OtherRanks]:
     """``count`` running copies of the loader, each in its own processes, until the end of the
     context; they have got their first batch when it begins, or it is ``limit_s`` seconds later.
 
@@ -100,7 +100,7 @@ def others(
             processes.append(process)
             receivers.append(receiver)
         _await_first(receivers, limit_s)
-        yield Others(processes)
+        yield OtherRanks(processes)
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):

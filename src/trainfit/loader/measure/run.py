@@ -28,12 +28,12 @@ from trainfit.loader.measure.instrument import (
     COLUMNS,
     STACKS_SIGNAL,
     WALL,
-    Notebook,
-    Receipts,
     Records,
+    TransferTimes,
+    WorkerRecords,
     time_fetches,
 )
-from trainfit.loader.measure.other_processes import OthersWork, waits_for_cores
+from trainfit.loader.measure.other_processes import OtherProcessLoad, waits_for_cores
 from trainfit.loader.measure.pinning import emulated_pinning
 from trainfit.loader.measure.saving import save_seconds
 from trainfit.loader.measure.workload import Workload
@@ -199,7 +199,7 @@ def run_loader(
     consumer = consumer or Consumer(0.0)
     limit_s = seconds + PATIENCE_S if limit_s is None else limit_s
     with tempfile.TemporaryDirectory(prefix="trainfit-loader-") as folder:
-        notebook = Notebook(Path(folder), max(1, settings.num_workers))
+        notebook = WorkerRecords(Path(folder), max(1, settings.num_workers))
         # Other ranks' loaders and who watches the cores are this process', not others'.
         function = functools.partial(
             _run, workload, settings, consumer, seconds, most_batches, saves, notebook, os.getpid()
@@ -213,7 +213,7 @@ def run_loader(
 
 
 def watched(
-    function: Callable[[], _T], settings: LoaderSettings, limit_s: float, notebook: Notebook
+    function: Callable[[], _T], settings: LoaderSettings, limit_s: float, notebook: WorkerRecords
 ) -> tuple[_T | None, Failure]:
     """Call what iterates a loader of these settings: in a forked process with workers, here
     without. Its value, or why there is none."""
@@ -238,7 +238,7 @@ def _run(
     seconds: float,
     most_batches: int | None,
     saves: bool,
-    notebook: Notebook,
+    notebook: WorkerRecords,
     root: int,
 ) -> Run:
     if settings.num_workers:
@@ -246,7 +246,7 @@ def _run(
     records = np.zeros((1 << 14, COLUMNS))
     restore = None if settings.num_workers else time_fetches(records)
     try:
-        with pinning(settings), Receipts() as receipts:
+        with pinning(settings), TransferTimes() as receipts:
             loader = workload.loader(settings, notebook.init)
             loop = _Loop(loader, settings, consumer, seconds, most_batches, saves, root)
             failure = loop.run()
@@ -328,7 +328,7 @@ class _Loop:
             with contextlib.suppress(psutil.Error):  # one that died at once: it will be seen
                 workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
                 before = _switches(workers)
-            others = OthersWork(self._root)
+            others = OtherProcessLoad(self._root)
             makers = workers or [psutil.Process()]
             waited = waits_for_cores(makers)
             self._iterate(batches)

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.hardware.cpu.core_speed import CoreSpeeds, Pieces, pieces_of
-from trainfit.loader.faults.constraints import Bounds, bounds
+from trainfit.hardware.cpu.core_speed import CoreSpeeds, WorkPieces, pieces_of
+from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.instrument import WALL
 from trainfit.loader.measure.other_processes import is_beside_others
 from trainfit.loader.measure.run import Run
@@ -104,7 +104,7 @@ class Readings:
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
 
-    def with_speeds(self, watch: CoreSpeeds | Pieces) -> Readings:
+    def with_speeds(self, watch: CoreSpeeds | WorkPieces) -> Readings:
         """The same with the cores' speed in each run."""
         names = [name for name, runs in self.runs.items() for _ in runs]
         found: dict[str, list[Run]] = {}
@@ -112,7 +112,7 @@ class Readings:
             found.setdefault(name, []).append(run)
         return Readings(self.machine, found, self.faults)
 
-    def at_full_speed(self, slowing: Slowing, pieces: Pieces | None = None) -> Readings:
+    def at_full_speed(self, slowing: Slowing, pieces: WorkPieces | None = None) -> Readings:
         """The quietest runs of each kind, had nothing from outside slowed the cores; of those that
         were made alongside other processes, without what workers waited for cores."""
         found = {
@@ -137,14 +137,14 @@ class Readings:
                 found[name] = statistics.fmean(told)
         return found
 
-    def slowing(self, watch: CoreSpeeds | Pieces) -> Slowing:
+    def slowing(self, watch: CoreSpeeds | WorkPieces) -> Slowing:
         """How slowed cores slow this loader: batches at several speeds tell."""
         working = working_share(self.of("one", "turn") or self.of("alone"))
         power = sensitivity(self.runs.values(), pieces_of(watch))
         return Slowing(working, self.machine.usable_cores, power)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> SettingConstraints:
         """What the faults leave."""
         return bounds(self.faults)
 

@@ -50,7 +50,7 @@ _LISTING_S: Final = 0.5
 
 
 @dataclass(frozen=True)
-class SeenFile:
+class ObservedFile:
     """A file of the data set, and the batch that it was first read for."""
 
     path: str
@@ -59,7 +59,7 @@ class SeenFile:
 
 
 @dataclass(frozen=True)
-class Pass:
+class BatchPass:
     """The same batches made once more: seconds of each, and bytes read meanwhile.
 
     It ends early where time was up.
@@ -79,9 +79,9 @@ class Readings:
     ``listed_bytes`` are all files of the same kind in the same folders.
     """
 
-    files: tuple[SeenFile, ...] = ()
-    warm: tuple[Pass, ...] = ()
-    cold: tuple[Pass, ...] = ()
+    files: tuple[ObservedFile, ...] = ()
+    warm: tuple[BatchPass, ...] = ()
+    cold: tuple[BatchPass, ...] = ()
     stayed: float | None = None
     filesystems: tuple[str, ...] = ()
     listed_bytes: int | None = None
@@ -167,17 +167,17 @@ def total_bytes(readings: Readings, samples: int | None, samples_seen: int) -> i
     return seen
 
 
-def _longest(passes: Sequence[Pass]) -> int:
+def _longest(passes: Sequence[BatchPass]) -> int:
     return max((len(one.seconds) for one in passes), default=0)
 
 
-def _of_each(passes: Sequence[Pass]) -> list[float]:
+def _of_each(passes: Sequence[BatchPass]) -> list[float]:
     """The median seconds of each batch, over the passes that went furthest."""
     whole = [one.seconds for one in passes if len(one.seconds) == _longest(passes)]
     return [statistics.median(each) for each in zip(*whole, strict=True)]
 
 
-def _mean_stored(passes: Sequence[Pass]) -> int | None:
+def _mean_stored(passes: Sequence[BatchPass]) -> int | None:
     """Bytes from storage that a batch read; ``None`` where the system did not count them."""
     counted = [one for one in passes if one.stored_bytes]
     batches = sum(len(one.seconds) for one in counted)
@@ -251,8 +251,8 @@ class _Session:
     until: float = 0.0
     indices: list[Any] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
-    warm: list[Pass] = field(default_factory=list)
-    cold: list[Pass] = field(default_factory=list)
+    warm: list[BatchPass] = field(default_factory=list)
+    cold: list[BatchPass] = field(default_factory=list)
     stayed: list[float] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
@@ -293,7 +293,7 @@ class _Session:
             watch.end()
             self.files = watch.first_batch
 
-    def again(self) -> Pass:
+    def again(self) -> BatchPass:
         """The same batches once more, at least one of them."""
         fetch, _ = self._fetcher()
         before = page_cache.read_counts()
@@ -309,8 +309,8 @@ class _Session:
                 break
         after = page_cache.read_counts()
         if before is None or after is None:
-            return Pass(tuple(seconds))
-        return Pass(tuple(seconds), after.passed - before.passed, after.stored - before.stored)
+            return BatchPass(tuple(seconds))
+        return BatchPass(tuple(seconds), after.passed - before.passed, after.stored - before.stored)
 
     def _fetcher(self) -> tuple[Callable[[Any], Any], Any]:
         """What makes a batch of its indices, as in a worker; of iterables from the beginning."""
@@ -347,11 +347,11 @@ def _measured(workload: Workload, seconds: float) -> Readings:
     )
 
 
-def _seen(files: dict[str, int]) -> Sequence[SeenFile]:
+def _seen(files: dict[str, int]) -> Sequence[ObservedFile]:
     seen = []
     for path, batch in files.items():
         try:
-            seen.append(SeenFile(path, os.stat(path).st_size, batch))
+            seen.append(ObservedFile(path, os.stat(path).st_size, batch))
         except OSError:  # it was a temporary one
             continue
     return seen
@@ -365,14 +365,14 @@ def _bytes_of(paths: Iterable[str]) -> int:
     return total
 
 
-def _filesystems(files: Sequence[SeenFile]) -> tuple[str, ...]:
+def _filesystems(files: Sequence[ObservedFile]) -> tuple[str, ...]:
     mounts = read_mounts(System()).value or ()
     folders = {os.path.dirname(each.path) for each in files}
     found = {mount.filesystem for each in folders if (mount := mount_of(each, mounts)) is not None}
     return tuple(sorted(found))
 
 
-def _listed(files: Sequence[SeenFile]) -> int | None:
+def _listed(files: Sequence[ObservedFile]) -> int | None:
     """Bytes of the files with the same endings in the same folders; ``None``: too many, or on
     storage that is slow to list.
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.loader.measure.instrument import BEGAN, WALL
-from trainfit.loader.rehearsal.utilization import PERIODS_S, WORKER, Observed, Times
+from trainfit.loader.rehearsal.utilization import PERIODS_S, WORKER, RehearsalRecord, Times
 from trainfit.results.rehearsal import Cause, Dip
 
 #: From this share of the time on, waiting in every round of the workers is starving; a round
@@ -40,7 +40,7 @@ class _Round:
     seconds: float
 
 
-def explain(observed: Observed) -> tuple[dict[str, float], tuple[Dip, ...]]:
+def explain(observed: RehearsalRecord) -> tuple[dict[str, float], tuple[Dip, ...]]:
     """Idle seconds of the whole rehearsal by cause, and the largest dips in order of time.
 
     Idle time before an epoch's first batch is of the start-up or of the epoch. After that, what
@@ -57,7 +57,7 @@ def explain(observed: Observed) -> tuple[dict[str, float], tuple[Dip, ...]]:
     return idle, _dips(observed, found)
 
 
-def _pieces(observed: Observed) -> list[Dip]:
+def _pieces(observed: RehearsalRecord) -> list[Dip]:
     """All idle time, each piece with its cause."""
     busy = observed.busy
     if not len(busy):
@@ -80,7 +80,7 @@ def _pieces(observed: Observed) -> list[Dip]:
     return [piece for piece in pieces if piece.idle_s > 0]
 
 
-def _tail(observed: Observed, end: float) -> Dip:
+def _tail(observed: RehearsalRecord, end: float) -> Dip:
     """What passed after the last step: the loader failed, or a batch was still waited for."""
     idle = observed.total_s - end
     cause: Cause = "slow_batch" if idle >= _LEAST_DIP_S else "hand_over"
@@ -89,7 +89,7 @@ def _tail(observed: Observed, end: float) -> Dip:
     return Dip(cause, end, observed.total_s, idle, len(observed.handed), 0)
 
 
-def _rounds(observed: Observed, idle_from: Times, gaps: Times) -> list[_Round]:
+def _rounds(observed: RehearsalRecord, idle_from: Times, gaps: Times) -> list[_Round]:
     """Of all batches but the first of each epoch."""
     workers, tokens = observed.settings.num_workers, observed.settings.tokens
     handing = _handing(observed, gaps)
@@ -120,7 +120,7 @@ def _rounds(observed: Observed, idle_from: Times, gaps: Times) -> list[_Round]:
     return found
 
 
-def _handing(observed: Observed, gaps: Times) -> Times:
+def _handing(observed: RehearsalRecord, gaps: Times) -> Times:
     """Of each gap, what came after the batch was made (as far as it is known)."""
     if not observed.settings.num_workers:
         return np.zeros_like(gaps)  # next makes the batch
@@ -129,7 +129,7 @@ def _handing(observed: Observed, gaps: Times) -> Times:
     return np.minimum(gaps, np.where(np.isnan(made), observed.next_cpu, since))
 
 
-def _usual(observed: Observed, rounds: list[_Round]) -> tuple[float, Cause]:
+def _usual(observed: RehearsalRecord, rounds: list[_Round]) -> tuple[float, Cause]:
     """Seconds that the median round waits, and what that is called."""
     if not rounds:
         return 0.0, "hand_over"
@@ -164,7 +164,7 @@ def _pieces_of(each: _Round, usual: float, steadily: Cause) -> list[Dip]:
     ]
 
 
-def _dips(observed: Observed, pieces: list[Dip]) -> tuple[Dip, ...]:
+def _dips(observed: RehearsalRecord, pieces: list[Dip]) -> tuple[Dip, ...]:
     """Pieces of one cause that follow each other are one dip; what is always so is one, too."""
     merged: list[Dip] = []
     for cause in dict.fromkeys(piece.cause for piece in pieces if piece.cause != "hand_over"):
@@ -193,7 +193,7 @@ def _join(one: Dip, other: Dip) -> Dip:
     )
 
 
-def _described(observed: Observed, dip: Dip) -> Dip:
+def _described(observed: RehearsalRecord, dip: Dip) -> Dip:
     words = {
         "start_up": _start_words,
         "epoch": _start_words,
@@ -203,7 +203,7 @@ def _described(observed: Observed, dip: Dip) -> Dip:
     return Dip(dip.cause, dip.start_s, dip.end_s, dip.idle_s, dip.first_batch, dip.batches, what)
 
 
-def _start_words(observed: Observed, dip: Dip) -> str:
+def _start_words(observed: RehearsalRecord, dip: Dip) -> str:
     """What passed until workers were ready, and until the first batch."""
     at = dip.first_batch
     if at >= len(observed.asked) or observed.place[at]:
@@ -215,7 +215,7 @@ def _start_words(observed: Observed, dip: Dip) -> str:
     return f"the first worker was ready after {_seconds(min(ready, handed) - asked)}, {first}"
 
 
-def _slow_words(observed: Observed, dip: Dip) -> str:
+def _slow_words(observed: RehearsalRecord, dip: Dip) -> str:
     """Production time of the batch that was waited for, against the median."""
     if not dip.batches:
         return "still pending at the end"
@@ -242,7 +242,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
 
 
-def made_at(observed: Observed) -> Times:
+def made_at(observed: RehearsalRecord) -> Times:
     """When each batch was made in its worker; NaN where that is not known.
 
     In order, an epoch's batches are asked of the workers in turn; else whichever is made first

@@ -17,8 +17,8 @@ from typing import Final
 import torch
 
 from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.failure_context import Seen
-from trainfit.loader.measure.instrument import Notebook
+from trainfit.loader.faults.failure_context import FailureContext
+from trainfit.loader.measure.instrument import WorkerRecords
 from trainfit.loader.measure.oom_kills import between, oom_kills
 from trainfit.loader.measure.run import PATIENCE_S, Run, watched
 from trainfit.loader.measure.workload import LoaderError, Workload
@@ -26,8 +26,8 @@ from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.progress import current
 from trainfit.loader.rehearsal import idle_causes as idle
 from trainfit.loader.rehearsal import utilization as utilisation
-from trainfit.loader.rehearsal.loop import End, Journal, Tell, made_by, run_epochs
-from trainfit.loader.rehearsal.utilization import Observed
+from trainfit.loader.rehearsal.loop import Journal, LoopEnd, Tell, made_by, run_epochs
+from trainfit.loader.rehearsal.utilization import RehearsalRecord
 from trainfit.results.loader import LoaderSettings
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.loading import LoadingRequest, StepTime
@@ -38,7 +38,7 @@ _NEVER_BUSY: Final = "a step time of 0 leaves the GPU idle: give the step time (
 
 
 @dataclasses.dataclass(frozen=True)
-class Names:
+class ResultLabels:
     """What a result says of itself: whose loader it is, and where its figures are from."""
 
     command: str = ""
@@ -54,7 +54,7 @@ def rehearse(
     duration_s: float,
     progress: Tell | None = None,
     *,
-    names: Names | None = None,
+    names: ResultLabels | None = None,
 ) -> Rehearsal:
     """Run ``for epoch: for batch in loader: step`` for ``duration_s`` seconds.
 
@@ -72,7 +72,7 @@ def rehearse(
     kills = oom_kills()
     with tempfile.TemporaryDirectory(prefix="trainfit-rehearsal-") as folder:
         journal = Journal(Path(folder), _rows(consumer, duration_s))
-        notebook = Notebook(Path(folder), max(1, settings.num_workers))
+        notebook = WorkerRecords(Path(folder), max(1, settings.num_workers))
         work = functools.partial(
             run_epochs, workload, settings, consumer, duration_s, journal, notebook, progress
         )
@@ -82,13 +82,17 @@ def rehearse(
         run = _run_of(observed, consumer, notebook, end)
     fault = None
     if end.how in ("fault", "empty"):
-        seen = Seen.of(run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills()))
+        seen = FailureContext.of(
+            run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills())
+        )
         fault = diagnose_run(run, workload, seen)
-    result = _result(workload, observed, consumer, duration_s, end, names or Names())
+    result = _result(workload, observed, consumer, duration_s, end, names or ResultLabels())
     return dataclasses.replace(result, fault=fault)
 
 
-def _run_of(observed: Observed, consumer: Consumer, notebook: Notebook, end: End) -> Run:
+def _run_of(
+    observed: RehearsalRecord, consumer: Consumer, notebook: WorkerRecords, end: LoopEnd
+) -> Run:
     """The rehearsal as one run, of which it is known what its failures mean."""
     count = observed.settings.num_workers
     return Run(
@@ -124,7 +128,7 @@ def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
         Consumer(step.step_s, step.work_s, step.pageable_s),
         arguments["duration_s"],
         current(),
-        names=Names(
+        names=ResultLabels(
             command=request.command,
             settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
             step_source=step.source,
@@ -145,25 +149,28 @@ def _rows(consumer: Consumer, duration_s: float) -> int:
 
 
 def _await(
-    work: Callable[[], End], settings: LoaderSettings, duration_s: float, notebook: Notebook
-) -> End:
+    work: Callable[[], LoopEnd],
+    settings: LoaderSettings,
+    duration_s: float,
+    notebook: WorkerRecords,
+) -> LoopEnd:
     try:
         end, failure = watched(work, settings, duration_s + PATIENCE_S, notebook)
     except KeyboardInterrupt:
-        return End("interrupted")
+        return LoopEnd("interrupted")
     if end is not None:
         return end
-    return End("fault", failure)
+    return LoopEnd("fault", failure)
 
 
 # --- The result -----------------------------------------------------------------------------------
 def _result(
     workload: Workload,
-    observed: Observed,
+    observed: RehearsalRecord,
     consumer: Consumer,
     duration_s: float,
-    end: End,
-    names: Names,
+    end: LoopEnd,
+    names: ResultLabels,
 ) -> Rehearsal:
     steady = utilisation.steady_rates(observed, workload.batch_size)
     epochs = utilisation.epochs(observed)

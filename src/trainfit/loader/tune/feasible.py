@@ -29,7 +29,7 @@ _FILES_OF_QUEUES: Final = 2
 
 
 @dataclass(frozen=True)
-class Needs:
+class ResourceNeeds:
     """Resources that settings need in addition to the main process.
 
     ``ram_bytes`` holds the workers' private memory as measured, batches in shared memory and
@@ -45,7 +45,7 @@ class Needs:
     worker_files: int
 
 
-def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = None) -> Needs:
+def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = None) -> ResourceNeeds:
     """The resources that these settings need.
 
     In shared memory there are at most the ``prefetch_factor × num_workers`` batches that were
@@ -60,7 +60,7 @@ def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = Non
     workers, batch = settings.num_workers, probe.batch_bytes
     if workers == 0:
         pinned = 2 * 2 * batch if settings.pin_memory else 0  # one made, one held by the user
-        return Needs(pinned, pinned, 0, OWN_FILES, 0)
+        return ResourceNeeds(pinned, pinned, 0, OWN_FILES, 0)
     flying = settings.tokens + 1
     transport = flying * batch * (2 if settings.pin_memory else 1)
     private = probe.worker_private_bytes
@@ -71,7 +71,7 @@ def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = Non
     bound = None if ram is None or grown is None else ram + grown
     # Batches that came out of turn wait in the main process; with pinning only as copies.
     waiting = 2 if settings.pin_memory else flying
-    return Needs(
+    return ResourceNeeds(
         ram,
         bound,
         flying * batch,
@@ -144,7 +144,7 @@ def growth(
     )
 
 
-def _shm(taken: Needs, machine: LoaderMachine) -> str:
+def _shm(taken: ResourceNeeds, machine: LoaderMachine) -> str:
     free = machine.shm_free_bytes
     if free is None or taken.shm_bytes <= _SHARE * free:
         return ""
@@ -156,7 +156,7 @@ def _shm(taken: Needs, machine: LoaderMachine) -> str:
     )
 
 
-def _ram(settings: LoaderSettings, taken: Needs, machine: LoaderMachine) -> str:
+def _ram(settings: LoaderSettings, taken: ResourceNeeds, machine: LoaderMachine) -> str:
     free = machine.available_bytes
     least = taken.ram_bytes
     if least is None:  # what is known of it: the batches in flight
@@ -170,7 +170,7 @@ def _ram(settings: LoaderSettings, taken: Needs, machine: LoaderMachine) -> str:
     )
 
 
-def _files(taken: Needs, machine: LoaderMachine) -> str:
+def _files(taken: ResourceNeeds, machine: LoaderMachine) -> str:
     limit = machine.open_files
     most = max(taken.main_files, taken.worker_files)
     if limit is None or most <= limit:

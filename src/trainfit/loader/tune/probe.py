@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds, pieces_of
-from trainfit.loader.faults.constraints import HARMLESS, Bounds
+from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints
 from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import LARGE_BYTES, pickled
 from trainfit.loader.faults.preflight import check, check_workers
 from trainfit.loader.measure.instrument import COLUMNS, CPU, TOOK, WALL, collected
@@ -52,7 +52,7 @@ from trainfit.loader.model.probe_runs import (
 from trainfit.loader.model.undisturbed import Slowing, cores_speed
 from trainfit.loader.profile.batch_profile import split
 from trainfit.loader.profile.storage_cost import measure_storage
-from trainfit.loader.progress import Progress, Silent
+from trainfit.loader.progress import NullProgress, Progress
 from trainfit.loader.tune.cores import model_cores
 from trainfit.results.files.words import count as count_of
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
@@ -104,7 +104,7 @@ class Measured:
 
     probe: Probe
     fitted: Fitted | None
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: SettingConstraints = field(default_factory=SettingConstraints)
     slowing: Slowing = field(default_factory=lambda: Slowing(1.0, 1.0))
 
     def predict(
@@ -153,7 +153,7 @@ def probe_workload(
         with CoreSpeeds() as watch:
             return probe_workload(workload, machine, seconds, progress, watch, known=known)
     began = time.monotonic()
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     readings = Readings(machine)
     progress("checks before any run", 0.0)
     if known is None:
@@ -303,7 +303,7 @@ def run_watched(
         run = dataclasses.replace(run, ranks=1 + at_work.working())
     if run.failure is None and not run.exhausted:
         return run, None
-    seen = Seen.of(
+    seen = FailureContext.of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,

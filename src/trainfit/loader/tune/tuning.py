@@ -16,7 +16,7 @@ from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.advice import threads
 from trainfit.loader.advice.doubts import doubts, is_beside_others
 from trainfit.loader.advice.other_changes import beyond
-from trainfit.loader.faults.constraints import Bounds, bounds
+from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.ranks import alone_note, share_of
 from trainfit.loader.measure.run import Run
@@ -24,7 +24,7 @@ from trainfit.loader.measure.saving import predicted_save_s, save_seconds
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.model.undisturbed import with_speeds
-from trainfit.loader.progress import Part, Progress, Silent
+from trainfit.loader.progress import NullProgress, PartialProgress, Progress
 from trainfit.loader.tune import feasible
 from trainfit.loader.tune.bottleneck import limit
 from trainfit.loader.tune.probe import SECONDS, Measured, probe_workload, run_watched
@@ -107,10 +107,10 @@ def tune(
             is what all of them have.
     """
     began = time.monotonic()
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     whole = whole or machine
     with contextlib.nullcontext(watch) if watch is not None else CoreSpeeds() as watch:
-        part = Part(progress, 0.0, _PROBE_SHARE)
+        part = PartialProgress(progress, 0.0, _PROBE_SHARE)
         alone = probe_workload(workload, whole, seconds, part, watch)
         measured = _of_one_rank(alone, machine, ranks)
         consumer = _copying(consumer, measured.probe)
@@ -153,7 +153,7 @@ def _held(
     if not threads.may_be_held(probe):
         return {}
     progress("one thread per library in a worker", _PROBE_SHARE)
-    part = Part(progress, _PROBE_SHARE, _PROBE_SHARE)
+    part = PartialProgress(progress, _PROBE_SHARE, _PROBE_SHARE)
     measured = probe_workload(
         workload.held_to(_HELD), whole, _HELD_TIME * seconds, part, watch, known=probe
     )
@@ -295,7 +295,7 @@ class _Tuner:
     def _infeasible(self, settings: LoaderSettings) -> str:
         if self._asked is not None and settings.num_workers > self._asked:
             return f"limited to {count_of(self._asked, 'worker')} as requested"
-        left: Bounds = bounds(self._faults)
+        left: SettingConstraints = bounds(self._faults)
         if not left.allows(settings):
             return "excluded by a fault: " + ", ".join(left.reasons)
         return feasible.infeasible(settings, self._measured.probe, self._machine)

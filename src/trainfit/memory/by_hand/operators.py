@@ -57,7 +57,7 @@ _SCORES_WITHIN: Final = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted:
+class CountedOperator:
     """An operator whose result the formula counts.
 
     ``elements`` are the numbers of the result, ``extra`` those that the formula counts in addition
@@ -95,7 +95,7 @@ class Operators:
         kernel = int(self._first_kernel[operator])
         return None if kernel < 0 else _SIZES.get(DTYPES[int(self.recording.kernel_dtype[kernel])])
 
-    def counted(self, begin: int, end: int) -> list[Counted]:
+    def counted(self, begin: int, end: int) -> list[CountedOperator]:
         """Those of the forward pass from operator ``begin`` to before ``end``, in order."""
         found = [each for op in range(begin, end) if (each := self._counted(op)) is not None]
         scores = self._scores(found)
@@ -104,7 +104,7 @@ class Operators:
             for each in found
         ]
 
-    def _counted(self, operator: int) -> Counted | None:
+    def _counted(self, operator: int) -> CountedOperator | None:
         name = self.name(operator)
         if name.startswith("_scaled_dot_product"):
             return self._fused_attention(operator)
@@ -118,9 +118,9 @@ class Operators:
         else:
             written = self.recording.kernel_written[int(self._first_kernel[operator])]
             elements = int(written) // itemsize
-        return Counted(operator, row, elements, output)
+        return CountedOperator(operator, row, elements, output)
 
-    def _fused_attention(self, operator: int) -> Counted | None:
+    def _fused_attention(self, operator: int) -> CountedOperator | None:
         kernel, itemsize = int(self._first_kernel[operator]), self.itemsize(operator)
         output = int(self._first_alloc[operator])
         if kernel < 0 or itemsize is None or output < 0:
@@ -130,9 +130,9 @@ class Operators:
         for column in (recording.kernel_rows, recording.kernel_columns, recording.kernel_batches):
             scores *= int(column[kernel])
         elements = int(recording.alloc_bytes[output]) // itemsize
-        return Counted(operator, PRODUCTS, elements, output, extra=2 * scores)
+        return CountedOperator(operator, PRODUCTS, elements, output, extra=2 * scores)
 
-    def _scores(self, found: list[Counted]) -> set[int]:
+    def _scores(self, found: list[CountedOperator]) -> set[int]:
         """The matmuls that computed the scores of a softmax: of as many numbers, shortly before."""
         scores: set[int] = set()
         for index, each in enumerate(found):

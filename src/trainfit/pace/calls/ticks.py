@@ -24,7 +24,7 @@ from typing import Final
 
 from trainfit.pace.calls.call_pattern import rhythm
 from trainfit.pace.explain.data_quality import warnings_of
-from trainfit.pace.explain.statistics import Counted, Sample, summary
+from trainfit.pace.explain.statistics import RateCounts, Sample, summary
 from trainfit.results.machine.pace import Block, PaceResult, RateSummary
 
 #: Turns that are kept of a loop, the last ones: 9 hours at 30 Hz, 32 bytes each.
@@ -81,7 +81,7 @@ class Loop:
             settled=_SETTLING,
         )
         found = rhythm([block])
-        made = summary([block], Counted(found, None))
+        made = summary([block], RateCounts(found, None))
         said = warnings_of(Sample.of([block], found), f"{self.hz:g} Hz")
         return PaceResult(
             target=self.name,

@@ -9,8 +9,8 @@ from typing import Final
 from trainfit.pace.calls.callee import CalleeError
 from trainfit.pace.calls.loop import HYBRID_S, Plan
 from trainfit.pace.explain.fixes import REMEDIES, Fixer
-from trainfit.pace.explain.statistics import Counted, Sample, median, ratio, summary, taken_away
-from trainfit.results.machine.pace import Arm, Block, Cure, Estimate, Fix
+from trainfit.pace.explain.statistics import RateCounts, Sample, median, ratio, summary, taken_away
+from trainfit.results.machine.pace import Arm, Block, Estimate, Fix, FixResult
 
 ROUNDS: Final = 4
 #: Least share of the excess that a fix must remove to count as one.
@@ -24,14 +24,16 @@ _MARGINS: Final = (HYBRID_S, 5e-3, 10e-3, 20e-3)
 class Proof:
     """A fix (``None``: there is nothing to compare), and notes about it."""
 
-    cure: Cure | None
+    cure: FixResult | None
     notes: tuple[str, ...] = ()
 
 
 Make = Callable[[Plan], Block]
 
 
-def prove(fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted: Counted) -> Proof:
+def prove(
+    fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted: RateCounts
+) -> Proof:
     """Blocks without and with the fix, interleaved; what it changes permanently, it changes only if
     it helped.
 
@@ -59,7 +61,7 @@ def _arm(fix: Fix, hz: float, spin_s: float) -> Arm:
     return "no_idle_states" if fix == "qos" else "sleep"
 
 
-def _margin(hz: float, seconds: float, make: Make, counted: Counted) -> float:
+def _margin(hz: float, seconds: float, make: Make, counted: RateCounts) -> float:
     """The shortest busy-wait that makes paced calls about as fast as back-to-back calls."""
     before = Sample.of([make(Plan("sleep", hz, seconds, "cure"))], counted.rhythm)
     for spin_s in (each for each in _MARGINS if each < 1 / hz):
@@ -71,7 +73,7 @@ def _margin(hz: float, seconds: float, make: Make, counted: Counted) -> float:
     return 1 / hz
 
 
-def _recovered(before: Sample, after: Sample, counted: Counted) -> Estimate | None:
+def _recovered(before: Sample, after: Sample, counted: RateCounts) -> Estimate | None:
     """Which part of the excess over calls back to back is gone; ``None``: there was none."""
     if counted.reference is None or not before.count or not after.count:
         return None
@@ -79,7 +81,7 @@ def _recovered(before: Sample, after: Sample, counted: Counted) -> Estimate | No
 
 
 def _judged(
-    fix: Fix, before: list[Block], after: list[Block], counted: Counted, spin_s: float
+    fix: Fix, before: list[Block], after: list[Block], counted: RateCounts, spin_s: float
 ) -> Proof:
     first, last = summary(before, counted), summary(after, counted)
     samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]
@@ -102,7 +104,7 @@ def _judged(
         what += f": {1e3 * spent:.3g} of the {1e3 * idle:.3g} ms between two calls"
         cost = f"{spent * first.hz:.0%} of a core's time and power"
     change = ratio(samples[1].wall, samples[0].wall)
-    cure = Cure(fix, what, remedy.undo, cost, first, last, change, recovered, is_cured)
+    cure = FixResult(fix, what, remedy.undo, cost, first, last, change, recovered, is_cured)
     if not is_cured and fix == "governor":
         notes.append("the previous governor was restored: this one did not help")
     return Proof(cure, tuple(notes))

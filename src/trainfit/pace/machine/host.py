@@ -54,11 +54,11 @@ class Host(Protocol):
     def no_idle_states(self) -> contextlib.AbstractContextManager[None]:
         """Deep idle states are forbidden within."""
 
-    def observed(self) -> contextlib.AbstractContextManager[Observed]:
+    def observed(self) -> contextlib.AbstractContextManager[BlockReadings]:
         """What the machine says of the time within, once that is over."""
 
 
-class Observed:
+class BlockReadings:
     """Filled in when a block is over."""
 
     def __init__(self) -> None:
@@ -104,8 +104,8 @@ class RealHost:
         return held_awake()
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[Observed]:
-        found = Observed()
+    def observed(self) -> Iterator[BlockReadings]:
+        found = BlockReadings()
         before = self._observer.counters()
         try:
             yield found

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from trainfit.pace.explain.fixes import Fixer
 from trainfit.pace.machine.device import Clocks, Kernels, NoDevice
-from trainfit.pace.machine.host import PROBE_S, Observed
+from trainfit.pace.machine.host import PROBE_S, BlockReadings
 from trainfit.results.machine.pace import Fix, Readings
 
 #: Kernel, kernel/sched/pelt.c.
@@ -40,7 +40,7 @@ _WAKE_S: Final = 60e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class SimulatedWork:
     """A call, in seconds at the CPU's and the GPU's full clocks.
 
     ``prepare_s`` and then ``launches`` of ``launch_s`` each are worked by the CPU; the GPU works
@@ -58,7 +58,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Traits:
+class MachineTraits:
     """What the machine does to paced calls.
 
     ``headroom`` scales the clock's choice (``None``: always full), ``least_clock`` is the lowest
@@ -89,8 +89,10 @@ class Traits:
 class SimulatedMachine:
     """A :class:`trainfit.pace.machine.host.Host`, and the callee (:meth:`call`) that runs on it."""
 
-    def __init__(self, traits: Traits, work: Work | None = None, seed: int = 0) -> None:
-        self.traits, self.work = traits, work or Work()
+    def __init__(
+        self, traits: MachineTraits, work: SimulatedWork | None = None, seed: int = 0
+    ) -> None:
+        self.traits, self.work = traits, work or SimulatedWork()
         self._chance = random.Random(seed)
         self._now = self._cpu = 0.0
         self._load = 1.0
@@ -137,8 +139,8 @@ class SimulatedMachine:
             self._is_held = False
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[Observed]:
-        found = Observed()
+    def observed(self) -> Iterator[BlockReadings]:
+        found = BlockReadings()
         try:
             yield found
         finally:

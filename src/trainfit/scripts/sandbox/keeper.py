@@ -21,7 +21,7 @@ from typing import Any
 
 from trainfit.results.runs.sandbox import Protection, SandboxRequest
 from trainfit.scripts.sandbox import kernel
-from trainfit.scripts.sandbox.layer import Layer, Written, copy_writes, written
+from trainfit.scripts.sandbox.layer import Layer, LayerContents, copy_writes, written
 
 #: In the run's folder, with the reason: the script is to end itself.
 STOP_NAME = "stop"
@@ -147,7 +147,7 @@ class Keeper:
         _reap_others(self._pid)
 
     def _tell(self, daemons: int) -> None:
-        found = written(self._uppers) if self._uppers else Written({}, ())
+        found = written(self._uppers) if self._uppers else LayerContents({}, ())
         if self._request.keep and self._uppers:
             copy_writes(self._uppers, Path(self._request.keep))
         Protection(
@@ -250,7 +250,7 @@ def _notes(folder: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lines))
 
 
-def _downloads_note(found: Written) -> tuple[str, ...]:
+def _downloads_note(found: LayerContents) -> tuple[str, ...]:
     loaded = sum(size for path, size in found.files.items() if _CACHE in path)
     if loaded < _WORTH_A_NOTE:
         return ()

@@ -142,14 +142,14 @@ def _free_bytes(folder: Path) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class LayerContents:
     """Files in a layer: paths with bytes, and paths of originals that were removed."""
 
     files: dict[str, int]
     removed: tuple[str, ...]
 
 
-def written(uppers: Iterable[tuple[str, str]]) -> Written:
+def written(uppers: Iterable[tuple[str, str]]) -> LayerContents:
     """What is in layers: pairs of the folder that one covers and the one with what was written,
     earlier ones first. Python's bytecode is left out."""
     files: dict[str, int] = {}
@@ -169,7 +169,7 @@ def written(uppers: Iterable[tuple[str, str]]) -> Written:
                 removed.pop(path, None)
     # What was in a folder that was removed went with it.
     whole = (each for each in removed if not _has_parent_in(each, removed))
-    return Written(files, tuple(whole))
+    return LayerContents(files, tuple(whole))
 
 
 def _has_parent_in(path: str, folders: Container[str]) -> bool:

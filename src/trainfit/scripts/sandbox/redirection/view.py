@@ -43,7 +43,7 @@ class Calls:
     getcwd: Any = os.getcwd
 
 
-class View:
+class LayeredView:
     """``layers`` are folders, the one that is written to first; ``untouched`` are folders whose
     files are the real ones. Paths are absolute, without links in their folders (:meth:`path`).
     """
