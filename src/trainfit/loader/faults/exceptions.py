@@ -19,7 +19,7 @@ class KnownFault:
 
     kind: str
     summary: str
-    cure: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Rule:
     kind: str
     message: re.Pattern[str]
     summary: str
-    cure: str
+    fix: str
 
 
 _RULES: Final = (
@@ -98,7 +98,7 @@ def known(raised: ParsedException, workload: Workload | None) -> KnownFault | No
     for rule in _RULES:
         if rule.message.search(raised.message):
             at = f" ({short(raised.message, 80)})" if rule.kind == "collate" else ""
-            return KnownFault(rule.kind, rule.summary + at, rule.cure)
+            return KnownFault(rule.kind, rule.summary + at, rule.fix)
     return _handle(raised, workload) if raised.worker is not None else None
 
 

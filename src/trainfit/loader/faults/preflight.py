@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults import fixes
 from trainfit.loader.faults.constraints import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.faults.diagnose import diagnose_run
 from trainfit.loader.faults.failure_context import FailureContext
@@ -153,14 +153,14 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
         many = f" over {len(sampler)} samples"
     except Exception:  # the sampler may be the user's own
         many = ""
-    cure = cures.HANGS["slow_sampler"]
+    fix = fixes.HANGS["slow_sampler"]
     if name == "WeightedRandomSampler":
-        cure = (
+        fix = (
             "it draws a whole epoch at once (torch.multinomial) and converts it to a list: use "
             "num_samples smaller than the data set, or draw a group by weight and then a sample "
             "in it"
         )
-    return Fault("slow_sampler", f"{name}{many} is itself slow", said, cure)
+    return Fault("slow_sampler", f"{name}{many} is itself slow", said, fix)
 
 
 def _one_shot(sampler: Any) -> Fault | None:
@@ -174,7 +174,7 @@ def _one_shot(sampler: Any) -> Fault | None:
         return None
     said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
     summary = "The sampler is exhausted after one epoch"
-    return Fault("not_restartable", summary, said, cures.NOT_RESTARTABLE)
+    return Fault("not_restartable", summary, said, fixes.NOT_RESTARTABLE)
 
 
 def _draw(source: Any, seconds: float) -> list[float]:

@@ -28,7 +28,7 @@ SAMPLES: Final = 64
 #: Samples of the same digest that two workers may have by chance; above it they are shared.
 _SAME_SHARE: Final = 0.5
 
-CURE: Final = """shard by worker in __iter__:
+SHARDING_FIX: Final = """shard by worker in __iter__:
     worker = torch.utils.data.get_worker_info()
     number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     for index, sample in enumerate(source):
@@ -90,12 +90,12 @@ def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) 
             "Workers yield the same samples, unless samples are entirely random",
             "with equal random seeds two workers yield the same samples: the data "
             "set does not use get_worker_info()",
-            CURE,
+            SHARDING_FIX,
         )
     else:
         return None
     summary = "Each worker yields all samples: an epoch repeats them once per worker"
-    return Fault("iterable_not_sharded", summary, evidence, CURE)
+    return Fault("iterable_not_sharded", summary, evidence, SHARDING_FIX)
 
 
 def shares(two: WorkerSamples, one: WorkerSamples) -> bool:

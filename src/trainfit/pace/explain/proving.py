@@ -14,7 +14,7 @@ from trainfit.results.machine.pace import Arm, Block, Estimate, Fix, FixResult
 
 ROUNDS: Final = 4
 #: Least share of the excess that a fix must remove to count as one.
-_CURES: Final = 0.7
+_LEAST_RECOVERED: Final = 0.7
 _SURELY: Final = 0.4
 #: Seconds of busy-wait that are tried, the shortest first; the whole pause is tried last.
 _MARGINS: Final = (HYBRID_S, 5e-3, 10e-3, 20e-3)
@@ -68,7 +68,7 @@ def _margin(hz: float, seconds: float, make: Make, counted: RateCounts) -> float
         plan = Plan("hybrid", hz, seconds, "cure", spin_s=spin_s, fix="spin")
         tried = Sample.of([make(plan)], counted.rhythm)
         gone = _recovered(before, tried, counted)
-        if gone is not None and gone.value >= _CURES:
+        if gone is not None and gone.value >= _LEAST_RECOVERED:
             return spin_s
     return 1 / hz
 
@@ -94,7 +94,7 @@ def _judged(
     is_cured = (
         first.is_slower
         and recovered is not None
-        and recovered.value >= _CURES
+        and recovered.value >= _LEAST_RECOVERED
         and recovered.low >= _SURELY
     )
     what, cost = remedy.what, remedy.cost

@@ -274,4 +274,4 @@ class DeviceMemory:
         self.recorder.done(wait.number)
 
 
-__all__ = ["DeviceMemory", "StorageRecord", "OutOfDeviceMemory"]
+__all__ = ["DeviceMemory", "OutOfDeviceMemory", "StorageRecord"]
