@@ -30,7 +30,7 @@ from _loader_sweep import QUIET, at_full_speed, quietness, reading_of, slowing
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.measure.run import Failure, Run, warm_up
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.undisturbed import with_speeds
+from trainfit.loader.model.noise_correction import with_speeds
 from trainfit.results.loader import LoaderSettings
 
 PLACE = Path(__file__).with_name("_launch_place.py")

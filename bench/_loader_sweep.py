@@ -33,8 +33,8 @@ from trainfit.loader.measure.other_processes import is_beside_others
 from trainfit.loader.measure.run import Run, run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.model.noise_correction import Slowing, with_speeds, working_share
 from trainfit.loader.model.sensitivity import sensitivity
-from trainfit.loader.model.undisturbed import Slowing, with_speeds, working_share
 from trainfit.results.loader import LoaderSettings, steady
 
 WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8), (1, 2, 4, 8)

@@ -76,7 +76,7 @@ from trainfit.hardware.host.survey import survey  # noqa: E402
 from trainfit.hardware.host.system import System  # noqa: E402
 from trainfit.loader.measure.workload import Workload  # noqa: E402
 from trainfit.loader.model.dataloader import Consumer  # noqa: E402
-from trainfit.loader.tune.cores import loader_machine  # noqa: E402
+from trainfit.loader.tune.machine_limits import loader_machine  # noqa: E402
 from trainfit.results.loader import LoaderMachine, LoaderSettings  # noqa: E402
 
 QUICK = ("jpeg_augment", "lock_bound", "remote")

@@ -20,7 +20,7 @@ from trainfit.loader.model.dataloader import (
     simulate,
 )
 from trainfit.loader.model.events import Cores
-from trainfit.loader.tune.cores import loader_machine, model_cores
+from trainfit.loader.tune.machine_limits import loader_machine, model_cores
 from trainfit.results.loader import LoaderSettings
 
 

@@ -12,7 +12,12 @@ import helpers_facts as facts
 import helpers_machines
 from trainfit.hardware.host.recorded import RecordedSystem
 from trainfit.hardware.host.survey import survey
-from trainfit.loader.tune.cores import available_bytes, loader_machine, model_cores, unknowns
+from trainfit.loader.tune.machine_limits import (
+    available_bytes,
+    loader_machine,
+    model_cores,
+    unknowns,
+)
 from trainfit.results.loader import LoaderMachine
 from trainfit.results.machine.machine import CoreKind
 

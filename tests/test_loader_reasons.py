@@ -14,7 +14,7 @@ import helpers_machines
 from helpers_loader import probe, result
 from trainfit.hardware.host.recorded import RecordedSystem
 from trainfit.hardware.host.survey import survey
-from trainfit.loader import here
+from trainfit.loader import local_tuning
 from trainfit.loader.advice.affinity import cores, why_none
 from trainfit.loader.advice.reasons import setting_reasons
 from trainfit.loader.advice.thread_reasons import VariableValue, with_present
@@ -319,7 +319,7 @@ def test_who_set_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BY_COMMAND", "1")
     monkeypatch.setenv("BY_SCRIPT", "2")
     monkeypatch.setenv("BY_SHELL", "3")
-    found = here._present(
+    found = local_tuning._present(
         {"BY_COMMAND": "1", "BY_SCRIPT": "1"},
         {"BY_COMMAND": "1", "BY_SCRIPT": "1", "BY_SHELL": "3"},
     )

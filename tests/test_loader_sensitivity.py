@@ -13,8 +13,8 @@ from trainfit.hardware.cpu.core_speed import WorkPieces
 from trainfit.loader.measure.instrument import CORE, local
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.fitting import costs_of
+from trainfit.loader.model.noise_correction import Slowing, with_speeds
 from trainfit.loader.model.sensitivity import SENSITIVITY, sensitivity
-from trainfit.loader.model.undisturbed import Slowing, with_speeds
 from trainfit.results.loader import LoaderSettings
 
 SECONDS = 12.0

@@ -26,8 +26,8 @@ from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import Fitted
 from trainfit.loader.tune.bottleneck import limit
-from trainfit.loader.tune.cores import loader_machine, model_cores
 from trainfit.loader.tune.feasible import infeasible, oversubscribed
+from trainfit.loader.tune.machine_limits import loader_machine, model_cores
 from trainfit.loader.tune.search import Goal, search
 from trainfit.loader.tune.verdicts import nothing_ran
 from trainfit.plan.command.core_wrapper import CoreWrapper, core_wrapper

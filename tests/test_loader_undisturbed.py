@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from trainfit.hardware.cpu.core_speed import CoreSpeed, WorkPieces
 from trainfit.loader.measure.instrument import BEGAN, CPU, PROCESS_CPU, WALL
 from trainfit.loader.measure.run import Run
-from trainfit.loader.model.probe_runs import Readings
-from trainfit.loader.model.sensitivity import SENSITIVITY
-from trainfit.loader.model.undisturbed import (
+from trainfit.loader.model.noise_correction import (
     Slowing,
     quietest,
     span,
     working_share,
 )
+from trainfit.loader.model.probe_runs import Readings
+from trainfit.loader.model.sensitivity import SENSITIVITY
 from trainfit.results.loader import LoaderMachine, LoaderSettings
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, None, None)

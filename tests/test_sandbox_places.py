@@ -14,7 +14,7 @@ from trainfit.hardware.storage.mounts import Mount, _mount, read_mounts
 from trainfit.report.protection_text import protection_notes
 from trainfit.results.runs.sandbox import Protection
 from trainfit.scripts.sandbox.layer import Layer, LayerContents, is_in_layer, written
-from trainfit.scripts.sandbox.places import places
+from trainfit.scripts.sandbox.mount_plan import places
 
 
 def mount(point: str, filesystem: str = "ext4") -> Mount:

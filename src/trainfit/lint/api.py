@@ -10,10 +10,10 @@ from pathlib import Path
 
 from trainfit.lint.flow import follow
 from trainfit.lint.imports import read_files
-from trainfit.lint.pools import worker_pools
 from trainfit.lint.project import Project
 from trainfit.lint.rules import RULES
 from trainfit.lint.source import ScriptError, UnreadableError
+from trainfit.lint.thread_pools import worker_pools
 from trainfit.results.machine.doctor import Finding, ScriptReport
 
 

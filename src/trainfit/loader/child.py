@@ -167,8 +167,8 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
     """Find the settings that suit the loader."""
     step = request.step
     assert step is not None
-    here: Any = importlib.import_module("trainfit.loader.here")
-    return here.tune_here(
+    local_tuning: Any = importlib.import_module("trainfit.loader.local_tuning")
+    return local_tuning.tune_here(
         workload,
         Consumer(step.step_s, step.work_s, step.pageable_s),
         step.source,

@@ -35,8 +35,8 @@ def pace(
     from trainfit.hardware.host.survey import survey
     from trainfit.hardware.host.system import System
     from trainfit.pace.calls.callee import Function
-    from trainfit.pace.machine.facts import power_facts
     from trainfit.pace.machine.host import RealHost
+    from trainfit.pace.machine.power_settings import power_facts
     from trainfit.pace.measuring import Options, measure
 
     rates = tuple(float(each) for each in hz)

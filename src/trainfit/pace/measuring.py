@@ -25,11 +25,11 @@ from trainfit.pace.calls.schedule import (
     too_short,
     with_durations,
 )
-from trainfit.pace.explain.advising import advice
+from trainfit.pace.explain.advice import advice
 from trainfit.pace.explain.attribution import TRIED, Evidence, attribute
 from trainfit.pace.explain.data_quality import FEW, machine_warnings, warnings_of
+from trainfit.pace.explain.fix_trial import Proof, prove
 from trainfit.pace.explain.fixes import Fixer
-from trainfit.pace.explain.proving import Proof, prove
 from trainfit.pace.explain.statistics import RateCounts, Sample, summary
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.machine.host import Host

@@ -9,8 +9,8 @@ Lines on standard input are ``run FOLDER``, ``grow FOLDER`` and ``stop FOLDER``.
 exit code (negative: signal) is in ``FOLDER/code``. The end of the input ends everything.
 
 ``grow`` is ``run`` for runs that differ in nothing that a script sees before it looks at its
-arguments: they are forked from a child that has come that far (:mod:`trainfit.scripts.stem`),
-if there can be one.
+arguments: they are forked from a child that has come that far
+(:mod:`trainfit.scripts.template_process`), if there can be one.
 
 Each run has a sandbox of its own, as ``FOLDER/sandbox.json`` asks
 (:mod:`trainfit.scripts.sandbox`).

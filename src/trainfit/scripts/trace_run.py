@@ -31,7 +31,7 @@ from trainfit.scripts import sandbox
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
 from trainfit.scripts.launch_in_place import LaunchInPlace
-from trainfit.scripts.stem import Stem
+from trainfit.scripts.template_process import Stem
 from trainfit.scripts.watch.accelerate import AccelerateWatch
 from trainfit.scripts.watch.amp import AmpWatch
 from trainfit.scripts.watch.autocast import AutocastSwitch

@@ -21,7 +21,7 @@ from trainfit.results.plan.versus_cpu import CpuRunOutcome, CpuRunRequest
 from trainfit.results.runs.trace import Status
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet
-from trainfit.speed.stand_in import cpu_for_cuda
+from trainfit.speed.cpu_redirection import cpu_for_cuda
 
 
 class CpuRun(ScriptRun):

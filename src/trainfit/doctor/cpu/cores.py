@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, on_host, raise_limit, restore, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, on_host, raise_limit, restore, whole
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.results.files.words import core_count, cores, count
 from trainfit.results.machine.doctor import Check, Evidence, Remedy

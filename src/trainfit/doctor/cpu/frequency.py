@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import ghz, on_host, quoted, short
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import ghz, on_host, quoted, short
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 from trainfit.results.machine.machine import FrequencyPolicy, Machine

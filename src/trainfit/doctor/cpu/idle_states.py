@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import on_host, short
 from trainfit.doctor.findings import evidence, good, unsure
+from trainfit.doctor.formatting import on_host, short
 from trainfit.results.machine.doctor import Check, Remedy
 from trainfit.results.machine.machine import IdleState, Machine
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.doctor.figures import all_gpus, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, which
 from trainfit.hardware.driver.torch_builds import torchrun_binds
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.results.machine.doctor import Check, Evidence, Remedy

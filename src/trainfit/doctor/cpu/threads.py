@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cpu.cores import threads_set
 from trainfit.doctor.cpu.worker_threads import check_workers
-from trainfit.doctor.figures import all_gpus, restore, short, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, restore, short, whole
 from trainfit.hardware.host.thread_variables import JUDGED, misread
 from trainfit.results.files.words import core_count, cores
 from trainfit.results.machine.doctor import Check, Evidence, Remedy, WorkerPools

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import restore
 from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.formatting import restore
 from trainfit.results.files.facts import Fact, known
 from trainfit.results.files.words import core_count, cores
 from trainfit.results.machine.doctor import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, ghz, on_host, percent, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, ghz, on_host, percent, which
 from trainfit.results.files.words import count
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 from trainfit.results.machine.machine import Gpu, Machine

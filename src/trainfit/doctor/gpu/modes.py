@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, on_host, short, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, on_host, short, which
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.words import count, size
 from trainfit.results.machine.doctor import Check, Remedy

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, on_host, percent, short, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, on_host, percent, short, which
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.facts import Fact
 from trainfit.results.files.words import size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.doctor.figures import on_host
 from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.formatting import on_host
 from trainfit.doctor.gpu_visibility.causes_torch import ask_slurm
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.machine.doctor import Check, Evidence, Remedy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.doctor.figures import on_host
 from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.formatting import on_host
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
 from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, DriverStack, version_text
 from trainfit.results.machine.doctor import Check, Evidence, Remedy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 from typing import Final
 
-from trainfit.doctor.figures import on_host, quoted
 from trainfit.doctor.findings import bad
+from trainfit.doctor.formatting import on_host, quoted
 from trainfit.doctor.gpu_visibility.causes_driver import distribution
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.machine.doctor import Check, Evidence, Remedy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from trainfit.doctor.figures import quoted
 from trainfit.doctor.findings import bad, evidence, unsure
+from trainfit.doctor.formatting import quoted
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack, version_text
 from trainfit.hardware.gpu.masking import visible

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.doctor.figures import all_gpus, quoted
 from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.formatting import all_gpus, quoted
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.files.words import size
 from trainfit.results.machine.doctor import Check, Remedy

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from trainfit.doctor.figures import quoted
+from trainfit.doctor.formatting import quoted
 from trainfit.results.machine.machine import TorchBuild
 
 INDEX: Final = "https://download.pytorch.org/whl"

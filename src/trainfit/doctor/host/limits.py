@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, whole
 from trainfit.hardware.host.limits import OWN_FILES
 from trainfit.results.files.words import count
 from trainfit.results.machine.doctor import Check, Evidence, Remedy

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import on_host, percent, raise_limit
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import on_host, percent, raise_limit
 from trainfit.results.files.words import size
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 from trainfit.results.machine.machine import Machine

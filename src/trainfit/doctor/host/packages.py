@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import quoted, short
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import quoted, short
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 from trainfit.results.machine.machine import Machine, TorchBuild
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import quoted, short
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import quoted, short
 from trainfit.results.files.words import rate, size
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 from trainfit.results.machine.machine import Machine, Storage

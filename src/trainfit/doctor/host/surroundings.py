@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from trainfit.doctor.figures import restore, short, whole
 from trainfit.doctor.findings import bad, evidence, good
+from trainfit.doctor.formatting import restore, short, whole
 from trainfit.results.files.words import core_count, cores, count, size
 from trainfit.results.machine.doctor import Check, Evidence, Remedy
 from trainfit.results.machine.machine import Machine

@@ -16,10 +16,10 @@ from trainfit.loader.faults import exceptions, fixes, hangs, tracebacks
 from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
 from trainfit.loader.faults.tracebacks import ParsedException
-from trainfit.loader.lost import unsendable
+from trainfit.loader.formatting import short, size
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.words import short, size
+from trainfit.loader.unsent_batches import unsendable
 from trainfit.results.files.words import count
 from trainfit.results.loader import Fault, LoaderSettings
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from trainfit.loader.faults.objects import walk
 from trainfit.loader.faults.tracebacks import ParsedException
+from trainfit.loader.formatting import short
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.words import short
 
 
 @dataclass(frozen=True)

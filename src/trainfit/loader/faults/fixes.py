@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.loader.words import size
+from trainfit.loader.formatting import size
 from trainfit.results.loader import LoaderSettings
 
 _OTHER_START: Final = 'pass multiprocessing_context="forkserver" (or "spawn") to the DataLoader'

@@ -23,9 +23,9 @@ import torch
 
 from trainfit.loader.faults import fixes
 from trainfit.loader.faults.objects import described, held
+from trainfit.loader.formatting import short, size
 from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.words import short, size
 from trainfit.results.loader import Fault
 
 #: From here on the pickle is felt when workers start: 16 MiB took 2.9 s for one spawned worker

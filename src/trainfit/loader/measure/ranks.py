@@ -24,7 +24,7 @@ from trainfit.loader.measure.run import Run, pinning, shut_down, take_step
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.model.fitting import Fitted
-from trainfit.loader.tune.cores import model_cores
+from trainfit.loader.tune.machine_limits import model_cores
 from trainfit.results.loader import LoaderMachine, LoaderSettings
 
 #: Seconds between looks at whether the process that started this one still lives, at the least.

@@ -30,8 +30,8 @@ from trainfit.loader.measure.instrument import WALL
 from trainfit.loader.measure.other_processes import is_beside_others
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.core_waits import without_core_waits
+from trainfit.loader.model.noise_correction import Slowing, quietest, with_speeds, working_share
 from trainfit.loader.model.sensitivity import sensitivity
-from trainfit.loader.model.undisturbed import Slowing, quietest, with_speeds, working_share
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
 
 TWO: Final = LoaderSettings(2, 4)

@@ -38,6 +38,7 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.constants import fit
 from trainfit.loader.model.dataloader import Consumer, Outcome
 from trainfit.loader.model.fitting import Fitted
+from trainfit.loader.model.noise_correction import Slowing, cores_speed
 from trainfit.loader.model.probe_runs import (
     KINDS,
     LAST,
@@ -49,11 +50,10 @@ from trainfit.loader.model.probe_runs import (
     mean,
     start_s,
 )
-from trainfit.loader.model.undisturbed import Slowing, cores_speed
 from trainfit.loader.profile.batch_profile import split
 from trainfit.loader.profile.storage_cost import measure_storage
 from trainfit.loader.progress import NullProgress, Progress
-from trainfit.loader.tune.cores import model_cores
+from trainfit.loader.tune.machine_limits import model_cores
 from trainfit.results.files.words import count as count_of
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 

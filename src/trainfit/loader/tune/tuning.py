@@ -23,7 +23,7 @@ from trainfit.loader.measure.run import Run
 from trainfit.loader.measure.saving import predicted_save_s, save_seconds
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.undisturbed import with_speeds
+from trainfit.loader.model.noise_correction import with_speeds
 from trainfit.loader.progress import NullProgress, PartialProgress, Progress
 from trainfit.loader.tune import feasible
 from trainfit.loader.tune.bottleneck import limit

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from trainfit.pace.machine.device import Device, NoDevice, device_in_use
 from trainfit.pace.machine.latency import held_awake
-from trainfit.pace.machine.observing import Observer
+from trainfit.pace.machine.readings import Observer
 from trainfit.results.machine.pace import Readings
 
 #: Of the fixed loop, seconds at full speed: long enough for the clock (0.2 µs a look), short

@@ -24,7 +24,7 @@ from trainfit.hardware.storage.mounts import Mount, mount_of, normal, read_mount
 from trainfit.scripts.sandbox import kernel
 from trainfit.scripts.sandbox.errors import UnavailableError
 from trainfit.scripts.sandbox.layer import Layer, is_in_layer
-from trainfit.scripts.sandbox.places import SHARED_MEMORY, foreign_files, open_sockets, places
+from trainfit.scripts.sandbox.mount_plan import SHARED_MEMORY, foreign_files, open_sockets, places
 
 #: File systems whose content is in RAM: better than none for a layer.
 _IN_MEMORY = ("tmpfs", "ramfs")

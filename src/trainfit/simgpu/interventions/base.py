@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from trainfit.results.runs.trace import Finding
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 
 class Intervention:

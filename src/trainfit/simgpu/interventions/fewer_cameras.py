@@ -10,7 +10,7 @@ import torch
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.resolution import LEAST_SIDE, MOST_CHANNELS
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 #: Sides of the images that stand for a camera that is not there: a model that asks for each camera
 #: by its name goes on, with next to nothing to compute.

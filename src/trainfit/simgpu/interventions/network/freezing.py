@@ -6,7 +6,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
 
 #: Share of the spatial convolutions' parameters that a trunk holds.

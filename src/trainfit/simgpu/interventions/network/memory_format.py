@@ -9,7 +9,7 @@ from torch.utils import _pytree as tree
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 
 class ChannelsLast(Intervention):

@@ -10,7 +10,7 @@ from torch.nn.modules import module as nn_module
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 #: Share of the model's parameters from which on a head is worth removing.
 _LARGE = 0.1

@@ -13,7 +13,7 @@ from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.interventions.base import Intervention, places
 from trainfit.simgpu.interventions.network.model_families import next_smaller
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.recording.user_location import user_frame
 
 _Builder = Callable[..., Any]

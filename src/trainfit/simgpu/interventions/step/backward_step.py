@@ -10,7 +10,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import MadeOptimizer, Scene
+from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
 from trainfit.simgpu.recording.user_location import user_frame
 

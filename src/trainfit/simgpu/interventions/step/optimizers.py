@@ -9,7 +9,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import MadeOptimizer, Scene
+from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.eight_bit import EIGHT_BIT, EightBitOptimizer
 
 #: Bytes of state a parameter element, from the optimizers' own ``init_state``: momentum of

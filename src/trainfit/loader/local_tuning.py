@@ -15,7 +15,7 @@ from trainfit.loader.advice.reasons import setting_reasons
 from trainfit.loader.advice.thread_reasons import VariableValue, with_present
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.tune.cores import loader_machine, unknowns
+from trainfit.loader.tune.machine_limits import loader_machine, unknowns
 from trainfit.loader.tune.tuning import tune
 from trainfit.results.loader import LoaderResult, SetBy
 
