@@ -1,4 +1,4 @@
-"""`trainfit loader` against exhaustive sweeps of real DataLoaders, and beside other rules.
+"""`trainfit loader` against exhaustive sweeps of real DataLoaders, and against other rules.
 
 For each workload (loader_workloads.py) every setting of a grid, workers × prefetch × pin ×
 order, is measured for real, in rounds: each setting once a round, in another order each time,

@@ -1,4 +1,4 @@
-"""The arithmetic by hand beside the simulated peak: by shapes, and by what must add up."""
+"""The arithmetic by hand next to the simulated peak: by shapes, and by what must add up."""
 
 from __future__ import annotations
 

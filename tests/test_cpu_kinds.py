@@ -1,4 +1,4 @@
-"""Kinds of CPU by name and by /proc/cpuinfo, and the clock of a core at work."""
+"""Kinds of CPU by name and by /proc/cpuinfo, and the clock of a busy core."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_crash_is_a_cause_and_a_kill_is_none(signal: int, cause: str) -> None:
 def test_a_gpu_that_is_seen_and_fails_is_not_said_to_be_unseen(
     words: str | None, cause: str
 ) -> None:
-    # Odd things beside it, of which none can be the cause where the GPU is seen.
+    # Odd things next to it, of which none can be the cause where the GPU is seen.
     odd = {
         "pci_devices": (),
         "library_versions": {"libcuda": "550.54.14", "libnvidia-ml": "535.1"},

@@ -220,9 +220,7 @@ IDS = [cause for _, cause, _ in BAD]
 
 
 @pytest.mark.parametrize(("name", "cause", "changes"), BAD, ids=IDS)
-def test_each_cause_is_found_and_has_what_cures_it(
-    name: str, cause: str, changes: dict[str, Any]
-) -> None:
+def test_each_cause_is_found_and_has_a_fix(name: str, cause: str, changes: dict[str, Any]) -> None:
     check = the(name, made(**changes))
     assert (check.verdict, check.cause) == ("bad", cause)
     assert check.why and check.evidence and check.remedies
@@ -429,7 +427,7 @@ def test_a_quota_is_hidden_below_the_visible_cpus(cpus: int, quota: float) -> No
     assert (check.cause == "cpu_quota_hidden") == (quota < policy.QUOTA_SHARE * cpus)
 
 
-def test_the_cures_of_a_quota_name_this_machines_values() -> None:
+def test_the_fixes_of_a_quota_name_this_machines_values() -> None:
     docker = the("cores", made(cpu=QUOTA, surroundings={"container": "docker"}))
     assert docker.remedies[0].command.startswith("export OMP_NUM_THREADS=4 ")
     assert docker.remedies[1].command == "docker update --cpus=16 CONTAINER"
@@ -599,7 +597,7 @@ def test_the_limit_of_acpi_cpufreq_leaves_out_the_boost() -> None:
     assert the("frequency", made(cpu={"policies": (epyc,)})).verdict == "good"
 
 
-def test_the_cure_of_a_limited_clock_names_both_limits() -> None:
+def test_the_fix_of_a_limited_clock_names_both_limits() -> None:
     slow = frequency(cpus=(8, 9), limit_hz=2e9)
     check = the("frequency", made(cpu={"policies": (frequency(cpus=tuple(range(8))), slow)}))
     (remedy,) = check.remedies
@@ -738,7 +736,7 @@ def test_shm_of_a_small_machine_is_half_its_ram_and_good() -> None:
         (None, "sudo mount -o remount,size=8g /dev/shm"),
     ],
 )
-def test_the_cure_of_a_small_shm_is_where_it_was_made(container: Any, start: str) -> None:
+def test_the_fix_of_a_small_shm_is_where_it_was_made(container: Any, start: str) -> None:
     of = made(memory={"shm_total_bytes": 64 << 20}, surroundings={"container": container})
     check = the("shm", of)
     assert check.remedies[0].command.startswith(start)
@@ -1105,7 +1103,7 @@ def test_the_torchvision_of_a_torch(torch: str, vision: tuple[int, int] | None) 
     assert expected_torchvision(torch) == vision
 
 
-def test_the_cure_of_a_mismatch_takes_the_wheels_of_this_torch() -> None:
+def test_the_fix_of_a_mismatch_takes_the_wheels_of_this_torch() -> None:
     torch = TorchBuild("2.13.0+cpu", None, None, "/site")
     vision = TorchBuild("0.28.0+cu130", (13, 0), None, "/site")
     check = the("torchvision", made(cuda={"torch": torch, "torchvision": vision}))

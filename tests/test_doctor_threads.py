@@ -59,7 +59,7 @@ def checks(found: WorkerPools | None, cpus: float = 24, **variables: str) -> tup
 
 
 # --- What the screen says -----------------------------------------------------------------------
-def test_a_pool_of_each_worker_is_warned_of_with_number_and_cure(tmp_path: Path) -> None:
+def test_a_pool_of_each_worker_is_warned_of_with_number_and_fix(tmp_path: Path) -> None:
     found = pools(tmp_path)
     assert found.workers == 12
     (check,) = checks(found)

@@ -1,4 +1,4 @@
-"""What ``trainfit memory`` works out of recordings: by hand, and beside direct simulation."""
+"""What ``trainfit memory`` works out of recordings: by hand, and next to direct simulation."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MIB = 1 << 20
 NOT_SUPPORTED = {"error": "NVML_ERROR_NOT_SUPPORTED"}
 BLIND = {"error": "NVML_ERROR_UNKNOWN", "code": 999, "where": "nvmlInit"}
 
-#: A GeForce RTX 4090 at work on a desktop: one process computes, one draws.
+#: A GeForce RTX 4090 busy on a desktop: one process computes, one draws.
 RTX_4090: dict[str, Any] = {
     "index": 0,
     "name": "NVIDIA GeForce RTX 4090",

@@ -1,4 +1,4 @@
-"""Runs beside other processes: made again, or not used, and no cause is concluded from them."""
+"""Runs alongside other processes: made again, or not used, and no cause is concluded from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FOUR = LoaderSettings(4)
 
 
 def with_others(found: Readings, cores: float, *names: str) -> Readings:
-    """The same runs, these kinds beside others that kept so many cores busy."""
+    """The same runs, these kinds next to others that kept so many cores busy."""
     runs = {
         name: [
             dataclasses.replace(each, others_cores=cores) if name in (names or (name,)) else each

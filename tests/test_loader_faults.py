@@ -635,7 +635,7 @@ TEXTS = st.text(max_size=80) | st.sampled_from([*SHM, *FILES, idle_stacks(), "Ca
     st.sampled_from([FORK2, LoaderSettings(0)]),
     st.builds(FailureContext, started=st.none() | st.integers(0, 2), output=TEXTS),
 )
-def test_whatever_is_said_there_is_a_fault_with_a_cure(
+def test_whatever_is_said_there_is_a_fault_with_a_fix(
     failure: Failure, met: LoaderSettings, seen: FailureContext
 ) -> None:
     fault = diagnose(failure, met, None, seen)

@@ -83,7 +83,7 @@ def test_a_probe_reads_what_batches_cost() -> None:
     assert probe.faults == () and measured.fitted is not None
     assert probe.kind == "map" and probe.batch_size == 4 and probe.samples == 400
     assert probe.batch_bytes == 4 * 64 * 4 == probe.float_bytes
-    # Other tests beside it keep the cores busy, and a wait may be taken for work then.
+    # Other tests next to it keep the cores busy, and a wait may be taken for work then.
     assert probe.fetch_s is not None and probe.fetch_s >= 0.0065
     assert probe.fetch_cpu_s is not None and probe.fetch_cpu_s < probe.fetch_s / 2
     assert probe.start_s["fork"] > 0 and probe.worker_private_bytes

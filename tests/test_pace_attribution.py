@@ -137,14 +137,14 @@ def test_a_slow_core_without_slow_work_is_neither_clock_nor_idle_state_for_sure(
     assert found.would_tell == ("disabling deep idle states meanwhile: no right",)
 
 
-def test_what_forbidding_idle_states_does_not_cure_is_the_clock() -> None:
+def test_what_forbidding_idle_states_does_not_fix_is_the_clock() -> None:
     found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 10, "no_idle_states": 20}))
     assert causes(found) == ("cpu_frequency",)
     assert "not the wake-up" in found.findings[0].evidence[1]
 
 
-def test_a_keep_alive_that_cures_while_kernels_take_as_long_is_not_the_gpus_clock() -> None:
-    """The thread that keeps the GPU at work may keep a core awake, too."""
+def test_a_keep_alive_that_helps_while_kernels_take_as_long_is_not_the_gpus_clock() -> None:
+    """The thread that keeps the GPU busy may keep a core awake, too."""
     found = attribute(
         evidence(
             {"sleep": 20, "back_to_back": 10, "spin": 10, "gpu_awake": 11}, gpu=(5.0, 5.0),

@@ -1,4 +1,4 @@
-"""The whole of it on simulated machines: rates, kinds of calls, cures, failures, interrupts."""
+"""The whole of it on simulated machines: rates, kinds of calls, fixes, failures, interrupts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trainfit.results.machine.pace import PaceResult
 
 
 def test_the_seeds_case() -> None:
-    """30 Hz takes 7 to 8 ms more than 60 Hz and than 14.4 ms offline; performance cures it."""
+    """30 Hz takes 7 to 8 ms more than 60 Hz and than 14.4 ms offline; performance fixes it."""
     found = measured(FREQUENCY, ACT, hz=(30.0, 60.0), fix="governor")
     assert found.back_to_back is not None
     slow, fast = found.rates
@@ -153,14 +153,14 @@ def test_slow_calls_by_chance_are_no_kind() -> None:
 @pytest.mark.parametrize(
     ("traits", "work", "fix"), [(FREQUENCY, ACT, "spin"), (C_STATES, WAITING, "qos")]
 )
-def test_cures_are_proved(traits: MachineTraits, work: object, fix: str) -> None:
+def test_fixes_are_proved(traits: MachineTraits, work: object, fix: str) -> None:
     found = measured(traits, work, fix=fix)  # type: ignore[arg-type]
     assert found.cure is not None and found.cure.is_cured
     assert found.cure.change.high < 1 and found.cure.recovered.value > 0.7
     assert found.cure.before.is_slower and found.cure.cost and found.cure.undo
 
 
-def test_a_cure_of_something_else_does_not_cure_and_is_taken_back() -> None:
+def test_a_fix_of_something_else_does_not_help_and_is_undone() -> None:
     machine = SimulatedMachine(GPU_CLOCKS, HEAVY)
     options = Options((30.0,), 6.0, fix="governor")
     found = measure(SimulatedCallee(machine), machine, options, fixer=SimulatedFixer(machine))
@@ -169,13 +169,13 @@ def test_a_cure_of_something_else_does_not_cure_and_is_taken_back() -> None:
     assert machine.traits == GPU_CLOCKS
 
 
-def test_nothing_to_cure() -> None:
+def test_nothing_to_fix() -> None:
     found = measured(HEALTHY, ACT, fix="spin")
     assert found.cure is not None and not found.cure.is_cured
     assert any("nothing to fix" in note for note in found.notes)
 
 
-def test_a_cure_that_is_not_allowed_says_why_and_loses_nothing() -> None:
+def test_a_fix_that_is_not_allowed_says_why_and_loses_nothing() -> None:
     found = measured(without(C_STATES, can_hold=False), WAITING, fix="qos")
     assert found.cure is None and found.attribution is not None
     assert "--fix qos: /dev/cpu_dma_latency cannot be written by this user" in found.notes

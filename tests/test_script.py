@@ -42,7 +42,7 @@ for epoch in range(3):
 
 
 def report(folder: Path, text: str, **others: str) -> ScriptReport:
-    """The report on a script, with other files beside it."""
+    """The report on a script, with other files next to it."""
     path = folder / "script.py"
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     for name, content in others.items():

@@ -16,7 +16,7 @@ _BOUND = 1 << 64
 
 
 def whole(value: Any) -> int | None:
-    """A whole number from 0 on."""
+    """An integer of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < _BOUND else None

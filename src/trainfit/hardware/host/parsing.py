@@ -18,7 +18,7 @@ _DIGITS = re.compile(r"[0-9]{1,20}")
 
 
 def natural(text: str) -> int:
-    """A whole number from 0 to 2⁶⁴ - 1 as the kernel writes it; raises ``ValueError``."""
+    """An integer from 0 to 2⁶⁴ - 1 as the kernel writes it; raises ``ValueError``."""
     text = text.strip()
     if not _DIGITS.fullmatch(text) or int(text) >= _MOST_NATURAL:
         raise ValueError(f"{text[:40]!r} is not an integer")
@@ -52,7 +52,7 @@ def cpu_list_text(cpus: Iterable[int]) -> str:
 
 
 def natural_at(system: System, path: str) -> Fact[int]:
-    """The whole number ≥ 0 that a file holds."""
+    """The integer ≥ 0 that a file holds."""
     return system.text(path).map(natural, "an integer")
 
 

@@ -92,7 +92,7 @@ class System:
             return cannot_tell(path, "it is not UTF-8 text")
 
     def number(self, path: str) -> Fact[int]:
-        """The content of a file that holds one whole number."""
+        """The content of a file that holds one integer."""
         return self.text(path).map(int, "an integer")
 
     def names(self, path: str) -> Fact[tuple[str, ...]]:

@@ -264,8 +264,8 @@ def _crowded_latency(readings: Readings) -> float:
     """How much longer batches are under way while more workers than cores work, on average."""
     free = [_under_way(run) for run in readings.of("turn")]
     crowded = [_under_way(run) for run in readings.of("over")]
-    beside = not readings.beside_others().keys().isdisjoint(("turn", "over"))
-    if not free or not crowded or beside:
+    disturbed = not readings.beside_others().keys().isdisjoint(("turn", "over"))
+    if not free or not crowded or disturbed:
         return 0.0
     return max(0.0, mean(crowded) - mean(free))
 
@@ -294,11 +294,11 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     rate = readings.rate("two")
     if rate is None or len(fitted.cores.speeds) < 2:
         return fitted
-    beside = not readings.beside_others().keys().isdisjoint(("one", "two"))
+    disturbed = not readings.beside_others().keys().isdisjoint(("one", "two"))
     twos = [both for run in readings.of("two") if (both := costs_of(run))]
     by_cpu = statistics.fmean(ratio(both.cpu_s, costs.cpu_s) for both in twos) if twos else 1.0
     of_cores = fitted.with_contention(min(1.0, max(0.0, by_cpu - 1)))
-    if beside:
+    if disturbed:
         return of_cores
     free = _rate_of(readings, "two")(of_cores)
     if twos and rate < _LOCK_SLOWER * free and _more_waits(readings, costs) > _LOCK_WAITS:

@@ -167,9 +167,9 @@ def _without_pauses(run: Run) -> tuple[BatchCost, ...]:
     first = run.settled(run.fetches[0])
     records, taken = run.fetches[0][first:], run.next_cpu[first:]
     count = min(len(records), len(taken))
-    besides = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
+    other_work = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
     spent = collected(records)
-    gap = max(0.0, float(besides))
+    gap = max(0.0, float(other_work))
     return batch_costs(Costs(records[:, WALL] - spent, records[:, CPU] - spent, gap, 0.0))
 
 

@@ -354,12 +354,12 @@ class _Tuner:
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
-        beside = is_beside_others(probe, self._held_probe)
-        if beside and bound != "gpu":  # what else it is, others may have made
+        disturbed = is_beside_others(probe, self._held_probe)
+        if disturbed and bound != "gpu":  # what else it is, others may have made
             bound = "unknown"
         if self._measured.bounds.workers == 0:
             bound = "main_process"
-        decision = decide(choice, trials, chosen, bound, beside_others=beside)
+        decision = decide(choice, trials, chosen, bound, beside_others=disturbed)
         without_others = chosen if decision.is_open else None
         if decision.keeps:
             chosen = choice.goal.present
@@ -422,8 +422,8 @@ class _Tuner:
         if not decision.gains_nothing or recommended == present:
             return decision
         if recommended.persistent_workers != present.persistent_workers:
-            anew = count_of(recommended.num_workers, "worker")
-            said = f"restarting {anew} takes more than {100 * BUBBLE:.0f}% of each epoch"
+            workers = count_of(recommended.num_workers, "worker")
+            said = f"restarting {workers} takes more than {100 * BUBBLE:.0f}% of each epoch"
             return Decision("change", f"{said}; within an epoch, {decision.reason}")
         return decision
 

@@ -43,9 +43,9 @@ class Pacer:
             due += math.floor(late / self.period_s) * self.period_s
             self._due = due + self.period_s
             return late
-        asleep = due - self.spin_s - now
-        if asleep > 0:
-            self._sleep(asleep)
+        sleep_s = due - self.spin_s - now
+        if sleep_s > 0:
+            self._sleep(sleep_s)
         while self._clock() < due:
             pass
         self._due = due + self.period_s

@@ -276,8 +276,8 @@ def _of_gpu_awake(seen: Evidence) -> Estimate | None:
     alone = seen.recovered.get("gpu_awake")
     if "awake" not in seen.samples or "spin" not in seen.samples:
         return alone
-    beside = seen.part(("awake",), ("spin",))
-    found = [each for each in (alone, beside) if each is not None]
+    with_spin = seen.part(("awake",), ("spin",))
+    found = [each for each in (alone, with_spin) if each is not None]
     return max(found, key=lambda each: each.value, default=None)
 
 
