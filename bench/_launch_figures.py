@@ -57,7 +57,7 @@ class Study:
 
     ``lines`` are the launch lines of the plans that were made, and ``said`` the settings that they
     recommend, whether the line can say them or not; ``launch`` and ``own`` are what the first of
-    them and the user's line amount to. ``by_hand`` is what the launch needs besides the
+    them and the user's line amount to. ``by_hand`` is what the launch needs in addition to the
     line. ``places`` are the variables (and programs) of each place, in words. ``step_s`` is the
     consumer's, ``tuned_step_s`` the one that the plan tuned the loader for. ``failure``: it came to
     no figure, and why.

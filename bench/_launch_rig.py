@@ -31,7 +31,7 @@ from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.measure.run import Failure, Run, warm_up
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.undisturbed import with_speeds
+from trainfit.loader.model.noise_correction import with_speeds
 from trainfit.results.loader import LoaderSettings
 
 PLACE = Path(__file__).with_name("_launch_place.py")

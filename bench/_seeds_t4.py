@@ -232,7 +232,7 @@ def colab(plan: Answer) -> Verdict:
         return agrees(text)
     return condition(
         f"{text}: the CPU is the limit of a job whose batches cost it over {most * step:.1f} times "
-        "as much beside the step"
+        "as much next to the step"
     )
 
 
@@ -284,7 +284,7 @@ def their_line(plan: Answer) -> Verdict:
     return holds(
         need <= there,
         f"on a line through the first two, batch 32 needs {need:.0f} GB of {there:.2f} GiB: one of "
-        "them held cache beyond its need; `plan` gives reserved beside allocated",
+        "them held cache beyond its need; `plan` gives reserved next to allocated",
     )
 
 

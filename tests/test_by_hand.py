@@ -1,4 +1,4 @@
-"""The arithmetic by hand beside the simulated peak: by shapes, and by what must add up."""
+"""The arithmetic by hand next to the simulated peak: by shapes, and by what must add up."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_difference_without_a_cause_is_said_with_its_bytes() -> None:
 
 def test_a_recording_without_a_step_has_no_formula() -> None:
     recording = record(nn.Linear(8, 8), (4, 8), steps=0)
-    with pytest.raises(ExplainError, match="no whole optimizer step"):
+    with pytest.raises(ExplainError, match="no complete optimizer step"):
         compared(recording)
 
 

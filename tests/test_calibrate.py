@@ -428,7 +428,7 @@ def test_a_rehearsal_writes_a_profile_that_simulate_can_be_made_to_use(tmp_path:
     words = ("simulate", "--profile", "profile.json", "s.py")
     refused = run(*words, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "it is a rehearsal on the simulated GPU, no measurement" in error_line(refused)
+    assert "it is a trial run on the simulated GPU, not a measurement" in error_line(refused)
     forced = run(*words[:-1], "--force-profile", "--json", "s.py", cwd=tmp_path)
     assert forced.returncode == 0, forced.stderr
     parts = json_of(forced)["memory"]["context_parts"]

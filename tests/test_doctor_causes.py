@@ -99,7 +99,7 @@ def test_a_crash_is_a_cause_and_a_kill_is_none(signal: int, cause: str) -> None:
 def test_a_gpu_that_is_seen_and_fails_is_not_said_to_be_unseen(
     words: str | None, cause: str
 ) -> None:
-    # Odd things beside it, of which none can be the cause where the GPU is seen.
+    # Odd things next to it, of which none can be the cause where the GPU is seen.
     odd = {
         "pci_devices": (),
         "library_versions": {"libcuda": "550.54.14", "libnvidia-ml": "535.1"},
@@ -234,7 +234,7 @@ def test_a_slow_machine_without_a_driver_does_not_hang_in_it() -> None:
 def test_libraries_of_another_version_in_a_container_are_the_images() -> None:
     mixed = {"libcuda": "535.1.1", "libnvidia-ml": "550.54.14"}
     check = verdict(blind({"library_versions": mixed}, surroundings={"container": "docker"}))
-    assert check.cause == "version_mismatch" and "anew" in check.remedies[0].command
+    assert check.cause == "version_mismatch" and "recreate" in check.remedies[0].command
     assert "on the host" in check.remedies[1].cost
 
 
@@ -330,7 +330,7 @@ def test_the_wheel_suits_driver_gpu_and_version(
             "--index-url https://download.pytorch.org/whl/nightly/cu130",
         ),
         ("2.9.0", "pip install --force-reinstall torch==2.9.0  # conda's: conda install"),
-        ("2.8.0a0+34c6371d24.nv25.08", "again from where it came"),
+        ("2.8.0a0+34c6371d24.nv25.08", "from its original source"),
     ],
 )
 def test_a_build_comes_back_from_the_index_that_has_it(version: str, command: str) -> None:

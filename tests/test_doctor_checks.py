@@ -220,9 +220,7 @@ IDS = [cause for _, cause, _ in BAD]
 
 
 @pytest.mark.parametrize(("name", "cause", "changes"), BAD, ids=IDS)
-def test_each_cause_is_found_and_has_what_cures_it(
-    name: str, cause: str, changes: dict[str, Any]
-) -> None:
+def test_each_cause_is_found_and_has_a_fix(name: str, cause: str, changes: dict[str, Any]) -> None:
     check = the(name, made(**changes))
     assert (check.verdict, check.cause) == ("bad", cause)
     assert check.why and check.evidence and check.remedies
@@ -429,7 +427,7 @@ def test_a_quota_is_hidden_below_the_visible_cpus(cpus: int, quota: float) -> No
     assert (check.cause == "cpu_quota_hidden") == (quota < policy.QUOTA_SHARE * cpus)
 
 
-def test_the_cures_of_a_quota_name_this_machines_values() -> None:
+def test_the_fixes_of_a_quota_name_this_machines_values() -> None:
     docker = the("cores", made(cpu=QUOTA, surroundings={"container": "docker"}))
     assert docker.remedies[0].command.startswith("export OMP_NUM_THREADS=4 ")
     assert docker.remedies[1].command == "docker update --cpus=16 CONTAINER"
@@ -458,7 +456,7 @@ def test_a_hybrid_processor_is_good_and_its_fast_cores_are_named() -> None:
 
 def test_a_deliberate_affinity_is_no_fault() -> None:
     check = the("cores", made(cpu={"affinity": (0, 1, 2, 3), "usable_cores": 4.0}))
-    assert (check.verdict, check.summary[:25]) == ("good", "a job gets 4 of 16 logica")
+    assert (check.verdict, check.summary[:25]) == ("good", "usable: 4 of 16 logical C")
 
 
 def test_one_cpu_in_a_job_of_slurm_is_the_schedulers_matter() -> None:
@@ -599,7 +597,7 @@ def test_the_limit_of_acpi_cpufreq_leaves_out_the_boost() -> None:
     assert the("frequency", made(cpu={"policies": (epyc,)})).verdict == "good"
 
 
-def test_the_cure_of_a_limited_clock_names_both_limits() -> None:
+def test_the_fix_of_a_limited_clock_names_both_limits() -> None:
     slow = frequency(cpus=(8, 9), limit_hz=2e9)
     check = the("frequency", made(cpu={"policies": (frequency(cpus=tuple(range(8))), slow)}))
     (remedy,) = check.remedies
@@ -738,7 +736,7 @@ def test_shm_of_a_small_machine_is_half_its_ram_and_good() -> None:
         (None, "sudo mount -o remount,size=8g /dev/shm"),
     ],
 )
-def test_the_cure_of_a_small_shm_is_where_it_was_made(container: Any, start: str) -> None:
+def test_the_fix_of_a_small_shm_is_where_it_was_made(container: Any, start: str) -> None:
     of = made(memory={"shm_total_bytes": 64 << 20}, surroundings={"container": container})
     check = the("shm", of)
     assert check.remedies[0].command.startswith(start)
@@ -843,7 +841,7 @@ def test_numa_where_the_process_is_bound() -> None:
     near = the("numa", made(cpu=bound, gpus=[gpu(numa_node=1)]))
     assert (near.verdict, near.summary) == (
         "good",
-        "this process is bound to node 1, as GPU 0 is",
+        "this process is bound to node 1, that of GPU 0",
     )
     far = the("numa", made(cpu=bound, gpus=[gpu(numa_node=0)]))
     assert far.remedies[0].command == "numactl --cpunodebind=0 --membind=0 python train.py"
@@ -1017,7 +1015,7 @@ def test_mig_says_what_a_job_gets() -> None:
     check = the("mig", made(gpus=[gpu(mig=True, mig_instances=("MIG-a", "MIG-b"))]))
     assert (check.verdict, check.summary) == (
         "good",
-        "GPU 0 (NVIDIA L4): split by MIG; a job gets one of 2 instances",
+        "GPU 0 (NVIDIA L4): split by MIG; a job can use one of 2 instances",
     )
     assert "CUDA_VISIBLE_DEVICES=MIG-a" in check.why
 
@@ -1105,7 +1103,7 @@ def test_the_torchvision_of_a_torch(torch: str, vision: tuple[int, int] | None) 
     assert expected_torchvision(torch) == vision
 
 
-def test_the_cure_of_a_mismatch_takes_the_wheels_of_this_torch() -> None:
+def test_the_fix_of_a_mismatch_takes_the_wheels_of_this_torch() -> None:
     torch = TorchBuild("2.13.0+cpu", None, None, "/site")
     vision = TorchBuild("0.28.0+cu130", (13, 0), None, "/site")
     check = the("torchvision", made(cuda={"torch": torch, "torchvision": vision}))
@@ -1128,7 +1126,7 @@ def test_an_older_driver_of_the_same_cuda_works_and_is_said() -> None:
     check = the("cuda-compat", made(cuda={"nvml_cuda": (12, 2)}))
     assert (check.verdict, check.summary) == (
         "good",
-        "PyTorch for CUDA 12.6 on a driver for 12.2: it works",
+        "PyTorch for CUDA 12.6 on a driver for CUDA 12.2: compatible",
     )
     assert CHECKS["cuda-compat"](made(cuda={"nvml_cuda": (11, 8)})) == ()
     assert CHECKS["cuda-compat"](made(cuda={"nvml_cuda": (13, 0)})) == ()

@@ -55,7 +55,7 @@ def test_every_cause_of_the_table_has_a_machine() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in names() if document(n)["expected_cause"]])
-def test_a_cause_comes_with_its_cure_undo_and_cost(name: str) -> None:
+def test_a_cause_comes_with_its_fix_undo_and_cost(name: str) -> None:
     check = check_of(name)
     assert check.why
     if check.cause == "cpu_only_torch" and "no NVIDIA GPU either" in check.why:

@@ -149,7 +149,7 @@ def test_fewer_bytes(pin: bool, gain: float) -> None:
         assert "uint8" not in found  # unpinned, nobody copies while the consumer takes no time
     else:
         assert found["uint8"].gain == pytest.approx(gain, rel=0.03)
-        assert "are taken to be float32" in found["uint8"].evidence
+        assert "are assumed to be float32" in found["uint8"].evidence
         bytes_already = advised(
             slow, LoaderSettings(8, pin_memory=pin), parts=DECODED, float_bytes=0
         )
@@ -162,7 +162,7 @@ def test_fewer_tensors() -> None:
     found = advised(slow, LoaderSettings(16, pin_memory=True), batch_tensors=114, batch_size=16)[
         "fewer_tensors"
     ]
-    assert "114 tensors of a batch together into 10" in found.summary
+    assert "114 tensors of a batch into 10" in found.summary
     assert found.gain == pytest.approx(365.6 / 218.4, rel=0.05)
     assert "0.28 ms each" in found.evidence
     few = advised(slow, LoaderSettings(16, pin_memory=True), batch_tensors=2)

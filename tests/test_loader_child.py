@@ -21,7 +21,7 @@ import trainfit
 from helpers_cli import ROOT, SCRIPTS
 from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError
-from trainfit.loader.script import Found, workload_from, workload_of
+from trainfit.loader.script import LoaderObservation, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.child import step_from
 from trainfit.plan.dataloader.measure import (
@@ -284,9 +284,9 @@ def imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("absent.py:make", None, "no file 'absent.py'; check the path"),
         ("absent.part:make", None, "no module 'absent'; check the name"),
         ("mydata:absent", None, "mydata has no 'absent'; check the name"),
-        ("mydata:nothing", None, "gives a dict, which is neither"),
-        ("mydata.py:samples", None, "gives a data set (TensorDataset); add --batch-size N"),
-        ("mydata.py:make", 4, "which has a batch size; leave --batch-size out"),
+        ("mydata:nothing", None, "returns a dict; expected a DataLoader"),
+        ("mydata.py:samples", None, "returns a data set (TensorDataset); add --batch-size N"),
+        ("mydata.py:make", 4, "which has a batch size; remove --batch-size"),
         ("json.py:make", None, "Python has another module 'json'; rename the file"),
     ],
 )
@@ -303,8 +303,8 @@ def test_loaders_and_data_sets_by_name(imports: Path) -> None:
     assert workload_from("mydata:samples", 5).batch_size == 5
 
 
-def found(loader: Any, *, loaders: int = 1, on_gpu: bool = False) -> Found:
-    return Found(TraceOutcome("finished", 1, 1.0, loaders=loaders), loader, on_gpu)
+def found(loader: Any, *, loaders: int = 1, on_gpu: bool = False) -> LoaderObservation:
+    return LoaderObservation(TraceOutcome("finished", 1, 1.0, loaders=loaders), loader, on_gpu)
 
 
 def test_loaders_that_no_worker_can_help() -> None:
@@ -316,9 +316,9 @@ def test_loaders_that_no_worker_can_help() -> None:
     with pytest.raises(LoaderError, match=r"\(TensorDataset\) holds tensors on the GPU: .* keep"):
         workload_of(found(DataLoader(held_set)))
     plain = DataLoader(TensorDataset(torch.ones(2, 2)))
-    with pytest.raises(LoaderError, match=r"on the GPU already, .*; move them in the loop"):
+    with pytest.raises(LoaderError, match=r"already on the GPU, .*; move them in the loop"):
         workload_of(found(plain, on_gpu=True))
-    with pytest.raises(LoaderError, match="makes 2 DataLoaders, but none gave a batch"):
+    with pytest.raises(LoaderError, match="creates 2 DataLoaders, but none returned a batch"):
         workload_of(found(None, loaders=2))
     assert workload_of(found(plain)).name == "TensorDataset"
 

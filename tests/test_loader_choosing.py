@@ -212,7 +212,7 @@ def test_the_choice_the_present_a_rival_and_twice_the_choice_are_run() -> None:
         "recommended",
         "present",
         "fastest",
-        "beyond the knee",
+        "beyond the saturation point",
     ]
     for trial in confirmation.trials:
         assert trial.measured == pytest.approx(trial.predicted, rel=1e-6)
@@ -229,7 +229,11 @@ def test_a_rival_is_recommended_where_it_is_faster_than_the_model_said() -> None
 
     hurried = Confirmation(search(model, goal()), Surprising(model), 4, in_time=lambda: False)
     hurried.run()
-    assert {trial.why for trial in hurried.trials} <= {"recommended", "present", "beyond the knee"}
+    assert {trial.why for trial in hurried.trials} <= {
+        "recommended",
+        "present",
+        "beyond the saturation point",
+    }
     found = Confirmation(search(model, goal()), Surprising(model), 4).run()
     assert found.num_workers > chosen.num_workers
     assert Confirmation(search(model, goal()), Machine(model), 4).run() == chosen

@@ -55,7 +55,7 @@ def run(
     count: int = 60,
 ) -> Run:
     """A run at this rate whose workers took the common batches in turn, so much slower on
-    cores, and waiting so much besides."""
+    cores, and waiting so much in addition."""
     workers = settings.num_workers
     handed = 5 + np.arange(warm_up(settings) + count) / rate
     size = len(handed)
@@ -292,7 +292,7 @@ def test_a_lock_is_no_contention() -> None:
 
 @pytest.mark.parametrize("crowded", [0.0, 0.002])
 def test_who_waits_for_a_lock_may_slow_who_has_it(crowded: float) -> None:
-    """Four workers are slower than two: both come out, whatever crowded cores do besides."""
+    """Four workers are slower than two: both come out, whatever crowded cores do in addition."""
     locked = dataclasses.replace(truth(crowded_wait_s=crowded), locked_share=0.7)
     found = readings(locked, two=0.009, over=0.03, tight=0.009)
     two = found.rate("two")

@@ -20,7 +20,7 @@ from trainfit.loader.model.dataloader import (
     simulate,
 )
 from trainfit.loader.model.events import Cores
-from trainfit.loader.tune.cores import loader_machine, model_cores
+from trainfit.loader.tune.machine_limits import loader_machine, model_cores
 from trainfit.results.loader import LoaderSettings
 
 
@@ -164,7 +164,7 @@ def test_each_who_waits_prolongs_the_lock() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
 def test_a_share_of_a_batch_is_under_the_lock(share: float) -> None:
-    with pytest.raises(ValueError, match="under a lock"):
+    with pytest.raises(ValueError, match="locked share"):
         Load((BatchCost(0.0, 1.0),), locked_share=share)
 
 

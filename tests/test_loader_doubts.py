@@ -1,4 +1,4 @@
-"""Runs beside other processes: made again, or not used, and no cause is concluded from them."""
+"""Runs alongside other processes: made again, or not used, and no cause is concluded from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FOUR = LoaderSettings(4)
 
 
 def with_others(found: Readings, cores: float, *names: str) -> Readings:
-    """The same runs, these kinds beside others that kept so many cores busy."""
+    """The same runs, these kinds next to others that kept so many cores busy."""
     runs = {
         name: [
             dataclasses.replace(each, others_cores=cores) if name in (names or (name,)) else each
@@ -235,12 +235,12 @@ def test_doubts_are_data() -> None:
     assert found.kind == "others" and found.decides and found.cores == pytest.approx(0.8)
     assert found.runs == (*kinds, "real run: 4 workers, prefetch 2")
     assert found.summary == (
-        "other processes kept 0.8 cores busy, beyond those that idled, in 4 runs (1 worker; "
+        "other processes competed for 0.8 cores in 4 runs (1 worker; "
         "2 workers; no workers; and 1 more)"
     )
-    assert "cannot be told, and the present ones stay" in found.meaning
+    assert "are unknown, so the present ones are kept" in found.meaning
     (found,) = doubts(probe(), seen, [], is_open=False)
-    assert found.runs[0] == "1 worker, one thread for each library" and not found.decides
+    assert found.runs[0] == "1 worker, one thread per library" and not found.decides
     (found,) = doubts(probe(), None, [trial(FOUR, 9.0, 0.8)], is_open=False)
     assert "were not used" in found.meaning
 

@@ -1,4 +1,4 @@
-"""Several ranks with a loader each: one rank's share in the model, and the others at work."""
+"""Several ranks with a loader each: one rank's share in the model, and the others running."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_quota_is_divided() -> None:
     assert rank.predict(TWO, Consumer(0.0)).batches_per_s == pytest.approx(150, rel=0.05)
 
 
-# -- the others at work ------------------------------------------------------------------------
+# -- the others running ------------------------------------------------------------------------
 
 
 class Logged(Dataset[Any]):

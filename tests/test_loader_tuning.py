@@ -82,7 +82,7 @@ def test_a_probe_reads_what_batches_cost() -> None:
     assert probe.faults == () and measured.fitted is not None
     assert probe.kind == "map" and probe.batch_size == 4 and probe.samples == 400
     assert probe.batch_bytes == 4 * 64 * 4 == probe.float_bytes
-    # Other tests beside it keep the cores busy, and a wait may be taken for work then.
+    # Other tests next to it keep the cores busy, and a wait may be taken for work then.
     assert probe.fetch_s is not None and probe.fetch_s >= 0.0065
     assert probe.fetch_cpu_s is not None and probe.fetch_cpu_s < probe.fetch_s / 2
     assert probe.start_s["fork"] > 0 and probe.worker_private_bytes
@@ -122,7 +122,7 @@ def test_threads_of_libraries_are_probed_both_ways() -> None:
     assert result.held.parts == result.probe.parts
     held = {each.settings.library_threads for each in result.candidates}
     assert held == {None, 1}
-    told = any("with one thread for each library" in note for note in result.notes)
+    told = any("with one thread per library" in note for note in result.notes)
     assert told is not result.is_left_open
     named = {each.name for each in result.variables}
     chosen = result.recommended

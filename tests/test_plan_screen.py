@@ -254,7 +254,7 @@ def test_notes_that_change_the_figures_come_first_and_the_rest_is_counted() -> N
         ACT,
         notes=tuple(f"note {name}" for name in "abcdef"),
         structured_notes=(Note("note", "the script broke off", severity="changes the figures"),),
-        assumptions={"unique() of unknown data was taken to keep all 3 values (at a.py:3)": 2},
+        assumptions={"unique() of unknown data was assumed to keep all 3 values (at a.py:3)": 2},
     )
     text = words(plan)
     assert "Notes - the script broke off - assumed: unique() of unknown data" in text
@@ -428,13 +428,14 @@ def test_any_result_fits_on_the_screen(data: st.DataObject) -> None:
 
 def test_assumptions_that_differ_in_numbers_are_one() -> None:
     assumptions = {
-        f"unique() of unknown data was taken to keep all {n} values (at /x/train.py:{line})": times
+        f"unique() of unknown data was assumed to keep all {n} values "
+        f"(at /x/train.py:{line})": times
         for n, line, times in ((9, 3, 1), (12, 3, 10), (10, 7, 4))
     }
     (note,) = complete((), (), assumptions)
     assert note == Note(
         "assumption",
-        "unique() of unknown data was taken to keep all 9 to 12 values",
+        "unique() of unknown data was assumed to keep all 9 to 12 values",
         15,
         ("/x/train.py:3", "/x/train.py:7"),
         "may change the figures",

@@ -213,9 +213,9 @@ def test_a_profile_replaces_what_it_knows() -> None:
     ("changes", "gpu", "driver", "says"),
     [
         ({}, "RTX 3090", None, "measured on NVIDIA GeForce RTX 4090, not on NVIDIA GeForce RTX 30"),
-        ({}, "RTX 4090", "550.2", "measured under driver 580.1, this one is 550.2"),
+        ({}, "RTX 4090", "550.2", "measured with driver 580.1, this one is 550.2"),
         ({"memory": Memory(None, usable=figure(8192))}, "RTX 4090", None, "its GPU has 8,192 MiB"),
-        ({"memory": Memory(figure(1, basis="simulated"))}, "RTX 4090", None, "is a rehearsal"),
+        ({"memory": Memory(figure(1, basis="simulated"))}, "RTX 4090", None, "is a trial run"),
     ],
 )
 def test_a_foreign_profile_is_refused_unless_forced(
@@ -226,7 +226,7 @@ def test_a_foreign_profile_is_refused_unless_forced(
         check_profile(profile, "p.json", find_gpu(gpu), driver, force=False)
     assert says in str(caught.value)
     (note,) = check_profile(profile, "p.json", find_gpu(gpu), driver, force=True)
-    assert "was forced" in note and says in note
+    assert "--force-profile" in note and says in note
 
 
 @pytest.mark.parametrize("driver", [None, "580.1"])
@@ -470,7 +470,7 @@ def test_plan_with_a_profile_and_other_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--gpu", "custom:0GiB"), "custom GPU without memory: 'custom:0GiB'"),
+        (("--gpu", "custom:0GiB"), "custom GPU needs memory above 0: 'custom:0GiB'"),
         (("--gpu", "custom:8GiB", "--other-processes", "8GiB"), "nothing is left"),
         (("--gpu", "4090", "--force-profile"), "--force-profile is for use with --profile"),
         (("--gpu", "4090", "--profile", "no.json"), "'no.json': there is no such file"),
@@ -530,10 +530,10 @@ def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
         words = ("simulate", *gpu, "--profile", path)
         refused = run(*words, "s.py", cwd=tmp_path, PYTHONPATH=both)
         assert refused.returncode == 2
-        assert "measured under driver 580.1, this one is 550.2" in error_line(refused)
+        assert "measured with driver 580.1, this one is 550.2" in error_line(refused)
         forced = run(*words, "--force-profile", "s.py", cwd=tmp_path, PYTHONPATH=both)
         assert forced.returncode == 0, forced.stderr
-        assert "was forced: it was measured under driver" in " ".join(forced.stdout.split())
+        assert "was forced: it was measured with driver" in " ".join(forced.stdout.split())
     # Another GPU than this machine's has a driver that is not known here.
     other = dataclasses.replace(PROFILE, gpus=("NVIDIA GeForce RTX 3090",))
     usable = figure(find_gpu("RTX 3090").memory_bytes / MIB)

@@ -28,7 +28,7 @@ from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.rehearsal import utilization as utilisation
 from trainfit.loader.rehearsal.idle_causes import explain, made_at
 from trainfit.loader.rehearsal.run import rehearse
-from trainfit.loader.rehearsal.utilization import Observed, busy_shares
+from trainfit.loader.rehearsal.utilization import RehearsalRecord, busy_shares
 from trainfit.plan.dataloader.rehearse import with_prediction
 from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.report.sizes import WIDTH
@@ -81,12 +81,12 @@ def observed(
     total: float | None = None,
     next_cpu: float = 0.0,
     **more: Any,
-) -> Observed:
+) -> RehearsalRecord:
     """Of each batch how long it is waited for and how long its step takes, one after another."""
     waited, steps = (np.array([b[i] for b in batches]) for i in (0, 1))
     handed = 100 + np.cumsum(waited) + np.append(0.0, np.cumsum(steps)[:-1])
     end = float(handed[-1] + steps[-1] - 100) if batches else 0.0
-    return Observed(
+    return RehearsalRecord(
         settings or LoaderSettings(2),
         began=100.0,
         ended=100 + (total if total is not None else end + tail),
@@ -165,7 +165,7 @@ def test_one_late_batch_is_a_dip_with_its_place() -> None:
     assert late.start_s - 1e-6 <= handed - 100.8 and handed - 100 <= late.end_s + 1e-6
     assert idle["slow_batch"] == pytest.approx(0.8, abs=0.001)
     assert late.what == (
-        "batch 31 came 800 ms late: 900 ms in its worker, where the median batch takes 500 ms"
+        "batch 31 came 800 ms late: 900 ms in its worker, the median batch needs 500 ms"
     )
 
 
@@ -179,7 +179,7 @@ def test_workers_that_are_too_slow_starve_all_the_time() -> None:
     assert starving.end_s - starving.start_s > 0.9 * seen.total_s
 
 
-def records(seen: Observed, ready_s: float) -> Any:
+def records(seen: RehearsalRecord, ready_s: float) -> Any:
     """Workers in turn made each batch so long before it was handed over."""
     workers = seen.settings.num_workers
     rows = [
@@ -225,7 +225,7 @@ def test_without_workers_the_main_process_makes_every_batch() -> None:
 def test_a_batch_that_is_waited_for_at_the_end_is_late_or_never_comes() -> None:
     batches = [(0.5, STEP)] + [READY] * 20
     idle, dips = explain(observed(batches, tail=3.0))
-    assert dips[-1].what == "still waited for at the end"
+    assert dips[-1].what == "still pending at the end"
     assert idle["slow_batch"] == pytest.approx(3.0)
     idle, _ = explain(observed(batches, tail=3.0, failed=True))
     assert idle["end"] == pytest.approx(3.0)
@@ -348,7 +348,7 @@ def test_an_interrupt_keeps_what_was_seen(workers: int) -> None:
 
 
 def test_what_cannot_be_rehearsed() -> None:
-    with pytest.raises(LoaderError, match=r"never busy.*--step-time"):
+    with pytest.raises(LoaderError, match=r"leaves the GPU idle.*--step-time"):
         run(Numbers(4), LoaderSettings(0), 1.0, step_s=0.0)
     with pytest.raises(LoaderError, match="--duration"):
         run(Numbers(4), LoaderSettings(0), 0.0)

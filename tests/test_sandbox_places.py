@@ -13,8 +13,8 @@ from trainfit.hardware.host.system import System
 from trainfit.hardware.storage.mounts import Mount, _mount, read_mounts
 from trainfit.report.protection_text import protection_notes
 from trainfit.results.runs.sandbox import Protection
-from trainfit.scripts.sandbox.layer import Layer, Written, is_in_layer, written
-from trainfit.scripts.sandbox.places import places
+from trainfit.scripts.sandbox.layer import Layer, LayerContents, is_in_layer, written
+from trainfit.scripts.sandbox.mount_plan import places
 
 
 def mount(point: str, filesystem: str = "ext4") -> Mount:
@@ -117,7 +117,7 @@ def test_later_layers_count_last(tmp_path: Path) -> None:
     (tmp_path / "two" / "removed").mkdir()
     (tmp_path / "two" / "removed" / "a#removed").touch()
     pairs = [("/home", str(one)), ("/home", str(two))]
-    assert written(pairs) == Written({"/home/b": 3}, ("/home/a",))
+    assert written(pairs) == LayerContents({"/home/b": 3}, ("/home/a",))
 
 
 # -- words -----------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_writes_are_allowed_or_kept(work: Path) -> None:
 
 def test_what_a_sandboxed_script_cannot_do() -> None:
     asked = EOFError("EOF when reading a line")
-    assert "asks a question on standard input" in hint(asked)
+    assert "reads from standard input" in hint(asked)
     assert hint(ValueError("x")) == hint(OSError(28, "No space left on device")) == ""
 
 

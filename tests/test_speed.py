@@ -19,7 +19,7 @@ from trainfit.speed.model.efficiency import DEFAULT, Efficiency
 from trainfit.speed.model.host import HostCosts, issue_seconds
 from trainfit.speed.model.kernel_times import KernelTimes, clock_share, peak_flops
 from trainfit.speed.model.scaling import NotAffineError, WorkLaw
-from trainfit.speed.model.step import Costed, Machine, step_time
+from trainfit.speed.model.step import Machine, TimedWork, step_time
 from trainfit.speed.model.timeline import Timeline
 from trainfit.speed.model.work import COLUMNS, Work
 
@@ -402,7 +402,7 @@ def test_other_kernels_are_no_law() -> None:
     first, second = work(moving(1e-3)), work(moving(1e-3), moving(1e-3))
     with pytest.raises(NotAffineError, match="1 kernels at batch size 2, 2 at 4"):
         WorkLaw.between(first, 2, second, 4)
-    with pytest.raises(NotAffineError, match="kernel 0 is another"):
+    with pytest.raises(NotAffineError, match="kernel 0 differs"):
         WorkLaw.between(first, 2, work(row("fill", written=8)), 4)
 
 
@@ -453,7 +453,7 @@ def test_a_timeline_is_what_launching_kernels_one_by_one_makes(
         timeline.pause(before)
         if part:
             rows = [row(kind, read=read, launches=launches) for kind, read, launches in part]
-            costed = Costed(work(*rows), machine)
+            costed = TimedWork(work(*rows), machine)
             costed.launch(timeline)
             took += (costed.seconds + costed.copies).tolist()
     waits = [kind != "pointwise" for kind, *_ in kernels]

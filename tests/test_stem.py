@@ -18,7 +18,7 @@ from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.sandbox import SandboxRequest
 from trainfit.results.runs.trace import ForcedAmp, InterventionRequest, LoaderOverride
-from trainfit.scripts.stem import Arguments, _other_threads
+from trainfit.scripts.template_process import Arguments, _other_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after imports")
 

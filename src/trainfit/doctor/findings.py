@@ -1,4 +1,4 @@
-"""How checks are written: three verdicts, and evidence that names its source."""
+"""Constructors of findings: three verdicts, and evidence that names its source."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def bad(
 
 
 def unsure(name: str, summary: str, needed: str, found: Sequence[Evidence] = ()) -> Check:
-    """It cannot be told; ``needed`` says what would be needed to tell."""
+    """Undetermined; ``needed`` says what would be needed to tell."""
     return Check(name, "cannot_tell", "", summary, needed, tuple(found))

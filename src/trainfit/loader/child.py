@@ -27,7 +27,7 @@ from typing import Any
 
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.loader.progress import Reporter, current, tell_to
-from trainfit.loader.script import Found, Script, workload_from, workload_of
+from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.exchange import write_whole
 from trainfit.results.runs.loading import (
@@ -95,7 +95,7 @@ class Child:
         self._loader = f"{self._loader}: {_in_words(workload)}"
         return workload
 
-    def _scripts(self, found: Found) -> Workload | None:
+    def _scripts(self, found: LoaderObservation) -> Workload | None:
         """The script's; ``None`` where the script itself is what to tell of."""
         trace = self._trace = found.trace
         self._recording = found.recording
@@ -166,8 +166,8 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
     """Find the settings that suit the loader."""
     step = request.step
     assert step is not None
-    here: Any = importlib.import_module("trainfit.loader.here")
-    return here.tune_here(
+    local_tuning: Any = importlib.import_module("trainfit.loader.local_tuning")
+    return local_tuning.tune_here(
         workload,
         step,
         ranks=request.ranks,

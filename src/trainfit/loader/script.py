@@ -1,4 +1,4 @@
-"""Gets at a DataLoader: the one that feeds a user's script, or one that a callable makes."""
+"""Obtains a DataLoader: the one that feeds a user's script, or one that a callable returns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PATIENCE_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class LoaderObservation:
     """What a script showed until its first step.
 
     ``loader`` is ``None`` where none gave a batch, ``recording`` where none was wanted.
@@ -69,7 +69,7 @@ class Script:
         limit_s: float,
         records: bool,
         late: Callable[[TraceOutcome], None],
-        use: Callable[[Found], None],
+        use: Callable[[LoaderObservation], None],
     ) -> None:
         self._records = records
         self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
@@ -179,7 +179,7 @@ class Script:
             **details,
         )
 
-    def _found(self) -> Found:
+    def _found(self) -> LoaderObservation:
         assert self._outcome is not None
         self._loaders.shut_down()
         gc.collect()
@@ -187,34 +187,33 @@ class Script:
         if self._records:
             recording = with_makeup(self._simulation.recording, self._step.makeup())
         loader, on_gpu = self._loaders.loader(), self._loaders.gives_gpu_tensors()
-        return Found(self._outcome, loader, on_gpu, recording)
+        return LoaderObservation(self._outcome, loader, on_gpu, recording)
 
 
-def workload_of(found: Found) -> Workload:
+def workload_of(found: LoaderObservation) -> Workload:
     """Of the script's loader; raises :class:`LoaderError` where it cannot be measured."""
     loader = found.loader
     if loader is None:
         made = found.trace.loaders
         if made:
             raise LoaderError(
-                f"it makes {made} DataLoader{'s' if made > 1 else ''}, but none gave a batch "
-                "before the first step; name what makes the one to tune with "
-                "--loader MODULE:CALLABLE"
+                f"it creates {made} DataLoader{'s' if made > 1 else ''}, but none returned "
+                "a batch before the first step; specify the one to tune "
+                "with --loader MODULE:CALLABLE"
             )
         raise LoaderError(
-            "it makes no DataLoader: there is nothing to tune; name what makes one with "
-            "--loader MODULE:CALLABLE"
+            "it creates no DataLoader: nothing to tune; specify one with --loader MODULE:CALLABLE"
         )
     if is_simulated(loader.dataset):
         raise LoaderError(
-            f"its data set ({type(loader.dataset).__name__}) holds tensors on the GPU: only the "
-            "main process can read them, and no worker helps; keep them on the CPU, or index "
-            "them in the loop without a DataLoader"
+            f"its data set ({type(loader.dataset).__name__}) holds tensors on the GPU: only "
+            "the main process can read them, so workers do not help; keep them on the CPU, or "
+            "index them in the loop without a DataLoader"
         )
     if found.on_gpu:
         raise LoaderError(
-            "its DataLoader gives batches that are on the GPU already, which only the main "
-            "process can; move them in the loop with .to(device, non_blocking=True) instead"
+            "its DataLoader returns batches already on the GPU, which only the "
+            "main process can do; move them in the loop with .to(device, non_blocking=True) instead"
         )
     return Workload(loader)
 
@@ -231,8 +230,8 @@ def workload_from(place: str, batch_size: int | None) -> Workload:
     if isinstance(value, DataLoader):
         if batch_size is not None:
             raise LoaderError(
-                f"--loader {place!r}: it gives a DataLoader, which has a batch size; leave "
-                "--batch-size out"
+                f"--loader {place!r}: it returns a DataLoader, which has a batch "
+                "size; remove --batch-size"
             )
         return Workload(value)
     is_dataset = isinstance(value, IterableDataset) or (
@@ -240,12 +239,12 @@ def workload_from(place: str, batch_size: int | None) -> Workload:
     )
     if not is_dataset:
         raise LoaderError(
-            f"--loader {place!r}: it gives {_named(value)}, which is neither a DataLoader nor a "
-            "data set; return one"
+            f"--loader {place!r}: it returns {_named(value)}; expected a DataLoader or a data set"
         )
     if batch_size is None:
         raise LoaderError(
-            f"--loader {place!r}: it gives a data set ({type(value).__name__}); add --batch-size N"
+            f"--loader {place!r}: it returns a data set ({type(value).__name__}); add --batch-size "
+            "N"
         )
     return Workload.of(value, batch_size)
 

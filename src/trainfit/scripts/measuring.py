@@ -1,4 +1,4 @@
-"""What measuring processes have in common: the device, its name, and how they end."""
+"""Shared code of measuring processes: the device, its name, and how they end."""
 
 from __future__ import annotations
 

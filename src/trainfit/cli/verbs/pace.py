@@ -21,8 +21,8 @@ from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.system import System
 from trainfit.pace.calls.callee import Callee, Command, function_of
 from trainfit.pace.explain.fixes import Fixer
-from trainfit.pace.machine.facts import power_facts
 from trainfit.pace.machine.host import RealHost
+from trainfit.pace.machine.power_settings import power_facts
 from trainfit.pace.machine.settings import Settings
 from trainfit.pace.measuring import Options, measure
 from trainfit.plan.dataloader.measure import Stage

@@ -1,4 +1,4 @@
-"""What a GPU's own figures mean for a job, in numbers: `GpuSpec` to `results.gpus`."""
+"""Derived figures of a GPU: `GpuSpec` to `results.gpus`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainfit.results.machine.gpus import GpuFigures, JobFigures
 #: Elements that one block of an elementwise float32 kernel works on: 128 threads of 8 elements
 #: (torch/include/ATen/native/cuda/CUDALoops.cuh of 2.13, `io_block_work_size`).
 BLOCK_ELEMENTS = 1024
-#: Rows and columns of the output that one block of a matrix product computes; a usual tile of
+#: Rows and columns of the output that one block of a matmul computes; a usual tile of
 #: cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide, section 2.3). Smaller ones
 #: exist, and are less efficient.
 TILE = 128

@@ -58,7 +58,7 @@ def find_gpu(name: str) -> GpuSpec:
     wanted = _parse(text)
     if alias := _default_variant(wanted):
         key, spelling = alias
-        note = f"{spelling!r} leaves the variant open and is taken for the {key}"
+        note = f"{spelling!r} does not name the variant; {key} is assumed"
         return _with_note(curated_specs()[key], note)
     entry = _choose(name, _matching(_curated_entries(), wanted))
     if entry is None:

@@ -1,4 +1,4 @@
-"""What the cgroups of this process allow it, version 1 and 2.
+"""Limits of this process's cgroups, version 1 and 2.
 
 A limit holds for everything below it, so that of a process is the tightest of its own cgroup
 and those above it (Documentation/admin-guide/cgroup-v2.rst, "Top-down Constraint"; cgroup-v1
@@ -22,7 +22,7 @@ _DEEPEST = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
+class CgroupLevel:
     """The folder of one cgroup that this process is in."""
 
     folder: str
@@ -33,10 +33,10 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True)
-class Levels:
+class CgroupLevels:
     """From the own cgroup upwards; ``missing`` says why the own one is not among them."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[CgroupLevel, ...]
     missing: str = ""
 
 
@@ -51,7 +51,7 @@ class SharedQuota:
     """CPU time that a cgroup grants, in ``cores``, to all that run in it."""
 
     cores: float
-    level: Level
+    level: CgroupLevel
 
     def used_s(self, system: System) -> float | None:
         """CPU seconds that all in it have used so far; ``None`` where that is not told."""
@@ -66,7 +66,7 @@ class SharedQuota:
 
 
 def shared_quota(system: System) -> SharedQuota | None:
-    """The tightest CPU quota of this process; ``None``: none, or it cannot be told."""
+    """The tightest CPU quota of this process; ``None``: none, or unknown."""
     found = tightest(system, "cpu", lambda level: _quota(system, level)).value
     return None if found is None else SharedQuota(*found)
 
@@ -78,12 +78,12 @@ def cpuset(system: System) -> Fact[tuple[int, ...]]:
         cpus = cpus_at(system, level.file("cpuset.effective_cpus", "cpuset.cpus.effective"))
         if cpus.value:
             return cpus
-    return cannot_tell(CGROUP, "no cgroup of this process names its CPUs")
+    return cannot_tell(CGROUP, "no cgroup of this process lists its CPUs")
 
 
 def tightest(
-    system: System, controller: str, read: Callable[[Level], Fact[float]]
-) -> Fact[tuple[float, Level]]:
+    system: System, controller: str, read: Callable[[CgroupLevel], Fact[float]]
+) -> Fact[tuple[float, CgroupLevel]]:
     """The least limit that ``read`` finds in the own cgroup and those above it.
 
     Absent: none of them limits. One that cannot be read leaves open what the limit is.
@@ -91,7 +91,7 @@ def tightest(
     levels = own_levels(system, controller)
     if levels.value is None:
         return cannot_tell(levels.source, levels.reason)
-    best: Fact[tuple[float, Level]] | None = None
+    best: Fact[tuple[float, CgroupLevel]] | None = None
     unread: Fact[float] | None = None
     for level in levels.value.levels:
         limit = read(level)
@@ -109,7 +109,7 @@ def tightest(
     return absent(levels.source, f"no cgroup of this process limits {controller}")
 
 
-def own_levels(system: System, controller: str) -> Fact[Levels]:
+def own_levels(system: System, controller: str) -> Fact[CgroupLevels]:
     """The cgroups of this process that a controller may limit, from its own upwards."""
     text, mounts = system.text(CGROUP), read_mounts(system)
     for fact in (text, mounts):
@@ -117,7 +117,7 @@ def own_levels(system: System, controller: str) -> Fact[Levels]:
             return cannot_tell(fact.source, fact.reason)
     assert text.value is not None and mounts.value is not None
     path_1, path_2 = _own_paths(text.value, controller)
-    found: list[Levels] = []
+    found: list[CgroupLevels] = []
     if path_1 is not None:
         hierarchy = [m for m in mounts.value if _is_version_1(m, controller)]
         found.append(_levels(system, path_1, hierarchy, 1))
@@ -127,10 +127,10 @@ def own_levels(system: System, controller: str) -> Fact[Levels]:
         if path_1 is None or unified:
             found.append(_levels(system, path_2, unified, 2))
     if not found:
-        return cannot_tell(CGROUP, "it names no cgroup")
+        return cannot_tell(CGROUP, "it lists no cgroup")
     together = tuple(level for each in found for level in each.levels)
     source = together[0].folder if together else CGROUP
-    return known(Levels(together, found[0].missing), source)
+    return known(CgroupLevels(together, found[0].missing), source)
 
 
 def _own_paths(text: str, controller: str) -> tuple[str | None, str | None]:
@@ -152,23 +152,23 @@ def _is_version_1(mount: Mount, controller: str) -> bool:
     return mount.filesystem == "cgroup" and controller in mount.options
 
 
-def _levels(system: System, path: str, mounts: Sequence[Mount], version: int) -> Levels:
+def _levels(system: System, path: str, mounts: Sequence[Mount], version: int) -> CgroupLevels:
     if not mounts:
-        return Levels((), f"the file system of cgroup version {version} is not mounted here")
+        return CgroupLevels((), f"the file system of cgroup version {version} is not mounted here")
     mount, inside = _placed(path, mounts)
     if inside is None:
         # Outside the cgroup namespace: its names are not shown, only what is mounted.
-        shown = Level(mount.point, version)
-        return Levels((shown,), f"the own cgroup {path[:100]} is not visible from here")
+        shown = CgroupLevel(mount.point, version)
+        return CgroupLevels((shown,), f"its own cgroup {path[:100]} is not visible from here")
     parts = [part for part in normal(inside).split("/") if part]
     if len(parts) > _DEEPEST:
-        return Levels((), f"the own cgroup lies {len(parts)} levels deep")
+        return CgroupLevels((), f"its own cgroup is nested {len(parts)} levels deep")
     folders = [
         "/".join([mount.point.rstrip("/"), *parts[:n]]) or "/" for n in range(len(parts) + 1)
     ]
-    there = tuple(Level(f, version) for f in reversed(folders) if system.exists(f))
+    there = tuple(CgroupLevel(f, version) for f in reversed(folders) if system.exists(f))
     missing = "" if there and there[0].folder == folders[-1] else f"there is no {folders[-1][:200]}"
-    return Levels(there, missing)
+    return CgroupLevels(there, missing)
 
 
 def _placed(path: str, mounts: Sequence[Mount]) -> tuple[Mount, str | None]:
@@ -183,7 +183,7 @@ def _placed(path: str, mounts: Sequence[Mount]) -> tuple[Mount, str | None]:
     return best or (mounts[0], None)
 
 
-def _quota(system: System, level: Level) -> Fact[float]:
+def _quota(system: System, level: CgroupLevel) -> Fact[float]:
     if level.version == 2:
         return _quota_of(system.text(level.file("", "cpu.max")))
     quota = system.text(level.file("cpu.cfs_quota_us", ""))
@@ -208,5 +208,5 @@ def _quota_of(text: Fact[str]) -> Fact[float]:
 def _cores(text: str) -> float:
     quota, period = (natural(number) for number in text.split())
     if not quota or not period:
-        raise ValueError("a quota of nothing")
+        raise ValueError("a quota of 0")
     return quota / period

@@ -2,8 +2,8 @@
 
 What can be read is read (costs, CPU times). What only shows in a rate is fitted to the run that
 depends on it most, one after the other: contention to two workers, waiting on crowded cores to
-the tight step, pinning to the pinned run. Rates of runs that were only made beside other processes
-tell of these, too: nothing is fitted to them, least of all a lock.
+the tight step, pinning to the pinned run. Rates of runs that were only made alongside other
+processes tell of these, too: nothing is fitted to them, least of all a lock.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MOST_CONVOY: Final = 0.2
 _LOCK_ROUNDS: Final = 2
 #: More than all of its work is not lost where threads take turns.
 _MOST_SHARING: Final = 1.0
-#: How far a run of seconds tells its rate, and the work of a batch beside another run's (standard
+#: How far a run of seconds tells its rate, and the work of a batch against another run's (standard
 #: deviations of the logarithm: docs/figures.md has runs of one setting).
 _RATE_NOISE, _WORK_NOISE = 0.03, 0.05
 #: Losses that are tried.
@@ -197,7 +197,7 @@ def _cold(readings: Readings, hot: HandOff) -> HandOff:
 
 
 def _waits(run: Run) -> Any:
-    """What each batch's taking over waited, but for those that a garbage collection of their
+    """How long receiving each batch waited, except where a garbage collection of their
     worker held up: the model has these collections themselves."""
     counted = run.received[run.warm :]
     waits = counted[:, TOOK] - counted[:, WORKED]
@@ -232,7 +232,7 @@ def _made_by(run: Run, receipt: Records) -> tuple[Records, int] | None:
 
 
 def _pinning(run: Run) -> Any:
-    """What the pinning thread worked for each batch besides taking it over."""
+    """CPU time of the pinning thread for each batch, without receiving it."""
     count, first = min(len(run.pinned), len(run.received)), max(1, run.warm)
     if count < first + 2:
         return run.pinned[:, WORKED]
@@ -241,7 +241,7 @@ def _pinning(run: Run) -> Any:
 
 
 def _latency(readings: Readings, costs: Costs) -> float:
-    """Of batches that come one at a time; beside other processes it would be waits for cores."""
+    """Of batches that come one at a time; alongside other processes it would be waits for cores."""
     if "turn" in readings.beside_others():
         return 0.0
     return mean([_turn_latency(run, costs) for run in readings.of("turn")])
@@ -264,8 +264,8 @@ def _crowded_latency(readings: Readings) -> float:
     """How much longer batches are under way while more workers than cores work, on average."""
     free = [_under_way(run) for run in readings.of("turn")]
     crowded = [_under_way(run) for run in readings.of("over")]
-    beside = not readings.beside_others().keys().isdisjoint(("turn", "over"))
-    if not free or not crowded or beside:
+    disturbed = not readings.beside_others().keys().isdisjoint(("turn", "over"))
+    if not free or not crowded or disturbed:
         return 0.0
     return max(0.0, mean(crowded) - mean(free))
 
@@ -294,11 +294,11 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     rate = readings.rate("two")
     if rate is None or len(fitted.cores.speeds) < 2:
         return fitted
-    beside = not readings.beside_others().keys().isdisjoint(("one", "two"))
+    disturbed = not readings.beside_others().keys().isdisjoint(("one", "two"))
     twos = [both for run in readings.of("two") if (both := costs_of(run))]
     by_cpu = statistics.fmean(ratio(both.cpu_s, costs.cpu_s) for both in twos) if twos else 1.0
     of_cores = fitted.with_contention(min(1.0, max(0.0, by_cpu - 1)))
-    if beside:
+    if disturbed:
         return of_cores
     free = _rate_of(readings, "two")(of_cores)
     if twos and rate < _LOCK_SLOWER * free and _more_waits(readings, costs) > _LOCK_WAITS:
@@ -429,7 +429,7 @@ def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:
 
 
 def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:
-    """What pinning takes of the cores besides what its thread's clock says (caches that it
+    """CPU time that pinning costs beyond its thread's clock (caches that it
     empties), where cores bound the pinned run."""
     rate = readings.rate("pinned")
     if rate is None or "pinned" in readings.beside_others():

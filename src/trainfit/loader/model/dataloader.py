@@ -41,7 +41,7 @@ _SLICES: Final = 4
 
 @dataclass(frozen=True)
 class BatchCost:
-    """What making one batch takes, in seconds: waiting (storage), and work on ``width`` cores
+    """Cost of producing one batch, in seconds: waiting (storage), and work on ``width`` cores
     (more than one where a library decodes with several threads)."""
 
     wait_s: float
@@ -51,7 +51,7 @@ class BatchCost:
 
 @dataclass(frozen=True)
 class HandOff:
-    """What passing one batch on takes, in seconds.
+    """Cost of transferring one batch, in seconds.
 
     Work on a core: ``send_s`` is paid by a thread of the worker, which makes its next batch
     meanwhile, ``disturb_s`` by that batch, if it is begun at once (they share the interpreter);
@@ -63,7 +63,7 @@ class HandOff:
     worker's start, and from its end to the arrival, together; ``crowded_latency_s`` comes on top
     while all cores are busy (the threads that pass it on wait for one). Shared memory is handed
     over as file descriptors, by a thread of the worker that answers some messages for each tensor:
-    who takes a batch waits ``receive_wait_s`` for it. It waits ``busy_wait_s`` besides, at most
+    who takes a batch waits ``receive_wait_s`` for it. It also busy-waits ``busy_wait_s``, at most
     until that is made, while the worker that made it makes its next one, as the answers need the
     worker's interpreter lock (5 ms a time, ``sys.getswitchinterval``, where the worker runs Python
     code), and ``crowded_wait_s`` while all cores are busy (a part of it while one is free): each
@@ -122,9 +122,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if not self.costs:
-            raise ValueError("a load has the cost of at least one batch")
+            raise ValueError("a load needs the cost of at least one batch")
         if not 0 <= self.locked_share <= 1:
-            raise ValueError("of a batch's cost, 0 to 1 is under a lock")
+            raise ValueError("the locked share of a batch's cost must be between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ class Outcome:
 
     @property
     def _steady(self) -> tuple[float, int]:
-        """Seconds and batches from one hand-over to the last (of one batch: of the run)."""
+        """Seconds and batches from the first returned batch to the last (of one batch: of the
+        run)."""
         batches = len(self.handed_s) - 1 - self.warm
         if batches == 0:
             return self.finished_s, 1
@@ -180,10 +181,10 @@ class Outcome:
 def simulate(load: Load, settings: LoaderSettings, batches: int, epochs: int = 1) -> Outcome:
     """Run a DataLoader for ``epochs`` of so many batches each.
 
-    Without ``persistent_workers`` the workers are started anew for each epoch.
+    Without ``persistent_workers`` the workers are restarted for each epoch.
     """
     if batches < 1 or epochs < 1:
-        raise ValueError("a run has at least one batch and one epoch")
+        raise ValueError("a run needs at least one batch and one epoch")
     run = _Run(load, settings, batches, epochs)
     return run.outcome()
 

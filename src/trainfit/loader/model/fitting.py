@@ -1,4 +1,4 @@
-"""From real runs of a loader to what the model needs to simulate any settings.
+"""Fits the model's costs to real runs of a loader.
 
 All runs of a probe load the same batches in the same order, so what differs between two runs
 of the same batches is the settings (and the machine's mood): contention is fitted to pairs of
@@ -151,7 +151,7 @@ def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
 
 
 def alone_costs(runs: Sequence[Run]) -> tuple[BatchCost, ...]:
-    """Of runs without workers; what ``next`` works besides is part of them, and what garbage
+    """Of runs without workers; the other work of ``next`` is part of them, and what garbage
     collections take in the long run."""
     runs = [run for run in runs if run.fetches and len(run.fetches[0]) > 1]
     # One process: what it has made when a run ends counts in the next.
@@ -167,9 +167,9 @@ def _without_pauses(run: Run) -> tuple[BatchCost, ...]:
     first = run.settled(run.fetches[0])
     records, taken = run.fetches[0][first:], run.next_cpu[first:]
     count = min(len(records), len(taken))
-    besides = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
+    other_work = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
     spent = collected(records)
-    gap = max(0.0, float(besides))
+    gap = max(0.0, float(other_work))
     return batch_costs(Costs(records[:, WALL] - spent, records[:, CPU] - spent, gap, 0.0))
 
 

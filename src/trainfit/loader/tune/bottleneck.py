@@ -1,4 +1,4 @@
-"""What bounds a loop, by making each resource a little faster in the simulation."""
+"""Finds a loop's bottleneck by making each resource slightly faster in the simulation."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _of_making(
 
 
 def _is_busy(load: Load, settings: LoaderSettings, count: int) -> bool:
-    """Are nearly all cores at work?"""
+    """Are nearly all cores busy?"""
     return simulate(load, settings, count).busy_cores >= _BUSY * capacity(load.cores)
 
 

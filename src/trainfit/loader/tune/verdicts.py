@@ -1,4 +1,4 @@
-"""What a choice of settings amounts to, in a word and a sentence."""
+"""The verdict on a choice of settings: a word and a sentence."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cann
 #: Of the consumer's time, what waiting for batches may take where nothing is to be gained.
 _WAITS: Final = 0.05
 
-#: Why there is no verdict where others were at work.
+#: Why there is no verdict where other processes were active.
 _BESIDE_OTHERS: Final = (
-    "other processes kept cores busy while this was measured, and rates tell of both; run it "
-    "again when they have ended"
+    "other processes used cores during the measurement, so rates reflect both; "
+    "re-run when they have finished"
 )
 
 #: What is said of a limit that no setting of the DataLoader moves.
 _LIMITS: Final = {
     "cores": "the CPU cores are the limit",
     "disk": "the storage is the limit",
-    "hand_off": "taking batches over from the workers is the limit",
-    "lock": "the workers wait for one another (a lock in the data set or its library)",
+    "hand_off": "transferring batches from the workers is the limit",
+    "lock": "the workers wait for each other (a lock in the data set or a library)",
     "sampler": "the sampler is the limit",
-    "main_process": "batches can be made in the main process only",
-    "workers": "what one batch takes is the limit",
-    "unknown": "what the limit is cannot be told",
+    "main_process": "batches can be produced in the main process only",
+    "workers": "the time per batch is the limit",
+    "unknown": "the limit could not be determined",
     "gpu": "the GPU is the limit",
 }
 
@@ -92,24 +92,25 @@ def decide(
     if chosen.num_workers < present.num_workers and gain >= WITHIN:
         return Decision(
             "change",
-            f"as many batches with {count(chosen.num_workers, 'worker')} instead of "
+            f"the same rate with {count(chosen.num_workers, 'worker')} instead of "
             f"{present.num_workers}: fewer cores and less memory; {_LIMITS[limit]}",
         )
     if limit in ("gpu", "unknown"):
-        return Decision("keep", "the present settings are as good as any", keeps=True)
+        return Decision("keep", "the present settings are optimal", keeps=True)
     return Decision("no_setting_helps", _LIMITS[limit], keeps=True)
 
 
 def nothing_ran(faults: Sequence[Fault]) -> str:
-    """Why nothing can be told of any settings: the last fault, which was met with the least."""
-    said = "no run of the loader came through"
+    """Why no settings could be rated: the last fault, which was met with the least demanding
+    settings."""
+    said = "every run of the loader failed"
     return f"{said}: {faults[-1].summary}" if faults else said
 
 
 def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:
     if chosen.num_workers >= present.num_workers:
         return ""
-    return f"; {count(chosen.num_workers, 'worker')} would do"
+    return f"; {count(chosen.num_workers, 'worker')} would be enough"
 
 
 def _rates(

@@ -14,7 +14,7 @@ from trainfit.plan.speed import has_rates
 from trainfit.results.runs.kernels import DTYPES
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording
 from trainfit.simgpu.operators.autocast import policies
-from trainfit.speed.model.step import Costed, Machine
+from trainfit.speed.model.step import Machine, TimedWork
 from trainfit.speed.model.work import Work, steady
 
 Mask = NDArray[np.bool_]
@@ -79,7 +79,7 @@ def step_parts(recording: Recording, machine: Machine) -> StepParts | None:
         return None
     work = Work.of_step(recording, step)
     ops = np.flatnonzero(recording.op_step == step)[0] + work.op
-    seconds = Costed(work, machine).seconds
+    seconds = TimedWork(work, machine).seconds
     in_optimizer = recording.op_phase[ops] == _OPTIMIZER
     cast = _is(recording, CASTS.__contains__)[ops] & ~in_optimizer
     kept = _is(recording, float32_operators().__contains__)[ops] & ~in_optimizer

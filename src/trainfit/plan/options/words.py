@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.plan.command.parsing import Command, Spelling
 from trainfit.plan.command.tunables import as_switch, opposite_switch
 from trainfit.results.plan.launch import ScriptOption
-from trainfit.scripts.option_words import Place
+from trainfit.scripts.option_words import OptionPlace
 
 #: What stands for a boolean that is said by words which come and go.
 ON: Final = "true"
@@ -21,7 +21,7 @@ class Candidate:
     """An option that may be a tunable, and where the command says it (``None``: it does not)."""
 
     option: ScriptOption
-    place: Place | None
+    place: OptionPlace | None
 
     @property
     def shown(self) -> str:

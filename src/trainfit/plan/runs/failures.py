@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfit.loader.faults.tracebacks import Raised, parse
+from trainfit.loader.faults.tracebacks import ParsedException, parse
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.files.errors import TrainfitError
@@ -176,7 +176,7 @@ def what_happened(outcome: TraceOutcome) -> str:
     return f"the script failed{place} ({one_line(outcome.message)})"
 
 
-def _raised(raised: Raised) -> str:
+def _raised(raised: ParsedException) -> str:
     """An exception of a DataLoader's worker, in a line."""
     return one_line(f"{raised.type}: {raised.message}").removesuffix(": ") + f", {raised.where}"
 

@@ -14,8 +14,8 @@ from trainfit.results.machine.pace import (
     Attribution,
     Block,
     Cause,
-    Cure,
     Estimate,
+    FixResult,
     PaceResult,
     RateSummary,
     Unmeasured,
@@ -282,7 +282,7 @@ def _advice(found: Sequence[Advice]) -> str:
     return "\n".join(lines)
 
 
-def _cure(cure: Cure) -> str:
+def _cure(cure: FixResult) -> str:
     before, after = cure.before, cure.after
     lines = [
         f"--fix {cure.fix}: {printable(cure.what)}",
@@ -297,7 +297,7 @@ def _cure(cure: Cure) -> str:
     return "\n".join(lines)
 
 
-def _changed(cure: Cure) -> list[str]:
+def _changed(cure: FixResult) -> list[str]:
     change, gone = cure.change, cure.recovered
     if change is None:
         return []

@@ -195,7 +195,7 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cure:
+class FixResult:
     """What ``--fix`` did, and the same measurement before and after."""
 
     fix: Fix
@@ -266,7 +266,7 @@ class PaceResult:
     rates: tuple[RateSummary, ...]
     attribution: Attribution | None
     advice: tuple[Advice, ...]
-    cure: Cure | None
+    cure: FixResult | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     ended: Literal["finished", "failed", "interrupted"]

@@ -1,4 +1,4 @@
-"""What a script does that matters to mixed precision: its scaler, its own kinds of operators.
+"""A script's use of mixed precision: its scaler, its own kinds of operators.
 
 Nothing that goes wrong while watching reaches the script.
 """
@@ -83,7 +83,7 @@ class AmpWatch:
 
     @staticmethod
     def _before(function: Callable[..., Any], told: Callable[[Any], None]) -> Callable[..., Any]:
-        """``function``, whose first argument ``told`` is told of before."""
+        """``function``, whose first argument ``told`` is reported to before."""
 
         @functools.wraps(function)
         def noting(first: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What was an optimizer step given? Batches, calls of the model and backward passes between two."""
+"""Counts batches, model calls and backward passes between two optimizer steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records what every operator launches on the simulated GPU, and who waits for whom."""
+"""Log of every operator's launches on the simulated GPU, with the dependencies between streams."""
 
 from __future__ import annotations
 

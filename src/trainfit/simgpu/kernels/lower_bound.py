@@ -1,4 +1,4 @@
-"""What no GPU can do without in an operator: for a lower bound of a step's time.
+"""The least work of an operator on any GPU, for a lower bound of a step's time.
 
 Bytes. A cache of ``L`` bytes holds at most ``L`` of what an operator reads when it begins, and
 at most ``L`` of what it wrote when it ends: the device's memory is read by ``reads - L`` at

@@ -170,7 +170,7 @@ def _fused_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @_rule("flex_attention", "flex_attention_backward")
 def _kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """As scaled dot product attention over the pairs that meet (``operator_flops._attention``)."""
+    """As scaled dot-product attention over the pairs that meet (``operator_flops._attention``)."""
     query, key, value = call["query"], call["key"], call["value"]
     batch, heads, rows, size = query._spec.size
     backward = "grad_out" in call

@@ -12,10 +12,10 @@ from trainfit.hardware.host.system import System
 from trainfit.hardware.host.thread_variables import misread_lines
 from trainfit.loader.advice.affinity import cores, why_none
 from trainfit.loader.advice.reasons import setting_reasons
-from trainfit.loader.advice.thread_reasons import Present, with_present
+from trainfit.loader.advice.thread_reasons import VariableValue, with_present
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.tune.cores import loader_machine, unknowns
+from trainfit.loader.tune.machine_limits import loader_machine, unknowns
 from trainfit.loader.tune.tuning import tune
 from trainfit.results.loader import LoaderResult, SetBy
 
@@ -31,7 +31,7 @@ def tune_here(
 ) -> LoaderResult:
     """:func:`trainfit.loader.tune.tuning.tune` as one of ``ranks`` processes that share this
     machine,
-    with the CPUs to run on, what of the machine cannot be told, and why each setting is as it is.
+    with the CPUs to run on, what of the machine is unknown, and the reason of each setting.
 
     ``command_sets`` are the variables that the user's command sets, ``started_with`` is the
     environment before a script could change it (by default, as it is now).
@@ -54,7 +54,7 @@ def tune_here(
 
 def _present(
     command_sets: Mapping[str, str], started_with: Mapping[str, str]
-) -> dict[str, Present]:
+) -> dict[str, VariableValue]:
     """The environment that the job runs in, with who set each variable."""
 
     def setter(name: str, value: str) -> SetBy:
@@ -62,4 +62,4 @@ def _present(
             return "script"
         return "command" if name in command_sets else "shell"
 
-    return {name: Present(value, setter(name, value)) for name, value in os.environ.items()}
+    return {name: VariableValue(value, setter(name, value)) for name, value in os.environ.items()}

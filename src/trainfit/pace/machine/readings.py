@@ -1,4 +1,4 @@
-"""What the machine says of a block of calls: clocks, C-states, heat, other processes' load.
+"""Machine readings around a block of calls: clocks, C-states, heat, other processes' load.
 
 Read around blocks, never between calls: reading wakes CPUs.
 """

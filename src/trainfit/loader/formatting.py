@@ -1,4 +1,4 @@
-"""How figures and user text are written in faults and their cures."""
+"""Formatting of figures and user text in faults and their fixes."""
 
 from __future__ import annotations
 

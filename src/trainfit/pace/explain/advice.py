@@ -1,4 +1,4 @@
-"""Cures for the causes that were found, the least intrusive first."""
+"""Fixes for the causes that were found, the least intrusive first."""
 
 from __future__ import annotations
 
@@ -47,53 +47,53 @@ def _spin(hz: float) -> Advice:
 
 
 _HOLD: Final = (
-    "f = open('/dev/cpu_dma_latency', 'wb', 0); f.write(bytes(4)); keep f open (needs the right to "
-    "write it)"
+    "f = open('/dev/cpu_dma_latency', 'wb', 0); f.write(bytes(4)); keep f open (needs "
+    "write permission)"
 )
 _GOVERNOR: Final = _fix("governor", 3, "sudo cpupower frequency-set -g performance")
 _GRAPHS: Final = Advice(
     1,
-    "launch the kernels of a call at once",
-    'torch.compile(model, mode="reduce-overhead"), or torch.cuda.graph: inputs of fixed shapes',
-    "call the model as before",
-    "memory for the graphs' own pool, seconds of compiling at the start",
+    "launch all kernels of a call at once",
+    'torch.compile(model, mode="reduce-overhead"), or torch.cuda.graph: needs fixed shapes',
+    "call the model directly",
+    "memory for the graphs' private pool, seconds of compilation",
 )
 _FEWER_WAITS: Final = Advice(
     1,
-    "wait for the GPU once a call",
+    "synchronize with the GPU once per call",
     "one .cpu() at the end instead of .item(), .cpu() or print in between",
     "none is needed",
     "none",
 )
 _GPU_AWAKE: Final = Advice(
     1,
-    "keep the GPU at work between calls",
-    "a thread that launches a tiny kernel on a stream of its own every millisecond",
+    "keep the GPU busy between calls",
+    "a thread that launches a tiny kernel on its own stream every millisecond",
     "leave it out",
-    "the GPU's power while idle",
+    "the GPU draws more power while idle",
 )
 _GPU_CLOCKS: Final = Advice(
     3,
-    "hold the GPU's clock up",
+    "lock the GPU's clock",
     "sudo nvidia-smi -pm 1; sudo nvidia-smi -lgc 1500,MAX with the highest clock of "
     "`nvidia-smi -q -d SUPPORTED_CLOCKS`",
     "sudo nvidia-smi -rgc",
-    "the GPU's power while idle",
+    "the GPU draws more power while idle",
 )
 _TUNED: Final = Advice(
     3,
-    "a profile for low latency, which sets the governor, idle states and more together",
+    "a low-latency profile, which sets the governor, idle states and more",
     "sudo tuned-adm profile latency-performance",
-    "sudo tuned-adm profile balanced (or what `tuned-adm active` said before)",
+    "sudo tuned-adm profile balanced (or the profile that `tuned-adm active` printed before)",
     _POWER,
 )
 _ALONE: Final = Advice(
     1,
-    "keep others off the core",
-    "taskset -c for the loop, and cgroups or taskset for the others; fewer threads "
-    "(OMP_NUM_THREADS) in what runs beside it",
+    "keep other processes off the core",
+    "taskset -c for the loop, and cgroups or taskset for other processes; fewer "
+    "threads (OMP_NUM_THREADS) in what runs alongside",
     "leave it out",
-    "a core that others cannot use",
+    "one core that other processes cannot use",
 )
 
 
@@ -104,10 +104,10 @@ def _cores(machine: Mapping[str, str]) -> Sequence[Advice]:
     return [
         Advice(
             1,
-            "stay on the performance cores",
+            "run on the performance cores",
             f"taskset -c {fast} in front of the command",
             "leave it out",
-            "none while the others have room",
+            "none as long as other processes have enough cores",
         )
     ]
 
@@ -120,9 +120,9 @@ def _preference(machine: Mapping[str, str]) -> Sequence[Advice]:
     return [
         Advice(
             3,
-            "the energy preference alone",
+            "the energy performance preference (EPP) alone",
             f"echo performance | sudo tee {files}",
-            f"echo the former word ({machine['cpufreq'].rpartition('EPP ')[2]}) the same way",
+            f"echo the previous value ({machine['cpufreq'].rpartition('EPP ')[2]}) the same way",
             _POWER,
         )
     ]

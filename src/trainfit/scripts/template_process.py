@@ -1,4 +1,4 @@
-"""A simulated run that waits where its script first looks at its arguments.
+"""A template process: a simulated run paused where its script first reads its arguments.
 
 What a script does before that, its imports mostly, is the same for every batch size. So one
 process does it, the *stem*, and forks a child for each run when the arguments are first looked
@@ -88,7 +88,7 @@ for _name in _METHODS:
     setattr(Arguments, _name, _watched(_name))
 
 
-class Grown(Protocol):
+class ForkableRun(Protocol):
     """The run that a stem is grown from."""
 
     def hold(self) -> str:
@@ -108,11 +108,11 @@ class Stem:
     def __init__(self, serve: Callable[[], str | None], status: int) -> None:
         self._serve, self._status = serve, status
         self._open: Mapping[int, str] = {}
-        self._run: Grown | None = None
+        self._run: ForkableRun | None = None
         self._arguments = Arguments((), self._looked)
         self.waits = True
 
-    def arguments(self, run: Grown, words: Iterable[str]) -> list[str]:
+    def arguments(self, run: ForkableRun, words: Iterable[str]) -> list[str]:
         """``sys.argv`` for the script of ``run``."""
         self._run, self._open = run, _descriptors()
         self._arguments.fill(words)
@@ -149,7 +149,7 @@ def unfit(already_open: Mapping[int, str]) -> str:
     ``already_open`` are descriptors that do not count.
     """
     if threading.current_thread() is not threading.main_thread():
-        return "another thread looks at the arguments"
+        return "another thread reads the arguments"
     # Libraries of BLAS end their threads before a fork; whatever is left then does not.
     pid = os.fork()
     if pid == 0:
@@ -163,7 +163,7 @@ def unfit(already_open: Mapping[int, str]) -> str:
     if process.memory_info().rss > _MOST_BYTES:
         return "the process is large"
     if any(signal.getitimer(timer)[0] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL)):
-        return "a timer is set"
+        return "a timer is active"
     opened = dict(_descriptors().items() - already_open.items())
     if not all(map(_is_device, opened)):
         return f"{', '.join(opened.values())} is open"

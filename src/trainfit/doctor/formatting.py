@@ -1,4 +1,4 @@
-"""How figures and a machine's own words are written in checks."""
+"""Formatting of figures and machine texts in checks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def on_host(machine: Machine, cost: str) -> str:
     """What a remedy costs; inside a container also that it has to be run outside."""
     if not machine.surroundings.container.is_known:
         return cost
-    return f"{cost}; to be run on the host, not in this container"
+    return f"{cost}; run it on the host, not in this container"
 
 
 def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str) -> Remedy:
@@ -68,7 +68,7 @@ def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str)
     wanted, former = (
         f"sudo systemctl set-property user-$(id -u).slice {v}" for v in unit.split("|")
     )
-    return Remedy(wanted, former, f"{cost}; where another unit sets the limit, name that one")
+    return Remedy(wanted, former, f"{cost}; if another unit sets the limit, use that unit's name")
 
 
 def all_gpus(machine: Machine) -> tuple[Gpu, ...]:

@@ -1,4 +1,4 @@
-"""Which folders an overlay has to cover, and the mounts that it leaves as they are."""
+"""The folders that an overlay must cover, and the mounts that it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_ENTRIES = 400
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class MountPlan:
     """``covered`` get an overlay each, in this order. ``kept`` are mount points (of what is
     read-only or holds no files) that an overlay above them would hide. ``bare`` are mounts
     of which not every folder can be covered: what is left of them is made read-only."""
@@ -39,7 +39,7 @@ class Places:
     bare: tuple[str, ...]
 
 
-def places(mounts: Sequence[Mount], layers: Sequence[str], *, locked: bool) -> Places:
+def places(mounts: Sequence[Mount], layers: Sequence[str], *, locked: bool) -> MountPlan:
     """Of the mounts that this process sees.
 
     A folder that holds all of ``layers`` is covered by its subfolders, as a layer cannot lie
@@ -66,7 +66,7 @@ def places(mounts: Sequence[Mount], layers: Sequence[str], *, locked: bool) -> P
         covered += [each for each in _own_folders() if _lies_in_one(each, covered)]
     covered = sorted(dict.fromkeys(covered), key=lambda path: (path.count("/"), path))
     above = [path for path in kept if any(_in(path, each) for each in covered)]
-    return Places(tuple(covered), tuple(above), tuple(bare))
+    return MountPlan(tuple(covered), tuple(above), tuple(bare))
 
 
 def open_sockets(covered: Sequence[str]) -> list[str]:

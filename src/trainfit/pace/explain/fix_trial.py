@@ -1,4 +1,4 @@
-"""A cure, and the same measurement without and with it, in turns."""
+"""Trial of a fix: the same measurement without and with it, interleaved."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from typing import Final
 from trainfit.pace.calls.callee import CalleeError
 from trainfit.pace.calls.loop import HYBRID_S, Plan
 from trainfit.pace.explain.fixes import REMEDIES, Fixer
-from trainfit.pace.explain.statistics import Counted, Sample, median, ratio, summary, taken_away
-from trainfit.results.machine.pace import Arm, Block, Cure, Estimate, Fix
+from trainfit.pace.explain.statistics import RateCounts, Sample, median, ratio, summary, taken_away
+from trainfit.results.machine.pace import Arm, Block, Estimate, Fix, FixResult
 
 ROUNDS: Final = 4
-#: Of the excess, what a cure takes away at least, to be one.
-_CURES: Final = 0.7
+#: Least share of the excess that a fix must remove to count as one.
+_LEAST_RECOVERED: Final = 0.7
 _SURELY: Final = 0.4
-#: Seconds of waiting at work that are tried, the shortest first; the whole wait is tried last.
+#: Seconds of busy-wait that are tried, the shortest first; the whole pause is tried last.
 _MARGINS: Final = (HYBRID_S, 5e-3, 10e-3, 20e-3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """A cure (``None``: there is nothing to compare), and what is to be said beside it."""
+    """A fix (``None``: there is nothing to compare), and notes about it."""
 
-    cure: Cure | None
+    cure: FixResult | None
     notes: tuple[str, ...] = ()
 
 
 Make = Callable[[Plan], Block]
 
 
-def prove(fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted: Counted) -> Proof:
-    """Blocks without and with the cure, in turns; what it changes for good, it changes only if
+def prove(
+    fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted: RateCounts
+) -> Proof:
+    """Blocks without and with the fix, interleaved; what it changes permanently, it changes only if
     it helped.
 
     Raises :class:`CalleeError` where it cannot be carried out.
@@ -59,19 +61,19 @@ def _arm(fix: Fix, hz: float, spin_s: float) -> Arm:
     return "no_idle_states" if fix == "qos" else "sleep"
 
 
-def _margin(hz: float, seconds: float, make: Make, counted: Counted) -> float:
-    """The shortest time at work that makes paced calls about as fast as those back to back."""
+def _margin(hz: float, seconds: float, make: Make, counted: RateCounts) -> float:
+    """The shortest busy-wait that makes paced calls about as fast as back-to-back calls."""
     before = Sample.of([make(Plan("sleep", hz, seconds, "cure"))], counted.rhythm)
     for spin_s in (each for each in _MARGINS if each < 1 / hz):
         plan = Plan("hybrid", hz, seconds, "cure", spin_s=spin_s, fix="spin")
         tried = Sample.of([make(plan)], counted.rhythm)
         gone = _recovered(before, tried, counted)
-        if gone is not None and gone.value >= _CURES:
+        if gone is not None and gone.value >= _LEAST_RECOVERED:
             return spin_s
     return 1 / hz
 
 
-def _recovered(before: Sample, after: Sample, counted: Counted) -> Estimate | None:
+def _recovered(before: Sample, after: Sample, counted: RateCounts) -> Estimate | None:
     """Which part of the excess over calls back to back is gone; ``None``: there was none."""
     if counted.reference is None or not before.count or not after.count:
         return None
@@ -79,20 +81,20 @@ def _recovered(before: Sample, after: Sample, counted: Counted) -> Estimate | No
 
 
 def _judged(
-    fix: Fix, before: list[Block], after: list[Block], counted: Counted, spin_s: float
+    fix: Fix, before: list[Block], after: list[Block], counted: RateCounts, spin_s: float
 ) -> Proof:
     first, last = summary(before, counted), summary(after, counted)
     samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]
     if first is None or last is None or counted.reference is None:
-        return Proof(None, ("too few calls to say what the cure does; give a longer --duration",))
+        return Proof(None, ("too few calls to measure the fix; give a longer --duration",))
     remedy, notes = REMEDIES[fix], []
     recovered = _recovered(samples[0], samples[1], counted)
     if not first.is_slower:
-        notes.append(f"calls at {first.hz:g} Hz are not slower than back to back: nothing to cure")
+        notes.append(f"calls at {first.hz:g} Hz are not slower than back to back: nothing to fix")
     is_cured = (
         first.is_slower
         and recovered is not None
-        and recovered.value >= _CURES
+        and recovered.value >= _LEAST_RECOVERED
         and recovered.low >= _SURELY
     )
     what, cost = remedy.what, remedy.cost
@@ -100,9 +102,9 @@ def _judged(
         idle = max(0.0, 1 / first.hz - (median(samples[1].wall) or 0.0))
         spent = min(spin_s, idle)
         what += f": {1e3 * spent:.3g} of the {1e3 * idle:.3g} ms between two calls"
-        cost = f"{spent * first.hz:.0%} of a core's time, and its power"
+        cost = f"{spent * first.hz:.0%} of a core's time and power"
     change = ratio(samples[1].wall, samples[0].wall)
-    cure = Cure(fix, what, remedy.undo, cost, first, last, change, recovered, is_cured)
+    cure = FixResult(fix, what, remedy.undo, cost, first, last, change, recovered, is_cured)
     if not is_cured and fix == "governor":
-        notes.append("the former governor is in effect again: this one did not help")
+        notes.append("the previous governor was restored: this one did not help")
     return Proof(cure, tuple(notes))

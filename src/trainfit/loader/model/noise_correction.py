@@ -1,4 +1,4 @@
-"""Runs as they would have been on cores that nothing from outside slowed.
+"""Corrects runs to the full speed of undisturbed cores.
 
 Other virtual machines on the same processor slow ours by up to 1.7 times, from one second to
 the next. What is compared (kinds of runs, predictions and runs) is therefore brought to the
@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.cpu.core_speed import CoreSpeed, CoreSpeeds, Pieces, Span
+from trainfit.hardware.cpu.core_speed import CoreSpeed, CoreSpeeds, Span, WorkPieces
 from trainfit.loader.measure.instrument import (
     BEGAN,
     COLLECTED,
@@ -51,7 +51,7 @@ def span(run: Run) -> Span:
     return float(run.handed[run.warm]), float(run.handed[-1])
 
 
-def with_speeds(runs: Sequence[Run], watch: CoreSpeeds | Pieces) -> list[Run]:
+def with_speeds(runs: Sequence[Run], watch: CoreSpeeds | WorkPieces) -> list[Run]:
     """The same runs with the cores' speed in each."""
     speeds = watch.speeds([span(run) for run in runs])
     return [
@@ -73,7 +73,7 @@ def quietest(runs: Sequence[Run]) -> list[Run]:
     speed by little is known best. Where batches differ so much that chance says more than the
     cores' speed does, more runs count.
 
-    Runs beside other processes do not count if there are runs without.
+    Runs alongside other processes do not count if there are runs without.
 
     Without the very first, if others are left: a system that has idled gets faster as well
     (memory that the host of a virtual machine took back, page caches).
@@ -129,11 +129,11 @@ class Slowing:
         bound = max(self.working, min(1.0, max(0.0, (busy - _BINDING) / (_BOUND - _BINDING))))
         return factor, 1 - (1 - factor) * bound
 
-    def undisturbed(self, run: Run, pieces: Pieces | None = None) -> Run:
+    def undisturbed(self, run: Run, pieces: WorkPieces | None = None) -> Run:
         """The same run in the time that it would have taken, all of its times changed alike.
 
         Also those of steps that sleep: it is a run with a shorter step then. By ``pieces`` each
-        batch is told, besides, by how much its core was slower or faster than on average.
+        batch's record also says by how much its core was slower or faster than on average.
         """
         cpu, wall = self.slower(run.core_speed, _collecting(run))
         if wall == cpu == 1.0:
@@ -171,7 +171,9 @@ class Slowing:
         found[:, COLLECTED:] = (spent * pause)[:, None]
         return found
 
-    def _with_local(self, found: Records, as_run: Records, pieces: Pieces, mean: float) -> Records:
+    def _with_local(
+        self, found: Records, as_run: Records, pieces: WorkPieces, mean: float
+    ) -> Records:
         """With what each batch's work is to be multiplied by, as its core's speed was not that of
         the run's mean (pieces a nanosecond): a heavy batch may have met a slow second."""
         if as_run.ndim < 2 or as_run.shape[1] <= CORE:

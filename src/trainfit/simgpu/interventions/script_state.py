@@ -1,4 +1,4 @@
-"""What interventions are told of a running script: its models, optimizers, calls and batches."""
+"""State of a running script that interventions see: its models, optimizers, calls and batches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which libraries with threads of their own a script's DataLoader workers run, and how many workers
-there are.
+"""Multithreaded libraries that a script's DataLoader workers run, and the number of
+workers.
 
 PyTorch sets its own threads to 1 in each worker; OpenCV and NumPy's OpenBLAS do not follow.
 """

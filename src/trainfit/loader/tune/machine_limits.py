@@ -1,4 +1,4 @@
-"""What of a machine bounds a DataLoader, and the cores that the model simulates."""
+"""A machine's limits for a DataLoader, and the cores that the model simulates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfit.results.machine.machine import Cpu, Machine, Memory
 
 #: Instructions per clock of Intel's efficiency cores, of its performance cores': Gracemont does
 #: as much a clock as Skylake, Golden Cove 1.19 times Cypress Cove, that 1.19 times Skylake
-#: (Intel Architecture Day 2021; Rocket Lake's announcement). Other makers' kinds are told apart
+#: (Intel Architecture Day 2021; Rocket Lake's announcement). Other makers' kinds are distinguished
 #: by their clocks alone (AMD's compact cores have the same design as its others).
 _EFFICIENCY_PER_CLOCK: Final = 1 / (1.19 * 1.19)
 
@@ -29,7 +29,7 @@ def loader_machine(machine: Machine, ranks: int = 1) -> LoaderMachine:
     Raises ``ValueError`` for less than one rank, or if no CPU can be counted.
     """
     if ranks < 1:
-        raise ValueError(f"a job has one rank or more, not {ranks}")
+        raise ValueError(f"expected one rank or more, got {ranks}")
     cpus = _cpus(machine.cpu)
     quota = machine.cpu.quota_cores.value
     usable = min(float(len(cpus)), quota) if quota is not None else float(len(cpus))
@@ -55,35 +55,35 @@ def model_cores(machine: LoaderMachine, contention: float) -> Cores:
 
 
 def unknowns(machine: Machine) -> tuple[str, ...]:
-    """What of :func:`loader_machine` could not be told, and what was taken instead."""
+    """Figures of :func:`loader_machine` that are unknown, and what is assumed instead."""
     cpu, memory = machine.cpu, machine.memory
     taken: Mapping[str, tuple[bool, str]] = {
         "the CPU quota": (
             not cpu.quota_cores.is_known and not cpu.quota_cores.is_absent,
-            f"none is taken to be set ({cpu.quota_cores.reason})",
+            f"assumed unlimited ({cpu.quota_cores.reason})",
         ),
-        "the CPUs that a job may run on": (
+        "the CPUs that a job may use": (
             not cpu.affinity.is_known,
-            f"all of the machine's are taken ({cpu.affinity.reason})",
+            f"assumed: all of the machine's ({cpu.affinity.reason})",
         ),
         "which CPUs share a core": (
             not cpu.siblings.is_known,
-            f"each is taken for a core of its own ({cpu.siblings.reason})",
+            f"assumed: each is a core of its own ({cpu.siblings.reason})",
         ),
-        "what the cgroup's memory limit leaves": (
+        "the free part of the cgroup's memory limit": (
             memory.limit_bytes.is_known and not memory.limit_used_bytes.is_known,
-            f"all of it is taken to be free ({memory.limit_used_bytes.reason})",
+            f"assumed: all of it is free ({memory.limit_used_bytes.reason})",
         ),
         "the available RAM": (
             available_bytes(memory) is None,
-            f"nothing is held against it ({memory.available_bytes.reason})",
+            f"not checked ({memory.available_bytes.reason})",
         ),
         "the free space of /dev/shm": (
             not memory.shm_free_bytes.is_known,
-            f"nothing is held against it ({memory.shm_free_bytes.reason})",
+            f"not checked ({memory.shm_free_bytes.reason})",
         ),
     }
-    return tuple(f"{what} cannot be told: {so}" for what, (missing, so) in taken.items() if missing)
+    return tuple(f"{what} unknown: {so}" for what, (missing, so) in taken.items() if missing)
 
 
 def available_bytes(memory: Memory) -> int | None:
@@ -101,8 +101,8 @@ def _cpus(cpu: Cpu) -> tuple[int, ...]:
     if cpu.logical_cpus.value:
         return tuple(range(cpu.logical_cpus.value))
     raise ValueError(
-        "cannot tell how many CPUs a job gets: neither its affinity "
-        f"({cpu.affinity.reason}) nor the CPUs of the machine ({cpu.logical_cpus.reason})"
+        "the number of usable CPUs is unknown: neither the affinity "
+        f"({cpu.affinity.reason}) nor the machine's CPUs ({cpu.logical_cpus.reason})"
     )
 
 

@@ -1,4 +1,4 @@
-"""The process that watches over one run and clears up behind it.
+"""The process that supervises one run and cleans up after it.
 
 The process that was to run the script forks: the child runs it, protected; the parent stays
 outside with the original files. It ends a run that writes too much, ends what the script leaves
@@ -21,7 +21,7 @@ from typing import Any
 
 from trainfit.results.runs.sandbox import Protection, SandboxRequest
 from trainfit.scripts.sandbox import kernel
-from trainfit.scripts.sandbox.layer import Layer, Written, copy_writes, written
+from trainfit.scripts.sandbox.layer import Layer, LayerContents, copy_writes, written
 
 #: In the run's folder, with the reason: the script is to end itself.
 STOP_NAME = "stop"
@@ -147,7 +147,7 @@ class Keeper:
         _reap_others(self._pid)
 
     def _tell(self, daemons: int) -> None:
-        found = written(self._uppers) if self._uppers else Written({}, ())
+        found = written(self._uppers) if self._uppers else LayerContents({}, ())
         if self._request.keep and self._uppers:
             copy_writes(self._uppers, Path(self._request.keep))
         Protection(
@@ -250,18 +250,18 @@ def _notes(folder: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lines))
 
 
-def _downloads_note(found: Written) -> tuple[str, ...]:
+def _downloads_note(found: LayerContents) -> tuple[str, ...]:
     loaded = sum(size for path, size in found.files.items() if _CACHE in path)
     if loaded < _WORTH_A_NOTE:
         return ()
     return (
-        f"{loaded / 1e9:.2g} GB that the script downloaded into a cache were dropped with its "
-        "layer: download them once before, or every run does it again",
+        f"{loaded / 1e9:.2g} GB that the script downloaded into a cache were discarded with its "
+        "temporary layer: download them once beforehand to avoid repeating it in every run",
     )
 
 
 def _daemons_note(count: int) -> tuple[str, ...]:
     if not count:
         return ()
-    what = "a process that the script left" if count == 1 else f"{count} processes that it left"
-    return (f"{what} running in a session of its own was ended",)
+    what = "a process left by the script" if count == 1 else f"{count} processes left by the script"
+    return (f"{what} running in its own session was terminated",)

@@ -1,4 +1,4 @@
-"""What holds this machine's clocks and idle states, in words, beside a measurement."""
+"""Clock and idle-state settings of this machine as text, stored with a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that workers make and cannot send: what in them cannot be pickled."""
+"""Diagnosis of batches that workers produce and cannot send: what in them cannot be pickled."""
 
 from __future__ import annotations
 

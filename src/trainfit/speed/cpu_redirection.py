@@ -1,4 +1,4 @@
-"""The CPU in the place of the GPU that a script asks for by name.
+"""Redirects a script's hard-coded GPU to the CPU.
 
 For scripts with ``.cuda()`` or ``device="cuda"`` written into them, which shall run on the CPU for
 real. They are told that there is a GPU, and get tensors of the CPU; autocast for CUDA does nothing
