@@ -145,7 +145,7 @@ def test_the_file_answers_for_other_gpus(
     names = ("RTX 4090", "T4", result["gpu"])
     answer = trainfit("gpus", *names, "--for", "plan.json", "--json", cwd=folder)
     assert answer.returncode == 0, answer.stderr
-    found = {offer["gpu"]: offer for offer in json_of(answer)["offers"]}
+    found = {estimate["gpu"]: estimate for estimate in json_of(answer)["gpus"]}
     own, now = found[result["gpu"]], result["now"]
     assert own["largest_batch"] == now["largest_batch"]
     assert own["device_bytes"] == now["memory"]["device_bytes"]

@@ -348,7 +348,7 @@ def test_the_step_is_predicted_else_bounded_by_its_work_else_takes_no_time() -> 
         model(torch.ones(64, 2048, device="cuda")).sum().backward()
         optimizer.step()
     recording = simulation.recording
-    compute = Compute(10**12, 20, 3, {"product/bfloat16": 10**12}, kernels=3)
+    compute = Compute(10**12, 20, 3, {"matmul/bfloat16": 10**12}, kernels=3)
     trace = TraceOutcome("finished", 1, 1.0, compute=compute, autocast="bfloat16")
     predicted = step_from(trace, gpu, recording)
     assert 0 < predicted.step_s < 0.01

@@ -20,7 +20,7 @@ from helpers_loader import machine, probe, result
 from trainfit.loader.measure.ranks import alone_note, others, share_of
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import Fitted
 from trainfit.loader.tune import tuning
@@ -33,7 +33,7 @@ TWO = LoaderSettings(2)
 
 def model(cores: Cores) -> Fitted:
     costs = (BatchCost(0.0, 0.01),)
-    return Fitted(costs, costs, HandOff(), HandOff(), cores, 0.03)
+    return Fitted(costs, costs, Transfer(), Transfer(), cores, 0.03)
 
 
 def share(cores: int, ranks: int, quota: float | None = None) -> LoaderMachine:

@@ -51,7 +51,7 @@ ACT_SPEED = Speed(
     curve=(step(8, 0.0791, 101.0), step(24, 0.22, 109.0)),
     knee=8,
     mfu=0.2,
-    by_kind_s={"product": 0.07},
+    by_kind_s={"matmul": 0.07},
     constants="fitted",
     epoch_s=12.0,
 )

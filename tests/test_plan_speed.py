@@ -120,7 +120,7 @@ SPEED = Speed(
     ),
     knee=3,
     mfu=0.17,
-    by_kind_s={"product": 0.06, "convolution_weight_gradient": 0.02},
+    by_kind_s={"matmul": 0.06, "convolution_weight_gradient": 0.02},
     constants="assumed",
     epoch_s=754.0,
     notes=("a \x1b[2Jnote",),

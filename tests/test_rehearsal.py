@@ -146,7 +146,7 @@ def test_a_loader_that_keeps_up_has_its_start_alone() -> None:
     idle, dips = explain(seen)
     assert [dip.cause for dip in dips] == ["start_up"]
     assert idle["start_up"] == pytest.approx(1.5)
-    assert set(idle) == {"start_up", "hand_over"}
+    assert set(idle) == {"start_up", "transfer"}
     rates = utilisation.steady_rates(seen, 8)
     assert rates is not None and rates.waiting_share < 0.002
     assert rates.samples_per_s == pytest.approx(8 * rates.batches_per_s)
@@ -198,10 +198,10 @@ def test_waiting_for_a_batch_that_was_made_is_hand_over(in_order: bool) -> None:
     assert made_at(ready) == pytest.approx(seen.handed - 0.025)
     idle, _ = explain(ready)
     # 5 ms of each wait pass before the batch is made: too little to call it starving.
-    assert "starving" not in idle and idle["hand_over"] == pytest.approx(1.8, abs=0.02)
+    assert "starving" not in idle and idle["transfer"] == pytest.approx(1.8, abs=0.02)
     made_late = dataclasses.replace(seen, made=records(seen, 0.001))
     idle, _ = explain(made_late)
-    assert idle["starving"] > 1.6 and idle["hand_over"] < 0.1
+    assert idle["starving"] > 1.6 and idle["transfer"] < 0.1
 
 
 def test_epoch_boundaries_and_filling_queues_are_told_from_starving() -> None:
@@ -369,7 +369,7 @@ RESULT = Rehearsal(
     overall=Rates(0.0, 3.0, 50, 0.667, 0.3, 16.7, 533.0),
     steady=Rates(0.5, 2.5, 48, 0.768, 0.2, 19.2, 614.0),
     timeline=Timeline(0.5, (0.0, 1.0, 0.5, 1.0, 0.75, 0.75)),
-    idle_s={"start_up": 0.5, "epoch": 0.4, "hand_over": 0.1},
+    idle_s={"start_up": 0.5, "epoch": 0.4, "transfer": 0.1},
     dips=(
         Dip("start_up", 0.0, 0.5, 0.5, 0, 1, "the first batch came after 500 ms"),
         Dip("epoch", 1.1, 1.5, 0.4, 25, 1, "the first batch came after 400 ms"),
@@ -441,7 +441,7 @@ def test_verdicts() -> None:
 def test_what_hand_over_can_be_tried_with() -> None:
     unpinned = dataclasses.replace(RESULT, settings=LoaderSettings(4))
     assert "--pin-memory tries" in rehearsal_text(unpinned)
-    little = dataclasses.replace(unpinned, idle_s={"start_up": 0.5, "hand_over": 0.01})
+    little = dataclasses.replace(unpinned, idle_s={"start_up": 0.5, "transfer": 0.01})
     assert "--pin-memory" not in rehearsal_text(little)
 
 

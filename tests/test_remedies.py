@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.plan.remedies.catalogue import BY_NAME, KINDS, NAMES, instructions, source_line
 from trainfit.plan.remedies.cost import cost_percent, extra_compute, ordered
-from trainfit.plan.remedies.kinds import BY_NAME, KINDS, NAMES, instructions, source_line
 from trainfit.report.plan.remedies import inference_section, remedies_section
 from trainfit.report.sizes import WIDTH
 from trainfit.results.plan.result import (

@@ -236,7 +236,7 @@ def test_a_plan_of_version_3_is_read() -> None:
 
 def test_speed_survives_json() -> None:
     now = StepSpeed(8, 0.1, (0.08, 0.12), 0.09, 0.05, 0.0, "bandwidth", 80.0)
-    speed = Speed(now, (now,), 8, 0.3, {"product": 0.09}, "assumed", 12.5, ("a note",))
+    speed = Speed(now, (now,), 8, 0.3, {"matmul": 0.09}, "assumed", 12.5, ("a note",))
     plan = dataclasses.replace(PLAN, speed=speed)
     assert PlanResult.from_json(plan.to_json(), Path("plan.json")) == plan
     assert speed.at(8) == now and speed.at(16) is None

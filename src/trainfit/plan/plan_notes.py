@@ -8,26 +8,28 @@ from trainfit.memory.stream.fit import LARGEST
 from trainfit.memory.stream.replay import Stream
 from trainfit.plan.amp.choice import AmpSetting
 from trainfit.plan.notes import CHANGES, MAY_CHANGE, Notes
-from trainfit.plan.options.supposed import CommandOptions
+from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.planned_job import PlannedJob
 from trainfit.plan.runs.failures import INTERRUPTED, shortfall
 from trainfit.plan.runs.full_batches import is_full
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batches import Batches
 from trainfit.plan.sizing.effective_batch import Accumulation
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.files.words import count, size
 from trainfit.results.plan.result import Remedies
 from trainfit.simgpu.recording.settling import LEAST_STEPS
 
 
-def note_first_run(notes: Notes, judge: Judge, first: Trace, whole: Trace | None) -> None:
+def note_first_run(
+    notes: Notes, memory_model: MemoryModel, first: Trace, whole: Trace | None
+) -> None:
     """That figures are of calls of the model (``whole`` is the run with all of them), and what
     the run itself says."""
     if whole is not None:
         calls = count(first.outcome.steps, "call")
         notes.append(f"the script does not train: figures are of {calls} of the model")
-        peaks = [judge.shown(Stream.of(recording_of(t)))[0] for t in (first, whole)]
+        peaks = [memory_model.shown(Stream.of(recording_of(t)))[0] for t in (first, whole)]
         if peaks[1].peak_allocated > peaks[0].peak_allocated:
             all_calls = count(whole.outcome.forward.calls, "call")
             notes.add(

@@ -68,7 +68,7 @@ class LoaderSettings:
 
 #: Cores that others keep busy on average, beyond those that idle, above which a run is one beside
 #: others: its rate tells of both.
-BESIDE_OTHERS: Final = 0.25
+DISTURBED_CORES: Final = 0.25
 
 #: Bytes of the checkpoint that is saved to see what that takes: some 20 to 50 ms.
 SAVE_BYTES: Final = 32 << 20
@@ -93,7 +93,7 @@ class Fault:
     kind: str
     summary: str
     evidence: str
-    cure: str
+    fix: str
     settings: LoaderSettings | None = None
 
 
@@ -184,7 +184,7 @@ class Probe:
     others_cores: float | None = None
     """Cores that other processes kept busy in the probe's runs, beyond those that idled; ``None``:
     not told."""
-    beside_others: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    disturbed: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Kinds of runs ("2 workers", …) that were only made beside other processes, and how many
     cores these kept busy."""
     collecting: float | None = None
@@ -261,9 +261,9 @@ class Confirmed:
     """How often it was made: again where other processes were at work, the quietest counts."""
 
     @property
-    def is_beside_others(self) -> bool:
+    def is_disturbed(self) -> bool:
         """Does the rate tell as much of other processes as of these settings?"""
-        return (self.others_cores or 0.0) > BESIDE_OTHERS
+        return (self.others_cores or 0.0) > DISTURBED_CORES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,10 +286,10 @@ class Doubt:
 
 
 #: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),
-#: "cores", "disk", "hand_off" (taking batches over), "lock" (workers wait for one another),
+#: "cores", "disk", "transfer" (taking batches over), "lock" (workers wait for one another),
 #: "sampler", "main_process" (num_workers=0 is all that works).
 Limit = Literal[
-    "gpu", "workers", "cores", "disk", "hand_off", "lock", "sampler", "main_process", "unknown"
+    "gpu", "workers", "cores", "disk", "transfer", "lock", "sampler", "main_process", "unknown"
 ]
 
 
@@ -459,7 +459,7 @@ class LoaderResult:
         wanted = steady(settings)
         found = (each for each in self.confirmed if steady(each.settings) == wanted)
         usable = (each for each in found if each.measured_batches_per_s is not None)
-        return next((each for each in usable if not each.is_beside_others), None)
+        return next((each for each in usable if not each.is_disturbed), None)
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -30,7 +30,7 @@ _WANTED: Final = "give a file that `trainfit rehearse --output` wrote"
 #: "starving": batches are made slower than they are used, all the time;
 #: "main_process": there are no workers, each batch is made while the GPU waits;
 #: "slow_batch": a batch came late, while they come in time as a rule;
-#: "hand_over": what ``next`` takes for a batch that is ready;
+#: "transfer": what ``next`` takes for a batch that is ready;
 #: "end": after the last step (the loader failed, or had no batch left).
 Cause = Literal[
     "start_up",
@@ -39,7 +39,7 @@ Cause = Literal[
     "starving",
     "main_process",
     "slow_batch",
-    "hand_over",
+    "transfer",
     "end",
 ]
 

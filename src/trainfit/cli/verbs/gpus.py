@@ -13,12 +13,12 @@ from typing import Any
 from trainfit.cli.common import UsageError, duration, whole_number
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
-from trainfit.plan.gpus.comparison import Job, offers
+from trainfit.plan.gpus.comparison import Job, compare_gpus
 from trainfit.plan.gpus.job import job_of_plan, job_of_recordings
 from trainfit.plan.gpus.market import MARKET, market_prices
 from trainfit.plan.gpus.prices import Prices, load_prices
 from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.comparison import offers_text
+from trainfit.report.gpus.comparison import comparison_text
 from trainfit.report.gpus.explained import explained
 from trainfit.results.machine.gpus import GpusResult
 from trainfit.results.plan.result import PlanResult
@@ -142,7 +142,7 @@ def _compare(options: argparse.Namespace) -> int:
     if measured is not None:
         measured = find_gpu(measured[0]), measured[1]
     distinct = list({gpu.key: gpu for gpu in gpus}.values())
-    result = offers(
+    result = compare_gpus(
         job,
         distinct,
         prices,
@@ -151,7 +151,7 @@ def _compare(options: argparse.Namespace) -> int:
         exact=bool(options.names),
         explain=options.explain,
     )
-    print(result.to_json() if options.json else offers_text(result))
+    print(result.to_json() if options.json else comparison_text(result))
     return 0 if result.fits else 1
 
 

@@ -150,8 +150,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _check_ran(result: LoaderResult) -> None:
     """Raise :class:`ScriptError` where no settings of the loader gave a batch."""
     if not result.candidates and result.faults:
-        cure = result.faults[-1].cure
-        raise ScriptError(f"{result.loader}: {result.reason}; {cure}")
+        fix = result.faults[-1].fix
+        raise ScriptError(f"{result.loader}: {result.reason}; {fix}")
 
 
 def source(

@@ -122,7 +122,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if result.ended == "interrupted":
         sys.stdout.flush()
         raise KeyboardInterrupt
-    unfixed = wanted.fix is not None and result.cure is None
+    unfixed = wanted.fix is not None and result.fix_trial is None
     return 2 if result.ended == "failed" or unfixed or not result.rates else 0
 
 

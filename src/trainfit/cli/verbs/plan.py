@@ -33,12 +33,12 @@ from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.dataloader.other_cpu import CoreHere
 from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
+from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.options.loader_options import with_loader_options
-from trainfit.plan.options.supposed import CommandOptions
 from trainfit.plan.planner import Settings, plan
 from trainfit.plan.real_machine.this_cpu import measured_cpu
 from trainfit.plan.real_machine.versus_cpu import with_cpu
-from trainfit.plan.remedies.kinds import NAMES
+from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.results.loader import LoaderResult
 from trainfit.results.plan.result import HostCpu, PlanResult
 

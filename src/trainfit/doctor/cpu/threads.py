@@ -9,7 +9,7 @@ from trainfit.doctor.figures import all_gpus, restore, short, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.hardware.host.thread_variables import JUDGED, misread
 from trainfit.results.files.words import core_count, cores
-from trainfit.results.machine.doctor import Check, Evidence, Remedy, WorkerPools
+from trainfit.results.machine.doctor import Check, Evidence, Fix, WorkerPools
 from trainfit.results.machine.machine import Machine
 
 NAME = "threads"
@@ -90,7 +90,7 @@ def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
             why,
             found,
             [
-                Remedy(
+                Fix(
                     f"export {name}={_wanted(machine)}",
                     restore(machine, name),
                     "none: it does not say what was meant",
@@ -122,10 +122,7 @@ def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check |
         "threads beyond the cores take turns: an OpenMP region ends when its last thread does, so "
         "each CPU operator waits for a thread that is not running.",
         found,
-        [
-            Remedy(f"export {key}={most}", restore(machine, key), "none on these cores")
-            for key in over
-        ],
+        [Fix(f"export {key}={most}", restore(machine, key), "none on these cores") for key in over],
     )
 
 
@@ -145,7 +142,7 @@ def _default_over_quota(machine: Machine, usable: float, found: list[Evidence]) 
         "quota early in each period of 100 ms, then all of them are stopped until the next.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={most} MKL_NUM_THREADS={most}",
                 "unset OMP_NUM_THREADS; " + restore(machine, "MKL_NUM_THREADS"),
                 "none within this quota",

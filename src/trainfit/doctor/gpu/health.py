@@ -8,7 +8,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.figures import all_gpus, ghz, on_host, percent, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.results.files.words import count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
 _THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
@@ -47,12 +47,12 @@ def _lost_word(gpu: Gpu) -> str:
 
 def _lost(machine: Machine, gpu: Gpu) -> Check:
     lost = _lost_word(gpu) == "GPU_IS_LOST"
-    reset = Remedy(
+    reset = Fix(
         f"sudo nvidia-smi -i {gpu.index} --gpu-reset",
         "none: a reset cannot be taken back",
         on_host(machine, "every job on this GPU has to end before it"),
     )
-    restart = Remedy(
+    restart = Fix(
         "sudo dmesg | grep -i xid; sudo reboot",
         "none: a restart cannot be taken back",
         on_host(machine, "every job on the machine ends; if it recurs, reseat or replace the card"),
@@ -115,7 +115,7 @@ def _hot(
         "blocked air, a stopped fan or a passive card without the server's fans is the reason.",
         found,
         [
-            Remedy(
+            Fix(
                 "clean the cooler, free the air's way, raise the fans (nvidia-settings, the "
                 "server's BMC)",
                 "the former fan setting",
@@ -126,12 +126,12 @@ def _hot(
     )
 
 
-def _lower_power(machine: Machine, gpu: Gpu) -> Remedy:
+def _lower_power(machine: Machine, gpu: Gpu) -> Fix:
     limit = gpu.power_limit_w.value
     default = gpu.power_limit_default_w.value or limit
     wanted = f"{0.8 * default:.0f}" if default else "WATTS"
     former = f"{limit:.0f}" if limit else "FORMER_WATTS"
-    return Remedy(
+    return Fix(
         f"sudo nvidia-smi -i {gpu.index} -pl {wanted}",
         f"sudo nvidia-smi -i {gpu.index} -pl {former}",
         on_host(machine, "some percent of the speed; steadier than to heat up and slow down"),
@@ -149,7 +149,7 @@ def _power_brake(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -
         "little power for all of it, a failed supply, or a power cap of the rack.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo ipmitool sdr type 'Power Supply'  # then replace the supply or raise its cap",
                 "the former cap",
                 "power of the rack",
@@ -178,7 +178,7 @@ def _hardware_slowdown(
         "power cables that do not sit, or one cable for two plugs, are the usual reason.",
         found,
         [
-            Remedy(
+            Fix(
                 "switch off, seat the power cables, one cable a plug; then: "
                 f"nvidia-smi -i {gpu.index} -q -d PERFORMANCE,TEMPERATURE,POWER",
                 "none needed",
@@ -209,7 +209,7 @@ def _setting(
         "ratio.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -rac && sudo nvidia-smi -i {gpu.index} -rgc",
                 former,
                 on_host(machine, "power and heat; times vary more from run to run"),
@@ -269,7 +269,7 @@ def _temperature(machine: Machine, gpu: Gpu) -> Check | None:
         "is slower than its first minutes.",
         found,
         [
-            Remedy(
+            Fix(
                 "clean the cooler, free the air's way, raise the fans",
                 "the former fan setting",
                 "noise",
@@ -308,7 +308,7 @@ def _power(machine: Machine, gpu: Gpu) -> Check | None:
         "hardly.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -pl {default.value:.0f}",
                 f"sudo nvidia-smi -i {gpu.index} -pl {limit.value:.0f}",
                 on_host(machine, "power, heat and noise; the supply must bear it"),
@@ -345,7 +345,7 @@ def _ecc(machine: Machine, gpu: Gpu) -> Check | None:
             "A page is retired or a row remapped at the next reset; more errors mean a bad card.",
             found,
             [
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi -i {gpu.index} --gpu-reset  # with no process on it; then: "
                     f"nvidia-smi -i {gpu.index} -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
                     "none: a reset cannot be taken back",

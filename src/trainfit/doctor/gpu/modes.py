@@ -7,7 +7,7 @@ from trainfit.doctor.figures import all_gpus, on_host, short, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.words import count, size
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
 
@@ -57,12 +57,12 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
         "limits are lost.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo systemctl enable --now nvidia-persistenced",
                 "sudo systemctl disable --now nvidia-persistenced",
                 on_host(machine, "a few watts while idle"),
             ),
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -pm 1",
                 f"sudo nvidia-smi -i {gpu.index} -pm 0",
                 on_host(machine, "the same, until the machine restarts"),
@@ -97,12 +97,12 @@ def _mig(machine: Machine, gpu: Gpu) -> Check | None:
             "in MIG mode CUDA runs on instances only: this GPU cannot be used until one is made.",
             found,
             [
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi -i {gpu.index} -mig 0",
                     f"sudo nvidia-smi -i {gpu.index} -mig 1",
                     on_host(machine, "the whole GPU goes to one job; no process may be on it"),
                 ),
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi mig -i {gpu.index} -cgi 0 -C",
                     f"sudo nvidia-smi mig -i {gpu.index} -dci && "
                     f"sudo nvidia-smi mig -i {gpu.index} -dgi",
@@ -135,7 +135,7 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
         return unsure(name, f"{which(gpu)}: its compute mode cannot be told", "NVML", found)
     word = mode.value.lower()
     former = "PROHIBITED" if "prohibited" in word else "EXCLUSIVE_PROCESS"
-    remedy = Remedy(
+    remedy = Fix(
         f"sudo nvidia-smi -i {gpu.index} -c DEFAULT",
         f"sudo nvidia-smi -i {gpu.index} -c {former}",
         on_host(machine, "several jobs may then share the GPU and its memory"),
@@ -163,7 +163,7 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
             found,
             [
                 remedy,
-                Remedy(
+                Fix(
                     f"kill {others[0].pid}  # or wait until it ends",
                     "start it again",
                     "that process's unsaved work",

@@ -8,7 +8,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.figures import all_gpus, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.gpu.health import answers
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine, PciDevice
 
 NAME = "pcie"
@@ -74,13 +74,13 @@ def _narrow(gpu: Gpu, width: int, most: int, found: list[Evidence]) -> Check:
         "contact, or a BIOS setting that splits the slot (bifurcation) is the reason.",
         found,
         [
-            Remedy(
+            Fix(
                 "switch off, reseat the card and its riser; in the BIOS set the slot to "
                 f"x{most} (no bifurcation)",
                 "none needed for reseating; the BIOS setting as it was",
                 _POWER_OFF,
             ),
-            Remedy(
+            Fix(
                 f"sudo lspci -vv -s {_bus(gpu)} | grep -E 'LnkCap|LnkSta'  # before and after",
                 "none: it only shows",
                 "none",
@@ -98,7 +98,7 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
         "disk.",
         found,
         [
-            Remedy(
+            Fix(
                 f"move the card to a slot with x{lanes}; the board's manual says which slots "
                 "share lanes",
                 "move it back",
@@ -135,7 +135,7 @@ def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
         "generation, errors on the link, or a BIOS setting is the reason.",
         found,
         [
-            Remedy(
+            Fix(
                 f"in the BIOS set the slot's link speed to Auto or Gen {most}; replace a riser "
                 "of an older generation",
                 "the BIOS setting as it was",

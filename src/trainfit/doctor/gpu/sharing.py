@@ -10,7 +10,7 @@ from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.facts import Fact
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, GpuProcess, Machine
 
 
@@ -98,7 +98,7 @@ def _shared(
         remedies.append(_other_gpu(machine, free))
     pids = " ".join(str(p.pid) for p in others)
     remedies.append(
-        Remedy(
+        Fix(
             f"kill {pids}",
             "start the ended programs again",
             on_host(machine, "their unsaved work; ask whose they are first"),
@@ -129,7 +129,7 @@ def _freest(machine: Machine, busy: Gpu) -> Gpu | None:
     return max(candidates)[2] if candidates else None
 
 
-def _other_gpu(machine: Machine, gpu: Gpu) -> Remedy:
+def _other_gpu(machine: Machine, gpu: Gpu) -> Fix:
     # By UUID: CUDA counts the fastest GPU first, NVML by PCI address.
     uuid = gpu.uuid.value
     choice = f"CUDA_VISIBLE_DEVICES={uuid}"
@@ -141,7 +141,7 @@ def _other_gpu(machine: Machine, gpu: Gpu) -> Remedy:
         undo += " CUDA_DEVICE_ORDER"
     if former is not None and former.replace(",", "").replace("-", "").isalnum():
         undo = f"export CUDA_VISIBLE_DEVICES={former}"
-    return Remedy(f"export {choice}  # GPU {gpu.index}", undo, "none")
+    return Fix(f"export {choice}  # GPU {gpu.index}", undo, "none")
 
 
 def check_memory(machine: Machine) -> tuple[Check, ...]:
@@ -213,12 +213,12 @@ def _hidden(
         f"that memory is missing for the job. {who[0].upper()}{who[1:]}.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo fuser -v /dev/nvidia{gpu.index}  # then: kill PID",
                 "start the ended programs again",
                 on_host(machine, "their unsaved work; ask whose they are first"),
             ),
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} --gpu-reset",
                 "none: a reset cannot be taken back",
                 on_host(machine, "every job on this GPU has to end before it"),

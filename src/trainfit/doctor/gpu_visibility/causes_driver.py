@@ -8,7 +8,7 @@ from trainfit.doctor.figures import on_host
 from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
 from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, Stack, version_text
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -33,17 +33,17 @@ def hangs(stack: Stack) -> Check | None:
         "also need tens of seconds for the first call.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 "time nvidia-smi -L   # if it ends after all: sudo nvidia-smi -pm 1",
                 "Ctrl-C; sudo nvidia-smi -pm 0",
                 "none",
             ),
-            Remedy(
+            Fix(
                 "sudo dmesg | grep -iE 'nvrm|xid' | tail -20",
                 "nothing is changed",
                 "none; an Xid number says what happened (docs.nvidia.com/deploy/xid-errors)",
             ),
-            Remedy(
+            Fix(
                 "sudo reboot",
                 "none: a restart cannot be taken back",
                 on_host(stack.machine, "everything on the machine ends"),
@@ -67,7 +67,7 @@ def no_gpu(stack: Stack) -> Check | None:
         "in, or one that the host keeps from this virtual machine is not on the bus either.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 'trainfit plan --gpu "RTX 4090" -- python train.py …',
                 "none needed",
                 "none: plans the job for a GPU that is elsewhere",
@@ -119,19 +119,19 @@ def _built(stack: Stack) -> str | None:
     return stack.cuda.library_versions.get("libcuda")
 
 
-def _load(stack: Stack, other: list[str]) -> list[Remedy]:
+def _load(stack: Stack, other: list[str]) -> list[Fix]:
     """How a driver comes to the GPU."""
     if "vfio-pci" in other:
         held = [d.address for d in stack.pci or () if d.kernel_driver == "vfio-pci"]
         return [
-            Remedy(
+            Fix(
                 " && ".join(f"sudo driverctl unset-override {address}" for address in held),
                 " && ".join(f"sudo driverctl set-override {a} vfio-pci" for a in held),
                 "the virtual machine loses the GPU; where the kernel's command line or "
                 "/etc/modprobe.d names it (vfio-pci.ids=), take it out there, then reboot",
             )
         ]
-    install = Remedy(
+    install = Fix(
         _install_command(stack),
         "remove the package again, then reboot",
         on_host(
@@ -142,7 +142,7 @@ def _load(stack: Stack, other: list[str]) -> list[Remedy]:
     if other or not _built(stack) or stack.in_container:
         return [install]
     return [
-        Remedy(
+        Fix(
             "sudo modprobe nvidia   # if it fails: sudo dkms autoinstall, and try again",
             "sudo modprobe -r nvidia",
             on_host(stack.machine, "none; it says why where it fails (sudo dmesg | tail)"),
@@ -187,7 +187,7 @@ def lost_gpu(stack: Stack) -> Check | None:
         "NVML says GPU_IS_LOST: overheating, power or a bad slot are the usual causes (Xid 79).",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 "sudo reboot",
                 "none: a restart cannot be taken back",
                 on_host(stack.machine, "everything on the machine ends"),
@@ -212,7 +212,7 @@ def compat_unsupported(stack: Stack) -> Check | None:
         "an image's LD_LIBRARY_PATH. The driver itself is new enough for this PyTorch.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 'export LD_LIBRARY_PATH="$(echo "$LD_LIBRARY_PATH" | tr : \'\\n\' | '
                 'grep -v compat | paste -sd:)"',
                 "open a new shell",
@@ -240,7 +240,7 @@ def too_old(stack: Stack) -> Check | None:
     newest = newest or stack.cuda.nvml_cuda.value
     serves = f"; this driver serves CUDA up to {version_text(newest)}" if newest else ""
     remedies = [
-        Remedy(
+        Fix(
             "install NVIDIA driver "
             + (f"{least} or newer" if least else "of the current branch")
             + ", then reboot",
@@ -251,7 +251,7 @@ def too_old(stack: Stack) -> Check | None:
     index = wheels.index_for(stack.driver_branch, stack.capabilities)
     if index is not None:
         remedies.append(
-            Remedy(
+            Fix(
                 wheels.install(index),
                 wheels.again(build),
                 "perhaps an older PyTorch: the newest that was built for a CUDA that this driver "
@@ -286,12 +286,12 @@ def fabric_manager(stack: Stack) -> Check | None:
             *_all(stack),
         ],
         [
-            Remedy(
+            Fix(
                 "sudo systemctl enable --now nvidia-fabricmanager",
                 "sudo systemctl disable --now nvidia-fabricmanager",
                 on_host(stack.machine, "none"),
             ),
-            Remedy(
+            Fix(
                 f"sudo apt install nvidia-fabricmanager-{version}   # where the unit is missing",
                 f"sudo apt remove nvidia-fabricmanager-{version}",
                 on_host(stack.machine, "none"),

@@ -9,7 +9,7 @@ from trainfit.doctor.figures import on_host, quoted
 from trainfit.doctor.findings import bad
 from trainfit.doctor.gpu_visibility.causes_driver import distribution
 from trainfit.doctor.gpu_visibility.driver_stack import Stack
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -32,13 +32,13 @@ def no_libraries(stack: Stack) -> Check | None:
         "where the loader looks).",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 f"sudo apt install libnvidia-compute-{branch} && sudo ldconfig",
                 f"sudo apt remove libnvidia-compute-{branch}",
                 "none; the version must be that of the kernel module",
             )
             if "ubuntu" in distribution(stack)
-            else Remedy(
+            else Fix(
                 f"install the libraries of driver {stack.kernel_driver} in the way that the "
                 "module was installed, then: sudo ldconfig",
                 "remove them again in the same way",
@@ -56,14 +56,14 @@ def not_loaded(stack: Stack) -> Check | None:
     folder = quoted(posixpath.dirname(place))
     if "too short" in answer.reason:
         why = "An empty file is left of a container's image that was committed while it ran."
-        remedy = Remedy(
+        remedy = Fix(
             f"rm {quoted(place)} && ldconfig   # in the image, then start it with its GPU",
             "none needed: the file is empty",
             "the container starts anew",
         )
     else:
         why = "Its folder is not among those that the loader searches."
-        remedy = Remedy(
+        remedy = Fix(
             f'export LD_LIBRARY_PATH={folder}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
             f'export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH#{folder}}}"; '
             'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH#:}"',
@@ -111,15 +111,15 @@ def version_mismatch(stack: Stack) -> Check | None:
     )
 
 
-def _in_step(stack: Stack, libraries: list[str]) -> list[Remedy]:
+def _in_step(stack: Stack, libraries: list[str]) -> list[Fix]:
     """Bring libraries and module to one version."""
     host = [
-        Remedy(
+        Fix(
             "sudo reboot",
             "none: a restart cannot be taken back",
             on_host(stack.machine, "everything on the machine ends"),
         ),
-        Remedy(
+        Fix(
             "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
             "none: the former module is no longer on the disk",
             on_host(stack.machine, "no process may use the GPU meanwhile, a desktop included"),
@@ -129,7 +129,7 @@ def _in_step(stack: Stack, libraries: list[str]) -> list[Remedy]:
         return host
     places = [stack.cuda.library_places.get(name, name) for name in libraries]
     return [
-        Remedy(
+        Fix(
             "start the container anew, from an image without driver libraries of its own: "
             f"dpkg -S {' '.join(map(quoted, places)) or 'libcuda.so.1'} names their package",
             "start it as before",

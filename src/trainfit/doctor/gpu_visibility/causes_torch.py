@@ -10,7 +10,7 @@ from trainfit.doctor.findings import bad, evidence, unsure
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
 from trainfit.doctor.gpu_visibility.driver_stack import Stack, version_text
 from trainfit.hardware.gpu.masking import visible
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import TorchBuild
 
 NAME: Final = "gpu"
@@ -31,13 +31,13 @@ def forked(stack: Stack) -> Check | None:
         "A fresh process on this machine is not concerned.",
         [evidence("forked after CUDA's start", stack.cuda.bad_fork), *stack.torch_evidence()],
         [
-            Remedy(
+            Fix(
                 'torch.multiprocessing.set_start_method("spawn")',
                 "remove the line again",
                 "workers start slower (each imports the script anew) and must be able to "
                 "pickle what they are given",
             ),
-            Remedy(
+            Fix(
                 "keep CUDA out of what runs before the fork and in the workers: return CPU "
                 "tensors from the Dataset, call .to(device) in the training loop",
                 "none needed",
@@ -57,7 +57,7 @@ def no_torch(stack: Stack) -> Check | None:
         "PyTorch is not installed in this environment",
         "Nothing can be said of what it would see.",
         [evidence("PyTorch", stack.cuda.torch), *stack.driver_evidence()],
-        [Remedy("pip install torch", "pip uninstall torch", "about 3 GB of disk with CUDA")],
+        [Fix("pip install torch", "pip uninstall torch", "about 3 GB of disk with CUDA")],
     )
 
 
@@ -68,7 +68,7 @@ def import_fails(stack: Stack) -> Check | None:
         return None
     words = reason.removeprefix(_IMPORT)
     remedies = [
-        Remedy(
+        Fix(
             wheels.again(stack.torch),
             "none needed: the same version is installed again, with the packages that it needs",
             "about 3 GB of download",
@@ -79,7 +79,7 @@ def import_fails(stack: Stack) -> Check | None:
     ):
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 "env -u LD_LIBRARY_PATH python -c 'import torch'   # if that works, unset it",
                 "nothing is changed",
                 "none; a CUDA toolkit named there comes before the libraries that pip installed",
@@ -114,12 +114,12 @@ def crashes(stack: Stack) -> Check | None:
         why,
         [*stack.torch_evidence(), *stack.driver_evidence()],
         [
-            Remedy(
+            Fix(
                 "python -X faulthandler -c 'import torch; torch.cuda.init()'",
                 "nothing is changed",
                 "none; it names the call in which it crashes",
             ),
-            Remedy(
+            Fix(
                 wheels.again(stack.torch),
                 "none needed: the same version is installed again",
                 "about 3 GB of download",
@@ -163,11 +163,11 @@ def cpu_only(stack: Stack) -> Check | None:
     )
 
 
-def _install(stack: Stack, build: TorchBuild) -> Remedy:
+def _install(stack: Stack, build: TorchBuild) -> Fix:
     """A wheel with the newest CUDA that the driver and the GPUs are served by."""
     undo = wheels.again(build)
     if stack.is_jetson:
-        return Remedy(
+        return Fix(
             "pip install --force-reinstall with NVIDIA's wheel for this JetPack "
             "(docs.nvidia.com/deeplearning/frameworks/install-pytorch-jetson-platform)",
             undo,
@@ -178,7 +178,7 @@ def _install(stack: Stack, build: TorchBuild) -> Remedy:
     if index is None or not re.fullmatch(r"[\d.]+", version or "", re.ASCII):
         version = None  # a nightly or an own build: the newest release instead
         index = wheels.index_for(stack.driver_branch, stack.capabilities)
-    return Remedy(
+    return Fix(
         wheels.install(index or f"{wheels.INDEX}/cu126", version),
         undo,
         "about 3 GB of disk; torchvision and torchaudio must come from the same index. Where "
@@ -218,8 +218,8 @@ def masked(stack: Stack) -> Check | None:
     )
 
 
-def _unmask(stack: Stack, value: str) -> list[Remedy]:
-    unset = Remedy(
+def _unmask(stack: Stack, value: str) -> list[Fix]:
+    unset = Fix(
         "unset CUDA_VISIBLE_DEVICES",
         f"export CUDA_VISIBLE_DEVICES={quoted(value)}",
         "none; where a scheduler (Slurm, Kubernetes) set it, ask for a GPU instead",
@@ -227,9 +227,9 @@ def _unmask(stack: Stack, value: str) -> list[Remedy]:
     return [ask_slurm(), unset] if stack.in_slurm else [unset]
 
 
-def ask_slurm() -> Remedy:
+def ask_slurm() -> Fix:
     """A job of Slurm gets the GPUs that it asks for, and no others."""
-    return Remedy(
+    return Fix(
         "#SBATCH --gres=gpu:1   # or: srun --gres=gpu:1 python train.py",
         "the job script's former line",
         "a longer wait in the queue, and GPU hours of the account",
@@ -258,7 +258,7 @@ def no_kernel_image(stack: Stack) -> Check | None:
             "perhaps an older PyTorch: wheels for CUDA 12.6 are the last with code for "
             "Maxwell, Pascal and Volta (5.0 to 7.0)"
         )
-    advice = Remedy(wheels.install(index), undo, cost)
+    advice = Fix(wheels.install(index), undo, cost)
     return bad(
         NAME,
         "no_kernel_image",

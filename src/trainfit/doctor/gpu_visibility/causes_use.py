@@ -8,7 +8,7 @@ from trainfit.doctor.figures import all_gpus, quoted
 from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.gpu_visibility.driver_stack import Stack
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu
 
 NAME: Final = "gpu"
@@ -38,7 +38,7 @@ def occupied(stack: Stack) -> Check | None:
             "daemon of MPS that died or belongs to another user.",
             found,
             [
-                Remedy(
+                Fix(
                     "sudo dmesg | grep -iE 'nvrm|xid' | tail -20; pgrep -a nvidia-cuda-mps",
                     "nothing is changed",
                     "none; an Xid names the error, a process nvidia-cuda-mps the daemon",
@@ -52,7 +52,7 @@ def occupied(stack: Stack) -> Check | None:
         "Its compute mode is exclusive or prohibited, and another process holds it.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo nvidia-smi -c DEFAULT",
                 f"sudo nvidia-smi -c {next(iter(closed), 'EXCLUSIVE_PROCESS').upper()}",
                 "others may share the GPU",
@@ -68,7 +68,7 @@ def full(stack: Stack) -> Check | None:
     gpus = all_gpus(stack.machine)
     free = [uuid for gpu in gpus if (uuid := gpu.uuid.value) and _is_free(gpu)]
     remedies = [
-        Remedy(
+        Fix(
             "nvidia-smi   # lists who holds it: wait for them, or ask them to end",
             "nothing is changed",
             "none; a container shows only its own processes",
@@ -81,7 +81,7 @@ def full(stack: Stack) -> Check | None:
             undo = f"export CUDA_VISIBLE_DEVICES={quoted(former)}"
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f"export CUDA_VISIBLE_DEVICES={quoted(','.join(free))}",
                 undo,
                 "the full GPUs are not used",

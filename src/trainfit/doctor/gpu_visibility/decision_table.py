@@ -20,7 +20,7 @@ from trainfit.doctor.gpu_visibility import (
     causes_use,
 )
 from trainfit.doctor.gpu_visibility.driver_stack import Stack
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Machine
 
 NAME: Final = "gpu"
@@ -127,7 +127,7 @@ def _unexplained(stack: Stack) -> Check:
         f"What it said: {said.strip().splitlines()[0][:300]}. Every known cause was looked for.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo dmesg | grep -iE 'nvrm|xid|nvidia' | tail -20",
                 "nothing is changed",
                 "none; the kernel's log often names what the libraries do not",

@@ -7,7 +7,7 @@ from trainfit.doctor.figures import all_gpus, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.hardware.host.limits import OWN_FILES
 from trainfit.results.files.words import count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 
@@ -55,18 +55,18 @@ def _few_files(
     wanted = max(needed, policy.FILES_WANTED)
     raised = min(wanted, hard) if hard is not None else wanted
     remedies = [
-        Remedy(
+        Fix(
             "torch.multiprocessing.set_sharing_strategy('file_system')  # at the script's top",
             "torch.multiprocessing.set_sharing_strategy('file_descriptor')",
             "a killed job leaves its shared memory in /dev/shm until it is removed by hand",
         )
     ]
     if raised > soft:
-        remedies.insert(0, Remedy(f"ulimit -n {raised}", f"ulimit -n {soft}", "none"))
+        remedies.insert(0, Fix(f"ulimit -n {raised}", f"ulimit -n {soft}", "none"))
     else:
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f'echo "$USER - nofile {wanted}" | sudo tee /etc/security/limits.d/trainfit.conf',
                 "sudo rm /etc/security/limits.d/trainfit.conf",
                 "none; it takes effect at the next login (in a container: docker run --ulimit "
@@ -106,12 +106,12 @@ def check_processes(machine: Machine) -> tuple[Check, ...]:
             "programs count.",
             found,
             [
-                Remedy(
+                Fix(
                     f"ulimit -u {4 * policy.LEAST_PROCESSES}  # if the hard limit allows it",
                     f"ulimit -u {limit.value}",
                     "none",
                 ),
-                Remedy(
+                Fix(
                     f'echo "$USER - nproc {4 * policy.LEAST_PROCESSES}" | sudo tee '
                     "/etc/security/limits.d/trainfit-nproc.conf",
                     "sudo rm /etc/security/limits.d/trainfit-nproc.conf",

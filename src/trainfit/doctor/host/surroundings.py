@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from trainfit.doctor.figures import restore, short, whole
 from trainfit.doctor.findings import bad, evidence, good
 from trainfit.results.files.words import core_count, cores, count, size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 
@@ -109,7 +109,7 @@ def _one_cpu(machine: Machine, name: str, found: list[Evidence]) -> Check:
         "--cpus-per-task asks for more, and since 22.05 srun does not take sbatch's value over.",
         found,
         [
-            Remedy(
+            Fix(
                 _request(machine, wanted) + then,
                 "the job script's former line",
                 "a longer wait in the queue, and CPU hours of the account",
@@ -135,12 +135,12 @@ def _more_seen(
         "visible ones take those of other jobs, and are slowed by theirs.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={number}  # and num_workers={max(1, number - 1)} at most",
                 restore(machine, "OMP_NUM_THREADS"),
                 "none: the other CPUs belong to others",
             ),
-            Remedy(
+            Fix(
                 _request(machine, whole(usable)),
                 _request(machine, number),
                 "a longer wait in the queue, and CPU hours of the account",

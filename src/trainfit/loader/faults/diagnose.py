@@ -12,8 +12,7 @@ import re
 import signal
 from typing import Final
 
-from trainfit.loader.faults import exceptions, hangs, tracebacks
-from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults import exceptions, fixes, hangs, tracebacks
 from trainfit.loader.faults.failure_context import Seen
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
 from trainfit.loader.faults.tracebacks import Raised
@@ -84,7 +83,7 @@ def diagnose_run(run: Run, workload: Workload | None = None, seen: Seen | None =
         "not_restartable" if len(run.handed) else "no_batches",
         f"The loader ends after {handed}" if len(run.handed) else "The loader gives no batch",
         f"{handed} handed over, then the loader ended, though it begins anew after each epoch",
-        cures.NOT_RESTARTABLE if len(run.handed) else cures.NO_BATCHES,
+        fixes.NOT_RESTARTABLE if len(run.handed) else fixes.NO_BATCHES,
         run.settings,
     )
 
@@ -116,7 +115,7 @@ def diagnose(
         "died",
         "The run came to nothing, and nothing was said of why",
         _said(failure, seen),
-        cures.DIED,
+        fixes.DIED,
         settings,
     )
     return dataclasses.replace(found, evidence=_clipped(found.evidence))
@@ -141,10 +140,10 @@ def _hung(
     hang = hangs.explain(failure.stacks, settings, seen)
     if hang.kind == "batch_lost":
         return _lost(hang, settings, workload, seen)
-    cure = cures.HANGS.get(hang.kind, cures.HANGS["hung"])
+    fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
-        cure = f"{hangs.FORK_UNSAFE[hang.library]}; {cure}"
-    return Fault(hang.kind, hang.summary, hang.evidence, cure, settings)
+        fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
+    return Fault(hang.kind, hang.summary, hang.evidence, fix, settings)
 
 
 def _lost(
@@ -161,8 +160,8 @@ def _lost(
     if culprit:
         summary = f"A batch holds what no worker can send: {short(culprit)}"
         evidence = f"{hang.evidence}; {culprit}"
-        return Fault("batch_not_picklable", summary, evidence, cures.BATCH, settings)
-    return Fault(hang.kind, hang.summary, hang.evidence, cures.LOST, settings)
+        return Fault("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
+    return Fault(hang.kind, hang.summary, hang.evidence, fixes.LOST, settings)
 
 
 def _too_many_files(settings: LoaderSettings, seen: Seen) -> bool:
@@ -191,8 +190,8 @@ def _resources(
     if failure.error_type == "MemoryError" or _MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
         summary = f"Memory runs out: {said}"
-        cure = cures.memory(settings)
-        return Fault("out_of_memory", summary, f"{raised.message}{where}", cure, settings)
+        fix = fixes.memory(settings)
+        return Fault("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
     return None
 
 
@@ -209,7 +208,7 @@ def _shm_full(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
     if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
         evidence += "; that is enough: a memory-mapped file that was cut short does the same"
     summary = "Shared memory (/dev/shm) is full"
-    return Fault("shm_full", summary, evidence, cures.shm(settings, need), settings)
+    return Fault("shm_full", summary, evidence, fixes.shm(settings, need), settings)
 
 
 def _open_files(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
@@ -219,7 +218,7 @@ def _open_files(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
         evidence += f"; {seen.batch_tensors} tensors a batch are {need} open files at once"
     if seen.open_files is not None:
         evidence += f"; {seen.open_files} may be open (ulimit -n)"
-    return Fault("open_files", "Too many open files", evidence, cures.OPEN_FILES, settings)
+    return Fault("open_files", "Too many open files", evidence, fixes.OPEN_FILES, settings)
 
 
 # --- Starting workers -------------------------------------------------------------------------
@@ -237,20 +236,20 @@ def _start(
         if found is not None and found.fault is not None:
             return found.fault
         summary = "The data set cannot be sent to workers that are not forked"
-        return Fault("not_picklable", summary, failure.message, cures.NOT_PICKLABLE, settings)
+        return Fault("not_picklable", summary, failure.message, fixes.NOT_PICKLABLE, settings)
     if _BOOTSTRAPPING in text:
         said = _line(text, re.compile(_BOOTSTRAPPING))
-        return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD, settings)
+        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
     if missing := _NOT_FOUND.search(text):
         summary = f"Workers that are not forked do not find {missing[1]} in {missing[2]}"
-        return Fault("not_importable", summary, missing[0], cures.NOT_IMPORTABLE, settings)
+        return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         problem = guard_problem() or (session_problem(workload) if workload else None)
         if problem is not None:
             evidence = f"{_said(failure, seen)}; {problem.evidence}"
             return dataclasses.replace(problem, evidence=evidence, settings=settings)
         summary = f"Workers end before they start under {settings.start_method}"
-        return Fault("spawn_start", summary, _said(failure, seen), cures.SPAWN_START, settings)
+        return Fault("spawn_start", summary, _said(failure, seen), fixes.SPAWN_START, settings)
     return None
 
 
@@ -264,20 +263,20 @@ def _ended(failure: Failure, settings: LoaderSettings, seen: Seen) -> Fault | No
     kind = "worker" if is_worker else "process"
     if number and _OPENMP_FORK in seen.output:
         words = f"{who} ended itself: OpenMP does not survive a fork"
-        return Fault(f"{kind}_crashed", words, said, cures.OPENMP_FORK, settings)
+        return Fault(f"{kind}_crashed", words, said, fixes.OPENMP_FORK, settings)
     if number in (signal.SIGKILL, signal.SIGTERM):
         return _killed(kind, who, number, settings, said, seen)
     if number:
-        words = cures.CRASHES.get(number, f"crashed ({_name(number)})")
-        return Fault(f"{kind}_crashed", f"{who} {words}", said, cures.CRASHED, settings)
+        words = fixes.CRASHES.get(number, f"crashed ({_name(number)})")
+        return Fault(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
     code = _exit_code(failure)
     if _TIMEOUT.search(failure.message):
-        return Fault("timeout", short(failure.message), said, cures.TIMEOUT, settings)
+        return Fault("timeout", short(failure.message), said, fixes.TIMEOUT, settings)
     if failure.message.startswith(_PIN_THREAD):
-        return Fault("pin_memory", _PIN_THREAD, said, cures.PIN_THREAD, settings)
+        return Fault("pin_memory", _PIN_THREAD, said, fixes.PIN_THREAD, settings)
     if code is not None or _EXITED.search(failure.message):
         summary = f"{who} ended" + (f" with exit code {code}" if code is not None else "")
-        return Fault(f"{kind}_exited", summary, said, cures.EXITED, settings)
+        return Fault(f"{kind}_exited", summary, said, fixes.EXITED, settings)
     return None
 
 
@@ -290,7 +289,7 @@ def _killed(
         source = "this cgroup's" if kills.cgroup else "the kernel's"
         evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
         summary = f"{who} was killed by the OOM killer: memory ran out"
-        return Fault(f"{kind}_killed", summary, evidence, cures.memory(settings), settings)
+        return Fault(f"{kind}_killed", summary, evidence, fixes.memory(settings), settings)
     if number != signal.SIGKILL:
         known = ""
     elif kills is None or (kills.cgroup is None and kills.machine is None):
@@ -298,7 +297,7 @@ def _killed(
     else:
         known = "; the kernel counted no OOM kill meanwhile"
     summary = f"{who} was killed by somebody ({name})"
-    return Fault(f"{kind}_killed", summary, f"{said}{known}", cures.KILLED, settings)
+    return Fault(f"{kind}_killed", summary, f"{said}{known}", fixes.KILLED, settings)
 
 
 def _signal(failure: Failure) -> int | None:
@@ -354,14 +353,14 @@ def _exception(
     where = f"{raised.where}: " if raised.where else ""
     evidence = f"{where}{raised.type}: {raised.message}{at}"
     if known := exceptions.known(raised, workload):
-        return Fault(known.kind, known.summary, evidence, known.cure, settings)
+        return Fault(known.kind, known.summary, evidence, known.fix, settings)
     words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
     if "pin memory thread" in raised.where:
-        return Fault("pin_memory", f"Pinning raises {words}", evidence, cures.PINNING, settings)
+        return Fault("pin_memory", f"Pinning raises {words}", evidence, fixes.PINNING, settings)
     if raised.worker is not None:
         who = f"Worker {raised.worker} raises {words}"
-        return Fault("worker_exception", who, evidence, cures.EXCEPTION, settings)
-    return Fault("exception", f"The loader raises {words}", evidence, cures.EXCEPTION, settings)
+        return Fault("worker_exception", who, evidence, fixes.EXCEPTION, settings)
+    return Fault("exception", f"The loader raises {words}", evidence, fixes.EXCEPTION, settings)
 
 
 def _said(failure: Failure, seen: Seen) -> str:

@@ -19,7 +19,7 @@ class Known:
 
     kind: str
     summary: str
-    cure: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Rule:
     kind: str
     message: re.Pattern[str]
     summary: str
-    cure: str
+    fix: str
 
 
 _RULES: Final = (
@@ -98,7 +98,7 @@ def known(raised: Raised, workload: Workload | None) -> Known | None:
     for rule in _RULES:
         if rule.message.search(raised.message):
             at = f" ({short(raised.message, 80)})" if rule.kind == "collate" else ""
-            return Known(rule.kind, rule.summary + at, rule.cure)
+            return Known(rule.kind, rule.summary + at, rule.fix)
     return _handle(raised, workload) if raised.worker is not None else None
 
 

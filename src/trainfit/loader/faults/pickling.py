@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults import fixes
 from trainfit.loader.faults.objects import described, held
 from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
@@ -57,13 +57,13 @@ class Pickled:
             more = f" and {len(self.culprits) - 1} more" if len(self.culprits) > 1 else ""
             summary = f"{first}{more} cannot be pickled: workers can only be forked"
             evidence = "; ".join(self.culprits)
-            return Fault("not_picklable", summary, evidence, cures.NOT_PICKLABLE)
+            return Fault("not_picklable", summary, evidence, fixes.NOT_PICKLABLE)
         if self.nbytes is not None and self.nbytes >= LARGE_BYTES:
             said = f"{self.nbytes} bytes"
             if self.shared_bytes:
                 said += f" ({size(self.shared_bytes)} of tensors besides, in shared memory)"
             summary = f"Each worker that is not forked is sent {size(self.nbytes)} as it starts"
-            return Fault("large_pickle", summary, said, cures.HANGS["slow_start"])
+            return Fault("large_pickle", summary, said, fixes.HANGS["slow_start"])
         return None
 
 
@@ -210,7 +210,7 @@ def session_problem(workload: Workload, main: Any = None) -> Fault | None:
         return None
     said = f"{described(workload.dataset)} is defined in no file"
     summary = "Workers that are not forked cannot import what an interactive session defines"
-    return Fault("not_importable", summary, said, cures.NOT_IMPORTABLE)
+    return Fault("not_importable", summary, said, fixes.NOT_IMPORTABLE)
 
 
 def guard_problem(main: Any = None) -> Fault | None:
@@ -224,7 +224,7 @@ def guard_problem(main: Any = None) -> Fault | None:
     if line is None:
         return None
     said = f"{path}:{line} runs when the script is imported"
-    return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD)
+    return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)
 
 
 def _unguarded_line(path: Path) -> int | None:

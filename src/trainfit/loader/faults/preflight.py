@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults import fixes
 from trainfit.loader.faults.constraints import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.faults.diagnose import diagnose_run
 from trainfit.loader.faults.failure_context import Seen
@@ -153,13 +153,13 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
         many = f" over {len(sampler)} samples"
     except Exception:  # the sampler may be the user's own
         many = ""
-    cure = cures.HANGS["slow_sampler"]
+    fix = fixes.HANGS["slow_sampler"]
     if name == "WeightedRandomSampler":
-        cure = (
+        fix = (
             "it draws all of an epoch at once (torch.multinomial) and turns them into a list: "
             "draw num_samples smaller than the data set, or a group by weight and a sample in it"
         )
-    return Fault("slow_sampler", f"{name}{many} is slow itself", said, cure)
+    return Fault("slow_sampler", f"{name}{many} is slow itself", said, fix)
 
 
 def _one_shot(sampler: Any) -> Fault | None:
@@ -173,7 +173,7 @@ def _one_shot(sampler: Any) -> Fault | None:
         return None
     said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
     summary = "The sampler is used up after one epoch"
-    return Fault("not_restartable", summary, said, cures.NOT_RESTARTABLE)
+    return Fault("not_restartable", summary, said, fixes.NOT_RESTARTABLE)
 
 
 def _draw(source: Any, seconds: float) -> list[float]:
@@ -240,7 +240,7 @@ def _main_process_only(fault: Fault) -> Fault:
         "main_process_only",
         "The data set works in the main process only",
         f"with one worker: {fault.summary} ({fault.evidence}); without workers a batch came",
-        f"num_workers=0 until it is mended: {fault.cure}",
+        f"num_workers=0 until it is mended: {fault.fix}",
         fault.settings,
     )
 

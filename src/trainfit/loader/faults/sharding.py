@@ -28,7 +28,7 @@ SAMPLES: Final = 64
 #: Samples of the same digest that two workers may have by chance; above it they are shared.
 _SAME_SHARE: Final = 0.5
 
-CURE: Final = """shard by worker in __iter__:
+FIX: Final = """shard by worker in __iter__:
     worker = torch.utils.data.get_worker_info()
     number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     for index, sample in enumerate(source):
@@ -89,12 +89,12 @@ def judge(one: Passes, two: Passes, seeded: Passes | None) -> Fault | None:
             "Workers go over the same samples, unless all of a sample is random",
             "with equal random seeds two workers give the same samples: the data set does not "
             "ask which worker it is in",
-            CURE,
+            FIX,
         )
     else:
         return None
     summary = "Each worker gives all samples: an epoch has them once for each worker"
-    return Fault("iterable_not_sharded", summary, evidence, CURE)
+    return Fault("iterable_not_sharded", summary, evidence, FIX)
 
 
 def shares(two: Passes, one: Passes) -> bool:

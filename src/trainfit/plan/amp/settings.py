@@ -139,7 +139,7 @@ def _with_reasons(job: PlannedJob, choice: AmpChoice, settings: Sequence[AmpSett
         return choice
     half, dtype = recording_of(halves[0].trace), halves[0].dtype
     without = recording_of(off)
-    peaks = [(each, job.judge.unlimited(Stream.of(each))) for each in (without, half)]
+    peaks = [(each, job.memory_model.unlimited(Stream.of(each))) for each in (without, half)]
     return dataclasses.replace(
         choice,
         memory_reason=memory_reason(peaks[0], peaks[1], dtype),

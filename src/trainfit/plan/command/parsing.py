@@ -95,7 +95,7 @@ class Command:
     ``words[program_at]``. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says
     what may come of the files that it writes.
 
-    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options.supposed`),
+    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options.detected`),
     and
     ``spellings`` how words at these places say them. At present values the command is the user's.
     """

@@ -103,7 +103,7 @@ def _compared(
     """A run beside what the rule says of it."""
     assert batches.law is not None
     recording = recording_of(run)
-    peak, said = job.judge.limited(Stream.of(recording)), batches.recommended_peak
+    peak, said = job.memory_model.limited(Stream.of(recording)), batches.recommended_peak
     above = peak.peak_reserved / said.peak_reserved - 1 if said is not None else None
     by_rule = _step_by_rule(job, batches, at) if is_timed else None
     took = step_seconds(recording, job.machine)

@@ -17,7 +17,7 @@ from trainfit.simgpu.allocator.caching import AllocatorSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Judge:
+class MemoryModel:
     """A GPU, the allocator's settings, and the share of memory to leave free.
 
     ``context`` are the parts of what the process takes besides, by the libraries that it
@@ -94,6 +94,6 @@ class Judge:
             within_bytes=within_bytes,
         )
 
-    def with_settings(self, settings: AllocatorSettings) -> Judge:
+    def with_settings(self, settings: AllocatorSettings) -> MemoryModel:
         """The same with another allocator."""
         return dataclasses.replace(self, settings=settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.report.beside import beside
+from trainfit.report.columns import columns_text
 from trainfit.report.gpus.explained import DTYPES, is_assumed, significant
 from trainfit.report.sizes import GIB, printable, wrapped
 from trainfit.results.machine.gpus import GpuFigures, GpusResult, MeaningLine
@@ -97,7 +97,7 @@ def _explained(gpu: GpuFigures) -> str:
 def _meaning(line: MeaningLine, sources: _Sources) -> str:
     """Figure and value in two columns, and beside them what it says."""
     value = ("~" if line.assumed else "") + printable(line.value or "not known")
-    return beside(line.figure, value, f"{printable(line.says)} {sources.mark(line)}")
+    return columns_text(line.figure, value, f"{printable(line.says)} {sources.mark(line)}")
 
 
 class _Sources:

@@ -196,8 +196,8 @@ def _bandwidth(gpu: GpuFigures) -> Iterator[MeaningLine]:
         f"reads all memory once in {_time(job.read_memory_once_s)}. It, not arithmetic, sets the "
         f"time below {balances} FLOP per byte: norms, activations, the optimizer"
     )
-    if job.product_balance_size is not None:
-        says += f", and 16-bit n x n products up to n = {job.product_balance_size}"
+    if job.matmul_balance_size is not None:
+        says += f", and 16-bit n x n products up to n = {job.matmul_balance_size}"
     value = f"{significant(gpu.bandwidth_bytes_per_s / 1e9)} GB/s"
     if gpu.inline_ecc:
         says += "; as sold, ECC's codes pass the same bus, and some 83% of it is left"

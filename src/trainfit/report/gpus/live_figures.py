@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from trainfit.report.beside import beside
+from trainfit.report.columns import columns_text
 from trainfit.report.sizes import GIB, printable, wrapped
 from trainfit.results.files.facts import Fact
 from trainfit.results.machine.gpus import MeaningLine
@@ -131,7 +131,7 @@ def _block(gpu: Gpu, explained: set[str]) -> list[str]:
     for line in known:
         if line.figure not in explained:
             text = f"{line.says}; not {line.does_not_say}"
-            lines.append(beside(line.figure, line.value or "", text))
+            lines.append(columns_text(line.figure, line.value or "", text))
     again = [f"{line.figure} {line.value}" for line in known if line.figure in explained]
     if again:
         lines.append(wrapped("; ".join(again), "  ", "  "))

@@ -18,7 +18,7 @@ def batch_section(probe: Probe) -> str:
         *_parts(probe),
         ("without workers", duration(probe.alone_s) if probe.alone_s is not None else ""),
         ("content", _content(probe)),
-        ("hand-off", _hand_off(probe)),
+        ("hand-off", _transfer(probe)),
         ("sampler", _sampler(probe)),
         ("storage", _storage(probe.storage) if probe.storage is not None else ""),
         ("a worker", _one_worker(probe)),
@@ -101,7 +101,7 @@ def _content(probe: Probe) -> str:
     return f"{size(probe.batch_bytes)} in {count(probe.batch_tensors, 'tensor')}"
 
 
-def _hand_off(probe: Probe) -> str:
+def _transfer(probe: Probe) -> str:
     if probe.receive_s is None:
         return ""
     text = duration(probe.receive_s)

@@ -37,7 +37,7 @@ _CAUSES: Final[dict[Cause, tuple[str, str]]] = {
     "slow_batch": ("L", "late batches"),
     "starving": (" ", "starving"),
     "main_process": (" ", "no workers"),
-    "hand_over": (" ", "hand-over"),
+    "transfer": (" ", "hand-over"),
     "end": ("X", "after the end"),
 }
 
@@ -200,7 +200,7 @@ def _cause_words(result: Rehearsal, cause: Cause) -> str:
         times = f"{len(dips)} times, the longest " if len(dips) > 1 else ""
         seen = f"{times}{at}{largest.what}" if largest.what else times + at.rstrip(": ")
     meaning = _meaning(result.settings, cause)
-    if cause == "hand_over" and _is_much(result, cause) and not result.settings.pin_memory:
+    if cause == "transfer" and _is_much(result, cause) and not result.settings.pin_memory:
         meaning += "; --pin-memory tries whether a thread of its own takes them over sooner"
     return printable("; ".join(part for part in (seen, meaning) if part))
 
@@ -219,7 +219,7 @@ def _meaning(settings: LoaderSettings, cause: Cause) -> str:
         "starving": "the workers make batches slower than the GPU uses them",
         "main_process": "num_workers=0: the GPU waits while each batch is made",
         "warm_up": "until the queues were full for the first time",
-        "hand_over": "until batches that were ready had come from their workers",
+        "transfer": "until batches that were ready had come from their workers",
     }.get(cause, "")
 
 
@@ -262,7 +262,7 @@ def _fault(fault: Fault) -> str:
     lines = [wrapped(printable(fault.summary), "FAULT: ", "  ")]
     evidence = fault.evidence.rstrip().splitlines()
     lines += [wrapped(printable(line), "  ", "    ") for line in evidence[-_EVIDENCE_LINES:]]
-    return "\n".join([*lines, wrapped(printable(fault.cure), "  Cure: ", "  ")])
+    return "\n".join([*lines, wrapped(printable(fault.fix), "  Cure: ", "  ")])
 
 
 def _verdict(result: Rehearsal) -> str:

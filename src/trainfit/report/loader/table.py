@@ -28,7 +28,7 @@ def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
     runs.sort(
         key=lambda run: (
             run.measured_batches_per_s is None,
-            run.is_beside_others,
+            run.is_disturbed,
             run.settings != settings,
         )
     )
@@ -38,7 +38,7 @@ def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
 def _measured(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
     """Likewise, if it did not fail, and nobody else was at work on the cores."""
     run = _run_of(result, settings)
-    if run is None or run.measured_batches_per_s is None or run.is_beside_others:
+    if run is None or run.measured_batches_per_s is None or run.is_disturbed:
         return None
     return run
 
@@ -78,7 +78,7 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     if predicted is None and failed is not None:
         predicted = failed.predicted_batches_per_s
     measured = rate(run.measured_batches_per_s) if run is not None else ""
-    disturbed = run is None and failed is not None and failed.is_beside_others
+    disturbed = run is None and failed is not None and failed.is_disturbed
     if run is None and failed is not None:
         measured = "failed" if failed.fault is not None else "too slow"
         measured = rate(failed.measured_batches_per_s) if disturbed else measured

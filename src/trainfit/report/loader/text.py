@@ -41,7 +41,7 @@ _LIMITS: dict[Limit, str] = {
     "workers": "the number of workers",
     "cores": "the cores",
     "disk": "the storage",
-    "hand_off": "taking batches over in the main process",
+    "transfer": "taking batches over in the main process",
     "lock": "a lock that workers wait for",
     "sampler": "the sampler in the main process",
     "main_process": "the main process, which alone can load",
@@ -132,7 +132,7 @@ def _step(result: LoaderResult) -> str:
 def _certainty(result: LoaderResult) -> str:
     """How far measured rates were from predicted ones."""
     ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
-    runs = [run for run in ran if not run.is_beside_others]
+    runs = [run for run in ran if not run.is_disturbed]
     if ran and not runs:
         real = count(len(ran), "real run")
         return f"confidence: predicted only; other processes disturbed {real}: not used"
@@ -212,7 +212,7 @@ def _faults_section(faults: Sequence[Fault]) -> str:
         where = f" (with {settings_words(fault.settings)})" if fault.settings is not None else ""
         said = f"{fault.summary}{where}"
         lines.append(wrapped(printable(said), f"  {printable(fault.kind)}: ", " " * 6))
-        lines.append(wrapped(printable(fault.cure), "      cure: ", " " * 12))
+        lines.append(wrapped(printable(fault.fix), "      cure: ", " " * 12))
         lines.append(_evidence(one_of(fault.evidence)))
     return "\n".join(filter(None, lines))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from trainfit.report.gpus.live_figures import gpus_now_text
 from trainfit.report.machine.script import script_text
 from trainfit.report.sizes import printable, wrapped
-from trainfit.results.machine.doctor import Check, DoctorResult, Remedy, Verdict
+from trainfit.results.machine.doctor import Check, DoctorResult, Fix, Verdict
 
 MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
 _NAME = 18
@@ -49,7 +49,7 @@ def check_text(check: Check) -> str:
             text = f"{found.what}: {found.value} ({found.source})"
             lines.append(_field("evidence", text))
     # What cannot be told may be told by trying what would cure it.
-    lines.extend(_remedies(check.remedies, "cure" if check.verdict == "bad" else "to try"))
+    lines.extend(_remedies(check.fixes, "cure" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
 
 
@@ -78,7 +78,7 @@ def _headline(result: DoctorResult) -> str:
     )
 
 
-def _remedies(remedies: Sequence[Remedy], label: str) -> list[str]:
+def _remedies(remedies: Sequence[Fix], label: str) -> list[str]:
     lines: list[str] = []
     for remedy in remedies:
         # Commands are to be copied: they are never broken into lines.

@@ -14,8 +14,8 @@ from trainfit.results.machine.pace import (
     Attribution,
     Block,
     Cause,
-    Cure,
     Estimate,
+    FixTrial,
     PaceResult,
     RateSummary,
     Unmeasured,
@@ -60,7 +60,7 @@ def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
         _histogram(result, ascii_only),
         _attribution(result.attribution) if result.attribution is not None else "",
         _advice(result.advice),
-        _cure(result.cure) if result.cure is not None else "",
+        _fix_trial(result.fix_trial) if result.fix_trial is not None else "",
         _failure(result),
         _said(result.warnings, "Warning: "),
         _said(result.notes, "Note: "),
@@ -113,8 +113,8 @@ def _table(result: PaceResult) -> str:
             )
         elif row.overrun is not None:
             again = ""
-            if row.again_share is not None:
-                again = f"; {row.again_share:.0%} of the calls after such a one did so, too"
+            if row.consecutive_share is not None:
+                again = f"; {row.consecutive_share:.0%} of the calls after such a one did so, too"
             text = (
                 f"at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by up "
                 f"to {time_text(row.overrun.most)}{again}"
@@ -263,7 +263,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}%" if 0 < share < 0.1 else f"{share:.0%}"
 
 
-# --- Cures --------------------------------------------------------------------------------------
+# --- Fixes --------------------------------------------------------------------------------------
 def _advice(found: Sequence[Advice]) -> str:
     if not found:
         return ""
@@ -282,23 +282,23 @@ def _advice(found: Sequence[Advice]) -> str:
     return "\n".join(lines)
 
 
-def _cure(cure: Cure) -> str:
-    before, after = cure.before, cure.after
+def _fix_trial(fix_trial: FixTrial) -> str:
+    before, after = fix_trial.before, fix_trial.after
     lines = [
-        f"--fix {cure.fix}: {printable(cure.what)}",
+        f"--fix {fix_trial.fix}: {printable(fix_trial.what)}",
         f"  before  p50 {time_text(before.calls.p50)}, p99 {time_text(before.calls.p99)}"
         f"{_late(before)}",
         f"  after   p50 {time_text(after.calls.p50)}, p99 {time_text(after.calls.p99)}"
         f"{_late(after)}",
-        *_changed(cure),
-        wrapped(printable(cure.cost), "  cost    ", " " * 10),
-        wrapped(printable(cure.undo), "  undo    ", " " * 10),
+        *_changed(fix_trial),
+        wrapped(printable(fix_trial.cost), "  cost    ", " " * 10),
+        wrapped(printable(fix_trial.undo), "  undo    ", " " * 10),
     ]
     return "\n".join(lines)
 
 
-def _changed(cure: Cure) -> list[str]:
-    change, gone = cure.change, cure.recovered
+def _changed(fix_trial: FixTrial) -> list[str]:
+    change, gone = fix_trial.change, fix_trial.recovered
     if change is None:
         return []
     line = f"  after ÷ before {change.value:.3f} ({change.low:.3f} to {change.high:.3f})"
@@ -347,8 +347,9 @@ def _verdict(result: PaceResult) -> str:
         text += f"; {_rates(unreached)} cannot be reached"
     if result.unmeasured:
         text += f"; {_rates(result.unmeasured)} was not measured"
-    if result.cure is not None and slower:
-        text += f"; --fix {result.cure.fix} {'cures it' if result.cure.is_cured else 'does not'}"
+    if result.fix_trial is not None and slower:
+        helps = "fixes it" if result.fix_trial.is_fixed else "does not fix it"
+        text += f"; --fix {result.fix_trial.fix} {helps}"
     return wrapped(text, "", "  ")
 
 

@@ -186,7 +186,7 @@ def _doubts(found: LoaderResult) -> Iterator[str]:
 
 def _faults(found: LoaderResult) -> Iterator[str]:
     for fault in found.faults[:_SHOWN]:
-        yield _line(f"{printable(fault.summary)}; {printable(fault.cure)}")
+        yield _line(f"{printable(fault.summary)}; {printable(fault.fix)}")
 
 
 def _elsewhere(found: LoaderResult) -> Iterator[str]:

@@ -15,7 +15,7 @@ BOUNDS = {
     "host copies": "copies between host and GPU",
 }
 #: Kinds of kernels that have another name in the results.
-_NAMES = {"product": "matmul"}
+_NAMES = {"matmul": "matmul"}
 #: Rows of the curve that are shown, and kinds of kernels.
 _ROWS, _KINDS = 8, 5
 

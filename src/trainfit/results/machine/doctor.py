@@ -23,7 +23,7 @@ _WANTED: Final = "give a file that `trainfit doctor --output` wrote"
 
 
 @dataclasses.dataclass(frozen=True)
-class Remedy:
+class Fix:
     """What cures a bad check: a command or a line to write, how to undo it, what it costs."""
 
     command: str
@@ -54,7 +54,7 @@ class Check:
     summary: str
     why: str = ""
     evidence: tuple[Evidence, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    fixes: tuple[Fix, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

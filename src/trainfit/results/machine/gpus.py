@@ -52,7 +52,7 @@ class JobFigures:
     """Rate divided by bandwidth: an operation of fewer FLOP per byte waits for memory."""
     addition_share: float | None
     """c = a + b in float32 (1 FLOP per 12 bytes) as a share of the FP32 rate, at best."""
-    product_balance_size: int | None
+    matmul_balance_size: int | None
     """From this n on an n x n x n product of 2-byte elements is not bound by bandwidth."""
     tensor_speedup: Mapping[str, float]
     """Tensor-core rate divided by the FP32 rate of the CUDA cores."""

@@ -36,7 +36,7 @@ Arm = Literal[
 for its last part; asleep with the GPU at work; core and GPU at work; the same, and small kernels
 launched by the thread that calls; asleep with deep idle states forbidden."""
 
-Phase = Literal["baseline", "attribution", "profile", "cure"]
+Phase = Literal["baseline", "attribution", "profile", "fix"]
 """What a block is for; one that was profiled is slower for it, and counts for nothing."""
 
 Cause = Literal["cpu_frequency", "c_states", "gpu_clocks", "launch_overhead", "cache_or_contention"]
@@ -119,7 +119,7 @@ class RateSummary:
     (an action of a chunk), where there are such. ``speed`` is how fast the core was right before
     the calls, as a share of the fastest that was seen. ``ratio`` is the median over that back to
     back. ``late`` is by how much calls start after they are due. ``misses`` ended after the next
-    one was due; ``again_share`` is how often a miss follows one,
+    one was due; ``consecutive_share`` is how often a miss follows one,
     ``overrun`` by how much they ended too late.
     """
 
@@ -135,7 +135,7 @@ class RateSummary:
     late: Spread | None
     misses: int
     missed_share: float
-    again_share: float | None
+    consecutive_share: float | None
     overrun: Spread | None
     reached_hz: float
     """Calls a second that were made, or could be where the rate is too high."""
@@ -195,7 +195,7 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cure:
+class FixTrial:
     """What ``--fix`` did, and the same measurement before and after."""
 
     fix: Fix
@@ -207,7 +207,7 @@ class Cure:
     change: Estimate | None
     """The median after over that before, at this rate."""
     recovered: Estimate | None
-    is_cured: bool
+    is_fixed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,7 @@ class PaceResult:
     rates: tuple[RateSummary, ...]
     attribution: Attribution | None
     advice: tuple[Advice, ...]
-    cure: Cure | None
+    fix_trial: FixTrial | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     ended: Literal["finished", "failed", "interrupted"]

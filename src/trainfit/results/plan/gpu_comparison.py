@@ -40,7 +40,7 @@ class Effect:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class GpuEstimate:
     """The job on one GPU.
 
     ``device_bytes`` is what it takes there as it is, ``fits`` says whether that is there.
@@ -61,7 +61,7 @@ class Offer:
     fits: bool
     largest_batch: int | None = None
     now: StepSpeed | None = None
-    enough: StepSpeed | None = None
+    at_saturation: StepSpeed | None = None
     run_batch: int | None = None
     samples_per_s: float | None = None
     samples_per_joule: float | None = None
@@ -89,7 +89,7 @@ class Anchor:
 
 
 @dataclasses.dataclass(frozen=True)
-class OffersResult:
+class GpuComparison:
     """A job on GPUs, the best first: what fits, by the cost of the run where it is known, else by
     its time.
 
@@ -101,7 +101,7 @@ class OffersResult:
     job: str
     batch_size: int | None
     samples: int | None
-    offers: tuple[Offer, ...]
+    gpus: tuple[GpuEstimate, ...]
     currency: str = ""
     budget: float | None = None
     cheapest: str | None = None
@@ -114,13 +114,13 @@ class OffersResult:
     @property
     def fits(self) -> bool:
         """Does the job fit any of them?"""
-        return any(offer.runs for offer in self.offers)
+        return any(estimate.runs for estimate in self.gpus)
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
         return documents.to_json(self, FORMAT, VERSION)
 
     @classmethod
-    def from_json(cls, text: str, path: Path) -> OffersResult:
+    def from_json(cls, text: str, path: Path) -> GpuComparison:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
         return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)

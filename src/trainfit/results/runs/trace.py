@@ -193,7 +193,7 @@ class Compute:
     nothing stays in a cache; ``operators`` how many ran.
 
     The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
-    "KIND/DTYPE": kind "product", "convolution" or "attention"; dtype that of the operands,
+    "KIND/DTYPE": kind "matmul", "convolution" or "attention"; dtype that of the operands,
     "tfloat32" for float32 that may be rounded to it. ``kernels`` are operators that cannot
     but launch one. ``moved_bytes`` must pass the GPU's memory in others than those with FLOPs
     although its L2 cache keeps what it can. ``compiled``: the script calls ``torch.compile``,

@@ -13,7 +13,7 @@ BatchSource = Literal["loader", "calls"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class ObservedSettings:
     """The DataLoader's settings (``None``: there was none, or it has none), autocast's dtype
     (``None``: off), and the micro-batches of an optimizer step (``None``: not known).
 
@@ -36,13 +36,13 @@ class Seen:
         return self.loader_batch if source == "loader" else self.call_batch
 
 
-def seen_in(trace: Trace) -> Seen:
+def observed_settings(trace: Trace) -> ObservedSettings:
     """What a run shows."""
     outcome = trace.outcome
     loader = outcome.loader
     makeup = trace.recording.makeup if trace.recording is not None else None
     calls = Counter(feed.call_samples for feed in outcome.feeds if feed.call_samples)
-    found = Seen(
+    found = ObservedSettings(
         call_batch=calls.most_common(1)[0][0] if calls else None,
         autocast=outcome.autocast,
         accumulation=makeup.accumulation if makeup is not None else None,
