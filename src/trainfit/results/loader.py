@@ -7,6 +7,8 @@ Format history
     1   first version
     2   what other processes did to runs (``Doubt``), and a reason for each setting
         (``SettingReason``)
+    3   "fix" of a fault (was "cure"), "disturbed" runs of a probe (was "beside_others"), the limit
+        "transfer" (was "hand_off")
 """
 
 from __future__ import annotations
@@ -14,17 +16,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key, rename_value
 from trainfit.results.plan.launch import Evidence
 from trainfit.results.runs.sandbox import Protection
 
 FORMAT: Final = "trainfit-loader"
-VERSION: Final = 2
+VERSION: Final = 3
 
-_AGAIN: Final = "make it again with `trainfit loader --output FILE`"
+_REMAKE: Final = "re-create it with `trainfit loader --output FILE`"
 _WANTED: Final = "give a file that `trainfit loader --output` wrote"
+
+
+def upgrade_terms(document: dict[str, Any], within: str = "") -> None:
+    """From version 2 to 3, for a loader's result at the path ``within`` (ends with a dot)."""
+    for place in ("faults", "probe.faults", "held.faults", "confirmed.fault"):
+        rename_key(document, within + place, "cure", "fix")
+    for place in ("probe", "held"):
+        rename_key(document, within + place, "beside_others", "disturbed")
+    rename_value(document, within.rstrip("."), "limit", "hand_off", "transfer")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {2: upgrade_terms}
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 DatasetKind = Literal["map", "iterable"]
@@ -472,9 +487,18 @@ class LoaderResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> LoaderResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     @classmethod
     def load(cls, path: Path) -> LoaderResult:
         """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         summary = summarize(Recording.load(path), str(path))
         print((recording_json if options.json else recording_text)(summary))
         return 0
-    text = documents.read(path, "make it again")
+    text = documents.read(path, "re-create it")
     if documents.format_of(text) == PROFILE:
         profile = Profile.from_json(text, path)
         print(profile.to_json() if options.json else profile_text(profile))

@@ -4,6 +4,7 @@ Format history
     1   first version
     2   inline ECC
     3   the memory's type, the number of Tensor cores
+    4   "matmul_balance_size" (was "product_balance_size")
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key
 
 FORMAT: Final = "trainfit-gpus"
-VERSION: Final = 3
+VERSION: Final = 4
 
-_AGAIN: Final = "make it again with `trainfit gpus --json`"
+_REMAKE: Final = "re-create it with `trainfit gpus --json`"
 _WANTED: Final = "give a file that `trainfit gpus --json` wrote"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_key(document, "gpus.for_a_job", "product_balance_size", "matmul_balance_size")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {3: _upgrade_terms}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,4 +135,13 @@ class GpusResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> GpusResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )

@@ -6,6 +6,8 @@ spends the time between two calls in one way (its arm).
 
 Format history
     1   first version
+    2   "fix_trial" (was "cure") and its "is_fixed", the phase "fix", "consecutive_share" of misses
+        (was "again_share")
 """
 
 from __future__ import annotations
@@ -13,14 +15,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key, rename_value
 
 FORMAT: Final = "trainfit-pace"
-VERSION: Final = 1
-_AGAIN: Final = "make it again with `trainfit pace --output`"
+VERSION: Final = 2
+_REMAKE: Final = "re-create it with `trainfit pace --output`"
 _WANTED: Final = "give a file that `trainfit pace --output` wrote"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_value(document, "blocks", "phase", "cure", "fix")
+    rename_key(document, "", "cure", "fix_trial")
+    rename_key(document, "fix_trial", "is_cured", "is_fixed")
+    for place in ("rates", "back_to_back", "fix_trial.before", "fix_trial.after"):
+        rename_key(document, place, "again_share", "consecutive_share")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
 
 Arm = Literal[
     "back_to_back",
@@ -287,9 +301,18 @@ class PaceResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> PaceResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     @classmethod
     def load(cls, path: Path) -> PaceResult:
         """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -25,7 +25,7 @@ Unit = Literal["B", "B/s", "FLOP/s", "s"]
 #: When the driver loads kernels: as they are used, or all at once (CUDA_MODULE_LOADING).
 ModuleLoading = Literal["lazy", "eager"]
 
-_AGAIN: Final = "make it again with `trainfit calibrate`"
+_REMAKE: Final = "re-create it with `trainfit calibrate`"
 _WANTED: Final = "give a profile that `trainfit calibrate` wrote"
 
 
@@ -162,7 +162,7 @@ class Profile:
     @classmethod
     def from_json(cls, text: str, path: Path) -> Profile:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)
 
     def save(self, path: Path) -> None:
         """Write the profile; the file appears whole or not at all."""
@@ -171,4 +171,4 @@ class Profile:
     @classmethod
     def load(cls, path: Path) -> Profile:
         """Read a profile; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

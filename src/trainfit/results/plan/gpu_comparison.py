@@ -5,23 +5,36 @@ Bytes, seconds, samples; ``None`` is not known. Prices are in the user's currenc
 Format history
     1   first version
     2   what an optimizer step consists of
+    3   the format's name (was "trainfit-offers"), "gpus" (was "offers"), "at_saturation" of a GPU
+        (was "enough")
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.plan.speed import StepSpeed
 from trainfit.results.runs.steps import StepMakeup
 
-FORMAT: Final = "trainfit-offers"
-VERSION: Final = 2
+FORMAT: Final = "trainfit-gpu-comparison"
+_FORMER_NAMES: Final = ("trainfit-offers",)
+VERSION: Final = 3
 
-_AGAIN: Final = "make it again with `trainfit gpus --for RESULT --json`"
+_REMAKE: Final = "re-create it with `trainfit gpus --for RESULT --json`"
 _WANTED: Final = "give a file that `trainfit gpus --for RESULT --json` wrote"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_key(document, "", "offers", "gpus")
+    rename_key(document, "gpus", "enough", "at_saturation")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {2: _upgrade_terms}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,4 +136,14 @@ class GpuComparison:
     @classmethod
     def from_json(cls, text: str, path: Path) -> GpuComparison:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+            former_names=_FORMER_NAMES,
+        )

@@ -19,6 +19,8 @@ Format history
         memory that grows from call to call of a model
     10  whether the recommended batch size was simulated
     11  the parts of the launch command, each with its reason
+    12  terms of the DataLoader's result as in its version 3; kernels of the kind "matmul" (was
+        "product")
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ import base64
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.notes import Note
 from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.loader import upgrade_terms as upgrade_loader_terms
 from trainfit.results.machine.constants import Constant
 from trainfit.results.plan.amp import AmpCandidate, AmpHazard
 from trainfit.results.plan.launch import AllocatorTrial, LaunchPart
@@ -44,10 +48,18 @@ from trainfit.results.runs.sandbox import Protection
 from trainfit.results.runs.steps import StepMakeup, StepPattern
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 11
+VERSION: Final = 12
 
-_AGAIN: Final = "make it again with `trainfit plan`"
+_REMAKE: Final = "re-create it with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    upgrade_loader_terms(document, "loading.result.")
+    rename_key(document, "speed.by_kind_s", "product", "matmul")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {11: _upgrade_terms}
 
 #: How the batch sizes were obtained: computed from two simulated ones (exact for all),
 #: simulated one by one, or not at all.
@@ -426,7 +438,7 @@ class Recorded:
         try:
             content = base64.b64decode(self.content, validate=True)
         except ValueError as error:
-            raise ResultFileError(path, f"it is damaged ({error})", _AGAIN) from error
+            raise ResultFileError(path, f"it is damaged ({error})", _REMAKE) from error
         return Recording.from_bytes(content, path)
 
 
@@ -538,7 +550,16 @@ class PlanResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> PlanResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     def save(self, path: Path) -> None:
         """Write the result; the file appears whole or not at all."""
@@ -547,4 +568,4 @@ class PlanResult:
     @classmethod
     def load(cls, path: Path) -> PlanResult:
         """Read a result file; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)
