@@ -96,7 +96,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ("--loader a:b python x.py", "--loader and a command: give one of them"),
         ("--batch-size 4 python x.py", "--batch-size is for a data set of --loader"),
         ("python absent.py", "there is no such file; check the path"),
-        ("--output absent/x.json --loader a:b", "its folder does not exist; make it first"),
+        ("--output absent/x.json --loader a:b", "its folder does not exist; create it first"),
         ("--output . --loader a:b", "is a folder; name a file in it"),
         ("--time-limit 10 --loader a:b", "--time-limit 10 is for everything, and --probe-time 20"),
         ("--step-time 0 --loader a:b", "'0' is no time of a step above 0"),

@@ -145,7 +145,7 @@ def test_a_value_that_the_command_says(script: Any, spelling: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("reads", "says"),
     [("without effect", "with --batch-size 16 the DataLoader's is 8"),
-     pytest.param("refused", "with --batch-size 16 the script ended itself with exit code 2",
+     pytest.param("refused", "with --batch-size 16 the script exited with exit code 2",
                   marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_an_option_that_has_not_the_effect_of_its_name(

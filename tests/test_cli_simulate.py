@@ -183,17 +183,17 @@ FAILURES = {
     ),
     "sys.exit": (
         "import sys; sys.exit('no data in /data')\n",
-        ["the script ended itself with exit code 1: no data in /data"],
+        ["the script exited with exit code 1: no data in /data"],
         ["no data in /data"],
     ),
     "usage": (
         "import argparse; argparse.ArgumentParser().parse_args(['--x'])\n",
-        ["the script ended itself with exit code 2", "its own message is below"],
+        ["the script exited with exit code 2", "its own message is below"],
         ["unrecognized arguments: --x"],
     ),
     "killed": (
         "import os; print('last words'); os.kill(os.getpid(), 9)\n",
-        ["broke off (its process was ended by SIGKILL; ", "uses up the machine's RAM"],
+        ["broke off (its process was killed by SIGKILL; ", "uses up the machine's RAM"],
         ["last words"],
     ),
     "os._exit": (
@@ -258,7 +258,7 @@ def test_a_failure_before_a_step_keeps_the_recording(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS + "model(torch.randn(8, 64).cuda())\n1 / 0\n")
     done = trainfit("simulate", *GPU, "--output", "r.tf", script, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert "what was recorded until then is in 'r.tf'" in done.stderr
+    assert "the recording so far is in 'r.tf'" in done.stderr
     summary = json_of(trainfit("show", "--json", "r.tf", cwd=tmp_path))
     assert summary["steps"] == 0
     assert summary["memory"]["allocated_bytes"] > 0

@@ -138,7 +138,7 @@ def test_no_is_a_precision_where_the_option_says_so() -> None:
         ("{n_workers:4}", "did you mean {num_workers:…}?"),
         ("{prefetch_factor:0}", "'0' is no prefetch factor; give a whole number from 1 on"),
         ("{prefetchfactor:2}", "did you mean {prefetch_factor:…}?"),
-        ("{pin_memory:maybe}", "'maybe' is neither on nor off; write one of true, false"),
+        ("{pin_memory:maybe}", "'maybe': expected on or off; write one of true, false"),
         ("{pinned_memory:true}", "did you mean {pin_memory:…}?"),
         ("{persistent_worker:1}", "did you mean {persistent_workers:…}?"),
         ("{num_workers:4}{num_workers:8}", "two present values, '4' and '8'"),

@@ -77,7 +77,7 @@ def test_cores_that_are_alike_share_a_row() -> None:
         "8-11 performance powersave balance_performance 1725-3482 5200 5200",
         "16-23 efficiency powersave balance_performance 1600-2318 3900 3900",
     ]
-    assert rows[8] == "C-state of CPU 0 exit latency least stay"
+    assert rows[8] == "C-state of CPU 0 exit latency target residency"
     assert rows[13] == "C10 680 µs 2000 µs"
     assert any(row.startswith("? frequency intel_pstate powersave") for row in rows)
     assert rows[-1].startswith("trainfit doctor --only cores,threads,frequency,idle")

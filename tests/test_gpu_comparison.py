@@ -310,7 +310,7 @@ def test_gpus_for_a_job(
     assert main([*words, "--measured", "RTX 3090=20ms", "--explain"]) == 0
     text = capsys.readouterr().out
     assert "scaled by the 20 ms measured on RTX 3090" in text
-    assert "a tenth more of each figure" in text
+    assert "effect of 10% more of each figure" in text
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

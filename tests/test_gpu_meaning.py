@@ -99,10 +99,10 @@ def test_a_figure_without_a_value_has_the_reason(fact: Fact[Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"utilisation": 0.0, "used_bytes": GIB}, "Nothing runs on it, and hardly any memory"),
+        ({"utilisation": 0.0, "used_bytes": GIB}, "It is idle, and hardly any memory"),
         ({"utilisation": 0.0}, "though 32% of its memory is held"),
-        ({"utilisation": 0.0, "used_bytes": None}, "Nothing runs on it."),
-        ({"utilisation": 0.03}, "Hardly anything runs on it, though 32%"),
+        ({"utilisation": 0.0, "used_bytes": None}, "It is idle."),
+        ({"utilisation": 0.03}, "It is almost idle, though 32%"),
         ({"utilisation": 0.3}, "there is memory for a larger batch besides"),
         ({"utilisation": 0.3, "used_bytes": 39 * GIB}, "Space is full and time is not"),
         ({"utilisation": 0.7, "used_bytes": None}, "it waits for data, the CPU or launches."),
@@ -112,7 +112,7 @@ def test_a_figure_without_a_value_has_the_reason(fact: Fact[Any]) -> None:
         ({"power_limit_w": None}, "cannot be told without power"),
         ({"memory_utilisation": 0.85, "power_w": 96.0}, "for 85% of the time: bandwidth likely"),
         ({"utilisation": None, "power_w": 96.0}, "cannot be told: not supported. It draws 30%"),
-        ({"utilisation": None, "power_w": None}, "How busy it is cannot be told: not supported."),
+        ({"utilisation": None, "power_w": None}, "How busy it is is not known: not supported."),
         ({"clock_reasons": ("hw_thermal_slowdown",)}, "held down (too hot)"),
     ],
 )

@@ -270,17 +270,17 @@ def test_what_is_left_open_is_said() -> None:
     found = open_result()
     assert found.is_left_open and found.measured(LoaderSettings(1)) is None
     text = " ".join(loader_text(found).split())
-    assert "CANNOT TELL which settings suit because" in text
-    assert "without them, by the CPU time of batches, not confirmed by any run: 4 workers" in text
+    assert "CANNOT TELL which settings are best because" in text
+    assert "from the CPU time of batches, not confirmed by a run): 4 workers" in text
     assert "predicted only; other processes disturbed 1 real run: not used" in text
-    assert "(measured beside other processes: not used)" in text
+    assert "(measured while other processes were busy: not used)" in text
     assert "Write" not in text
 
 
 def test_a_plan_says_it_too() -> None:
     loading = DataLoading(open_result(), 8, True, "loader", 2.0)
     text = " ".join(loading_section(loading, PLAN).split())
-    assert "cannot tell which part is the limit, nor which settings suit: because" in text
+    assert "cannot tell which part is the limit, or which settings are best: because" in text
     assert "not confirmed by any run: 4 workers" in text
     assert "others kept 1 core busy: it stays" in text
     assert "the loader is the limit" not in text

@@ -194,7 +194,7 @@ def test_data_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     said = error_line(done)
     assert said.startswith("data.py:Gone: Gone, batch size 4: no run of the loader came through: ")
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/0.jpg'; " in said
-    assert "CANNOT TELL which settings suit" in done.stdout
+    assert "CANNOT TELL which settings are best" in done.stdout
 
 
 def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

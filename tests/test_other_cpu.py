@@ -117,7 +117,7 @@ def test_cores_alone_are_as_fast_as_here() -> None:
     assert found is not None
     assert found.batches_per_s == pytest.approx(2 / CPU_S)
     assert found.range == (found.batches_per_s, found.batches_per_s)
-    assert found.basis == ("each core taken to be as fast as this machine's",)
+    assert found.basis == ("every core is assumed as fast as this machine's",)
     kind = other_input(result(), said("cores=2,kind=skylake"), HERE)
     assert kind is not None
     assert kind.batches_per_s == pytest.approx(2 / CPU_S / ZEN4.per_clock)
@@ -193,7 +193,7 @@ def test_a_loader_whose_workers_fail_has_none_there() -> None:
     found = other_input(result(limit="main_process"), said("cores=8"), HERE)
     assert found is not None and found.num_workers == 0
     assert found.batches_per_s == pytest.approx(1 / CPU_S)
-    assert "batches can be made in the main process only" in found.basis
+    assert "batches can only be loaded in the main process" in found.basis
 
 
 # -- in a plan ---------------------------------------------------------------------------------
@@ -238,12 +238,12 @@ def test_the_words_of_another_processors_input() -> None:
     text = plan_text(planned(result(), said("cores=2,ghz=2,kind=skylake")))
     flat = " ".join(text.split())
     assert "2 cores at 2 GHz (Skylake): at most 6.21 batches/s (5.28 to 7.29)" in flat
-    assert "with num_workers=2; the loader is the limit there by up to 4x" in flat
+    assert "with num_workers=2; the DataLoader is the limit there by up to 4x" in flat
     assert "assumed: this core at 4 GHz (measured by MD5, ±8%); work per clock" in flat
     flat = " ".join(plan_text(planned(result(), said("vcpus=64,ghz=3,kind=rome"))).split())
     assert "32 cores (64 threads) at 3 GHz (Zen 2)" in flat and "the GPU is the limit there" in flat
     flat = " ".join(plan_text(planned(result(), said("cores=5,ghz=3"))).split())
-    assert "which part is the limit there is within that range" in flat
+    assert "either part may be the limit there" in flat
     colab = find_rented("Colab T4")
     assert colab is not None
     flat = " ".join(plan_text(planned(result(), rented_cpu(colab))).split())

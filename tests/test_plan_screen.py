@@ -225,7 +225,7 @@ def test_what_fits_only_together_and_what_does_not() -> None:
     nothing = with_now(plan, largest_batch=0, recommended_batch=0)
     nothing = dataclasses.replace(nothing, remedies=None, other_amp=None, recommended=None)
     text = words(nothing)
-    assert "(nothing simulated fits). Not even one sample fits." in text
+    assert "(no simulated size fits). Not even one sample fits." in text
     assert "- no single GPU of the catalogue" in text
     assert "python train.py" not in text
 
@@ -237,7 +237,7 @@ def test_other_batch_sizes_that_cannot_be_told() -> None:
     )
     text = words(plan)
     assert "Other batch sizes: cannot tell (79.1 ms a step, 101 samples/s)." in text
-    assert "batch size cannot tell other batch sizes: no DataLoader was seen" in text
+    assert "batch size other batch sizes are not known: no DataLoader was seen" in text
 
 
 def test_what_the_user_has_to_do_stands_below_the_command() -> None:

@@ -386,7 +386,7 @@ python train.py
   train.py:9: Images, batch size 32, against a GPU step of 40 ms (given)
   num_workers=4, prefetch_factor=2, persistent_workers=False, pin_memory=True (the script's own)
 
-GPU utilisation over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
+GPU utilization over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
   100% │    ████    ████
    75% │    ████    ████████████
    50% │    ████████████████████
@@ -399,8 +399,8 @@ GPU utilisation over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
 The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
-                                       persistent_workers=True would keep the workers
-    hand-over          100 ms   3.3%   until batches that were ready had come from their workers
+                                       persistent_workers=True keeps the workers
+    hand-over          100 ms   3.3%   transfer of ready batches to the main process
 
 Rates (after the start)
   19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches
@@ -427,7 +427,7 @@ def last(**changes: Any) -> str:
 def test_verdicts() -> None:
     keeps_up = dataclasses.replace(RESULT.steady, waiting_share=0.01)
     assert last(steady=keeps_up).startswith("Nothing to gain")
-    assert "even at the least step time" in last(steady=keeps_up, step_is_bound=True)
+    assert "even at the lower bound of the step time" in last(steady=keeps_up, step_is_bound=True)
     assert "the real step is longer" in last(step_is_bound=True)
     assert last(command="--loader data:make").endswith("loader --step-time 40ms --loader data:make")
     assert "longer --duration" in last(steady=None)
@@ -435,7 +435,7 @@ def test_verdicts() -> None:
     fault = Fault("exception", "it\x1b[31m raised", "at line 3", "mend it")
     failed = rehearsal_text(dataclasses.replace(RESULT, ended="fault", fault=fault))
     assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Cure: mend it" in failed
-    assert failed.endswith("The loader FAILED; above is what was seen until then")
+    assert failed.endswith("The DataLoader FAILED; above are the results so far")
 
 
 def test_what_hand_over_can_be_tried_with() -> None:
@@ -539,7 +539,7 @@ def test_a_script_is_rehearsed_and_shown_again(tmp_path: Path) -> None:
     assert "Numbers, batch size 4" in found["loader"]
     shown = trainfit("show", "r.json", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert shown.returncode == 0 and shown.stdout.isascii()
-    assert "GPU utilisation over" in shown.stdout and "E epoch boundary" in shown.stdout
+    assert "GPU utilization over" in shown.stdout and "E epoch boundary" in shown.stdout
 
 
 @pytest.mark.slow
@@ -562,7 +562,7 @@ def test_interrupted_on_a_gpu_by_name(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         text, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert text.rstrip().endswith("Interrupted: this is what was seen until then")
+    assert text.rstrip().endswith("Interrupted: results so far")
     result = Rehearsal.load(tmp_path / "r.json")
     assert result.ended == "interrupted" and result.step_is_bound and result.step_s > 0
     assert result.overall is not None and result.overall.batches > 0

@@ -183,7 +183,7 @@ def test_a_present_batch_size_that_does_not_fit() -> None:
     text = plan_text(plan)
     assert "Memory at batch size 64, AMP bfloat16: DOES NOT FIT\n" in text
     assert section(text, "Batch size").endswith(
-        "  the present batch size, 64, does not fit. What would:\n"
+        "  the present batch size, 64, does not fit. What would help:\n"
         "  - batch size 24, as in the command below\n"
         "  - AMP off: up to batch size 15\n"
         "  - a larger GPU, at batch size 64: L40S, A40, H100, H200"
@@ -196,7 +196,7 @@ def test_not_even_one_sample_fits() -> None:
     )
     text = plan_text(plan)
     assert section(text, "Batch size").endswith(
-        "  not even one sample fits. What would:\n  - AMP off: up to batch size 15"
+        "  not even one sample fits. What would help:\n  - AMP off: up to batch size 15"
     )
     assert "Launch" not in text
     alone = dataclasses.replace(plan, other_amp=None)

@@ -288,9 +288,9 @@ def without(key: str) -> str:
         ("{", "it is damaged or no result"),
         (PLAN.to_json()[:-20], "it is damaged or no result"),
         ("[" * 100_000, "it is damaged or no result"),
-        ("[]", "it is no result of trainfit"),
-        ("null", "it is no result of trainfit"),
-        ('{"a": 1}', "it is no result of trainfit"),
+        ("[]", "not a result of trainfit"),
+        ("null", "not a result of trainfit"),
+        ('{"a": 1}', "not a result of trainfit"),
         (change(format="trainfit-memory"), "its format is 'trainfit-memory'"),
         (change(format=None), "its format is None"),
         (change(version=VERSION + 1), f"version {VERSION + 1} is newer than this trainfit reads"),
@@ -307,7 +307,7 @@ def without(key: str) -> str:
         (change(notes=[1]), "PlanResult.notes[0] is 1, not str"),
         (change(basis="a guess"), "PlanResult.basis is 'a guess'"),
         (change(assumptions={"x": None}), "PlanResult.assumptions.x is None"),
-        (change(seconds=1).replace('"seconds": 1', '"seconds": NaN'), "NaN is no JSON"),
+        (change(seconds=1).replace('"seconds": 1', '"seconds": NaN'), "NaN is not valid JSON"),
     ],
 )
 def test_damaged_newer_and_foreign_plans(text: str, says: str, tmp_path: Path) -> None:

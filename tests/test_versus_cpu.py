@@ -129,7 +129,7 @@ def test_arguments_that_name_the_gpu_name_the_cpu(word: str, there: str) -> None
         ("exited", "exit code 4", "ends itself with exit code 4; let it"),
         ("ended", "", "ended after 7 s and 1 of 3 steps; let it make more"),
         ("timeout", "", "time limit was reached at a.py:3 after 7 s and 1 of 3 steps"),
-        ("died", "its process was ended by SIGKILL", "ended by SIGKILL; let it"),
+        ("died", "its process was killed by SIGKILL", "ended by SIGKILL; let it"),
     ],
 )
 def test_why_nothing_was_measured(

@@ -28,7 +28,8 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         "-v",
         "--explain",
         action="store_true",
-        help="the whole report: breakdown, remedies, notes and where the figures are from",
+        help="show the whole report: memory breakdown, remedies, notes and the sources of the "
+        "figures",
     )
 
 

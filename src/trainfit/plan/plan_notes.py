@@ -46,13 +46,13 @@ def note_steps(job: PlannedJob, asked: int | None) -> None:
     first = job.first
     what = shortfall(first, job.command)
     if what is not None:
-        job.notes.add(f"{what}; planned from what it did until then", CHANGES, first=True)
+        job.notes.add(f"{what}; planned from what it did before that", CHANGES, first=True)
         return
     wanted = asked or LEAST_STEPS
     if first.outcome.status == "ended" and first.outcome.steps < wanted:
         what = "call" if job.infers else "optimizer step"
         steps = count(first.outcome.steps, what)
-        more = "; a second step can need more" if first.outcome.steps == 1 else ""
+        more = "; a second step may need more" if first.outcome.steps == 1 else ""
         job.notes.add(
             f"the script ended after {steps} of the {wanted} asked for{more}",
             MAY_CHANGE,
@@ -75,7 +75,7 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
     is_used = found.limits is not None and found.limits.trains is not None
     if job.noise_scale is not None and not is_used:
         notes.append(
-            "--noise-scale changes nothing here: it takes gradients, a batch size that fits, "
+            "--noise-scale has no effect here: it needs gradients, a batch size that fits, "
             "and step times that are predicted for several"
         )
 

@@ -134,7 +134,7 @@ def constants_of(machine: Machine) -> str:
     clock = f"assumed CPU: {machine.core_hz / 1e9:.3g} GHz"
     if machine.core_measured:
         clock = (
-            f"launches as by a core that was measured ({machine.core_speed:.2g} times the "
+            f"CPU measured: launches ({machine.core_speed:.2g} times the "
             f"reference's speed at {REFERENCE_HZ / 1e9:g} GHz)"
         )
     copies = f"copies over PCIe at {machine.pinned_bytes_per_s / 1e9:.3g} GB/s"
@@ -190,12 +190,12 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     notes = []
     if recording.steps == 1:
         notes.append(
-            "one step was made, and the first differs: its time is without set-up, uploads of "
-            "parameters and making the optimizer's state; what else is done once is in it"
+            "only one step was simulated: set-up, parameter uploads and creating the optimizer's "
+            "state are left out of its time, other work that is done once is not"
         )
     makeup = recording.makeup
     if makeup is not None and makeup.effective_batch is None:
-        notes.append(f"samples/s cannot be told: {makeup.why}")
+        notes.append(f"samples/s is not known: {makeup.why}")
     return tuple(notes)
 
 
@@ -208,7 +208,7 @@ def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Giv
     low, high = step.range_s
     batches = batches_per_step(makeup)
     source = (
-        f"the fast end of the 90% prediction interval for {gpu}: {1e3 * low:.3g} to "
+        f"the lower bound of the 90% prediction interval for {gpu}: {1e3 * low:.3g} to "
         f"{1e3 * high:.3g} ms"
     )
     if batches > 1:

@@ -99,14 +99,14 @@ def _tensor_rate(rates: Mapping[str, float], dtype: str) -> float | None:
 
 def _why(compute: Compute, gpu: GpuSpec, seconds: float, *, is_work: bool, moves: bool) -> str:
     if not seconds:
-        reason = "the script is compiled" if compute.compiled else "nothing was counted"
-        return f"the least time of a step is not known: {reason}; give --step-time"
-    bound = f"no {gpu.key} makes the step in less than {1e3 * seconds:.3g} ms"
+        reason = "the script is compiled" if compute.compiled else "no operation was counted"
+        return f"the lower bound of the step time is not known: {reason}; give --step-time"
+    bound = f"no {gpu.key} runs the step in less than {1e3 * seconds:.3g} ms"
     text = f"{compute.kernels} kernels of {1e6 * LEAST_LAUNCH_S:g} us at least"
     if is_work:
         text = f"{compute.flops / 1e12:.3g} TFLOP at the dense peak"
         if moves:
             text += f" and {compute.moved_bytes / 1e9:.3g} GB that no cache holds"
     if is_made_up(gpu, "fp32_flops"):
-        return f"{bound}: {text}; a device made to measure has no rates: give --step-time"
+        return f"{bound}: {text}; a custom GPU specification has no rates: give --step-time"
     return f"{bound}: {text}; the real step takes longer"

@@ -67,13 +67,15 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
-            raise ValueError(f"num_workers is 0 or more, not {self.num_workers}")
+            raise ValueError(f"expected num_workers of 0 or more, got {self.num_workers}")
         if self.prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor is 1 or more, not {self.prefetch_factor}")
+            raise ValueError(f"expected prefetch_factor of 1 or more, got {self.prefetch_factor}")
         if self.worker_threads < 1:
-            raise ValueError(f"a worker has one thread or more, not {self.worker_threads}")
+            raise ValueError(f"expected one thread or more for a worker, got {self.worker_threads}")
         if self.library_threads is not None and self.library_threads < 1:
-            raise ValueError(f"a library has one thread or more, not {self.library_threads}")
+            raise ValueError(
+                f"expected one thread or more for a library, got {self.library_threads}"
+            )
 
     @property
     def tokens(self) -> int:

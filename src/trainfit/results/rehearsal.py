@@ -68,7 +68,7 @@ class Timeline:
 
     def __post_init__(self) -> None:
         if self.window_s <= 0:
-            raise ValueError(f"a window is longer than 0 s, not {self.window_s}")
+            raise ValueError(f"expected a window longer than 0 s, got {self.window_s}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
 
 PARSER: dict[str, Any] = {
-    "help": "show a result file again",
+    "help": "show a result file",
     "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
     "`trainfit calibrate`, or of `trainfit loader`, `rehearse`, `pace` or `doctor` with --output.",
 }

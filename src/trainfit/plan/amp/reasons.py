@@ -27,7 +27,7 @@ def memory_reason(off: tuple[Recording, Replay], half: tuple[Recording, Replay],
         return ""
     text = f"{dtype} saves {_size(saved)} of {_size(before)} ({saved / before:.0%})"
     if saved < 0:
-        text = f"{dtype} takes {_size(-saved)} more than the {_size(before)} without it"
+        text = f"{dtype} uses {_size(-saved)} more than the {_size(before)} without it"
     if saved >= _LITTLE * before:
         return text
     kept = _kept(peak_parts(half[0], Stream.of(half[0]), half[1]))

@@ -42,8 +42,8 @@ def core_wrapper(command: Command) -> CoreWrapper:
         return CoreWrapper(words)
     return CoreWrapper(
         (),
-        f"the command's `{' '.join(words)}` does not work here ({failure}): the loader was "
-        "measured on all cores that this process may use",
+        f"the command's `{' '.join(words)}` does not work here ({failure}): the DataLoader was "
+        "measured on all cores available to this process",
     )
 
 

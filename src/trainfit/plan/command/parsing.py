@@ -300,14 +300,14 @@ def _python(plain: Sequence[str], at: int) -> _Program:
             return python, tuple(flags), "module", word[2:], at
         if word == "-" or word.startswith("-c"):
             raise CommandError(
-                f"python {word}: code that is in no file cannot be planned; put it into one"
+                f"python {word}: only code in a file can be planned; put it into a script"
             )
         flags.append(word)
         if word in _FLAGS_WITH_VALUE and at < len(plain):
             flags.append(plain[at])
             at += 1
     if at >= len(plain):
-        raise CommandError(f"{' '.join(plain)!r}: no script after python; name one")
+        raise CommandError(f"{' '.join(plain)!r}: no script after python; give one")
     _check_script(plain[at])
     return python, tuple(flags), "script", plain[at], at + 1
 
@@ -343,7 +343,7 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
     name = plain[at]
     if Path(name).name in _LAUNCHERS:
         raise CommandError(
-            f"launcher {name!r} starts the training in processes of its own, where it cannot be "
+            f"launcher {name!r} starts the training in its own processes, where it cannot be "
             "simulated; give the command of one process, as in `python train.py …`"
         )
     # A path is what it is; a name may be installed beside the interpreter.
@@ -360,7 +360,7 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
     python = _interpreter(found)
     if python is None:
         raise CommandError(
-            f"program {name!r} is no Python program; begin the command with `python script.py`"
+            f"program {name!r} is not a Python program; begin the command with `python script.py`"
         )
     return python, (), "script", found, at + 1
 

@@ -23,7 +23,7 @@ def kept_batch(plan: PlanResult) -> PlanResult:
         return plan
     reason = (
         f"the DataLoader gives {_rate(given)} samples/s, the GPU at least {_rate(wanted)} at "
-        f"batch size {present}: a larger one gains nothing"
+        f"batch size {present}: a larger batch gains nothing"
     )
     kept = _kept(plan.chosen, present, reason)
     changed = dataclasses.replace(plan, recommended=plan.now.memory, batch_check=None)

@@ -122,7 +122,7 @@ def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
 def predicted_step(plan: PlanResult) -> StepTime | None:
     """The step that the loader has to keep up with; ``None`` where none is predicted.
 
-    The fast end of the range: a loader that keeps up with that keeps up.
+    The lower bound of the interval: a loader that keeps up with that keeps up.
     """
     if plan.speed is None:
         return None
@@ -161,7 +161,7 @@ def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
         if value is not None and value != real[name]:
             notes.add(
                 f"the command says {name} {command.present[name]}, the DataLoader ({found.loader}) "
-                f"has {real[name]}: put {{{name}}} into the option from which it takes it",
+                f"has {real[name]}: put {{{name}}} into the option that sets it",
                 kind="action",
             )
     if not found.recommended.num_workers and found.present.num_workers:
@@ -186,7 +186,7 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
         why = f"the data set has only {plan.samples} samples"
     elif tuned == tuned_batch(plan) and plan.sample_loading_s and tuned < best:
         long = f"{best * plan.sample_loading_s:.1f} s"
-        why = f"that takes {long} to load here; rates are for as many samples a second"
+        why = f"loading that needs {long} here; rates are scaled to the same samples/s"
     elif "batch_size" in command.present:
-        why = f"the DataLoader ({found.loader}) does not take it from the command"
+        why = f"the DataLoader ({found.loader}) does not get it from the command"
     return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]

@@ -182,17 +182,20 @@ def _job_notes(job: Job) -> list[str]:
             "recordings of `trainfit simulate` with different --batch-size"
         )
     elif job.kernels is None:
-        notes.append("a step's time is known at the present batch size alone: others launch others")
+        notes.append(
+            "the step time is known at the present batch size only: other batch sizes "
+            "launch other kernels"
+        )
     makeup = job.recording.makeup
     if makeup is not None and makeup.effective_batch is None:
-        notes.append(f"samples/s cannot be told: {makeup.why}")
+        notes.append(f"samples/s is not known: {makeup.why}")
     elif makeup is None and "step" not in job.recording.header:
         notes.append(
-            "the recording does not say how many batches an optimizer step takes: one is taken; "
-            "with gradient accumulation record it again"
+            "the recording does not say how many batches an optimizer step uses: one is assumed; "
+            "re-record it if the script accumulates gradients"
         )
     if not len(job.work.table):
-        notes.append("no step's time is known: the recording has no kernels; record it again")
+        notes.append("no step time is known: the recording has no kernels; re-record it")
     return notes
 
 
@@ -229,13 +232,16 @@ def _anchor(
         return None, ()
     gpu, seconds = measured
     if not has_rates(gpu) or not len(job.work.table):
-        return None, (f"the step measured on {gpu.key} is of no use: none is predicted for it",)
+        return None, (
+            f"the step measured on {gpu.key} cannot be used: no step time is predicted "
+            "for that GPU",
+        )
     factor = seconds / step_time(_runnable(job.work, gpu), machine_of(gpu)).seconds
     words: tuple[str, ...] = ()
     if not 1 / _UNLIKELY < factor < _UNLIKELY:
         words = (
-            f"the step measured on {gpu.key} is {factor:.2g} times what is predicted: is it the "
-            f"same job, at the same batch size, with a DataLoader that keeps up?",
+            f"the step measured on {gpu.key} is {factor:.2g} times the predicted one: check that "
+            "it is the same job, at the same batch size, with a DataLoader that keeps up",
         )
     return Anchor(gpu.key, seconds, factor), words
 
@@ -289,7 +295,8 @@ def _too_large(found: Sequence[GpuEstimate]) -> str:
     least = min(estimate.device_bytes for estimate in found)
     most = max(found, key=lambda estimate: estimate.memory_bytes)
     return (
-        f"the job takes {least / 2**30:.1f} GiB and fits none of them (the largest, {most.gpu}, "
+        f"the job needs {least / 2**30:.1f} GiB and fits none of the GPUs (the largest, "
+        f"{most.gpu}, "
         f"has {most.memory_bytes / 2**30:.1f} GiB): see `trainfit plan --remedies`"
     )
 

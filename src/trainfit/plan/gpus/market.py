@@ -38,9 +38,11 @@ def market_prices(query: Query | None = None) -> Prices:
             if _is_of(item, spec) and item.price < found.get(spec.key, (float("inf"), ""))[0]:
                 found[spec.key] = float(item.price), f"{item.provider}, {item.location}"
     if not found:
-        raise PriceFileError(f"--price {MARKET}: no GPU of the catalogue is on offer; give a file")
+        raise PriceFileError(
+            f"--price {MARKET}: it has no price for any GPU of the catalogue; give a file"
+        )
     where = "; ".join(f"{key}: {source}" for key, (_, source) in sorted(found.items()))
-    note = f"prices are of the cheapest offer of one GPU on demand that gpuhunt knows ({where})"
+    note = f"prices: the cheapest on-demand instance with one GPU that gpuhunt lists ({where})"
     return Prices("USD", {key: price for key, (price, _) in found.items()}, (note,))
 
 

@@ -75,7 +75,7 @@ def _variables(
     for name, value in plan.variables.items():
         if name == ACCELERATE and value == asked:
             continue  # the part of AMP says it
-        reason = "as in the environment that the plan was made in"
+        reason = "as in the environment of the plan"
         yield LaunchPart(name, "set", "environment", reason, value)
     yield from _threads(line, found)
     if plan.allocator is not None:
@@ -189,7 +189,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
         return
     reasons = {each.name: each for each in found.reasons}
     other = plan.loading is not None and plan.loading.launched is not None
-    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor that was named"
+    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor given by --cpu"
     for name in _settings(found):
         value, present = getattr(found.recommended, name), getattr(found.present, name)
         each = reasons.get(_ARGUMENTS.get(name, name))
@@ -204,7 +204,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
             _HERE,
         )
         if other and name == "num_workers":
-            here = f"the fewest that give what it can; {_HERE} wants {_workers_here(plan)}"
+            here = f"the fewest that feed it; {_HERE} wants {_workers_here(plan)}"
             part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
         yield _worth_it(_expressed(part, plan, command), found)
 
@@ -213,7 +213,7 @@ def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
     """A change of the script is asked for only where it wins something."""
     if part.status != "by hand" or found.verdict == "change":
         return part
-    why = f"{part.value} wins too little for a change of the script: {part.reason}"
+    why = f"{part.value} gains too little to change the script: {part.reason}"
     return dataclasses.replace(
         part, status="kept", where="argument", value=part.present, reason=why,
         line="", place="", call="",
@@ -227,7 +227,7 @@ def _not_tuned(plan: PlanResult) -> str:
     if plan.loader_at is None:
         return "no DataLoader fed the first step"
     if plan.inference is not None:
-        return "the script does not train; --loader tunes its DataLoader all the same"
+        return "the script does not train; --loader tunes its DataLoader anyway"
     return "the DataLoader was not measured (--no-loader)"
 
 

@@ -162,7 +162,7 @@ def _option(
         return LeftOption(name, shown, f"{values}; {_what_was_seen(name, seen)}")
     chosen = _only(agreeing, lambda each: each.place is not None)
     if chosen is None:
-        return LeftOption(name, shown, "several options have the value that was seen")
+        return LeftOption(name, shown, "several options have the observed value")
     write = _boolean if name in _BOOLEANS else _number
     return write(command, name, chosen, seen)
 
@@ -228,9 +228,9 @@ def _number(
     text = said(command, option) or str(option.option.value)
     unset = name == "prefetch_factor" and text == "None"
     if not unset and _NUMBER.fullmatch(text) is None:
-        return LeftOption(name, option.shown, f"{text!r} is no whole number")
+        return LeftOption(name, option.shown, f"{text!r} is not an integer")
     if option.option.choices:
-        return LeftOption(name, option.shown, "it takes certain values only")
+        return LeftOption(name, option.shown, "it accepts certain values only")
     writing = write_value(command, option, name, text)
     source = _source(option.option.value, seen) or "loader"
     return FoundOption(name, option.shown, text, writing, source=source)
@@ -261,7 +261,7 @@ def _amp(
         return LeftOption("amp", shown, f"{now}; autocast was {seen.autocast or 'off'}")
     chosen = _only_reading(agreeing)
     if chosen is None:
-        return LeftOption("amp", shown, "several options say the precision that was seen")
+        return LeftOption("amp", shown, "several options match the observed precision")
     return FoundOption(
         "amp", chosen.shown, chosen.present, chosen.writing, chosen.opposite, chosen.float16
     )

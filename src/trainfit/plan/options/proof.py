@@ -68,7 +68,7 @@ def _effect(name: str, value: str, seen: ObservedSettings) -> Effect:
     if not seen.has_loader:
         return Effect(name, value, None, "no DataLoader fed the first step")
     if name in ("prefetch_factor", "persistent_workers") and not seen.num_workers:
-        return Effect(name, value, None, "without workers it has no meaning")
+        return Effect(name, value, None, "it has no effect without workers")
     now = getattr(seen, name)
     shown_now = f"the DataLoader has {name}={now}"
     if name in ("pin_memory", "persistent_workers"):

@@ -103,7 +103,7 @@ class _Remedies:
             return remedy or _without_figures(trial.kind, "not applicable", str(error))
         except ScriptError as error:
             if name == "fewer-cameras":
-                reason = f"the model does not do without {trial.finding.detail}"
+                reason = f"the model does not run without {trial.finding.detail}"
                 return _without_figures(trial.kind, "not applicable", reason)
             return _without_figures(trial.kind, "failed", str(error))
         return remedy
@@ -122,7 +122,7 @@ class _Remedies:
             raise ScriptError(f"{what_happened(outcome)} after {count(outcome.steps, 'step')}")
         for request in trial.variant.interventions:
             if not outcome.changed.get(request.name):
-                raise ScriptError("nothing was found to change when it was tried")
+                raise ScriptError("the trial found nothing to change")
         return trace
 
     def _estimate(self, trial: Trial) -> Remedy:

@@ -81,7 +81,7 @@ def simulate_command(
             require_step(trace, command)
         except ScriptError as error:
             if recording is not None:
-                error.add_note(f"what was recorded until then is in {str(output)!r}")
+                error.add_note(f"the recording so far is in {str(output)!r}")
             raise
     assert recording is not None
     summary = summarize(recording, str(output), settings=settings, out_of_memory=full)

@@ -340,7 +340,7 @@ def ending(code: int) -> str:
     name = f"signal {-code}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
-    return f"its process was ended by {name}"
+    return f"its process was killed by {name}"
 
 
 def _recording(folder: Path) -> Recording | None:

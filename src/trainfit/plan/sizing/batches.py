@@ -42,7 +42,7 @@ from trainfit.speed.model.step import Machine
 #: A recording at each of two batch sizes.
 _Pair = tuple[tuple[int, Recording], ...]
 #: Why the present batch size stays where others are of no use.
-_PATHS: Final = "steps take another path at other batch sizes"
+_PATHS: Final = "steps run other code at other batch sizes"
 #: Batch sizes of one path below which nothing is said of others.
 _LEAST_TRIALS: Final = 2
 
@@ -219,7 +219,7 @@ class BatchSizes:
         except ScriptError as error:
             raise NotAffineError(f"the longest could not be simulated: {error}") from None
         if trace.outcome.loader is not None and trace.outcome.loader.varies:
-            raise NotAffineError("do so when they are made of one sample")
+            raise NotAffineError("fail with batches of one sample")
         return trace
 
     def _check_law(self, law: AffineStream, variant: Variant) -> None:
@@ -482,17 +482,15 @@ class BatchSizes:
 
     def _without_effect_above(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         """Something else limits what is trained on: a replay or rollout buffer has its own size."""
-        what = (
-            f"batch sizes {one} and {other} allocate the same, so that something else limits them"
-        )
+        what = f"batch sizes {one} and {other} allocate the same, so something else limits them"
         return self._only_present(present, batch, what, what)
 
     def _without_effect(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         what = f"the batch size has no effect: {one} and {other} allocate the same"
         if "batch_size" in self._command.present.keys() - self._command.supposed:
             raise CommandError(
-                f"placeholder {{batch_size}}: {what}; put it into the option from which "
-                f"{self._command.name} takes its batch size"
+                f"placeholder {{batch_size}}: {what}; put it into the option that sets the batch "
+                f"size of {self._command.name}"
             )
         return self._only_present(
             present,

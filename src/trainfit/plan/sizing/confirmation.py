@@ -89,7 +89,7 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
     if at not in dict(batches.pair):
         long = LEAST_STEPS * at * (sample_loading_s(job.first) or 0.0)
         if long > _LOADING_S:
-            return f"its batches would take {long:.0f} s to load here"
+            return f"its batches need {long:.0f} s to load here"
     try:
         trace = job.runs.trace(at, variant)
     except ScriptError as error:

@@ -20,7 +20,7 @@ class Bounds:
     """What bounds a batch size from above, in samples.
 
     ``memory`` is the largest that leaves the headroom (0: none does; ``None``: not known),
-    ``at_least`` says that memory may allow more: no larger one was simulated.
+    ``at_least`` says that memory may allow more: no larger batch was simulated.
     ``data_set`` are the samples of an epoch (``None``: not known), of which those after the last
     full batch are left out where it ``drops_last``.
     """

@@ -64,9 +64,9 @@ def _legend(gpus: Sequence[GpuFigures]) -> list[str]:
     lines = [
         "GiB: memory that a process can use (a shared one's is the CPU's as well). fp32: CUDA "
         "cores; tf32, bf16, fp16, fp8: Tensor cores; both dense TFLOP/s. -: it has none, so that "
-        "such products run on the CUDA cores (fp8: not at all). ?: not known. ~: derived by a "
-        "rule, not published or reported. W: power as sold (a laptop's is its maker's choice). "
-        "--json has the source of every figure, and --explain NAME what they mean for a job.",
+        "such matmuls run on the CUDA cores (fp8: not at all). ?: not known. ~: derived by a "
+        "rule, not published or reported. W: power as sold (a laptop's is set by its maker). "
+        "--json has the source of every figure, --explain NAME what the figures mean for a job.",
         *_choices(gpus),
     ]
     return [wrapped(line, "", "") for line in lines]
@@ -87,8 +87,8 @@ def _explained(gpu: GpuFigures) -> str:
     lines += [_meaning(line, sources) for line in gpu.meaning]
     if gpu.bandwidth_bytes_per_s is None:
         text = (
-            "Speed is not known of a device made to measure: name a card for what its rates, "
-            "bandwidth and power mean."
+            "The speed of a custom GPU specification is not known: name a card for its rates, "
+            "bandwidth and power."
         )
         lines.append(wrapped(text, "  ", "  "))
     return "\n".join([*lines, *sources.lines()])

@@ -33,14 +33,14 @@ def comparison_text(result: GpuComparison) -> str:
 
 def _head(result: GpuComparison) -> list[str]:
     at = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
-    run = f"; the whole run sees {result.samples} samples" if result.samples else ""
+    run = f"; {result.samples} samples in the whole run" if result.samples else ""
     lines = [wrapped(f"{printable(result.job)}, {at}{run}", "", "  ")]
     lines += [wrapped(line, "", "  ") for line in step_lines(result.step)]
     if result.anchor is not None:
         anchor = result.anchor
         text = (
             f"scaled by the {time_text(anchor.seconds)} measured on {anchor.gpu}: "
-            f"{anchor.factor:.2g} times what is predicted for it"
+            f"{anchor.factor:.2g} times the prediction for it"
         )
         lines.append(wrapped(text, "", "  "))
     return lines
@@ -130,18 +130,19 @@ _BOUNDS: Final = {
     "shader cores": "the CUDA cores",
     "bandwidth": "its memory's bandwidth",
     "launches": "the CPU, which launches the kernels",
-    "host copies": "copies from the host",
+    "host copies": "host-to-device copies",
 }
 
 
 def _legend(result: GpuComparison) -> list[str]:
     texts = [
-        "memory: device memory that the job needs as it is; largest: the largest batch that fits "
-        "(~: at least about; name the GPU for the exact one), both on an idle GPU and without "
+        "memory: device memory of the unchanged job; largest: the largest batch that fits "
+        "(~: approximate, at least; name the GPU for the exact one), both on an idle GPU and "
+        "without "
         "headroom. saturation: the saturation batch size, the smallest with "
-        f"{KNEE:.0%} of the best throughput among those that fit (another batch size is another "
-        "training). a step: if the DataLoader keeps up"
-        f"{_spread(result)}. per W: samples a joule, at the power as sold.",
+        f"{KNEE:.0%} of the best throughput among those that fit (another batch size changes the "
+        "training). a step: step time if the DataLoader keeps up"
+        f"{_spread(result)}. per W: samples per joule at the power as sold.",
         *_marks(result.gpus),
         f"constants: {printable(result.constants)}",
         *map(printable, result.notes),
@@ -165,7 +166,7 @@ def _marks(gpus: Sequence[GpuEstimate]) -> Iterable[str]:
     for estimate in gpus:
         other = estimate.runs and not estimate.fits and estimate.at_saturation is not None
         words = ["*: too large as it is; at the saturation batch size"] * other
-        words += ["laptops and modules, whose power is their maker's choice"] * estimate.laptop
+        words += ["laptops and modules, whose power is set by their maker"] * estimate.laptop
         words += ["memory shared with the CPU"] * estimate.shared_memory
         for word in (*words, *estimate.notes):
             said.setdefault(word, []).append(printable(estimate.gpu))
@@ -175,7 +176,9 @@ def _marks(gpus: Sequence[GpuEstimate]) -> Iterable[str]:
 def _effects(estimate: GpuEstimate) -> Iterable[str]:
     batch = f" at batch size {estimate.run_batch}" if estimate.run_batch else ""
     yield wrapped(
-        f"{printable(estimate.gpu)}, for this job{batch}: a tenth more of each figure", "", "  "
+        f"{printable(estimate.gpu)}, for this job{batch}: effect of 10% more of each figure",
+        "",
+        "  ",
     )
     for effect in estimate.effects:
         yield columns_text(effect.figure, printable(effect.value), _effect(effect, estimate))
@@ -184,14 +187,14 @@ def _effects(estimate: GpuEstimate) -> Iterable[str]:
 def _effect(effect: Effect, estimate: GpuEstimate) -> str:
     if effect.step_change is None:
         if effect.largest_batch is None or estimate.largest_batch is None:
-            return "what fits is not known but for the present batch size"
+            return "only the present batch size is known"
         more = effect.largest_batch - estimate.largest_batch
         if not more:
             return "no larger batch fits"
-        return f"{count(more, 'sample')} more in a batch: {effect.largest_batch} at the most"
+        return f"{count(more, 'sample')} more in a batch: at most {effect.largest_batch}"
     change = effect.step_change
     if abs(change) < _NOTHING:
-        return "nothing: the step does not wait for it"
+        return "none: it does not limit the step"
     word = "shorter" if change < 0 else "longer"
     return f"the step is {100 * abs(change):.2g}% {word}"
 

@@ -71,7 +71,7 @@ def _dataset(probe: Probe) -> str:
 
 def _worker(probe: Probe) -> str:
     if probe.fetch_s is None:
-        return "not measured: no run with workers came through"
+        return "not measured: no run with workers succeeded"
     text = duration(probe.fetch_s)
     if probe.variation is not None:
         text += f" ± {probe.variation:.0%} from batch to batch"
@@ -106,7 +106,7 @@ def _transfer(probe: Probe) -> str:
         return ""
     text = duration(probe.receive_s)
     if probe.receive_busy_s is not None:
-        text += f" ({duration(probe.receive_busy_s)} while a worker makes the next)"
+        text += f" ({duration(probe.receive_busy_s)} while a worker loads the next)"
     if probe.pin_s is not None:
         text += f", {duration(probe.pin_s)} more to pin it"
     if probe.next_s is not None:

@@ -92,7 +92,7 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     ).rstrip()
     extra = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
     if disturbed:
-        extra.append("measured beside other processes: not used")
+        extra.append("measured while other processes were busy: not used")
     if settings.worker_threads != 1:
         extra.append(f"{settings.worker_threads} threads a worker")
     if settings.library_threads is not None:

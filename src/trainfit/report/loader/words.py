@@ -72,7 +72,7 @@ def without_others_words(result: LoaderResult) -> str:
         if (candidate := result.candidate(settings)) is not None
     ]
     return (
-        "without them, by the CPU time of batches, not confirmed by any run: "
+        "without them (predicted from the CPU time of batches, not confirmed by a run): "
         f"{settings_words(result.without_others)} ({'; '.join(said)} batches/s predicted)"
     )
 

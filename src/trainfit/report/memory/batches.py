@@ -21,7 +21,7 @@ def batches_section(report: MemoryReport) -> str:
         return "\n".join([title, *_missing(report)])
     low, high = law.batches
     if law.law == "none":
-        text = f"no law from batch sizes {low} and {high}: {printable(law.reason)}"
+        text = f"no linear model from batch sizes {low} and {high}: {printable(law.reason)}"
         return "\n".join([title, wrapped(text, "  ", "  ")])
     lines = [
         f"{title} (from the recordings at {low} and {high})",
@@ -29,12 +29,12 @@ def batches_section(report: MemoryReport) -> str:
         f"{size(round(law.allocated_per_sample_bytes))}   (what is at the peak of {high})",
         f"  device    = {size(law.device_base_bytes)} + batch x "
         f"{size(round(law.device_per_sample_bytes))}   (least squares of the figures below)",
-        "  one sample more is",
+        "  each sample more adds",
         *_grown(law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes, KIND_TITLES),
         "  of which",
         *_grown(law.per_sample_by_module_bytes, law.allocated_per_sample_bytes, {}),
         *_points(law),
-        "  where the line ends",
+        "  where the linear model ends",
         *_limits(law),
     ]
     return "\n".join(lines)
@@ -43,15 +43,15 @@ def batches_section(report: MemoryReport) -> str:
 def _missing(report: MemoryReport) -> list[str]:
     if report.second_run:
         return [
-            "  one recording cannot tell; record the script at a second batch size and give both:",
+            "  needs a second recording: record the script at a second batch size and give both:",
             f"    {printable(report.second_run)}",
             f"    trainfit memory {printable(report.file)} {_file_of(report.second_run)}",
         ]
     return [
         wrapped(
-            "one recording cannot tell; record the script at a second batch size with "
+            "needs a second recording: record the script at a second batch size with "
             "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
-            "if they do not know theirs)",
+            "if they do not contain theirs)",
             "  ",
             "  ",
         )

@@ -64,7 +64,7 @@ def _ranges(memory: MemoryFigures) -> list[str]:
         return []
     text = (
         f"{', '.join(parts)} ({RANGE_COVERAGE:.0%} prediction interval; {RANGE_EXCEEDED:.0%} of "
-        "measured jobs lay above that of the device)"
+        "measured jobs used more than its upper end)"
     )
     return [wrapped(text, "  between   ", " " * 12)]
 

@@ -57,7 +57,7 @@ def _batch(result: PlanResult) -> str:
     reason = limits.reason if limits is not None else ""
     if not best:
         if chosen.largest_batch is None:
-            return f"cannot tell other batch sizes: {reason or result.basis_detail}"
+            return f"other batch sizes are not known: {reason or result.basis_detail}"
         return f"none recommended: {reason}" if reason else ""
     if limits is None or (limits.memory is None and not reason and chosen.largest_batch is None):
         return ""

@@ -43,7 +43,7 @@ def _reason(part: LaunchPart) -> str:
         "by hand": f"in the script, {was}",
         "cannot tell": "cannot tell: ",
     }
-    return before[part.status] + (part.reason or "no reason is known")
+    return before[part.status] + (part.reason or "reason not known")
 
 
 def _evidence(part: LaunchPart) -> str:

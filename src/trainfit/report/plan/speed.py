@@ -40,7 +40,7 @@ def _now(speed: Speed) -> list[str]:
         f"{time_text(now.seconds)}{rate}; 90% prediction interval {time_text(low)} to "
         f"{time_text(high)}"
     )
-    parts = [f"kernels {time_text(now.gpu_s)}", f"launching them {time_text(now.host_s)}"]
+    parts = [f"kernels {time_text(now.gpu_s)}", f"launches {time_text(now.host_s)}"]
     if now.copies_s > 0.01 * now.seconds:
         parts.append(f"copies {time_text(now.copies_s)}")
     bound = f"limited by {BOUNDS[now.bound]}: {', '.join(parts)}"
@@ -69,7 +69,7 @@ def _graphs(speed: Speed) -> list[str]:
         return []
     text = (
         f'with CUDA graphs (torch.compile, mode="reduce-overhead") at best {time_text(graphed)}, '
-        "as no kernel waits for its launch"
+        "if no kernel waits for its launch"
     )
     return [wrapped(text, "  launches  ", " " * 12)]
 
@@ -83,7 +83,7 @@ def _paced(speed: Speed) -> list[str]:
     highest, lowest = paced.slowed[0], paced.slowed[-1]
     head = f"{count(paced.launches, 'launch', 'launches')} a call"
     if lowest.seconds - now < LEAST_FASTER * now:
-        text = f"{head}: the GPU bounds it, a lower clock of the CPU between calls changes nothing"
+        text = f"{head}: the GPU bounds it, a lower CPU clock between calls has no effect"
     else:
         clock = paced.core_hz / 1e9
         ends = f"{highest.core_share * clock:.2g} to {lowest.core_share * clock:.2g} GHz"

@@ -99,13 +99,15 @@ def _batch_section(result: PlanResult) -> str:
     if chosen.largest_batch is None:
         return "\n".join([title, *_unknown(result)])
     if chosen.largest_batch == 0:
-        return "\n".join([title, "  not even one sample fits. What would:", *_remedies(result)])
+        return "\n".join(
+            [title, "  not even one sample fits. What would help:", *_remedies(result)]
+        )
     limits = chosen.limits
     bound = _at_least(limits, chosen.largest_batch)
     lines = [title, _batch_row("largest that fits", chosen.largest_batch, bound)]
     lines += _recommended(result)
     if not now.fits:
-        lines.append(f"  the present batch size, {now.batch_size}, does not fit. What would:")
+        lines.append(f"  the present batch size, {now.batch_size}, does not fit. What would help:")
         lines += _remedies(result)
     return "\n".join(lines)
 
@@ -118,7 +120,7 @@ def _unknown(result: PlanResult) -> list[str]:
         why = printable(limits.reason) if limits is not None else ""
         kept = f"recommended: the present one ({why})" if why else "the present one fits"
         return [wrapped(kept, "  ", "  "), detail]
-    return ["  the present one does not fit. What would:", *_remedies(result), detail]
+    return ["  the present one does not fit. What would help:", *_remedies(result), detail]
 
 
 def _recommended(result: PlanResult) -> list[str]:
@@ -154,7 +156,7 @@ def _recommended(result: PlanResult) -> list[str]:
         what = f"an epoch of {limits.data_set} samples is then {count(limits.epoch_steps, 'step')}"
         lines.append(wrapped(what, " " * _COLUMN, " " * _COLUMN))
     if limits is not None and limits.noise_scale is not None:
-        text = "as given: with a batch of so many samples a loss needs twice the samples"
+        text = "as given: with a batch of this size, the same loss needs twice the samples"
         lines.append(_batch_row("noise scale", round(limits.noise_scale), text))
     return lines
 
@@ -175,7 +177,7 @@ def _at_least(limits: BatchLimits | None, batch: int) -> str:
     if limits is None or not limits.at_least:
         return ""
     full = limits.data_set is not None and batch + 8 > limits.data_set
-    return f"at least; {'the data set has no more' if full else 'no larger one was simulated'}"
+    return f"at least; {'the data set has no more' if full else 'no larger batch was simulated'}"
 
 
 def _is_bound(limits: BatchLimits) -> bool:
@@ -192,7 +194,9 @@ def _why(best: int, limits: BatchLimits | None, margin: str) -> str:
     if best == limits.data_set:
         return "the whole data set"
     if limits.trains is not None:
-        return f"the smallest that trains {KNEE:.0%} as fast as any at this noise scale (predicted)"
+        return (
+            f"the smallest with {KNEE:.0%} of the fastest training at this noise scale (predicted)"
+        )
     return f"saturation batch size (smallest with {KNEE:.0%} of the best throughput; predicted)"
 
 
@@ -201,7 +205,7 @@ def _none(result: PlanResult) -> list[str]:
     if limits is not None and limits.reason:
         return [wrapped(f"none: {printable(limits.reason)}", f"  {'recommended':<20}  ", "  ")]
     free = f"{100 * result.headroom_share:.2g}% of the GPU free"
-    none = "none was seen to leave" if best is None else "no batch size leaves"
+    none = "no simulated batch size leaves" if best is None else "no batch size leaves"
     return [f"  {'recommended':<20}  none: {none} {free}"]
 
 
@@ -227,7 +231,7 @@ def _remedies(result: PlanResult) -> list[str]:
         batch = f"batch size {now.batch_size}" if now.batch_size else "the present batch size"
         lines.append(f"  - a larger GPU, at {batch}: {named}")
     if not lines:
-        lines.append("  - no single GPU of the catalogue; make the model or its input smaller")
+        lines.append("  - no single GPU of the catalogue; use a smaller model or input")
     return lines
 
 

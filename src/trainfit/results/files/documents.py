@@ -44,9 +44,9 @@ def from_json(
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ResultFileError(path, f"it is damaged or no result ({error})", remake) from error
+        raise ResultFileError(path, f"damaged, or not a result file ({error})", remake) from error
     if not isinstance(document, dict) or "format" not in document:
-        raise ResultFileError(path, "it is no result of trainfit", remake)
+        raise ResultFileError(path, "not a result of trainfit", remake)
     found, number = document.pop("format"), document.pop("version", None)
     if found != name and found not in former_names:
         raise ResultFileError(path, f"its format is {found!r}, not {name!r}", wanted)
@@ -79,7 +79,7 @@ def read(path: Path, remake: str) -> str:
     except FileNotFoundError:
         raise ResultFileError(path, "there is no such file", "check the path") from None
     except UnicodeDecodeError as error:
-        reason = f"it is damaged or no result ({error.reason} at byte {error.start})"
+        reason = f"damaged, or not a result file ({error.reason} at byte {error.start})"
         raise ResultFileError(path, reason, remake) from error
     except OSError as error:
         raise ResultFileError(path, error.strerror or str(error), "check the path") from error
@@ -94,4 +94,4 @@ def save(path: Path, text: str) -> None:
 
 def _no_constant(name: str) -> None:
     """JSON has neither NaN nor Infinity, though Python reads them."""
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -47,7 +47,7 @@ Arm = Literal[
     "no_idle_states",
 ]
 """How the time until the next call is spent: not at all; asleep; at work on a core; asleep but
-for its last part; asleep with the GPU at work; core and GPU at work; the same, and small kernels
+for its last part; asleep with the GPU at work; core and GPU kept busy; the same, and small kernels
 launched by the thread that calls; asleep with deep idle states forbidden."""
 
 Phase = Literal["baseline", "attribution", "profile", "fix"]

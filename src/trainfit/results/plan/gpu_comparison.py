@@ -94,7 +94,7 @@ class GpuEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class Anchor:
-    """A step that the user measured: ``factor`` times what is predicted for it."""
+    """A step that the user measured: ``factor`` times the prediction for it."""
 
     gpu: str
     seconds: float

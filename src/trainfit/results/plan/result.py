@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
-from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.notes import Note
+from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.loader import upgrade_terms as upgrade_loader_terms
 from trainfit.results.machine.constants import Constant

@@ -13,7 +13,7 @@ from trainfit.results.files.exchange import as_json, write_whole
 from trainfit.results.runs.trace import Target, TraceOutcome
 
 #: Where the time of a step is from that takes none.
-AS_FAST: Final = "as fast as the loader can: the step takes no time"
+AS_FAST: Final = "as fast as the loader can: a step time of 0"
 
 
 @dataclasses.dataclass(frozen=True)
