@@ -1,4 +1,4 @@
-"""Options and checks that several verbs share."""
+"""Options and checks shared by several commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device_memory(parser: argparse.ArgumentParser) -> None:
-    """Add what says how much of the GPU is not PyTorch's."""
+    """Add the options for GPU memory that PyTorch does not use."""
     parser.add_argument(
         "--profile",
         type=Path,
@@ -70,7 +70,7 @@ def add_device_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def add_simulation(parser: argparse.ArgumentParser) -> None:
-    """Add what every simulated run takes: ``--steps`` and ``--time-limit``."""
+    """Add the options of every simulated run: ``--steps`` and ``--time-limit``."""
     parser.add_argument(
         "--steps",
         type=whole_number,
@@ -90,7 +90,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 
 
 def add_protection(parser: argparse.ArgumentParser) -> None:
-    """Add what may come of the files that a script writes."""
+    """Add the options for files that a script writes."""
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--allow-writes",
@@ -126,15 +126,15 @@ def sandbox_request(options: argparse.Namespace) -> SandboxRequest:
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
-    """Add in which form the result is given: ``--json`` and ``--output``."""
+    """Add the options for the form of the result: ``--json`` and ``--output``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The GPU to simulate, the name that finds it again, its constants, and the rates of the
-    user's calibration profile (``None``: there is none that holds for it)."""
+    """The GPU to simulate, a name by which it is found, its constants, and the rates of the user's
+    calibration profile (``None``: no profile is valid for it)."""
 
     gpu: GpuSpec
     name: str
@@ -204,7 +204,7 @@ def _loads_eagerly(environment: Mapping[str, str]) -> bool:
 
 
 def chosen_gpu(name: str | None) -> tuple[GpuSpec, str]:
-    """The GPU to simulate and the name that finds it again.
+    """The GPU to simulate and a name by which it is found.
 
     Raises ``GpuNameError`` for a bad name, :class:`UsageError` with no name and no GPU.
     """
@@ -240,7 +240,7 @@ def split_command(
 
 def progress(text: str) -> None:
     """One line on standard error; results alone go to standard output."""
-    # In one piece: several threads may have something to say.
+    # Written at once: several threads may write.
     sys.stderr.write(f"trainfit: {printable(text)} …\n")
     sys.stderr.flush()
 

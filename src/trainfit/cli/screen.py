@@ -1,4 +1,4 @@
-"""The short answer of a plan on standard output, in colour on a terminal; the whole on demand."""
+"""Prints a plan on standard output: one screen, in colour on a terminal, or the whole report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which notes a plan has, but for those of the step that finds them."""
+"""Notes of a plan, other than those of the step that finds them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def note_interrupt(
     others: Sequence[AmpSetting],
     remedies: Remedies | None,
 ) -> None:
-    """What is missing of a plan that the user ended early."""
+    """Parts missing in a plan that the user interrupted."""
     here = present.batches
     missing = {
         "other batch sizes": not here.pair and here.basis == "one trace",

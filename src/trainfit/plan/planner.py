@@ -59,11 +59,10 @@ class Settings:
     """What the user set: see ``trainfit plan --help``.
 
     ``headroom`` is a share of the GPU (``None``: up to the prediction interval's upper bound);
-    ``steps`` of ``None`` are until memory has settled.
-    ``remedies`` are names of remedies to try; ``None``: all where the job does not fit. ``cpu`` is
-    the processor beside the GPU, ``rates`` are what a calibration profile measured,
-    ``noise_scale`` is the gradients', in samples. ``rented`` says which machine the GPU is of, in
-    words (empty: none was named).
+    ``steps`` of ``None`` are until memory has settled. ``remedies`` are names of remedies to try;
+    ``None``: all where the job does not fit. ``cpu`` is the CPU of the machine with the GPU,
+    ``rates`` are what a calibration profile measured, ``noise_scale`` is the gradients', in
+    samples. ``rented`` says which machine the GPU is of, in words (empty: none was named).
     """
 
     headroom: float | None = None
@@ -88,7 +87,7 @@ def plan(
 ) -> PlanResult:
     """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
 
-    ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
+    ``constants`` are the memory of the process outside PyTorch's allocator (the catalogue's).
     Upon a ``KeyboardInterrupt``, which goes on, ``interrupted`` is given what was known by then,
     if that is anything. ``understood`` is given the command with the tunables that the user has
     not marked, before that.
@@ -266,7 +265,7 @@ class _Planner:
         return accumulation_for(self._command, makeup, job.batch, best)
 
     def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
-        """What was asked for; of itself where the job does not fit."""
+        """The remedies to try: those asked for, or all if the job does not fit."""
         names = self._settings.remedies
         if names is None:
             names = () if present.configuration.fits else NAMES

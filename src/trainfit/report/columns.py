@@ -1,4 +1,4 @@
-"""A figure, its value, and beside them what they mean."""
+"""Three columns: a figure, its value, and what they mean."""
 
 from __future__ import annotations
 

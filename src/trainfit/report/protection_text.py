@@ -1,4 +1,4 @@
-"""What is said of the files that a script wrote while it ran for trainfit."""
+"""Notes on the files that a script wrote in a simulated run."""
 
 from __future__ import annotations
 

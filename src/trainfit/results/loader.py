@@ -83,11 +83,11 @@ class LoaderSettings:
         return self.num_workers * self.prefetch_factor
 
 
-#: Cores that others keep busy on average, beyond those that idle, above which a run is one beside
-#: others: its rate tells of both.
+#: Cores that others keep busy on average, beyond those that idle, above which a run counts as
+#: disturbed: its rate depends on both.
 DISTURBED_CORES: Final = 0.25
 
-#: Bytes of the checkpoint that is saved to see what that takes: some 20 to 50 ms.
+#: Bytes of the checkpoint that is saved to measure the time of that: some 20 to 50 ms.
 SAVE_BYTES: Final = 32 << 20
 
 
@@ -100,7 +100,7 @@ def steady(settings: LoaderSettings) -> LoaderSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong with the loader, with its cure.
+    """A fault of the DataLoader, with its fix.
 
     ``kind`` is a stable identifier ("worker_killed", "worker_exception", "shm_full",
     "deadlock", "not_picklable", "iterable_not_sharded", "slow_sampler", "main_process_only",
@@ -129,7 +129,7 @@ class CostPart:
 
 @dataclasses.dataclass(frozen=True)
 class StorageCost:
-    """What a batch takes when its files are in the page cache (warm) and when they are not.
+    """Time of a batch with its files in the page cache (warm) and without (cold).
 
     ``read_bytes`` is what one batch read from storage when cold; ``cached_share`` how much of
     the files that were seen can stay in the page cache (1: all of them fit in free RAM).
@@ -155,11 +155,11 @@ class Probe:
     ``variation`` is the standard deviation of ``fetch_s`` divided by its mean.
     ``receive_s`` is the CPU time of taking a batch from the workers' queue, ``receive_busy_s``
     the wall time of the same while the worker that made it makes the next one;
-    ``pin_s`` is the copy to pinned memory, ``next_s`` what ``next`` takes besides,
+    ``pin_s`` is the copy to pinned memory, ``next_s`` the rest of ``next``,
     ``latency_s`` what passes in pipes until threads wake.
-    ``start_s`` is what starting one worker takes, by start method.
+    ``start_s`` is the time to start one worker, by start method.
     ``scaling`` is the rate of two workers divided by that of one.
-    ``sampler_s`` is what the sampler takes for the indices of one batch.
+    ``sampler_s`` is the time of the sampler for the indices of one batch.
     """
 
     dataset: str
@@ -202,10 +202,10 @@ class Probe:
     """Cores that other processes kept busy in the probe's runs, beyond those that idled; ``None``:
     not told."""
     disturbed: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Kinds of runs ("2 workers", …) that were only made beside other processes, and how many
+    """Kinds of runs ("2 workers", …) that were only made with other processes busy, and how many
     cores these kept busy."""
     collecting: float | None = None
-    """Of a worker's CPU time for batches, what Python's garbage collection takes."""
+    """Share of a worker's CPU time for batches that Python's garbage collection uses."""
     started_threads: int | None = None
     """Threads that libraries started in a worker for its first batch: those of pools that are
     used, and not only there; ``None``: not told."""
@@ -233,7 +233,7 @@ class Candidate:
     ``oversubscribed`` says why it is slower than so many workers promise, or is empty.
 
     ``batches_per_s`` is with the consumer, ``alone_batches_per_s`` what the loader would give
-    to one that takes no time. ``save_s`` is what saving a checkpoint (``SAVE_BYTES``) would take
+    to a step time of 0. ``save_s`` is what saving a checkpoint (``SAVE_BYTES``) would take
     while the workers go on.
     """
 
@@ -251,7 +251,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Confirmed:
-    """A real run of the loader beside what the model said before it.
+    """A real run of the DataLoader, with the model's prediction before it.
 
     ``measured_batches_per_s`` and ``waiting_share`` are ``None`` where the run failed.
     ``context_switches_per_batch`` and ``private_bytes`` are of all workers together.
@@ -275,7 +275,7 @@ class Confirmed:
     """Cores that other processes kept busy meanwhile, beyond those that idled; ``None``: not
     told."""
     tries: int = 1
-    """How often it was made: again where other processes were at work, the quietest counts."""
+    """Number of runs: repeated where other processes were busy; the least disturbed counts."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -302,8 +302,8 @@ class Doubt:
     decides: bool = False
 
 
-#: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),
-#: "cores", "disk", "transfer" (taking batches over), "lock" (workers wait for one another),
+#: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help), "cores",
+#: "disk", "transfer" (of batches to the main process), "lock" (workers wait for one another),
 #: "sampler", "main_process" (num_workers=0 is all that works).
 Limit = Literal[
     "gpu", "workers", "cores", "disk", "transfer", "lock", "sampler", "main_process", "unknown"
@@ -424,7 +424,7 @@ class LoaderResult:
     save_alone_s: float | None = None
     """What saving a checkpoint (``SAVE_BYTES``) took without workers."""
     held: Probe | None = None
-    """The probe again, with one thread for each library in a worker; ``None``: not made, as a
+    """A second probe, with one thread for each library in a worker; ``None``: not made, as a
     batch starts none of their threads."""
     seconds: float = 0.0
     torch: str = ""
@@ -471,7 +471,7 @@ class LoaderResult:
         return next((each for each in self.candidates if steady(each.settings) == wanted), None)
 
     def measured(self, settings: LoaderSettings) -> Confirmed | None:
-        """The real run of these settings, if there was one that neither failed nor was made beside
+        """The real run of these settings, if there was one that neither failed nor was disturbed by
         other processes."""
         wanted = steady(settings)
         found = (each for each in self.confirmed if steady(each.settings) == wanted)

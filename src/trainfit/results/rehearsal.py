@@ -41,7 +41,7 @@ _UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
 #: "starving": batches are made slower than they are used, all the time;
 #: "main_process": there are no workers, each batch is made while the GPU waits;
 #: "slow_batch": a batch came late, while they come in time as a rule;
-#: "transfer": what ``next`` takes for a batch that is ready;
+#: "transfer": the time of ``next`` for a batch that is ready;
 #: "end": after the last step (the loader failed, or had no batch left).
 Cause = Literal[
     "start_up",

@@ -296,8 +296,8 @@ class TimedBatch:
 class TimedSteps:
     """Step times of a job at several batch sizes (``case.batch`` is the first).
 
-    ``operator_s`` is what an operator takes the machine's core (``speed.dispatch_probe``), ``None``
-    where that was not measured.
+    ``operator_s`` is the time of an operator on the machine's core (``speed.dispatch_probe``),
+    ``None`` where that was not measured.
     """
 
     simulated: bool

@@ -1,4 +1,4 @@
-"""``trainfit doctor``: what this machine is, what is wrong with it, and what cures it."""
+"""``trainfit doctor``: what this machine is, what is wrong with it, and how to fix it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 

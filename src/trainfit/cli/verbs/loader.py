@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """Add what says how long the GPU works between two batches."""
+    """Add the options for the time of a GPU step."""
     parser.add_argument(
         "--step-time",
         type=step_time,
@@ -100,7 +100,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add who else shares the machine."""
+    """Add the option for other training processes on the machine."""
     parser.add_argument(
         "--ranks",
         type=whole_number,
@@ -111,7 +111,7 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add what says which loader."""
+    """Add the options that select a DataLoader."""
     parser.add_argument(
         "--loader",
         metavar="MODULE:CALLABLE",
@@ -183,7 +183,7 @@ def _parse(command: Sequence[str], verb: str) -> Command:
 
 
 def loading_options(options: argparse.Namespace) -> LoadingOptions:
-    """What the options say of the measurement."""
+    """The options of the measurement."""
     return LoadingOptions(
         step=given_step(options.step_time),
         gpu=options.gpu,
@@ -200,7 +200,7 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
 
 
 def given_step(step_s: float | None) -> StepTime | None:
-    """What ``--step-time`` says; nothing is known of how busy it keeps a core."""
+    """The step time given with ``--step-time``; how busy it keeps a core is not known."""
     return StepTime(step_s, source="given") if step_s is not None else None
 
 

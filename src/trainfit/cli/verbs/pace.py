@@ -1,4 +1,4 @@
-"""``trainfit pace``: inference at a fixed rate, why it is slow, and the proof of the cure."""
+"""``trainfit pace``: inference at a fixed rate, why it is slow, and a trial of the fix."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 class _TargetError(UsageError):
-    """The user's own code failed; ``script_output`` is shown below as theirs."""
+    """Exception in the user's code; ``script_output`` is shown below as its output."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -60,7 +60,7 @@ _WITH_VALUE = (
 )
 
 _UNSAID = HostCpu(None, None)
-#: Seconds of probing, and how often that all of the measuring may take at most.
+#: Seconds of probing, and the whole measurement's time limit as a multiple of it.
 _PROBE_S = 20.0
 _MEASURING = 10
 
@@ -206,7 +206,7 @@ def _planned(
         *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
         understood=understood,
     )
-    keep(result)  # whatever becomes of the loader
+    keep(result)  # whatever happens to the DataLoader
     try:
         if options.versus_cpu:
             result = with_cpu(result, parsed, options.time_limit, progress)
@@ -220,7 +220,7 @@ def _planned(
 
 
 def _processor(options: argparse.Namespace, command: Command, progress: Shown) -> HostCpu | None:
-    """What was said, or measured, or the rented machine's; ``None`` where nothing is known."""
+    """The CPU as given, as measured, or of the rented machine; ``None`` if not known."""
     if options.cpu is None:
         progress("measuring how fast a core of this machine dispatches operators")
         return measured_cpu(command)
@@ -256,7 +256,7 @@ def _with_loading(
     progress: Shown,
 ) -> PlanResult:
     measuring = _PROBE_S if options.probe_time is None else options.probe_time
-    # The script's way to its first step may take as long as any simulated run.
+    # The script's first step may need as long as any simulated run.
     limit = options.time_limit + _MEASURING * measuring
     given = given_step(options.step_time)
     loading = LoadingOptions(

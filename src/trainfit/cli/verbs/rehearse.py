@@ -1,4 +1,4 @@
-"""``trainfit rehearse``: how busy a command's DataLoader would keep the GPU."""
+"""``trainfit rehearse``: GPU utilization with a command's DataLoader."""
 
 from __future__ import annotations
 

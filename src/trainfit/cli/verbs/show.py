@@ -1,4 +1,4 @@
-"""``trainfit show``: render a result file again."""
+"""``trainfit show``: render a result file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 

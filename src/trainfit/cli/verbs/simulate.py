@@ -66,7 +66,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
-    """Simulate, print, and say how it went; returns the exit code."""
+    """Simulate and print; returns the exit code."""
     if not command:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
     is_bare = command[0].startswith("-m") or _is_script(command[0])

@@ -70,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 

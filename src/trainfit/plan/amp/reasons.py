@@ -1,4 +1,4 @@
-"""What mixed precision saves of memory and time, and where it is little, why."""
+"""Memory and time saved by mixed precision, with the reason if it is little."""
 
 from __future__ import annotations
 

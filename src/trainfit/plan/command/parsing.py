@@ -346,7 +346,7 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
             f"launcher {name!r} starts the training in its own processes, where it cannot be "
             "simulated; give the command of one process, as in `python train.py …`"
         )
-    # A path is what it is; a name may be installed beside the interpreter.
+    # A path is used as it is; a name may be installed next to the interpreter.
     beside = Path(sys.executable).parent / name if os.sep not in name else None
     found = shutil.which(name) or (str(beside) if beside and beside.is_file() else None)
     if found is None:

@@ -137,7 +137,7 @@ def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
         return "unknown", None
     ratio = 1 / found.step_s / rate
     if ratio > 1 + _KEEPS_UP:
-        # Beside other processes a slow loader may be theirs.
+        # With other busy processes a slow loader may be due to them.
         return ("unknown", None) if found.is_left_open else ("loader", ratio)
     alone = _alone(found, found.recommended)
     return "gpu", max(1.0, alone * found.step_s) if alone is not None else None

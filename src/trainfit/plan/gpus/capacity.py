@@ -1,4 +1,4 @@
-"""What a job takes of memory on GPU after GPU, with replays that they share."""
+"""Memory of a job on several GPUs, with shared replays."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from trainfit.speed.model.work import COLUMNS, Work
 
 #: Any driver: that of a machine which is still to be found.
 _NEWEST_DRIVER: Final = 1 << 20
-#: A tenth more of a figure, to see what it does.
+#: Factor on a figure for its effect on the job.
 _MORE: Final = 1.1
 #: A measured step that is so many times what was predicted, or less, is hardly the same step.
 _UNLIKELY: Final = 3.0
@@ -99,7 +99,7 @@ class Job:
 
     @functools.cached_property
     def capacity(self) -> CapacitySearch:
-        """What it takes of memory."""
+        """Its memory on GPUs of any capacity."""
         return CapacitySearch(self.recording, self.memory, self.settings)
 
     @functools.cached_property
@@ -342,7 +342,8 @@ def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
 def _with_speed(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) -> GpuEstimate:
     machine, grows = machine_of(gpu), _grows(job, estimate)
     now = _step(job, machine, job.batch, factor) if estimate.fits else None
-    # While memory grows, no batch size lasts: none is said to be enough, and no run ends.
+    # While memory grows, no batch size fits for long: no saturation batch size is given, and no run
+    # time.
     enough = None if grows else _saturated(job, machine, estimate.largest_batch, factor)
     run = now or enough
     if run is None:
@@ -360,7 +361,7 @@ def _with_speed(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) ->
 
 
 def _saturated(job: Job, machine: Machine, largest: int | None, factor: float) -> StepSpeed | None:
-    """The smallest batch size with nearly the most samples a second of those that fit.
+    """The step at the saturation batch size, of the batch sizes that fit.
 
     First among the powers of two, then among all that are costed between two of them.
     """
@@ -443,7 +444,7 @@ _FIGURES: Final[Mapping[str, tuple[str, Callable[[GpuSpec], str]]]] = {
 
 
 def _effects(job: Job, gpu: GpuSpec, estimate: GpuEstimate) -> Iterable[Effect]:
-    """A tenth more of each figure, with everything else as it is."""
+    """Effect of 10% more of each figure, everything else unchanged."""
     machine, batch = machine_of(gpu), estimate.run_batch
     base = _step(job, machine, batch) if estimate.samples_per_s is not None else None
     if base is None:

@@ -1,7 +1,7 @@
 """What GPUs cost an hour at cloud providers, from gpuhunt's catalogue (an extra; needs a network).
 
-The library unifies the offers of some twenty providers; its names leave out the form factor (SXM,
-PCIe), so that one offer may stand for several GPUs of the catalogue.
+The library unifies the price lists of some twenty providers; its names leave out the form factor
+(SXM, PCIe), so that one entry may stand for several GPUs of the catalogue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Query = Callable[..., Iterable[Any]]
 
 
 def market_prices(query: Query | None = None) -> Prices:
-    """The cheapest offer on demand of one GPU of each kind, in US dollars.
+    """The cheapest on-demand price of one GPU of each kind, in US dollars.
 
     Args:
         query: ``gpuhunt.query`` (for tests).

@@ -1,4 +1,4 @@
-"""The launched job with expandable segments and without: does the variable win anything?"""
+"""The launched job with expandable segments and without: does the variable lower memory?"""
 
 from __future__ import annotations
 

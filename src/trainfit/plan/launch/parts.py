@@ -1,4 +1,4 @@
-"""What a launch command consists of, and what was left out: each part with its reason."""
+"""Parts of a launch command, set or left out, each with its reason."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
 
 
 def _not_tuned(plan: PlanResult) -> str:
-    """Why nothing is known of the DataLoader."""
+    """Reason why nothing is known about the DataLoader."""
     if plan.loading is not None:
         return f"the DataLoader could not be tuned: {plan.loading.failure}"
     if plan.loader_at is None:

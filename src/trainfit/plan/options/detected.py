@@ -1,7 +1,7 @@
-"""Which options of a script very likely are the tunables, where the user has marked none.
+"""Detects the options of a script that are likely its tunables, where none are marked.
 
 By name, as the field calls them (:mod:`trainfit.plan.options.names`), and by value: the option has
-what the first run saw. That is a supposition, which a run has to prove
+what the first run saw. That is an assumption, which a run has to confirm
 (:mod:`trainfit.plan.options.proof`).
 """
 
@@ -200,7 +200,7 @@ def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
 def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
     """Where a run showed the batch size ``value``; ``None``: nowhere.
 
-    A DataLoader that gives one ready-made batch a time leaves it to what the model is given.
+    A DataLoader that gives one ready-made batch at a time leaves it to the input of the model.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""What a simulated run shows of the tunables of its command."""
+"""Tunables of a command as observed in a simulated run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ BatchSource = Literal["loader", "calls"]
 
 @dataclasses.dataclass(frozen=True)
 class ObservedSettings:
-    """The DataLoader's settings (``None``: there was none, or it has none), autocast's dtype
-    (``None``: off), and the micro-batches of an optimizer step (``None``: not known).
+    """Observed settings: the DataLoader's (``None``: there was none, or it has none), autocast's
+    dtype (``None``: off), and the micro-batches of an optimizer step (``None``: not known).
 
     ``loader_batch`` is the DataLoader's batch size, ``call_batch`` the first dimension of what the
     model is called with.
@@ -32,12 +32,12 @@ class ObservedSettings:
     accumulation: int | None = None
 
     def batch(self, source: BatchSource) -> int | None:
-        """The batch size, as this shows it."""
+        """The observed batch size."""
         return self.loader_batch if source == "loader" else self.call_batch
 
 
 def observed_settings(trace: Trace) -> ObservedSettings:
-    """What a run shows."""
+    """The tunables observed in a run."""
     outcome = trace.outcome
     loader = outcome.loader
     makeup = trace.recording.makeup if trace.recording is not None else None

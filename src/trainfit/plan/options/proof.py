@@ -1,6 +1,6 @@
 """Does an option have the effect that its name promises? A simulated run shows.
 
-A supposed tunable (:mod:`trainfit.plan.options.detected`) is used only where a run with another
+A detected tunable (:mod:`trainfit.plan.options.detected`) is used only where a run with another
 value of it shows that value in the DataLoader, in autocast or in the makeup of an optimizer step.
 """
 
@@ -26,7 +26,7 @@ _DTYPES: Final = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed", "amp_bf16"), "bfloat16"),
     **dict.fromkeys(("fp16", "float16", "16-mixed", "amp_fp16", "16"), "float16"),
 }
-#: Values that switch it off, besides those that say off.
+#: Values that switch it off, in addition to those that mean off.
 _OFF: Final = ("no", "none", "None", "fp32", "float32", "32-true", "32")
 
 

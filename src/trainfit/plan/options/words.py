@@ -1,4 +1,4 @@
-"""Tunables written into a command's words, at the options that say them."""
+"""Writes tunables into the words of a command, at their options."""
 
 from __future__ import annotations
 

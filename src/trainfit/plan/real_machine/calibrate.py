@@ -1,4 +1,4 @@
-"""Measures a GPU in child processes and puts what they read together as a profile."""
+"""Measures a GPU in child processes and builds a profile from their readings."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class _Run:
     def with_models(
         self, profile: Profile, measured: Sequence[ConvolutionWorkspace]
     ) -> tuple[ConvolutionWorkspace, ...]:
-        """Beside each measured workspace what the simulation takes for it."""
+        """Add the simulated size to each measured workspace."""
         if not measured:
             return ()
         try:

@@ -1,4 +1,4 @@
-"""This machine's processor, measured: what it gives a job, and how fast a core dispatches."""
+"""Measures this machine's CPU: cores available to a job, and the dispatch rate of a core."""
 
 from __future__ import annotations
 

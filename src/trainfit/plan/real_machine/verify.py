@@ -187,9 +187,9 @@ def _compare(
 def stated_ranges(memory: MemoryFigures, tolerance: float | None) -> dict[str, tuple[int, int]]:
     """The range in which each figure is said to lie.
 
-    It is that of the result unless a ``tolerance`` is asked for, a share to both sides (and for
-    the device the range of the context besides). Files of earlier versions state none: then
-    it is :data:`TOLERANCE`.
+    It is that of the result unless a ``tolerance`` is asked for, a share to both sides (and for the
+    device the range of the context in addition). Files of earlier versions state none: then it is
+    :data:`TOLERANCE`.
     """
     stated = {
         "allocated": memory.allocated_range_bytes,
@@ -226,7 +226,7 @@ def _range_basis(memory: MemoryFigures, tolerance: float | None) -> str:
 
 
 def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:
-    """The process's peak on the device: reserved, and what it takes besides, which only grows."""
+    """The process's peak on the device: reserved memory plus the rest, which only grows."""
     if outcome.reserved_bytes is None:
         return None
     if outcome.process_bytes is not None:
@@ -243,7 +243,7 @@ def _notes(prediction: Prediction, device: Device, outcome: RealRunOutcome, how:
             f"the script did not go on after {count(outcome.steps, 'optimizer step')}: "
             f"{outcome.message or outcome.status}; measured by then"
         )
-    with contextlib.suppress(GpuNameError):  # a device made to measure has any name
+    with contextlib.suppress(GpuNameError):  # a custom GPU specification has any name
         wanted = find_gpu(prediction.gpu).name
         if wanted != device.gpu and not prediction.gpu.startswith("custom"):
             notes.append(f"predicted for {wanted}, measured on {device.gpu}: plan for this GPU")

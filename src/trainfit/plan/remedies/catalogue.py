@@ -1,4 +1,4 @@
-"""The remedies that ``plan`` knows: what each is called, changes, and how a user makes it."""
+"""Catalogue of the remedies: names, what they change, and instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each remedy is tried on a job: what runs, and what the user would do."""
+"""Trials of remedies on a job: what runs, and the instructions for the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainfit.results.runs.trace import Finding, InterventionRequest
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.speed.model.step import Machine
 
-#: Settings that are replayed besides expandable segments; the best of them is shown.
+#: Settings that are replayed in addition to expandable segments; the best of them is shown.
 _ALLOCATORS = (
     "max_split_size_mb:128",
     "max_split_size_mb:512",

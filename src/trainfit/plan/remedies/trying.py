@@ -1,4 +1,4 @@
-"""Tries what would lower a job's memory, and says what each of it wins and costs."""
+"""Tries the remedies that lower a job's memory, with their savings and costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batch sizes fit, and which of them is about as fast as any."""
+"""Batch sizes that fit, and the throughput curve over them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LEAST_TRIALS: Final = 2
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """What is known of other batch sizes; ``recommended_peak`` is what the recommended takes.
+    """Results for other batch sizes; ``recommended_peak`` is the peak at the recommended one.
 
     ``recommended`` and ``limits``: see :mod:`trainfit.plan.sizing.recommendation`.
     ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is,
@@ -72,7 +72,7 @@ class Batches:
 class BatchSizes:
     """What a job's runs at some batch sizes say of the others.
 
-    ``notes`` takes what is to be said of them besides; ``noise_scale`` is the gradients', if it
+    ``notes`` collects further remarks; ``noise_scale`` is the gradients', if it
     is known. ``growth`` is what stays behind with each step: too much, and none is recommended.
     ``shapes`` says what stands for all batches where they vary in shape: memory is that of the
     longest.
@@ -431,7 +431,7 @@ class BatchSizes:
         return Batches("one trace", why, None, found.batch, peak, limits=found.limits)
 
     def _peak(self, batch: int, variant: Variant) -> Replay | None:
-        """What a batch size takes, from a run of its own."""
+        """The memory and step time of a batch size, from its own run."""
         for _, trace in self._attempts([batch], variant):
             return self._memory_model.limited(Stream.of(recording_of(trace)))
         return None
@@ -444,7 +444,7 @@ class BatchSizes:
         variant: Variant,
         paths: dict[int, Trace],
     ) -> Iterator[Trial]:
-        """Trials at ``sizes``, but for those whose steps take another path; ``paths`` gets all."""
+        """Trials at ``sizes``, other than those whose steps run other code; ``paths`` gets all."""
         for size, trace in self._attempts(sizes, variant):
             paths[size] = trace
             if self._is_same_path(batch, present, size, trace):

@@ -100,7 +100,7 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
 def _compared(
     job: PlannedJob, batches: Batches, at: int, run: Trace, *, is_timed: bool
 ) -> tuple[BatchCheck, Replay]:
-    """A run beside what the rule says of it."""
+    """A run compared with the prediction of the rule."""
     assert batches.law is not None
     recording = recording_of(run)
     peak, said = job.memory_model.limited(Stream.of(recording)), batches.recommended_peak

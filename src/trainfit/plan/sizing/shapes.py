@@ -1,4 +1,4 @@
-"""Batches that differ in more than their number of samples: what stands for all of them."""
+"""Batches that differ in more than their number of samples: the batch that represents them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs' figures as text: the catalogue as a table, and one GPU explained."""
+"""Figures of GPUs as text: the catalogue as a table, and the explanation of one GPU."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _legend(gpus: Sequence[GpuFigures]) -> list[str]:
 
 
 def _choices(gpus: Sequence[GpuFigures]) -> list[str]:
-    """Which variant an open name was taken for."""
+    """The variant that was chosen for an ambiguous name."""
     return [gpu.sources["key"] for gpu in gpus if is_assumed(gpu, "key")]
 
 
@@ -95,7 +95,7 @@ def _explained(gpu: GpuFigures) -> str:
 
 
 def _meaning(line: MeaningLine, sources: _Sources) -> str:
-    """Figure and value in two columns, and beside them what it says."""
+    """Figure and value in two columns, and next to them their meaning."""
     value = ("~" if line.assumed else "") + printable(line.value or "not known")
     return columns_text(line.figure, value, f"{printable(line.says)} {sources.mark(line)}")
 

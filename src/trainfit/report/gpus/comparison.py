@@ -161,7 +161,7 @@ def _spread(result: GpuComparison) -> str:
 
 
 def _marks(gpus: Sequence[GpuEstimate]) -> Iterable[str]:
-    """What is to be said of some of the GPUs, each once."""
+    """Remarks on some of the GPUs, each once."""
     said: dict[str, list[str]] = {}
     for estimate in gpus:
         other = estimate.runs and not estimate.fits and estimate.at_saturation is not None

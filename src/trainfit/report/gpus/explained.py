@@ -19,7 +19,7 @@ DTYPES: Mapping[str, str] = {
 #: Tegra chips whose kernels only NVIDIA's own builds of PyTorch have: cubins of another card of
 #: the same generation do not run on them (CUDA C++ Programming Guide, binary compatibility).
 JETPACK = {(5, 3), (6, 2), (7, 2), (8, 7)}
-#: A TF32 rate less than so much above the FP32 rate gains nothing to speak of.
+#: A TF32 rate less than so much above the FP32 rate gains nothing noticeable.
 _GAIN = 1.1
 _PYTORCH_TABLE = "PyTorch 2.13: torch.cuda.PYTORCH_RELEASES_CODE_CC"
 

@@ -14,7 +14,7 @@ from trainfit.results.machine.machine import Gpu
 _T = TypeVar("_T")
 
 # Shares from which on `situation` speaks of idle, busy, full and so on. They are our judgement:
-# each only picks the words, and the figures stand beside them.
+# each only picks the words, and the figures stand next to them.
 _IDLE = 0.05
 _HALF = 0.5
 _BUSY = 0.9
@@ -43,7 +43,8 @@ _LOWERED = _HELD_DOWN | {"applications_clocks_setting", "sync_boost", "display_c
 
 
 def meaning(gpu: Gpu) -> tuple[MeaningLine, ...]:
-    """Each live figure beside what it says and does not; one without a value has the reason."""
+    """Each live figure with what it says and what it does not; one without a value has the
+    reason."""
     return (
         _line(
             "GPU-Util",
@@ -93,7 +94,7 @@ def meaning(gpu: Gpu) -> tuple[MeaningLine, ...]:
 
 
 def situation(gpu: Gpu) -> str:
-    """What the figures say together, in a sentence or two."""
+    """Summary of the figures in a sentence or two."""
     busy = gpu.utilisation.value
     power = _share(gpu.power_w, gpu.power_limit_w)
     if busy is None:
@@ -114,7 +115,7 @@ def situation(gpu: Gpu) -> str:
 
 
 def gpus_now_text(gpus: tuple[Gpu, ...]) -> str:
-    """A block a GPU; what the figures mean stands beside those of the first that has each."""
+    """A block a GPU; their meaning stands next to those of the first GPU that has each."""
     if not gpus:
         return ""
     explained: set[str] = set()

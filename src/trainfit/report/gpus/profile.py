@@ -87,7 +87,7 @@ def _amount(value: float, unit: str) -> str:
 
 
 def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> str:
-    """Measured beside modelled, where either is not nothing."""
+    """Measured and modelled bytes, where either is not 0."""
     lines = []
     for each in convolutions:
         if not each.measured_bytes and not each.modelled_bytes:

@@ -11,7 +11,7 @@ _NAME = 16
 
 
 def batch_section(probe: Probe) -> str:
-    """What one takes and of what, what it holds, how it is handed over, what workers cost."""
+    """Costs of a batch: time by part, size, transfer to the main process, workers."""
     rows = [
         ("data set", _dataset(probe)),
         ("in a worker", _worker(probe)),
@@ -29,7 +29,7 @@ def batch_section(probe: Probe) -> str:
 
 
 def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
-    """What bounds a loader here; what cannot be told is said so."""
+    """Limits of the machine for a DataLoader; unknown ones are shown as such."""
     cores = f"{round(machine.usable_cores, 2):g} usable"
     title = f"Machine (the share of one of {ranks} ranks)" if ranks > 1 else "Machine"
     of = "of " if ranks > 1 else ""

@@ -1,4 +1,4 @@
-"""A rehearsal as text for the terminal: the curve, why it dips, and what it costs."""
+"""A rehearsal as text for the terminal: utilization over time, causes of dips, cost."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _curve(result: Rehearsal, ascii_only: bool) -> str:
 
 
 def _columns(timeline: Timeline, total_s: float) -> tuple[list[float], float]:
-    """Mean utilisation of each column, and a column's seconds: several windows, or a part."""
+    """Mean utilization of each column, and a column's seconds: several windows, or a part."""
     shares, window = timeline.busy_shares, timeline.window_s
     each = -(-len(shares) // _COLUMNS)
     heights = []
@@ -191,7 +191,7 @@ def _idle(result: Rehearsal) -> str:
 
 
 def _cause_words(result: Rehearsal, cause: Cause) -> str:
-    """What was seen of a cause, and what changes it."""
+    """Details of a cause, and what changes it."""
     dips = [dip for dip in result.dips if dip.cause == cause]
     seen = ""
     if dips and cause in ("start_up", "epoch", "slow_batch"):

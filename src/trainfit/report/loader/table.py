@@ -1,4 +1,4 @@
-"""Predicted beside measured rates: settings in a row each, and over the number of workers.
+"""Predicted and measured rates: a row for each setting, and over the number of workers.
 
 Whether workers persist matters between epochs, not for the rates here: settings are looked up by
 what matters within one (:func:`trainfit.results.loader.steady`).
@@ -36,7 +36,7 @@ def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
 
 
 def _measured(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
-    """Likewise, if it did not fail, and nobody else was at work on the cores."""
+    """Likewise, if it did not fail and other processes did not disturb it."""
     run = _run_of(result, settings)
     if run is None or run.measured_batches_per_s is None or run.is_disturbed:
         return None
@@ -182,7 +182,7 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
 
 
 def too_many_section(result: LoaderResult) -> str:
-    """What more workers than needed cost."""
+    """Cost of more workers than needed."""
     base = best_rate(result, result.recommended)
     candidate = result.candidate(result.recommended)
     if not result.too_many or base is None:

@@ -1,4 +1,4 @@
-"""What ``trainfit loader`` found, as text for the terminal."""
+"""The result of ``trainfit loader`` as text for the terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainfit.results.loader import (
     VariableAdvice,
 )
 
-#: A prediction that is further than this from a measurement is called off the mark: twice the
+#: A prediction that is further than this from a measurement is called inaccurate: twice the
 #: 90th percentile that the model aims at.
 _OFF = 0.24
 
@@ -73,7 +73,7 @@ def _title(result: LoaderResult) -> str:
     return wrapped(printable(f"{result.loader} ({result.seconds:.0f} s{torch})"), "", "  ")
 
 
-# -- what came out -----------------------------------------------------------------------------
+# -- verdict -----------------------------------------------------------------------------------
 
 
 def _verdict(result: LoaderResult) -> str:
@@ -130,7 +130,7 @@ def _step(result: LoaderResult) -> str:
 
 
 def _certainty(result: LoaderResult) -> str:
-    """How far measured rates were from predicted ones."""
+    """Deviation of measured rates from predicted ones."""
     ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
     runs = [run for run in ran if not run.is_disturbed]
     if ran and not runs:
@@ -200,7 +200,7 @@ def _advice_section(advice: Sequence[LoaderAdvice]) -> str:
 
 
 def _all_faults(result: LoaderResult) -> list[Fault]:
-    """Each once, wherever it was met."""
+    """All faults, each once."""
     met = (run.fault for run in result.confirmed if run.fault is not None)
     found = dict.fromkeys([*result.faults, *result.probe.faults, *met])
     return list({(fault.kind, fault.summary): fault for fault in reversed(found)}.values())[::-1]

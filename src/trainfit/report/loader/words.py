@@ -1,4 +1,4 @@
-"""How rates, durations and settings of a loader are written for people."""
+"""Formats rates, durations and settings of a DataLoader."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def settings_words(settings: LoaderSettings) -> str:
 
 
 def library_words(threads: int) -> str:
-    """What libraries in a worker are held to."""
+    """The thread limit of libraries in a worker."""
     return f"{threads} thread{'s' if threads > 1 else ''} a library"
 
 

@@ -1,4 +1,4 @@
-"""A diagnosis as text: what is bad with its cure, what cannot be told, what is good."""
+"""A diagnosis as text: bad checks with their fixes, unknown ones, good ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_text(check: Check) -> str:
         for found in check.evidence:
             text = f"{found.what}: {found.value} ({found.source})"
             lines.append(_field("evidence", text))
-    # What cannot be told may be told by trying what would cure it.
+    # Trying the fix may show what a check cannot tell.
     lines.extend(_remedies(check.fixes, "cure" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
 

@@ -56,7 +56,7 @@ _PRIVILEGE: Final = {
 
 
 def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
-    """What was called, times by rate, over time and as a histogram; why; cures; the verdict."""
+    """Times by rate, over time and as a histogram; causes; fixes; the verdict."""
     parts = [
         _heading(result),
         _table(result),
@@ -181,7 +181,7 @@ def _working(block: Block, result: PaceResult) -> list[float]:
 
 
 def _histogram(result: PaceResult, ascii_only: bool) -> str:
-    """Of the slowest rate, beside calls back to back."""
+    """Histogram of the slowest rate, compared with calls back to back."""
     if not result.rates:
         return ""
     worst = max(result.rates, key=lambda row: row.calls.p50)

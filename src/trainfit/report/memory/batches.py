@@ -1,4 +1,4 @@
-"""How memory grows with the batch size, as text."""
+"""Growth of memory with the batch size, as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.01
 
 
 def batches_section(report: MemoryReport) -> str:
-    """The law, what grows, figures for batch sizes, and where the law ends."""
+    """The linear model, what grows, figures for batch sizes, and where the model ends."""
     law = report.batches
     title = "With the batch size"
     if law is None:

@@ -1,4 +1,4 @@
-"""The arithmetic by hand beside the simulated peak, as text."""
+"""The hand formula compared with the simulated peak, as text."""
 
 from __future__ import annotations
 

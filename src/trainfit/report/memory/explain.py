@@ -1,4 +1,4 @@
-"""What ``trainfit memory`` says, as text."""
+"""The result of ``trainfit memory`` as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of a plan in one sentence or two, as a person would say it."""
+"""The answer of a plan in one or two sentences."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _full_after(result: PlanResult) -> str | None:
 
 
 def _speed(result: PlanResult) -> str:
-    """What a step takes at the recommended batch size, else at the present one."""
+    """Step time at the recommended batch size, else at the present one."""
     step = step_at(result, result.chosen.recommended_batch or result.now.batch_size)
     if step is None:
         return ""

@@ -1,4 +1,4 @@
-"""What would make a job fit, or lower its memory, in a line each."""
+"""Remedies that make a job fit or lower its memory, a line each."""
 
 from __future__ import annotations
 

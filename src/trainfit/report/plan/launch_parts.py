@@ -1,4 +1,4 @@
-"""Why each part of a launch command is as it is."""
+"""Reasons for the parts of a launch command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the DataLoader keeps up with the GPU, as a part of a plan's text."""
+"""Data loading as a section of a plan's text: does the DataLoader keep up with the GPU?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainfit.report.sizes import printable, rate_text, wrapped
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan.result import DataLoading, HostCpu, PlanResult
 
-#: Where the text beside a name begins.
+#: Column of the text next to a name.
 _COLUMN = 18
 #: Pieces of advice, and faults, that are shown; `trainfit loader` shows all.
 _SHOWN = 2
@@ -85,7 +85,7 @@ def _gpu(loading: DataLoading, found: LoaderResult) -> str:
 
 
 def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
-    """What the processor that the user named would give, how sure that is, and what it is from."""
+    """The rate on the processor given by the user, with its interval and assumptions."""
     cpu = plan.cpu
     if cpu is None or cpu.cores is None:
         return
@@ -102,7 +102,7 @@ def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
 
 
 def input_text(loading: DataLoading) -> str:
-    """What the other processor gives at best, and which part would be the limit there."""
+    """The highest rate on the other processor, and which part is the limit there."""
     rate = loading.input_at_most
     assert rate is not None
     low, high = loading.input_range or (rate, rate)
@@ -173,7 +173,7 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
 
 
 def _cures(found: LoaderResult) -> Iterator[str]:
-    """What would help beyond the settings, the most first."""
+    """Other changes that would help, the largest gain first."""
     helpful = sorted(found.advice, key=lambda each: -each.gain)
     for each in [each for each in helpful if each.gain >= _SAME][:_SHOWN]:
         how = f": {printable(each.how)}" if each.how else ""
@@ -181,7 +181,7 @@ def _cures(found: LoaderResult) -> Iterator[str]:
 
 
 def _doubts(found: LoaderResult) -> Iterator[str]:
-    """What from outside bent the measurements."""
+    """External disturbances of the measurements."""
     for each in found.doubts:
         yield _line(f"{printable(each.summary)}: {printable(each.meaning)}")
 

@@ -106,7 +106,7 @@ def _before_after(before: MemoryFigures, after: MemoryFigures) -> str:
 
 
 def _pair(one: int, two: int) -> str:
-    """Two sizes; one unit is enough where they have the same."""
+    """Two sizes; the unit is written once where they have the same."""
     first, second = size(one), size(two)
     if first.partition(" ")[2] == second.partition(" ")[2]:
         first = first.partition(" ")[0]

@@ -63,7 +63,7 @@ def _now(speed: Speed) -> list[str]:
 
 
 def _graphs(speed: Speed) -> list[str]:
-    """What CUDA graphs would win, where launches cost something."""
+    """Gain of CUDA graphs, where launches cost something."""
     now, graphed = speed.now.seconds, speed.graphed_s
     if graphed is None or graphed > (1 - LEAST_FASTER) * now:
         return []
@@ -111,7 +111,8 @@ def _curve(speed: Speed) -> list[str]:
 
 
 def _chosen(speed: Speed) -> list[StepSpeed]:
-    """Powers of two, the knee, and the largest; some of these where they are many."""
+    """Powers of two, the saturation batch size, and the largest; a selection where they are
+    many."""
     curve = speed.curve
     powers = [
         each for each in curve if each.batch_size and not each.batch_size & (each.batch_size - 1)

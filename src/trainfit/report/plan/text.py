@@ -22,7 +22,7 @@ from trainfit.results.plan.amp import AmpHazard
 from trainfit.results.plan.result import BatchCheck, BatchLimits, Configuration, PlanResult
 from trainfit.results.plan.speed import KNEE
 
-#: Where the text beside a batch size begins.
+#: Column of the text next to a batch size.
 _COLUMN = 31
 #: Larger GPUs that are named.
 _GPUS = 4
@@ -215,7 +215,7 @@ def _batch_row(title: str, batch: int | str, text: str = "") -> str:
 
 
 def _remedies(result: PlanResult) -> list[str]:
-    """What would make the job run; for a larger GPU, at the present batch size."""
+    """Changes that make the job fit; for a larger GPU, at the present batch size."""
     lines = []
     now, other = result.now, result.other_amp
     if result.chosen.recommended_batch and result.chosen.recommended_batch != now.batch_size:

@@ -14,7 +14,7 @@ _VERDICTS = {True: "within", False: "OUTSIDE", None: "not known"}
 
 
 def verification_text(result: Verification) -> str:
-    """Whose prediction, measured beside predicted, step time, verdict."""
+    """The prediction compared with the measurement, step time, verdict."""
     parts = [
         f"{printable(result.gpu_measured)}, {count(result.steps, 'optimizer step')} run "
         f"(torch {printable(result.environment.get('torch', ''))})\n"

@@ -79,7 +79,7 @@ def _epoch(found: VersusCpu, speed: Speed | None) -> str:
 
 
 def _larger(speed: Speed | None) -> str:
-    """A GPU that waits for launches takes larger batches in the same time."""
+    """Note on a larger batch, which a GPU that waits for launches computes in the same time."""
     best = speed.at(speed.knee) if speed is not None else None
     if speed is None or best is None or not best.samples_per_s or not speed.now.samples_per_s:
         return ""

@@ -1,4 +1,4 @@
-"""How memory goes on from step to step, in words."""
+"""The course of memory from step to step, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def steps_section(pattern: StepPattern) -> str:
 
 
 def pattern_notes(pattern: StepPattern | None) -> list[str]:
-    """What a reader of the figures must know; nothing if memory has settled."""
+    """Warnings about the figures; nothing if memory has settled."""
     if pattern is None or pattern.course == "settled":
         return []
     if pattern.course == "growing":

@@ -1,4 +1,4 @@
-"""What an optimizer step consists of, as text."""
+"""The composition of an optimizer step as text."""
 
 from __future__ import annotations
 

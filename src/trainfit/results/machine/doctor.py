@@ -34,7 +34,7 @@ _UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
 
 @dataclasses.dataclass(frozen=True)
 class Fix:
-    """What cures a bad check: a command or a line to write, how to undo it, what it costs."""
+    """A fix of a bad check: a command or a line to write, its undo and its cost."""
 
     command: str
     undo: str
@@ -101,7 +101,7 @@ class PoolUse:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPools:
-    """What a script's DataLoader workers run besides PyTorch.
+    """Libraries with thread pools that a script's DataLoader workers run.
 
     ``workers`` is the largest ``num_workers`` (``None``: not a number in the script). ``uses``
     has no library whose threads the script sets itself.

@@ -33,7 +33,7 @@ _UPGRADES: Final[Mapping[int, Upgrade]] = {3: _upgrade_terms}
 
 @dataclasses.dataclass(frozen=True)
 class MeaningLine:
-    """One figure beside what it says, and what it does not.
+    """One figure with what it says and what it does not.
 
     ``value`` is written for people, with its unit; ``None`` where it is not known, and then
     ``says`` is the reason. ``source`` is where the figure is from.
@@ -62,7 +62,7 @@ class JobFigures:
     addition_share: float | None
     """c = a + b in float32 (1 FLOP per 12 bytes) as a share of the FP32 rate, at best."""
     matmul_balance_size: int | None
-    """From this n on an n x n x n product of 2-byte elements is not bound by bandwidth."""
+    """From this n on an n x n x n matmul of 2-byte elements is not bound by bandwidth."""
     tensor_speedup: Mapping[str, float]
     """Tensor-core rate divided by the FP32 rate of the CUDA cores."""
     fill_elements: int | None
@@ -83,7 +83,7 @@ class JobFigures:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFigures:
-    """A GPU's figures in base units; ``None`` is not known, as of a device made to measure.
+    """A GPU's figures in base units; ``None`` is not known, as of a custom GPU specification.
 
     Rates are dense. ``sources`` says of each figure where it is from; it begins with
     "assumed" where nobody published or measured it.

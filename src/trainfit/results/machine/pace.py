@@ -1,4 +1,4 @@
-"""Calls at a fixed rate: what each took, whether pauses make them slower, why, and the cure.
+"""Calls at a fixed rate: what each took, whether pauses make them slower, why, and the fix.
 
 A call that comes every 33 ms may take longer than the same call back to back: while nothing
 happens, clocks fall and idle states deepen. What is measured comes in blocks, each of which
@@ -46,9 +46,9 @@ Arm = Literal[
     "launching",
     "no_idle_states",
 ]
-"""How the time until the next call is spent: not at all; asleep; at work on a core; asleep but
-for its last part; asleep with the GPU at work; core and GPU kept busy; the same, and small kernels
-launched by the thread that calls; asleep with deep idle states forbidden."""
+"""How the time until the next call is spent: not at all; sleep; busy-wait on a core; sleep, then
+busy-wait; sleep with the GPU kept busy; core and GPU kept busy; the same, and small kernels
+launched by the calling thread; sleep with deep idle states forbidden."""
 
 Phase = Literal["baseline", "attribution", "profile", "fix"]
 """What a block is for; one that was profiled is slower for it, and counts for nothing."""
@@ -102,7 +102,7 @@ class Block:
     """The first call that counts: those before found the machine as the last block left it."""
     readings: Readings = dataclasses.field(default_factory=Readings)
     fix: Fix | None = None
-    """The cure that was in effect."""
+    """The fix that was in effect."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ class RateSummary:
     (an action of a chunk), where there are such. ``speed`` is how fast the core was right before
     the calls, as a share of the fastest that was seen. ``ratio`` is the median over that back to
     back. ``late`` is by how much calls start after they are due. ``misses`` ended after the next
-    one was due; ``consecutive_share`` is how often a miss follows one,
+    one was due; ``consecutive_share`` is the share of misses that follow a miss,
     ``overrun`` by how much they ended too late.
     """
 
@@ -160,8 +160,8 @@ class RateSummary:
 class ArmEffect:
     """One arm of the attribution at one rate.
 
-    ``recovered`` is which part of the excess over calls back to back it takes away: 0 nothing,
-    1 all of it. Where it could not be run, ``why_not`` says why.
+    ``recovered`` is the share of the excess over calls back to back that it removes: 0 nothing, 1
+    all of it. Where it could not be run, ``why_not`` says why.
     """
 
     arm: Arm
@@ -197,8 +197,8 @@ class Attribution:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A cure: ``tier`` 1 needs no privilege, 2 lasts as long as a process, 3 changes the system.
-    ``fix`` is the word for ``--fix``, where trainfit does it itself."""
+    """A recommended fix: ``tier`` 1 needs no privilege, 2 lasts as long as a process, 3 changes the
+    system. ``fix`` is the word for ``--fix``, where trainfit does it itself."""
 
     tier: int
     what: str
@@ -210,7 +210,7 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True)
 class FixTrial:
-    """What ``--fix`` did, and the same measurement before and after."""
+    """The trial of a fix: what ``--fix`` did, and the same measurement before and after."""
 
     fix: Fix
     what: str
@@ -264,7 +264,7 @@ class PaceResult:
 
     ``period``: the work is done in every so many calls (1: in each), in those whose numbers leave
     the rest ``phase``.
-    ``probe_fast_s`` is what the fixed loop takes at the highest speed that was seen.
+    ``probe_fast_s`` is the time of the fixed loop at the highest observed speed.
     ``ended``: "finished", "failed" (a call raised), "interrupted" (by the user).
     """
 

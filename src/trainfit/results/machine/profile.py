@@ -1,4 +1,4 @@
-"""A calibration profile: what one GPU, with its driver and libraries, takes and does.
+"""A calibration profile: memory and rates of one GPU with its driver and libraries.
 
 Written by ``trainfit calibrate``, read by ``plan`` and ``simulate``; those that trainfit
 ships have their publications in ``provenance``. ``None`` means not measured; 0 is a figure.
@@ -55,10 +55,10 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionWorkspace:
-    """What cuDNN took for one convolution besides operands and results, in bytes.
+    """Workspace that cuDNN used for one convolution, in bytes.
 
     ``shape`` is (samples, input channels, output channels, height, width, kernel size) at
-    stride 1 with equal padding; ``modelled_bytes`` is what the simulation takes for it.
+    stride 1 with equal padding; ``modelled_bytes`` is the simulated one.
     """
 
     shape: tuple[int, int, int, int, int, int]
@@ -90,7 +90,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """How fast it is: dense matrix products in FLOP/s by dtype, copies in bytes/s,
+    """Rates of a GPU: dense matmuls in FLOP/s by dtype, copies in bytes/s,
     and the cost of launching a kernel in seconds."""
 
     matmul: Mapping[str, Figure] = dataclasses.field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 #: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
-#: "matmul": matrix products. "convolution…": as implicit matrix products, by cuDNN;
+#: "matmul": matrix multiplications. "convolution…": as implicit matmuls, by cuDNN;
 #: "convolution_3x3…": by filters that Winograd's algorithm is for, in steps of 1 and planes apart;
 #: "grouped…": convolutions in several groups, "grouped_nhwc…" of channels-last tensors;
 #: "depthwise…": one filter a channel, by PyTorch's own kernels; "depthwise_nhwc…" by cuDNN's for

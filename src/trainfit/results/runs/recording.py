@@ -351,7 +351,7 @@ _HEADER: Final[Mapping[str, type]] = {
 }
 
 
-#: What it may say besides: the batch size where it is known, the script's name, its command
+#: Further entries: the batch size where it is known, the script's name, its command
 #: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
 #: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
 #: trained]``, the message with which the simulated GPU was full, the parts of the context, what
