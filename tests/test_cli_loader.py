@@ -104,10 +104,10 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ("--step-time nan --loader a:b", "'nan' is no time of a step"),
         ("--step-time 1e9 --loader a:b", "'1e9' is no time of a step"),
         ("--step-time 4000 --loader a:b", "'4000' is no time of a step above 0 (up to an hour)"),
-        ("--probe-time 0 --loader a:b", "'0' is no number of seconds above 0"),
+        ("--probe-time 0 --loader a:b", "'0' is a positive number of seconds above 0"),
         ("--confirm 5 --loader a:b", "'5' is no number of runs from 0 to 4"),
-        ("--max-workers 0 --loader a:b", "'0' is no whole number from 1 on"),
-        ("--ranks x --loader a:b", "'x' is no whole number from 1 on"),
+        ("--max-workers 0 --loader a:b", "'0' is not an integer from 1 on"),
+        ("--ranks x --loader a:b", "'x' is not an integer from 1 on"),
         ("--gpu nonsense --loader a:b", "--loader has no step to simulate"),
     ],
 )

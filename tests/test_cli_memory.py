@@ -178,7 +178,7 @@ def test_asking_for_steps_is_obeyed(tmp_path: Path) -> None:
 def test_too_few_steps_cannot_tell(recorded: Path) -> None:
     shown = trainfit("show", "plain.trainfit", cwd=recorded)
     text = " ".join(shown.stdout.split())
-    assert "2 optimizer steps cannot tell whether memory settles from step to step" in text
+    assert "2 optimizer steps cannot show whether memory settles from step to step" in text
 
 
 @pytest.mark.slow

@@ -305,7 +305,7 @@ def test_a_script_of_garbage(tmp_path: Path) -> None:
         (["simulate", *GPU, "--output", "no/r", "s.py"], "'no/r': its folder does not exist"),
         (["simulate", *GPU, "--output", ".", "s.py"], "'.' is a folder; name a file in it"),
         (["show", "nothing.json"], "result file 'nothing.json': there is no such file"),
-        (["show", "s.py"], "result file 's.py': it is damaged or no result"),
+        (["show", "s.py"], "result file 's.py': damaged, or not a result file"),
         (["show", "."], "result file '.': Is a directory; check the path"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -324,8 +324,8 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["simulate", "--steps", "0", "s.py"], "'0' is no whole number from 1 on"),
-        (["simulate", "--time-limit", "nan", "s.py"], "'nan' is no number of seconds"),
+        (["simulate", "--steps", "0", "s.py"], "'0' is not an integer from 1 on"),
+        (["simulate", "--time-limit", "nan", "s.py"], "'nan' is a positive number of seconds"),
         (["simulate", "--out", "x", "s.py"], "unrecognized arguments: --out"),
         (["show"], "the following arguments are required: FILE"),
         (["paln"], "invalid choice: 'paln'"),

@@ -34,7 +34,7 @@ def result(*checks: Check, script: ScriptReport | None = None) -> DoctorResult:
 def test_bad_comes_first_and_good_is_one_line() -> None:
     text = doctor_text(result(GOOD, UNSURE, BAD))
     assert text.index("BAD") < text.index("?     frequency") < text.index("ok    numa")
-    assert text.startswith("1 bad, 1 cannot be told, 1 good (1.2 s)\n")
+    assert text.startswith("1 bad, 1 unknown, 1 good (1.2 s)\n")
     assert check_text(GOOD) == "ok    numa              one NUMA node"
 
 

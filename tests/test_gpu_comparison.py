@@ -265,8 +265,8 @@ def test_recordings_of_no_one_job_are_refused(job: Job, tmp_path: Path) -> None:
         ("[per_hour]\n'RTX 3090' = 1\n'NVIDIA GeForce RTX 3090' = 2\n", "are the same GPU"),
         ("[per_day]\n'RTX 3090' = 1\n", "unknown 'per_day'"),
         ("currency = 3\n[per_hour]\n'RTX 3090' = 1\n", "currency 3"),
-        ("RTX 3090: 1\n", "is no TOML"),
-        ("\xff", "is no TOML"),
+        ("RTX 3090: 1\n", "is not valid TOML"),
+        ("\xff", "is not valid TOML"),
     ],
 )
 def test_bad_prices_are_named(tmp_path: Path, text: str, says: str) -> None:
@@ -325,7 +325,7 @@ def test_gpus_for_a_job(
         (["--for", "ONE", "--explain"], "name some"),
         (["--for", "ONE", "--measured", "0.2s"], "write GPU=TIME"),
         (["--for", "ONE", "--measured", "RTX 9999=0.2s"], "RTX 9999"),
-        (["--for", "ONE", "--samples", "0"], "no whole number"),
+        (["--for", "ONE", "--samples", "0"], "not an integer"),
         (["--for", "ONE", "--for", "ONE"], "another --batch-size"),
         (["--for", "GARBAGE"], "damaged"),
     ],

@@ -64,7 +64,7 @@ def test_present_and_recommended_stand_beside_each_other_with_what_was_measured(
     assert row(told, "recommended").split() == (
         ["recommended", "4", "2", "yes", "yes", "yes", "24.8", "24.1", "1%", "(measured", "2%)"]
     )
-    assert "confidence: 1 real run differed by -3% from what was predicted" in told
+    assert "confidence: 1 real run differed by -3% from the prediction" in told
 
 
 def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
@@ -96,7 +96,7 @@ def test_without_real_runs_and_without_a_step_that_is_said() -> None:
     text = loader_text(result(confirmed=(), step_s=0.0, step_source="nobody said"))
     told = " ".join(text.split())
     assert "confidence: predicted only, not confirmed by a real run" in told
-    assert "was taken to last no time (nobody said)" in told and "--step-time 40ms" in told
+    assert "is assumed as 0 (nobody said)" in told and "--step-time 40ms" in told
     assert row(text, "present").split()[-1] == "-"  # how long it waits means nothing
 
 
@@ -107,7 +107,7 @@ def test_predictions_off_the_mark_are_said_to_be() -> None:
         Confirmed(LoaderSettings(8), 25.0, None, None, 0, 0.0),
     )
     told = " ".join(loader_text(result(confirmed=runs)).split())
-    assert "2 real runs differed by -44% to +5% from what was predicted" in told
+    assert "2 real runs differed by -44% to +5% from the prediction" in told
     assert "trust the measured rates" in told
     assert "also run 8 2 no no yes 25.0 too slow" in told
 
@@ -203,10 +203,10 @@ def test_threads_advice_faults_and_notes() -> None:
     assert "OMP_NUM_THREADS=1: one is enough" in threads and "evidence: 8 of 2 cores" in threads
     assert "cv2.setNumThreads(0) (worker_init_fn): 8 workers" in threads
     assert "taskset -c 0-3: the fast cores" in threads
-    advice = section(text, "Beyond the settings")
+    advice = section(text, "Other changes")
     assert advice[0].split() == ["2.40×", "keep", "it", "in", "RAM", "(60.0", "batches/s)"]
     assert "shm_full: bus error (with 8 workers, prefetch 2)" in text
-    assert "cure: --shm-size 8g" in text and "evidence: Trace deep" in text
+    assert "fix: --shm-size 8g" in text and "evidence: Trace deep" in text
     assert section(text, "Notes") == ["  - n"]
     assert section(text, "Write") == [
         "  DataLoader(…, num_workers=4, prefetch_factor=2, pin_memory=True, "

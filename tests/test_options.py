@@ -252,7 +252,7 @@ def test_an_evaluations_batch_size_of_the_same_value() -> None:
 
 def test_values_that_are_no_numbers() -> None:
     parser = argument("--batch_size", type=lambda text: int(float(text)))
-    assert "no whole number" in left(read(parser, "--batch_size", "8.0"), "batch_size")
+    assert "not an integer" in left(read(parser, "--batch_size", "8.0"), "batch_size")
     found = read(argument("--batch_size", type=int, choices=(8, 16), default=8))
     assert "certain values" in left(found, "batch_size")
 

@@ -92,7 +92,7 @@ def test_without_a_kind_work_per_clock_is_alike_within_all_kinds() -> None:
     assert factor is not None and factor.value == pytest.approx(0.5)
     per_clock = [kind.per_clock / ZEN4.per_clock for kind in KINDS]
     assert factor.low < 0.5 * min(per_clock) and factor.high > 0.5 * max(per_clock)
-    assert "as much work per clock as this core (Zen 4)" in factor.basis[-1]
+    assert "the same work per clock as this core (Zen 4)" in factor.basis[-1]
 
 
 def test_a_core_of_no_known_kind_may_be_any() -> None:

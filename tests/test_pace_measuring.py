@@ -45,7 +45,7 @@ def test_the_seeds_case() -> None:
     assert found.fix_trial is not None and found.fix_trial.is_fixed
     assert found.fix_trial.after.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
     text = pace_text(found)
-    assert "CPU FREQUENCY" in text and "--fix governor cures it" in text
+    assert "CPU FREQUENCY" in text and "--fix governor fixes it" in text
 
 
 def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:

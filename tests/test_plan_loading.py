@@ -166,7 +166,7 @@ def test_without_a_placeholder_for_the_batch_size() -> None:
 def test_a_placeholder_that_does_not_reach_the_loader_is_noted() -> None:
     notes = "\n".join(planned(result(), LINE.replace(":1}", ":6}")).notes)
     assert "the command says num_workers 6, the DataLoader (train.py:12" in notes
-    assert "has 1: put {num_workers} into the option from which it takes it" in notes
+    assert "has 1: put {num_workers} into the option that sets it" in notes
 
 
 def test_no_workers_and_a_prefetch_factor() -> None:
@@ -278,7 +278,7 @@ def test_the_gpu_is_the_limit() -> None:
     assert f"{limit}: the DataLoader could feed 3.1x as" in text
     text = words(rate(25.0, 77.5, step_s=0.04), step_is_bound=False)
     assert "the GPU is the limit: the DataLoader could feed 3.1x as much" in text
-    assert "the GPU is the limit: the loader keeps up" in words(
+    assert "the GPU is the limit: the DataLoader keeps up" in words(
         rate(25.0, 25.1, step_s=0.04), step_is_bound=False
     )
 

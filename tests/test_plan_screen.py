@@ -203,7 +203,7 @@ def test_micro_batches_and_shapes() -> None:
     assert "DOES NOT FIT, 20 ms" in text
     unknown = dataclasses.replace(shapes, longest=None, reason="its samples are made on the fly")
     text = words(dataclasses.replace(ACT, shapes=unknown))
-    assert "longest: cannot tell, its samples are made on the fly" in text
+    assert "longest not known: its samples are made on the fly" in text
 
 
 def test_a_job_that_does_not_fit() -> None:
@@ -236,7 +236,7 @@ def test_other_batch_sizes_that_cannot_be_told() -> None:
         unknown, recommended=None, basis="one trace", basis_detail="no DataLoader was seen"
     )
     text = words(plan)
-    assert "Other batch sizes: cannot tell (79.1 ms a step, 101 samples/s)." in text
+    assert "Other batch sizes are not known (79.1 ms a step, 101 samples/s)." in text
     assert "batch size other batch sizes are not known: no DataLoader was seen" in text
 
 

@@ -56,7 +56,7 @@ def test_a_second_run_begins_where_both_have_room(
         assert begins(machine.gate, 2, 5.0 if fits else 0.2) is fits
     assert begins(machine.gate, 3, 5.0)
     said = [
-        "simulated runs are made one at a time: a run takes 4.0 GiB of RAM, 8.0 GiB were available"
+        "simulated runs are made one at a time: a run needs 4.0 GiB of RAM, 8.0 GiB were available"
     ]
     assert machine.said == ([] if fits else said)
 

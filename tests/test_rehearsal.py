@@ -400,7 +400,7 @@ The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
                                        persistent_workers=True keeps the workers
-    hand-over          100 ms   3.3%   transfer of ready batches to the main process
+    transfer          100 ms   3.3%   transfer of ready batches to the main process
 
 Rates (after the start)
   19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches
@@ -434,7 +434,7 @@ def test_verdicts() -> None:
     assert last(ended="interrupted").startswith("Interrupted")
     fault = Fault("exception", "it\x1b[31m raised", "at line 3", "mend it")
     failed = rehearsal_text(dataclasses.replace(RESULT, ended="fault", fault=fault))
-    assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Cure: mend it" in failed
+    assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Fix: mend it" in failed
     assert failed.endswith("The DataLoader FAILED; above are the results so far")
 
 

@@ -152,8 +152,8 @@ def test_whether_the_recommended_batch_was_simulated(check: BatchCheck | None, w
             StepPattern("irregular", 4, (9 << 30, 2 << 30, 3 << 30, 1 << 30), (1,) * 4),
             "the peaks of 4 steps lie between 1.00 GiB and 9.00 GiB (step 1)",
         ),
-        (StepPattern("unknown", 1, (1,), (1,)), "1 optimizer step cannot tell whether memory"),
-        (StepPattern("unknown", 3, (1,), (1,)), "3 optimizer steps that differ cannot tell"),
+        (StepPattern("unknown", 1, (1,), (1,)), "1 optimizer step cannot show whether memory"),
+        (StepPattern("unknown", 3, (1,), (1,)), "3 optimizer steps that differ cannot show"),
     ],
     ids=lambda value: getattr(value, "course", ""),
 )

@@ -284,10 +284,10 @@ def without(key: str) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is damaged or no result"),
-        ("{", "it is damaged or no result"),
-        (PLAN.to_json()[:-20], "it is damaged or no result"),
-        ("[" * 100_000, "it is damaged or no result"),
+        ("", "damaged, or not a result file"),
+        ("{", "damaged, or not a result file"),
+        (PLAN.to_json()[:-20], "damaged, or not a result file"),
+        ("[" * 100_000, "damaged, or not a result file"),
         ("[]", "not a result of trainfit"),
         ("null", "not a result of trainfit"),
         ('{"a": 1}', "not a result of trainfit"),

@@ -198,7 +198,7 @@ def test_what_is_not_known_is_no_failure(prediction: Prediction) -> None:
 @pytest.mark.parametrize(
     ("predicted", "status", "good", "says"),
     [
-        (True, "out_of_memory", False, "WRONG: it was predicted to fit, and ran out"),
+        (True, "out_of_memory", False, "WRONG: predicted to fit, but ran out"),
         (False, "out_of_memory", True, "As predicted: it does not fit"),
         (False, "finished", False, "WRONG: predicted not to fit, but runs"),
     ],
@@ -227,7 +227,7 @@ def test_differences_of_the_runs_are_stated(prediction: Prediction) -> None:
         ({"status": "ended"}, "ended without an optimizer step; verify a command that trains"),
         ({"status": "failed", "message": "KeyError: 1", "location": "train.py:3"},
          "the script failed (KeyError: 1) at train.py:3 after 3.0 s"),
-        ({"status": "exited", "message": "exit code 2"}, "ended itself with exit code 2"),
+        ({"status": "exited", "message": "exit code 2"}, "exited with exit code 2"),
         ({"status": "died", "message": "its process was killed by SIGKILL"}, "by SIGKILL"),
         ({"status": "timeout"}, "the time limit was reached after 3.0 s"),
     ],
@@ -477,7 +477,7 @@ def test_without_a_gpu_there_is_one_line(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("none.json",), "result file 'none.json': there is no such file"),
-        (("s.py",), "result file 's.py': it is damaged or no result"),
+        (("s.py",), "result file 's.py': damaged, or not a result file"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], says: str, tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def constants_of(machine: Machine) -> str:
     clock = f"assumed CPU: {machine.core_hz / 1e9:.3g} GHz"
     if machine.core_measured:
         clock = (
-            f"CPU measured: launches ({machine.core_speed:.2g} times the "
-            f"reference's speed at {REFERENCE_HZ / 1e9:g} GHz)"
+            f"measured CPU: {machine.core_speed:.2g} times the "
+            f"reference's speed at {REFERENCE_HZ / 1e9:g} GHz"
         )
     copies = f"copies over PCIe at {machine.pinned_bytes_per_s / 1e9:.3g} GB/s"
     return f"{source}{clock}, {copies}" + ("" if machine.profile else " (assumed)")

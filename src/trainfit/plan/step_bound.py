@@ -1,6 +1,6 @@
 """How fast a GPU could at best be with a step: a lower bound of its time, no prediction.
 
-A loader that keeps up with the bound keeps up with the GPU; the real step takes longer, often
+A loader that keeps up with the bound keeps up with the GPU; the real step is longer, often
 several times as long. Kernels of one stream run one after the other. Some compute and others
 move, so that the first two of these times add up; each is launched meanwhile, so that the step
 takes their sum or the third, whichever is more:
@@ -109,4 +109,4 @@ def _why(compute: Compute, gpu: GpuSpec, seconds: float, *, is_work: bool, moves
             text += f" and {compute.moved_bytes / 1e9:.3g} GB that no cache holds"
     if is_made_up(gpu, "fp32_flops"):
         return f"{bound}: {text}; a custom GPU specification has no rates: give --step-time"
-    return f"{bound}: {text}; the real step takes longer"
+    return f"{bound}: {text}; the real step is longer"

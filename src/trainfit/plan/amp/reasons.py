@@ -56,7 +56,7 @@ def time_reason(
         return ""
     slow, fast = before.now.seconds, after.now.seconds
     at = "" if batch is None else f" at batch size {batch}"
-    text = f"a step{at} takes {_times(slow, fast)} in {dtype}"
+    text = f"a step{at} needs {_times(slow, fast)} in {dtype}"
     if slow <= 0 or fast <= (1 - _LITTLE) * slow:
         return text
     parts, without = step_parts(half, machine), step_parts(off, machine)

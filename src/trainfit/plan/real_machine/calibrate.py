@@ -98,7 +98,7 @@ def calibrate(
     readings = run.memory()
     others.append(laboratory.others(max(deadline - clock(), 1.0)))
     workspaces = run.once("workspaces", "convolution workspaces")
-    rates = run.once("rates", "matrix products, bandwidth, launches, copies")
+    rates = run.once("rates", "matmuls, bandwidth, launches, copies")
     basis: Basis = "measured" if laboratory.stand_in is None else "simulated"
     device = readings[0].device
     profile = Profile(

@@ -495,7 +495,7 @@ class BatchSizes:
         return self._only_present(
             present,
             batch,
-            f"{what} (the DataLoader takes its batches from elsewhere); "
+            f"{what} (the DataLoader gets its batches from elsewhere); "
             "write {batch_size:N} into the command",
         )
 

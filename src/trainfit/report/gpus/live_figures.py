@@ -98,7 +98,7 @@ def situation(gpu: Gpu) -> str:
     busy = gpu.utilisation.value
     power = _share(gpu.power_w, gpu.power_limit_w)
     if busy is None:
-        text = "How busy it is is not known"
+        text = "Its utilization is not known"
         text += f": {printable(gpu.utilisation.reason)}." if gpu.utilisation.reason else "."
         if power is not None:
             text += f" It draws {_percent(power)} of its power limit."

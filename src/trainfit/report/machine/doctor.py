@@ -49,7 +49,7 @@ def check_text(check: Check) -> str:
             text = f"{found.what}: {found.value} ({found.source})"
             lines.append(_field("evidence", text))
     # Trying the fix may show what a check cannot tell.
-    lines.extend(_remedies(check.fixes, "cure" if check.verdict == "bad" else "to try"))
+    lines.extend(_fixes(check.fixes, "fix" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
 
 
@@ -73,18 +73,18 @@ def _headline(result: DoctorResult) -> str:
     for check in result.checks:
         counts[check.verdict] += 1
     return (
-        f"{counts['bad']} bad, {counts['cannot_tell']} cannot be told, {counts['good']} good "
+        f"{counts['bad']} bad, {counts['cannot_tell']} unknown, {counts['good']} good "
         f"({result.seconds:.1f} s)"
     )
 
 
-def _remedies(remedies: Sequence[Fix], label: str) -> list[str]:
+def _fixes(fixes: Sequence[Fix], label: str) -> list[str]:
     lines: list[str] = []
-    for remedy in remedies:
+    for fix in fixes:
         # Commands are to be copied: they are never broken into lines.
-        lines.append(_label(label) + printable(remedy.command))
-        lines.append(_label("undo") + printable(remedy.undo))
-        lines.append(_field("cost", remedy.cost))
+        lines.append(_label(label) + printable(fix.command))
+        lines.append(_label("undo") + printable(fix.undo))
+        lines.append(_field("cost", fix.cost))
     return lines
 
 

@@ -46,7 +46,7 @@ CAUSES: Final[dict[Cause, str]] = {
     "c_states": "C-STATES: cores enter deep idle states, and waking up costs time",
     "gpu_clocks": "GPU CLOCKS: the clocks fall between calls",
     "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
-    "cache_or_contention": "CACHES OR CONTENTION: the same work takes longer after a pause",
+    "cache_or_contention": "CACHES OR CONTENTION: the same work is slower after a pause",
 }
 _PRIVILEGE: Final = {
     1: "needs no privilege",

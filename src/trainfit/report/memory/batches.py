@@ -102,7 +102,7 @@ def _limits(law: BatchLaw) -> list[str]:
         )
     if law.largest_jump_at is not None:
         lines.append(
-            "reserved memory goes up in steps: the allocator takes whole segments and reuses "
+            f"reserved memory goes up in steps: the allocator requests whole segments and reuses "
             f"what it has; the largest step near {law.batches[1]} is "
             f"{size(law.largest_jump_bytes)}, from batch size {law.largest_jump_at - 1} to "
             f"{law.largest_jump_at}"

@@ -208,7 +208,7 @@ def _text(report: HandReport, cause: Cause) -> str:
         return f"results that the formula leaves out ({', '.join(map(printable, cause.operators))})"
     if cause.name == "precision":
         wide = "float32" if cause.nbytes > 0 else "a narrower type"
-        return f"kept in {wide} where the formula takes {report.activation_bytes} bytes"
+        return f"kept in {wide} where the formula has {report.activation_bytes} bytes"
     return _TEXTS[cause.name]
 
 
