@@ -186,7 +186,7 @@ def test_bad_input(folder: Path, words: str, said: str) -> None:
     [
         ("--hz 0", "'0' is no list of up to 8 rates above 0"),
         ("--hz fast", "'fast' is no list of up to 8 rates"),
-        ("--duration 0", "'0' is no time above 0"),
+        ("--duration 0", "'0' is expected a time above 0"),
         ("--fix magic", "invalid choice: 'magic'"),
     ],
 )

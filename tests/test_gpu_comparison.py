@@ -133,7 +133,7 @@ def test_what_fits_nowhere_is_said() -> None:
     large = recorded(1 << 20)
     result = compare_gpus(Job("train", 1 << 20, large), named("GTX 1080 Ti", "RTX 3060 12GB"))
     assert not result.fits and result.fastest is None
-    assert any("fits none of them" in note and "--remedies" in note for note in result.notes)
+    assert any("fits none of the GPUs" in note and "--remedies" in note for note in result.notes)
     assert all(estimate.now is None and estimate.run_s is None for estimate in result.gpus)
     assert "too large" in comparison_text(result)
 
@@ -323,7 +323,7 @@ def test_gpus_for_a_job(
         (["--for", "ONE", "--budget", "3"], "add --price FILE"),
         (["--for", "ONE", "--price", "PRICES", "--budget", "3"], "add --samples N"),
         (["--for", "ONE", "--explain"], "name some"),
-        (["--for", "ONE", "--measured", "0.2s"], "write GPU=TIME"),
+        (["--for", "ONE", "--measured", "0.2s"], "expected GPU=TIME"),
         (["--for", "ONE", "--measured", "RTX 9999=0.2s"], "RTX 9999"),
         (["--for", "ONE", "--samples", "0"], "not an integer"),
         (["--for", "ONE", "--for", "ONE"], "another --batch-size"),

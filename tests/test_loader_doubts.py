@@ -281,7 +281,7 @@ def test_a_plan_says_it_too() -> None:
     loading = DataLoading(open_result(), 8, True, "loader", 2.0)
     text = " ".join(loading_section(loading, PLAN).split())
     assert "cannot tell which part is the limit, or which settings are best: because" in text
-    assert "not confirmed by any run: 4 workers" in text
+    assert "not confirmed by a run): 4 workers" in text
     assert "others kept 1 core busy: it stays" in text
     assert "the loader is the limit" not in text
     loading = DataLoading(open_result(), 8, True, "gpu", 2.0)

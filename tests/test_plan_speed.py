@@ -133,8 +133,8 @@ def test_text() -> None:
         == """\
 Speed at batch size 8, if the DataLoader keeps up (predicted)
   a step    85 ms, 94.1 samples/s; 90% prediction interval 70 ms to 102 ms
-            limited by the GPU's memory bandwidth: kernels 80 ms, launches 36 ms, copies 4 ms;
-            17% of the peak FLOP/s (MFU)
+            limited by the GPU's memory bandwidth: kernels 80 ms, launches 36 ms, copies 4 ms; 17%
+            of the peak FLOP/s (MFU)
   kernels   matmul 75%, convolution weight gradient 25%
   constants assumed
   an epoch  12 min 34 s

@@ -550,7 +550,7 @@ def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
 def test_sizes_that_are_none(text: str, tmp_path: Path) -> None:
     done = run("plan", f"--other-processes={text}", "--", "python", "s.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert re.search("is a size such as 800MiB", done.stderr)
+    assert re.search("expected a size such as 800MiB", done.stderr)
 
 
 def test_eager_loading_is_read_from_the_command(tmp_path: Path) -> None:

@@ -400,11 +400,11 @@ The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
                                        persistent_workers=True keeps the workers
-    transfer          100 ms   3.3%   transfer of ready batches to the main process
+    transfer           100 ms   3.3%   transfer of ready batches to the main process
 
 Rates (after the start)
   19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches
-  an epoch (40 batches) takes 1.5 s
+  an epoch (40 batches) needs 1.5 s
 
 The loader costs 20% of the GPU's time; next: trainfit loader --step-time 40ms -- python train.py"""
 
@@ -440,7 +440,7 @@ def test_verdicts() -> None:
 
 def test_what_hand_over_can_be_tried_with() -> None:
     unpinned = dataclasses.replace(RESULT, settings=LoaderSettings(4))
-    assert "--pin-memory tries" in rehearsal_text(unpinned)
+    assert "--pin-memory tests" in rehearsal_text(unpinned)
     little = dataclasses.replace(unpinned, idle_s={"start_up": 0.5, "transfer": 0.01})
     assert "--pin-memory" not in rehearsal_text(little)
 
@@ -451,7 +451,7 @@ def test_what_the_loaders_model_said_stands_beside() -> None:
     assert with_prediction(RESULT, tuned).predicted == Predicted(18.5, 0.25)
     for other, says in (
         (dataclasses.replace(tuned, step_s=0.05), "a step of 50ms: rehearse with --step-time 50ms"),
-        (loader_result(step_s=0.04, candidates=()), "not among its candidates"),
+        (loader_result(step_s=0.04, candidates=()), "do not include these settings"),
         (
             dataclasses.replace(
                 tuned, candidates=(dataclasses.replace(said, infeasible="1 GiB of RAM"),)
@@ -519,7 +519,7 @@ def test_durations() -> None:
     assert duration("1.5s") == duration("1.5") == 1.5
     assert duration("800us") == pytest.approx(8e-4)
     for bad in ("0", "0ms", "-1s", "soon", "", "nan", "1h", "1e400", "3601"):
-        with pytest.raises(Exception, match="no time above 0"):
+        with pytest.raises(Exception, match="expected a time above 0"):
             duration(bad)
 
 
