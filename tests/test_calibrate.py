@@ -283,7 +283,7 @@ def test_a_disturbed_calibration_says_so(
     laboratory = good(**changes)
     laboratory.held = [mib * MIB for mib in held]
     (note,) = calibrate(laboratory, 180.0).notes
-    assert says in note and "calibrate again" in note
+    assert says in note and "re-run calibrate" in note
 
 
 def test_past_the_time_limit_the_rest_is_left_out() -> None:

@@ -112,7 +112,7 @@ def test_a_figure_without_a_value_has_the_reason(fact: Fact[Any]) -> None:
         ({"power_limit_w": None}, "is not known without power"),
         ({"memory_utilisation": 0.85, "power_w": 96.0}, "for 85% of the time: bandwidth is likely"),
         ({"utilisation": None, "power_w": 96.0}, "is not known: not supported. It draws 30%"),
-        ({"utilisation": None, "power_w": None}, "How busy it is is not known: not supported."),
+        ({"utilisation": None, "power_w": None}, "Its utilization is not known: not supported."),
         ({"clock_reasons": ("hw_thermal_slowdown",)}, "lowered (too hot)"),
     ],
 )

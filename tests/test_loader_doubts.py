@@ -283,7 +283,7 @@ def test_a_plan_says_it_too() -> None:
     assert "cannot tell which part is the limit, or which settings are best: because" in text
     assert "not confirmed by a run): 4 workers" in text
     assert "others kept 1 core busy: it stays" in text
-    assert "the loader is the limit" not in text
+    assert "the DataLoader is the limit" not in text
     loading = DataLoading(open_result(), 8, True, "gpu", 2.0)
     assert "the GPU is the limit" in loading_section(loading, PLAN)
 

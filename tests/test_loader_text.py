@@ -108,7 +108,7 @@ def test_predictions_off_the_mark_are_said_to_be() -> None:
     )
     told = " ".join(loader_text(result(confirmed=runs)).split())
     assert "2 real runs differed by -44% to +5% from the prediction" in told
-    assert "trust the measured rates" in told
+    assert "use the measured rates" in told
     assert "also run 8 2 no no yes 25.0 too slow" in told
 
 
