@@ -123,8 +123,8 @@ def test_situations(changes: dict[str, Any], words: str) -> None:
 def test_a_busy_gpu_at_low_power_is_not_called_fully_used() -> None:
     """100% GPU-Util is time: the same figure at low and at high power reads differently."""
     low, high = (situation(gpu(utilisation=1.0, power_w=watts)) for watts in (60.0, 310.0))
-    assert "empty" in low and "Busy" not in low
-    assert "empty" not in high and "Busy" in high
+    assert "idle" in low and "Busy" not in low
+    assert "idle" not in high and "Busy" in high
 
 
 @pytest.mark.parametrize("reason", ["applications_clocks_setting", "hw_thermal_slowdown"])
