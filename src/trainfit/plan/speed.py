@@ -203,7 +203,7 @@ def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Giv
     """The shortest time that a step is likely to take between two batches of the DataLoader, with
     where it is from: who keeps up with that keeps up.
 
-    An optimizer step with gradient accumulation takes several batches.
+    An optimizer step with gradient accumulation uses several batches.
     """
     low, high = step.range_s
     batches = batches_per_step(makeup)
@@ -218,7 +218,7 @@ def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Giv
 
 
 def batches_per_step(makeup: StepMakeup | None) -> int:
-    """Batches of the DataLoader that an optimizer step takes; 1 where that is not known."""
+    """Batches of the DataLoader that an optimizer step uses; 1 where that is not known."""
     return (makeup.loader_batches if makeup is not None else None) or 1
 
 
@@ -259,8 +259,8 @@ def batch_sizes(largest: int) -> list[int]:
 def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | None:
     """The smallest batch size that is nearly as fast as any, by samples a second.
 
-    With the gradients' ``noise_scale`` B, in samples, by those that a loss takes: with a batch
-    size b as many as 1 + b / B times the least (McCandlish et al., "An Empirical Model of
+    With the gradients' ``noise_scale`` B, in samples, by those that the same loss needs: with a
+    batch size b as many as 1 + b / B times the least (McCandlish et al., "An Empirical Model of
     Large-Batch Training", 2018).
     """
     rates = [_rate(each) for each in curve]

@@ -3,7 +3,7 @@
 A loader that keeps up with the bound keeps up with the GPU; the real step is longer, often
 several times as long. Kernels of one stream run one after the other. Some compute and others
 move, so that the first two of these times add up; each is launched meanwhile, so that the step
-takes their sum or the third, whichever is more:
+needs their sum or the third, whichever is more:
 
 - arithmetic: the FLOPs of matrix products, convolutions and attention at the GPU's dense peak
   for the dtype of their operands (as sold: with FP32 accumulation, at the boost clock, without
@@ -27,7 +27,7 @@ from trainfit.hardware.gpu.custom import is_made_up
 from trainfit.results.runs.trace import Compute
 
 #: From one operator of eager PyTorch to the next at the least: launching an empty kernel alone
-#: takes a CPU about two microseconds, and PyTorch's dispatch comes on top.
+#: needs about two microseconds of a CPU, and PyTorch's dispatch comes on top.
 LEAST_LAUNCH_S: Final = 2e-6
 #: cuDNN may multiply less than the formula counts: a quarter, by Winograd's F(4x4, 3x3) (Lavin
 #: and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015, section 4.3).

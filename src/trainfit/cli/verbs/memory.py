@@ -71,8 +71,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         progress("explaining " + " and ".join(each.file for each in sources))
         if options.by_hand:
-            beside = by_hand(sources[0])
-            print(beside.to_json() if options.json else by_hand_text(beside))
+            comparison = by_hand(sources[0])
+            print(comparison.to_json() if options.json else by_hand_text(comparison))
             return 0
         report = explain(*sources)
     print(report.to_json() if options.json else explain_text(report))
@@ -95,10 +95,10 @@ def _source(path: Path, batch_size: int | None) -> Source:
 
 
 def _no_recording(path: Path) -> ResultFileError:
-    again = "record the run: trainfit simulate --gpu GPU -- python train.py"
-    text = documents.read(path, again)
+    record_it = "record the run: trainfit simulate --gpu GPU -- python train.py"
+    text = documents.read(path, record_it)
     if documents.format_of(text) != PLAN:
-        return ResultFileError(path, "damaged, or not a recording", again)
+        return ResultFileError(path, "damaged, or not a recording", record_it)
     result = PlanResult.from_json(text, path)
     return ResultFileError(
         path,

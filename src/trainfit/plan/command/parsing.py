@@ -347,8 +347,8 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
             "simulated; give the command of one process, as in `python train.py …`"
         )
     # A path is used as it is; a name may be installed next to the interpreter.
-    beside = Path(sys.executable).parent / name if os.sep not in name else None
-    found = shutil.which(name) or (str(beside) if beside and beside.is_file() else None)
+    sibling = Path(sys.executable).parent / name if os.sep not in name else None
+    found = shutil.which(name) or (str(sibling) if sibling and sibling.is_file() else None)
     if found is None:
         is_script = name.endswith(".py") and Path(name).is_file()
         reason = "is not executable" if is_script else "there is no such program"

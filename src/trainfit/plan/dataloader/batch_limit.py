@@ -1,4 +1,4 @@
-"""A larger batch gains nothing where the DataLoader gives fewer samples a second than the GPU takes
+"""A larger batch gains nothing where the DataLoader gives fewer samples/s than the GPU uses
 at the present one."""
 
 from __future__ import annotations

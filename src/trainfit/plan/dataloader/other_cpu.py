@@ -1,6 +1,6 @@
 """What a DataLoader that was measured here gives on the cores of another machine.
 
-Its batches cost CPU time here. The same work takes another core longer by the ratio of their
+Its batches cost CPU time here. The same work needs more time on another core by the ratio of their
 clocks and of what they do per clock cycle. This core's clock is measured, the other's is said;
 the work per clock is known of kinds of CPU, about (:mod:`trainfit.hardware.cpu.cpu_kinds`).
 Whatever is assumed widens the range and is said.
@@ -188,7 +188,7 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
 
 
 def _workers(found: LoaderResult, cpu: HostCpu, rate: float, speed: float) -> int:
-    """The fewest that give what the GPU takes; at most one for each hardware thread."""
+    """The fewest that give as many as the GPU uses; at most one for each hardware thread."""
     probe = found.probe
     assert probe.fetch_cpu_s is not None and cpu.cores is not None
     waits = max(0.0, (probe.fetch_s or 0.0) - probe.fetch_cpu_s)

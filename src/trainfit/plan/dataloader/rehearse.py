@@ -38,7 +38,7 @@ def rehearse_command(
     """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
 
     It runs for ``duration_s`` seconds; ``settings`` are those of the loader that differ from
-    the script's own. What the model said of them in ``compare`` stands beside it. Raises
+    the script's own. The model's prediction for them in ``compare`` is added. Raises
     :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader, and
     ``KeyboardInterrupt`` where there are no results yet.
     """
@@ -67,7 +67,7 @@ def rehearse_command(
 
 
 def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
-    """The same beside what the loader's model said of its settings, or a note why it did not."""
+    """The rehearsal with the model's prediction for its settings, or a note why there is none."""
     candidate = found.candidate(result.settings)
     reason = ""
     if abs(found.step_s / result.step_s - 1) > _SAME_STEP:

@@ -37,7 +37,7 @@ _KEEPS_UP: Final = 0.05
 
 def is_tuned(plan: PlanResult, command: Command, *, asked: bool) -> bool:
     """Is the DataLoader of ``command`` to be tuned: ``asked`` for it, by a placeholder of the
-    command too, or because training takes batches from it?"""
+    command too, or because training reads batches from it?"""
     if asked or any(name in command.present for name in LOADER_TUNABLES):
         return True
     return plan.can_start and plan.loader_at is not None and plan.inference is None
@@ -155,7 +155,7 @@ def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
         notes.add(f"{doubt.summary}: {doubt.meaning}", MAY_CHANGE)
     stated = present_settings(command.present)
     real = {name: getattr(found.present, name) for name in stated}
-    if not found.present.num_workers:  # PyTorch takes neither then
+    if not found.present.num_workers:  # PyTorch accepts neither then
         stated.pop("prefetch_factor", None)
     for name, value in stated.items():
         if value is not None and value != real[name]:

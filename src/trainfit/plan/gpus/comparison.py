@@ -144,7 +144,7 @@ def compare_gpus(
     notes = _job_notes(job)
     anchor, words = _anchor(job, measured)
     factor = anchor.factor if anchor is not None else 1.0
-    found = [_offer(job, gpu, factor, prices, exact=exact) for gpu in gpus]
+    found = [_estimate(job, gpu, factor, prices, exact=exact) for gpu in gpus]
     if explain:
         found = [
             _with_effects(estimate, job, gpu) for estimate, gpu in zip(found, gpus, strict=True)
@@ -246,7 +246,7 @@ def _anchor(
     return Anchor(gpu.key, seconds, factor), words
 
 
-def _offer(
+def _estimate(
     job: Job,
     gpu: GpuSpec,
     factor: float,
@@ -255,7 +255,7 @@ def _offer(
     exact: bool,
 ) -> GpuEstimate:
     memory_model = _memory_model(job, gpu)
-    takes, fits = job.capacity.now(memory_model)
+    needed, fits = job.capacity.now(memory_model)
     estimate = GpuEstimate(
         gpu=gpu.key,
         capability=gpu.capability,
@@ -263,7 +263,7 @@ def _offer(
         shared_memory=gpu.shared_memory_device,
         memory_bytes=gpu.memory_bytes,
         power_w=gpu.power_watts or None,
-        device_bytes=takes,
+        device_bytes=needed,
         fits=fits,
         largest_batch=job.capacity.largest(memory_model)
         if exact
@@ -344,15 +344,15 @@ def _with_speed(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) ->
     now = _step(job, machine, job.batch, factor) if estimate.fits else None
     # While memory grows, no batch size fits for long: no saturation batch size is given, and no run
     # time.
-    enough = None if grows else _saturated(job, machine, estimate.largest_batch, factor)
-    run = now or enough
+    saturated = None if grows else _saturated(job, machine, estimate.largest_batch, factor)
+    run = now or saturated
     if run is None:
         return estimate
     rate = run.samples_per_s
     return dataclasses.replace(
         estimate,
         now=now,
-        at_saturation=enough,
+        at_saturation=saturated,
         run_batch=run.batch_size,
         samples_per_s=rate,
         samples_per_joule=rate / estimate.power_w if rate and estimate.power_w else None,

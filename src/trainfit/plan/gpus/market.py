@@ -33,7 +33,7 @@ def market_prices(query: Query | None = None) -> Prices:
     """
     found: dict[str, tuple[float, str]] = {}
     specs = catalogue()
-    for item in _offers(query):
+    for item in _price_list(query):
         for spec in specs:
             if _is_of(item, spec) and item.price < found.get(spec.key, (float("inf"), ""))[0]:
                 found[spec.key] = float(item.price), f"{item.provider}, {item.location}"
@@ -46,7 +46,7 @@ def market_prices(query: Query | None = None) -> Prices:
     return Prices("USD", {key: price for key, (price, _) in found.items()}, (note,))
 
 
-def _offers(query: Query | None) -> list[Any]:
+def _price_list(query: Query | None) -> list[Any]:
     instead = "give a file of prices, as in --price prices.toml"
     try:
         ask: Query = query or importlib.import_module("gpuhunt").query

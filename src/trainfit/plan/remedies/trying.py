@@ -28,7 +28,7 @@ _WORTH_A_LAW = 0.05
 _MOST_COMBINATIONS = 4
 #: Numbers of micro-batches that are tried until one fits.
 _MOST_SPLITS = 3
-#: A run that takes longer than this is not repeated for the largest batch.
+#: A run that is longer than this is not repeated for the largest batch.
 _CHEAP_S = 60.0
 
 
@@ -174,7 +174,7 @@ class _Remedies:
         return _SAME_RESULTS if kind.name == "inplace" else ""
 
     def _step_change(self, trace: Trace) -> float | None:
-        """How much longer an optimizer's step takes than in the job as it is."""
+        """How much longer an optimizer's step is than in the unchanged job."""
         machine = self._job.machine
         before = step_seconds(recording_of(self._survey), machine)
         after = step_seconds(recording_of(trace), machine)
@@ -224,7 +224,7 @@ class _Remedies:
     def _combination(
         self, items: Sequence[Remedy], trials: Mapping[str, Trial]
     ) -> Combination | None:
-        """Remedies added in their order until they fit; ``None`` where one is enough."""
+        """Remedies added in their order until they fit; ``None`` where one suffices."""
         if self._trials.fits or any(item.fits and item.status != "estimated" for item in items):
             return None
         chain: list[Remedy] = []
@@ -238,8 +238,8 @@ class _Remedies:
                 taken |= kind.slots
         missing = self._before.device_bytes - self._memory_model.capacity_bytes
         saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
-        enough = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
-        sizes = [n for n in (*enough, len(chain)) if n > 1]
+        sufficient = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
+        sizes = [n for n in (*sufficient, len(chain)) if n > 1]
         latest: Combination | None = None
         for size in list(dict.fromkeys(sizes))[:_MOST_COMBINATIONS]:
             try:

@@ -92,7 +92,7 @@ def simulate_command(
 
 
 def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
-    """The DataLoader that takes another batch size; raises where there is none."""
+    """The DataLoader that accepts another batch size; raises where there is none."""
     require_step(trace, command)
     loader = trace.outcome.loader
     if loader is None or loader.index is None or loader.batch_size is None:

@@ -74,7 +74,7 @@ class Tracer:
 
     It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
     from a process that has imported PyTorch already, where the system allows that.
-    ``steps`` of ``None`` are as many as memory takes to settle, within bounds.
+    ``steps`` of ``None`` are as many as memory needs to settle, within bounds.
     """
 
     def __init__(

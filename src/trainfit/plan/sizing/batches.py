@@ -357,7 +357,7 @@ class BatchSizes:
         timing: Variant,
         notes: tuple[str, ...] = (),
     ) -> Curve:
-        """Steps up to ``most`` samples, from ``known`` runs and as many more as it takes."""
+        """Steps up to ``most`` samples, from ``known`` runs and as many more as needed."""
 
         bounds: list[int] = []
 

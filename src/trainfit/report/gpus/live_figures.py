@@ -133,9 +133,9 @@ def _block(gpu: Gpu, explained: set[str]) -> list[str]:
         if line.figure not in explained:
             text = f"{line.says}; not {line.does_not_say}"
             lines.append(columns_text(line.figure, line.value or "", text))
-    again = [f"{line.figure} {line.value}" for line in known if line.figure in explained]
-    if again:
-        lines.append(wrapped("; ".join(again), "  ", "  "))
+    explained_above = [f"{line.figure} {line.value}" for line in known if line.figure in explained]
+    if explained_above:
+        lines.append(wrapped("; ".join(explained_above), "  ", "  "))
     explained.update(line.figure for line in known)
     missing = [line for line in meaning(gpu) if line.value is None]
     if missing:

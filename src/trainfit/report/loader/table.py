@@ -101,7 +101,7 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
 
 
 def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:
-    """The share of time that the GPU waits; nothing where its step takes no time."""
+    """The share of time that the GPU waits; nothing where the step time is 0."""
     if not result.step_s:
         return "-"
     measured = run.waiting_share if run is not None else None
@@ -194,7 +194,7 @@ def too_many_section(result: LoaderResult) -> str:
 
 
 def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str:
-    """How much longer saving a checkpoint takes while so many workers go on."""
+    """Slow-down of saving a checkpoint while so many workers are running."""
     alone = result.save_alone_s
     measured = run.save_s if run is not None else None
     if not alone or more.save_s is None:

@@ -140,11 +140,11 @@ def _certainty(result: LoaderResult) -> str:
         return "confidence: predicted only, not confirmed by a real run (--confirm N makes some)"
     off = [_deviation(run) for run in runs]
     span = f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
-    beside = (
+    copies = (
         f", each with {result.ranks} copies of the DataLoader running," if result.ranks > 1 else ""
     )
-    text = f"confidence: {count(len(runs), 'real run')}{beside} differed by {span} from the "
-    text += "prediction"
+    text = f"confidence: {count(len(runs), 'real run')}{copies} differed by {span}"
+    text += " from the prediction"
     if max(map(abs, off)) > _OFF:
         text += "; the predictions are inaccurate here: use the measured rates"
     return text

@@ -116,12 +116,14 @@ def _table(result: PaceResult) -> str:
                 f"{time_text(1 / row.hz)}, which allows {1 / row.calls.p50:.3g} Hz"
             )
         elif row.overrun is not None:
-            again = ""
+            repeats = ""
             if row.consecutive_share is not None:
-                again = f"; {row.consecutive_share:.0%} of the calls after a late one were late too"
+                repeats = (
+                    f"; {row.consecutive_share:.0%} of the calls after a late one were late too"
+                )
             text = (
                 f"at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by up "
-                f"to {time_text(row.overrun.most)}{again}"
+                f"to {time_text(row.overrun.most)}{repeats}"
             )
             lines.append(wrapped(text, "  ", "    "))
     return "\n".join(lines)

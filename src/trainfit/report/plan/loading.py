@@ -169,10 +169,10 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
     if found.without_others is not None:
         yield _line(printable(without_others_words(found)), 4)
     elif loading.bottleneck != "gpu":
-        yield from _cures(found)
+        yield from _other_changes(found)
 
 
-def _cures(found: LoaderResult) -> Iterator[str]:
+def _other_changes(found: LoaderResult) -> Iterator[str]:
     """Other changes that would help, the largest gain first."""
     helpful = sorted(found.advice, key=lambda each: -each.gain)
     for each in [each for each in helpful if each.gain >= _SAME][:_SHOWN]:

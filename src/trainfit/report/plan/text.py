@@ -244,10 +244,10 @@ def _amp_section(result: PlanResult) -> str:
         memory, largest = configuration.memory, configuration.largest_batch
         at_most = "" if largest is None else f", largest batch size {largest}"
         step = configuration.step_s
-        takes = "" if step is None else f", a step {time_text(step)} (predicted)"
+        step_words = "" if step is None else f", a step {time_text(step)} (predicted)"
         lines.append(
             f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
-            f"reserved {size(memory.reserved_bytes)}{at_most}{takes}"
+            f"reserved {size(memory.reserved_bytes)}{at_most}{step_words}"
         )
     if choice is not None:
         reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason)

@@ -56,12 +56,12 @@ class Effect:
 class GpuEstimate:
     """The job on one GPU.
 
-    ``device_bytes`` is what it takes there as it is, ``fits`` says whether that is there.
+    ``device_bytes`` is the device memory of the unchanged job, ``fits`` says whether that fits.
     ``largest_batch`` is 0 where one sample does not fit, and about right where it is not exact.
     ``now`` is the step as the job is,
-    ``enough`` that at the smallest batch size with nearly the most samples a second of those
+    ``at_saturation`` that at the smallest batch size with nearly the best throughput of those
     that fit. What follows is of the whole run: at the job's own batch size where that fits, else
-    at ``enough`` (``run_batch``). ``power_w`` is the board's limit as sold.
+    at ``at_saturation`` (``run_batch``). ``power_w`` is the board's limit as sold.
     """
 
     gpu: str

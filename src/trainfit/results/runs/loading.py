@@ -12,7 +12,7 @@ from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import as_json, write_whole
 from trainfit.results.runs.trace import Target, TraceOutcome
 
-#: Where the time of a step is from that takes none.
+#: Source of a step time of 0.
 AS_FAST: Final = "as fast as the loader can: a step time of 0"
 
 
