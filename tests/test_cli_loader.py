@@ -93,7 +93,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     ("words", "told"),
     [
         ("", "no command: write the training command after --"),
-        ("--loader a:b python x.py", "--loader and a command: give one of them"),
+        ("--loader a:b python x.py", "give either --loader or a command, not both"),
         ("--batch-size 4 python x.py", "--batch-size is for a data set of --loader"),
         ("python absent.py", "there is no such file; check the path"),
         ("--output absent/x.json --loader a:b", "its folder does not exist; create it first"),

@@ -201,7 +201,7 @@ def test_variable_shapes_are_no_silent_number(tmp_path: Path) -> None:
     ("habit", "words"),
     [
         ("outputs", "memory does not settle: it grows by 128 KiB with each optimizer step"),
-        ("variable", "memory differs from step to step and follows no pattern"),
+        ("variable", "memory differs from step to step without a pattern"),
     ],
 )
 def test_a_plan_says_when_memory_does_not_settle(habit: str, words: str, tmp_path: Path) -> None:

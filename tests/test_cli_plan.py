@@ -378,7 +378,7 @@ def test_a_noise_scale_is_a_number_of_samples(value: str, tmp_path: Path) -> Non
 def test_headroom_out_of_range(value: str, tmp_path: Path) -> None:
     done = trainfit("plan", *GPU, f"--headroom={value}", "--", *TRAIN, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert f"{value!r} is no share from 0 to below 1" in done.stderr
+    assert f"expected a share from 0 to below 1 (100%), got {value!r}" in done.stderr
 
 
 # -- being interrupted -------------------------------------------------------------------------

@@ -193,12 +193,12 @@ FAILURES = {
     ),
     "killed": (
         "import os; print('last words'); os.kill(os.getpid(), 9)\n",
-        ["broke off (its process was killed by SIGKILL; ", "uses up the machine's RAM"],
+        ["ended unexpectedly (its process was killed by SIGKILL; ", "when RAM runs out"],
         ["last words"],
     ),
     "os._exit": (
         "import os; os._exit(7)\n",
-        ["broke off (its process ended with exit code 7)"],
+        ["ended unexpectedly (its process ended with exit code 7)"],
         [],
     ),
     "unsupported": (

@@ -211,9 +211,9 @@ def test_a_measured_step_scales_all(job: Job, factor: float) -> None:
 def test_a_measured_step_that_cannot_be_is_doubted(job: Job) -> None:
     gpu = find_gpu("RTX 3090")
     result = compare_gpus(job, [gpu], measured=(gpu, 10.0))
-    assert any("is it the same job" in note for note in result.notes)
+    assert any("check that it is the same job" in note for note in result.notes)
     useless = compare_gpus(job, [gpu], measured=(find_gpu("custom:24GiB"), 0.1))
-    assert useless.anchor is None and any("of no use" in note for note in useless.notes)
+    assert useless.anchor is None and any("cannot be used" in note for note in useless.notes)
 
 
 def test_what_a_tenth_more_of_each_figure_does(job: Job) -> None:

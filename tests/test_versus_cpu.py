@@ -158,7 +158,7 @@ def test_a_failing_script_is_run_again_with_the_cpu_for_its_gpu(planned: PlanRes
     assert asked == [("calls", False), ("calls", True)]
     assert found is not None and found.stand_in and found.step_seconds == (0.5, 0.2, 0.3)
     text = " ".join(versus_cpu_section(found, SPEED).split())
-    assert "300 ms a call" in text and "the CPU took its place, without autocast" in text
+    assert "300 ms a call" in text and "it ran on the CPU instead, without autocast" in text
 
 
 def measured(*steps: float, gpu: tuple[float, float] | None = (0.008, 0.014)) -> VersusCpu:

@@ -262,7 +262,7 @@ def _without_step(outcome: RealRunOutcome) -> str:
         "ended": "the script ended without an optimizer step",
         "exited": f"the script exited with {outcome.message}",
         "timeout": "the time limit was reached",
-        "died": f"the script was interrupted ({outcome.message})",
+        "died": f"the script ended unexpectedly ({outcome.message})",
     }.get(outcome.status, f"the script failed ({' '.join(outcome.message.split())[:200]})")
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "ended":

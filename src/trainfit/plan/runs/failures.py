@@ -166,7 +166,7 @@ def what_happened(outcome: TraceOutcome) -> str:
     if outcome.status == "timeout":
         return f"the time limit was reached{place}"
     if outcome.status == "died":
-        return f"the script was interrupted ({outcome.message})"
+        return f"the script ended unexpectedly ({outcome.message})"
     if outcome.status == "out_of_memory":
         return f"the script ran out of GPU memory{place}"
     raised = parse("", outcome.message, outcome.traceback)
