@@ -17,7 +17,7 @@ from typing import Any
 from _bench import Figure
 from _loader_figures import Reading
 
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import write_whole
 from trainfit.results.loader import LoaderSettings
@@ -183,10 +183,10 @@ def _by_round(study: Study, key: Key) -> dict[int, float]:
     return {each.round: each.batches_per_s for each in found if each.batches_per_s}
 
 
-def beside_others(study: Study) -> tuple[int, int]:
+def disturbed(study: Study) -> tuple[int, int]:
     """Readings of the finals that were taken while other processes took cores, and all of them."""
     finals = [each.reading.others_cores for each in study.of(FINALS)]
-    return sum(map(is_beside_others, finals)), len(finals)
+    return sum(map(is_disturbed, finals)), len(finals)
 
 
 def median(values: Sequence[float]) -> float:

@@ -29,7 +29,7 @@ from _loader_figures import (
 from loader_workloads import SEED, Case
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.run import Run, run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
@@ -313,7 +313,7 @@ def _slowed(probed: Probed | None) -> bool:
 
 def quietness(reading: Reading) -> tuple[bool, float]:
     """Was the loader alone, and at which share of their full speed were the cores (1: not told)?"""
-    alone = not is_beside_others(reading.others_cores)
+    alone = not is_disturbed(reading.others_cores)
     return alone, 1.0 if reading.core_speed is None else reading.core_speed
 
 

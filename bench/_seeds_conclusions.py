@@ -38,8 +38,8 @@ def finding(script: Answer, rule: str) -> Answer:
 # --- A GPU and its memory -----------------------------------------------------------------------
 @row("practice", "Video memory: the more the better", "gpus-for-vgg")
 def more_memory(cards: Answer) -> Verdict:
-    large, small = (only(cards["offers"], gpu=name) for name in ("RTX 3060 12GB", "RTX 3070"))
-    rates = [each["enough"]["samples_per_s"] for each in (large, small)]
+    large, small = (only(cards["gpus"], gpu=name) for name in ("RTX 3060 12GB", "RTX 3070"))
+    rates = [each["at_saturation"]["samples_per_s"] for each in (large, small)]
     return condition(
         f"for what fits, not for speed: VGG16 {rates[0]:.0f} samples/s on the 3060 with 12 GB, "
         f"{rates[1]:.0f} on the 3070 with 8"
@@ -68,9 +68,7 @@ def none_seen(build: Answer, driver: Answer, mismatch: Answer) -> Verdict:
 @row("command", "nvidia-smi, then another PyTorch", "doctor-cpu-only-torch",
      "doctor-version-mismatch")  # fmt: skip
 def reinstall(build: Answer, mismatch: Answer) -> Verdict:
-    fixes = [
-        cause(each)["remedies"][0]["command"].split(" --index")[0] for each in (build, mismatch)
-    ]
+    fixes = [cause(each)["fixes"][0]["command"].split(" --index")[0] for each in (build, mismatch)]
     return condition(f"only where the build is the cause: `{fixes[0]}`; where the driver is, "
                      f"`{fixes[1]}`")  # fmt: skip
 

@@ -221,7 +221,7 @@ def powersave(machine: Answer) -> Verdict:
 @row("command", "sudo cpupower frequency-set -g performance", "doctor-machine", "pace-article")
 def performance(machine: Answer, pace: Answer) -> Verdict:
     found = only(machine["checks"], name="frequency")
-    (fix,) = [each for each in found["remedies"] if "cpupower" in each["command"]]
+    (fix,) = [each for each in found["fixes"] if "cpupower" in each["command"]]
     return answered(
         f"named with its undo ({fix['undo'].split('&&')[0].strip()}) and cost ({fix['cost']}); "
         f"`pace --fix governor` proves it and `pace --undo` ends it"
@@ -231,9 +231,9 @@ def performance(machine: Answer, pace: Answer) -> Verdict:
 @row("symptom", "Under performance both rates run at 4.0 GHz and the excess is gone",
      "pace-article")  # fmt: skip
 def cured(pace: Answer) -> Verdict:
-    before, after = (pace["cure"][name]["calls"]["p50"] for name in ("before", "after"))
+    before, after = (pace["fix_trial"][name]["calls"]["p50"] for name in ("before", "after"))
     text = f"{ms(before)} before, {ms(after)} after `--fix governor` ({MODEL})"
-    return agrees(text) if pace["cure"]["is_cured"] else differs(text)
+    return agrees(text) if pace["fix_trial"]["is_fixed"] else differs(text)
 
 
 @row("command", "cpupower frequency-info: the governors on offer", "doctor-cpu")

@@ -145,7 +145,7 @@ def row(study: Study) -> dict[str, Any]:
         "best": shown(best, finals),
         "by_hand": list(study.by_hand),
         "places": dict(study.places),
-        "beside_others": found.beside_others(study),
+        "disturbed": found.disturbed(study),
         "failure": study.failure,
     }
 
@@ -193,7 +193,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
         if abs(each["tuned_step_s"] - each["step_s"]) > 0.05 * each["step_s"]:
             tuned = 1e3 * each["tuned_step_s"]
             print(f"    the plan tuned the loader for a step of {tuned:.2f} ms")
-        beside, finals = each["beside_others"]
+        beside, finals = each["disturbed"]
         if beside:
             print(f"    {beside} of {finals} final readings alongside other processes: in doubt")
     print()

@@ -112,11 +112,11 @@ def the_seeds_case() -> dict[str, float]:
     rows: dict[str, list[float]] = {"offline_s": [], "fast_s": [], "slow_s": [], "cured_s": []}
     for seed in range(5):
         found = measured(FREQUENCY, ACT, seed, hz=(30.0, 60.0), fix="governor")
-        assert found.back_to_back is not None and found.cure is not None
+        assert found.back_to_back is not None and found.fix_trial is not None
         rows["offline_s"].append(found.back_to_back.calls.p50)
         rows["slow_s"].append(found.rates[0].calls.p50)
         rows["fast_s"].append(found.rates[1].calls.p50)
-        rows["cured_s"].append(found.cure.after.calls.p50)
+        rows["cured_s"].append(found.fix_trial.after.calls.p50)
     return {name: statistics.median(values) for name, values in rows.items()}
 
 

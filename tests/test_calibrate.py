@@ -283,7 +283,7 @@ def test_a_disturbed_calibration_says_so(
     laboratory = good(**changes)
     laboratory.held = [mib * MIB for mib in held]
     (note,) = calibrate(laboratory, 180.0).notes
-    assert says in note and "calibrate again" in note
+    assert says in note and "re-run calibrate" in note
 
 
 def test_past_the_time_limit_the_rest_is_left_out() -> None:
@@ -325,7 +325,7 @@ def test_past_the_time_limit_the_rest_is_left_out() -> None:
         (MeasuringOutcome(error="torch 2, built without CUDA", without_gpu=True), NoGpuError,
          "no GPU to calibrate: PyTorch finds none in this machine (torch 2, built without CUDA)"),
         (MeasuringOutcome(error="OutOfMemoryError: full"), CalibrationError,
-         "could not be measured: OutOfMemoryError: full; end other jobs on the GPU"),
+         "could not be measured: OutOfMemoryError: full; stop other jobs on the GPU"),
         (TimeoutError(), CalibrationError, "the time limit was reached"),
     ],
 )  # fmt: skip
@@ -344,9 +344,7 @@ def test_a_gpu_that_is_in_no_catalogue_has_no_models() -> None:
     strange = MeasuringOutcome(memory=dataclasses.replace(outcome.memory, device=device))
     profile = calibrate(good(memory=[strange] * 3), 180.0)
     assert [each.modelled_bytes for each in profile.memory.convolutions] == [None]
-    assert profile.notes == (
-        "NVIDIA Frobnicator 9 is not in the catalogue: nothing to compare with",
-    )
+    assert profile.notes == ("NVIDIA Frobnicator 9 is not in the catalogue: nothing to compare",)
 
 
 def test_without_nvml_two_contexts_tell_what_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_a_library_that_is_only_imported_is_a_doubt(tmp_path: Path) -> None:
     (check,) = checks(pools(tmp_path, data=data))
     assert check.verdict == "cannot_tell" and "= 288 threads on 24 cores" in check.summary
     assert "data.py:2 imports cv2. Whether workers call what starts its threads" in check.why
-    assert check.remedies
+    assert check.fixes
 
 
 def test_few_threads_a_core_are_a_doubt(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_openblas_follows_its_variables(tmp_path: Path) -> None:
     found = pools(tmp_path, data=data.replace("cv2.resize(image, (224, 224))", "np.dot(image, 1)"))
     (check,) = checks(found)
     assert check.summary == "12 workers x 24 threads of OpenBLAS = 288 threads on 24 cores"
-    assert check.remedies[0].command == "export OPENBLAS_NUM_THREADS=1"
+    assert check.fixes[0].command == "export OPENBLAS_NUM_THREADS=1"
     assert "NumPy with MKL" in check.why
     assert checks(found, OMP_NUM_THREADS="1")[0].verdict == "good"
     assert checks(found, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="24")[0].verdict == "good"
@@ -209,9 +209,9 @@ def test_it_is_a_finding_from_the_jobs_cores_on(
     assert (check.verdict != "good") == (threads > 1 and number > usable)
     assert len(check.summary) < 100 and check.summary.isprintable()
     if check.verdict == "bad":
-        assert in_worker and number > 4 * usable and check.cause and check.remedies
+        assert in_worker and number > 4 * usable and check.cause and check.fixes
     if check.verdict == "cannot_tell":
-        assert check.why and check.remedies
+        assert check.why and check.fixes
 
 
 def test_the_table_of_the_docs_names_the_cause() -> None:

@@ -463,7 +463,7 @@ def test_version_1_is_still_explained(small: Recording, tmp_path: Path) -> None:
     assert report.second_run == ""
     text = " ".join(explain_text(report).split())
     assert "recorded by an older trainfit" in text
-    assert "with --batch-size A,B if they do not know theirs" in text
+    assert "with --batch-size A,B if they do not contain theirs" in text
 
 
 @pytest.mark.parametrize(

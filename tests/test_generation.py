@@ -74,7 +74,7 @@ def test_it_is_called_a_cache_and_no_leak() -> None:
     (text,) = pattern_notes(pattern)
     assert text == (
         "memory grows by 8 KiB with each model call, as the KV cache of generated text does: the "
-        "figures are for the end of the 152 calls simulated, and each further one (a longer "
+        "figures are for the end of the 152 calls simulated, and each further call (a longer "
         "prompt, more new tokens) needs 8 KiB more; the GPU would be full after about 3,041,478 "
         "calls"
     )

@@ -108,7 +108,7 @@ def test_a_change_of_the_script_has_to_win_something() -> None:
     assert changes_by_hand(plan.launch_parts) == []
     part = parts["num_workers"]
     assert (part.status, part.value) == ("kept", "1")
-    assert "too little for a change of the script" in part.reason
+    assert "too little to change the script" in part.reason
 
 
 def test_cores_that_the_command_chooses_are_kept() -> None:

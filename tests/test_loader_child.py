@@ -165,7 +165,7 @@ for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4):
     result = tuned("python", write(tmp_path, "odd.py", script), options=options)
     assert result.loader == "odd.py:7: TensorDataset, batch size 4"
     assert "could not be simulated (cannot simulate mine.op" in result.notes[-1]
-    assert result.step_s == 0 and "no step was simulated to bound it" in result.step_source
+    assert result.step_s == 0 and "no simulated step bounds it" in result.step_source
 
 
 @pytest.mark.slow
@@ -349,13 +349,15 @@ def test_the_step_is_predicted_else_bounded_by_its_work_else_takes_no_time() -> 
         model(torch.ones(64, 2048, device="cuda")).sum().backward()
         optimizer.step()
     recording = simulation.recording
-    compute = Compute(10**12, 20, 3, {"product/bfloat16": 10**12}, kernels=3)
+    compute = Compute(10**12, 20, 3, {"matmul/bfloat16": 10**12}, kernels=3)
     trace = TraceOutcome("finished", 1, 1.0, compute=compute, autocast="bfloat16")
     predicted = step_from(trace, gpu, recording)
     assert 0 < predicted.step_s < 0.01
-    assert predicted.source.startswith("the fast end of the 90% prediction interval for RTX 4090: ")
+    assert predicted.source.startswith(
+        "the lower bound of the 90% prediction interval for RTX 4090: "
+    )
     least = step_from(trace, gpu)
-    assert "no RTX 4090 makes the step in less than" in least.source and least.step_s > 0.001
+    assert "no RTX 4090 runs the step in less than" in least.source and least.step_s > 0.001
     # What torch.compile fuses was not seen; a device made to measure has no rates.
     compiled = dataclasses.replace(trace, compute=dataclasses.replace(compute, compiled=True))
     assert "no RTX 4090" in step_from(compiled, gpu, recording).source

@@ -206,7 +206,7 @@ def test_an_iterable_data_set_that_is_not_sharded_is_found() -> None:
     (fault,) = check_sharding(workload(Stream(200, False)))
     assert fault.kind == "iterable_not_sharded"
     assert "64 of the second worker's 64 samples are also the first worker's" in fault.evidence
-    assert "get_worker_info()" in fault.cure
+    assert "get_worker_info()" in fault.fix
 
 
 def test_a_sharded_one_is_left_alone() -> None:

@@ -83,7 +83,7 @@ def test_a_killed_worker_with_the_kernels_count_is_the_oom_killers() -> None:
     fault = real(dies_of(signal.SIGKILL), oom_kills=OomKills(1, None))
     assert fault.kind == "worker_killed" and "OOM killer" in fault.summary
     assert "this cgroup's count of OOM kills rose by 1" in fault.evidence
-    assert "fewer workers (1 instead of 2)" in fault.cure
+    assert "fewer workers (1 instead of 2)" in fault.fix
 
 
 @pytest.mark.parametrize("kind", ["ConnectionResetError", "EOFError", "FileNotFoundError"])
@@ -122,7 +122,7 @@ def test_numbas_word_of_a_fork_names_the_cause() -> None:
     failure = Failure("RuntimeError", "DataLoader worker (pid(s) 5) exited unexpectedly", "")
     failure = dataclasses.replace(failure, worker_exits=(-15,))
     fault = diagnose(failure, FORK2, None, FailureContext(output=said))
-    assert fault.kind == "worker_crashed" and "NUMBA_THREADING_LAYER" in fault.cure
+    assert fault.kind == "worker_crashed" and "NUMBA_THREADING_LAYER" in fault.fix
     assert said.strip() in fault.evidence
 
 
@@ -167,8 +167,8 @@ def test_a_full_shm_is_named_by_its_messages(message: str) -> None:
     assert fault.kind == "shm_full"
     # 33 batches of 100 MiB are 3.22 GiB; a quarter more in whole GiB is 5.
     assert "3.22 GiB" in fault.evidence and "64 MiB free" in fault.evidence
-    assert "--shm-size=5g" in fault.cure and "--ipc=host" in fault.cure
-    assert 'set_sharing_strategy("file_system")' in fault.cure
+    assert "--shm-size=5g" in fault.fix and "--ipc=host" in fault.fix
+    assert 'set_sharing_strategy("file_system")' in fault.fix
 
 
 def test_a_semaphore_that_finds_no_room_is_a_full_shm() -> None:
@@ -216,7 +216,7 @@ def test_too_many_open_files_by_their_messages(message: str) -> None:
     fault = diagnose(Failure("RuntimeError", message, ""), LoaderSettings(4, 2), None, seen)
     assert fault.kind == "open_files"
     assert "114 tensors a batch need 1026 open files" in fault.evidence
-    assert "ulimit -n" in fault.cure and "file_system" in fault.cure
+    assert "ulimit -n" in fault.fix and "file_system" in fault.fix
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_cuda_in_a_forked_worker() -> None:
         "must use the 'spawn' start method"
     )
     fault = diagnose(caught("RuntimeError", message), FORK2)
-    assert fault.kind == "cuda_in_worker" and "spawn" in fault.cure
+    assert fault.kind == "cuda_in_worker" and "spawn" in fault.fix
     assert "/home/me/train.py:12" in fault.evidence
 
 
@@ -367,7 +367,7 @@ def test_stop_iteration_in_a_sample_ends_the_loop_without_a_word() -> None:
         raise StopIteration
 
     fault = real(sample)
-    assert fault.kind == "no_batches" and "StopIteration" in fault.cure
+    assert fault.kind == "no_batches" and "StopIteration" in fault.fix
 
 
 def test_nothing_known_is_said_to_be_nothing() -> None:
@@ -389,7 +389,7 @@ def test_a_lock_held_while_forking_is_a_deadlock() -> None:
         fault = real(sample, limit_s=1.5)
     assert fault.kind == "deadlock" and "wait for a lock" in fault.summary
     assert "`with LOCK:`" in fault.evidence and "2 of 2 workers in" in fault.evidence
-    assert "forkserver" in fault.cure
+    assert "forkserver" in fault.fix
 
 
 def test_a_slow_data_set_is_not_a_deadlock() -> None:
@@ -483,7 +483,7 @@ def test_the_library_that_workers_wait_in(path: str, library: str, cure: str) ->
     assert fault.kind == "deadlock" and f"wait inside {library}" in fault.summary
     assert "/home/me/data.py:5" in fault.evidence
     assert "without workers a batch takes 0.1 s" in fault.evidence
-    assert cure in fault.cure
+    assert cure in fault.fix
 
 
 def test_native_code_is_named_by_the_users_line_and_imports(tmp_path: Any) -> None:
@@ -492,7 +492,7 @@ def test_native_code_is_named_by_the_users_line_and_imports(tmp_path: Any) -> No
     text = main_waits() + "\n" + worker((str(script), 4, "load"))
     seen = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=0.1)
     fault = diagnose(Failure(hung=True, stacks=text), FORK2, None, seen)
-    assert "inside cv2" in fault.summary and "cv2.setNumThreads(0)" in fault.cure
+    assert "inside cv2" in fault.summary and "cv2.setNumThreads(0)" in fault.fix
 
 
 def test_what_cannot_be_told_is_said() -> None:
@@ -564,7 +564,7 @@ def test_a_script_without_a_main_guard() -> None:
     )
     failure = Failure("RuntimeError", message, message, worker_exits=(1,))
     fault = diagnose(failure, spawn, None, FailureContext(started=0, output=said))
-    assert fault.kind == "no_main_guard" and "__main__" in fault.cure
+    assert fault.kind == "no_main_guard" and "__main__" in fault.fix
     output = "AttributeError: Can't get attribute 'D' on <module '__main__' (built-in)>"
     fault = diagnose(failure, spawn, None, FailureContext(started=0, output=output))
     assert fault.kind == "not_importable" and "D in __main__" in fault.summary
@@ -639,7 +639,7 @@ def test_whatever_is_said_there_is_a_fault_with_a_fix(
     failure: Failure, met: LoaderSettings, seen: FailureContext
 ) -> None:
     fault = diagnose(failure, met, None, seen)
-    assert fault.kind and fault.summary and fault.evidence and fault.cure
+    assert fault.kind and fault.summary and fault.evidence and fault.fix
     assert len(fault.summary) < 300 and "\n" not in fault.summary
     if failure.hung:
         assert not fault.kind.startswith(("worker", "process"))

@@ -20,7 +20,7 @@ from helpers_loader import machine, probe, result
 from trainfit.loader.measure.ranks import alone_note, others, share_of
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import Fitted
 from trainfit.loader.tune import tuning
@@ -33,7 +33,7 @@ TWO = LoaderSettings(2)
 
 def model(cores: Cores) -> Fitted:
     costs = (BatchCost(0.0, 0.01),)
-    return Fitted(costs, costs, HandOff(), HandOff(), cores, 0.03)
+    return Fitted(costs, costs, Transfer(), Transfer(), cores, 0.03)
 
 
 def share(cores: int, ranks: int, quota: float | None = None) -> LoaderMachine:
@@ -277,7 +277,7 @@ def test_ranks_are_said() -> None:
     assert "2.98× (predicted) for each rank" in text
     assert "Machine (the share of one of 2 ranks)" in text
     assert "2.67 usable (of 8 logical allowed" in text
-    assert "1 real run, each with 2 copies of the loader at work, differed by -3%" in text
+    assert "1 real run, each with 2 copies of the DataLoader running, differed by -3%" in text
     assert "rank" not in loader_text(result())
 
 

@@ -22,7 +22,7 @@ from trainfit.hardware.host.recorded import RecordedSystem
 from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.thread_variables import is_one_thread_to_mkl, misread_lines
 from trainfit.loader.advice.threads import variables
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import Fitted
 from trainfit.loader.tune.bottleneck import limit
@@ -42,7 +42,7 @@ SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))
 
 def model(cores: Cores) -> Fitted:
     costs = (BatchCost(0.0, 0.01),)
-    return Fitted(costs, costs, HandOff(), HandOff(), cores, 0.03)
+    return Fitted(costs, costs, Transfer(), Transfer(), cores, 0.03)
 
 
 def rates(found: LoaderMachine) -> list[float]:
@@ -194,7 +194,7 @@ def test_data_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     said = error_line(done)
     assert said.startswith("data.py:Gone: Gone, batch size 4: every run of the loader failed: ")
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/0.jpg'; " in said
-    assert "CANNOT TELL which settings suit" in done.stdout
+    assert "CANNOT TELL which settings are best" in done.stdout
 
 
 def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

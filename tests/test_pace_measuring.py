@@ -42,17 +42,17 @@ def test_the_seeds_case() -> None:
     assert fast.calls.p50 == pytest.approx(found.back_to_back.calls.p50, rel=0.03)
     assert 7e-3 <= slow.calls.p50 - fast.calls.p50 <= 8e-3
     assert slow.is_slower and not fast.is_slower
-    assert found.cure is not None and found.cure.is_cured
-    assert found.cure.after.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
+    assert found.fix_trial is not None and found.fix_trial.is_fixed
+    assert found.fix_trial.after.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
     text = pace_text(found)
-    assert "CPU FREQUENCY" in text and "--fix governor cures it" in text
+    assert "CPU FREQUENCY" in text and "--fix governor fixes it" in text
 
 
 def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:
     found = measured(HEALTHY, ACT, hz=(30.0, 120.0))
     slow = found.rates[1]
     assert not slow.is_reached and found.rates[0].is_reached
-    assert slow.missed_share == 1.0 and slow.again_share == 1.0
+    assert slow.missed_share == 1.0 and slow.consecutive_share == 1.0
     assert "120 Hz cannot be reached: a call takes 14" in pace_text(found)
 
 
@@ -155,29 +155,29 @@ def test_slow_calls_by_chance_are_no_kind() -> None:
 )
 def test_fixes_are_proved(traits: MachineTraits, work: object, fix: str) -> None:
     found = measured(traits, work, fix=fix)  # type: ignore[arg-type]
-    assert found.cure is not None and found.cure.is_cured
-    assert found.cure.change.high < 1 and found.cure.recovered.value > 0.7
-    assert found.cure.before.is_slower and found.cure.cost and found.cure.undo
+    assert found.fix_trial is not None and found.fix_trial.is_fixed
+    assert found.fix_trial.change.high < 1 and found.fix_trial.recovered.value > 0.7
+    assert found.fix_trial.before.is_slower and found.fix_trial.cost and found.fix_trial.undo
 
 
 def test_a_fix_of_something_else_does_not_help_and_is_undone() -> None:
     machine = SimulatedMachine(GPU_CLOCKS, HEAVY)
     options = Options((30.0,), 6.0, fix="governor")
     found = measure(SimulatedCallee(machine), machine, options, fixer=SimulatedFixer(machine))
-    assert found.cure is not None and not found.cure.is_cured
+    assert found.fix_trial is not None and not found.fix_trial.is_fixed
     assert any("did not help" in note for note in found.notes)
     assert machine.traits == GPU_CLOCKS
 
 
 def test_nothing_to_fix() -> None:
     found = measured(HEALTHY, ACT, fix="spin")
-    assert found.cure is not None and not found.cure.is_cured
+    assert found.fix_trial is not None and not found.fix_trial.is_fixed
     assert any("nothing to fix" in note for note in found.notes)
 
 
 def test_a_fix_that_is_not_allowed_says_why_and_loses_nothing() -> None:
     found = measured(without(C_STATES, can_hold=False), WAITING, fix="qos")
-    assert found.cure is None and found.attribution is not None
+    assert found.fix_trial is None and found.attribution is not None
     assert "--fix qos: /dev/cpu_dma_latency cannot be written by this user" in found.notes
 
 

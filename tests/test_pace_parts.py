@@ -143,7 +143,7 @@ def test_misses_and_what_follows_them() -> None:
     found = summary([block(walls, late=1e-4)], RateCounts(CallPattern(), None))
     assert found is not None
     assert found.misses == 3 and found.missed_share == pytest.approx(3 / 8)
-    assert found.again_share == pytest.approx(1 / 3)
+    assert found.consecutive_share == pytest.approx(1 / 3)
     assert found.overrun is not None and found.overrun.count == 3
     assert found.overrun.most == pytest.approx(0.05 + 1e-4 - 1 / 30)
     assert found.late is not None and found.late.p50 == pytest.approx(1e-4)

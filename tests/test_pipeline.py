@@ -15,7 +15,7 @@ from trainfit.hardware import find_gpu
 from trainfit.plan import pipeline
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import Tuned
-from trainfit.plan.options.supposed import CommandOptions
+from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.pipeline import LoaderTuning, Planned, RealRuns, plan
 from trainfit.plan.planner import Settings, Simulated
 from trainfit.results.plan.result import PlanResult

@@ -125,8 +125,11 @@ def changed(path: str, value: Any) -> str:
             changed("memory.usable", dataclasses.asdict(figure(0))),
             "its GPU has no memory: usable is 0",
         ),
-        (changed("memory.context.value", 1e12).replace("1000000000000.0", "Infinity"), "no JSON"),
-        ("{", "damaged or no result"),
+        (
+            changed("memory.context.value", 1e12).replace("1000000000000.0", "Infinity"),
+            "not valid JSON",
+        ),
+        ("{", "damaged, or not a result file"),
     ],
 )
 def test_damaged_profiles(text: str, says: str, tmp_path: Path) -> None:
@@ -547,7 +550,7 @@ def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
 def test_sizes_that_are_none(text: str, tmp_path: Path) -> None:
     done = run("plan", f"--other-processes={text}", "--", "python", "s.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert re.search("is no size; write 800MiB", done.stderr)
+    assert re.search("expected a size such as 800MiB", done.stderr)
 
 
 def test_eager_loading_is_read_from_the_command(tmp_path: Path) -> None:

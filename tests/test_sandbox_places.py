@@ -130,12 +130,12 @@ def test_nothing_is_said_of_a_script_that_writes_nothing() -> None:
 
 def test_what_is_said() -> None:
     (line,) = protection_notes(Protection("overlay", files=2, bytes=3 << 20))
-    assert "wrote 2 files (3 MiB)" in line and "nothing of yours was changed" in line
+    assert "wrote 2 files (3 MiB)" in line and "your files were not changed" in line
     (line,) = protection_notes(Protection("overlay", removed=1))
     assert "removed 1 file in" in line
     (line,) = protection_notes(Protection("redirection", "no namespaces", guarded=False))
     assert "no namespaces" in line and "C code" in line
     assert protection_notes(Protection("none")) == [
-        "the script's files were not protected: --allow-writes"
+        "the script's files were not protected (--allow-writes)"
     ]
     assert protection_notes(Protection("overlay", notes=("a daemon",))) == ["a daemon"]

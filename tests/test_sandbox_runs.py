@@ -83,7 +83,7 @@ def test_simulate_shows_what_would_have_been_written(work: Path) -> None:
     assert (kept / "last.pt").stat().st_size > 16384
     (log,) = kept.glob("runs/*/log.txt")
     assert log.read_text() == "0\n"  # it was stopped within its second step
-    assert "nothing of yours was changed" in " ".join(done.stdout.split())
+    assert "your files were not changed" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["own process", "forked"])

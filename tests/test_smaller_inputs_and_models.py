@@ -260,7 +260,7 @@ def test_a_plan_prices_them_and_refuses_what_the_model_does_not_take(tmp_path: P
     # It stacks the two images, which have to be of one size.
     less = found["fewer-cameras"]
     assert less["status"] == "not applicable"
-    assert "the model does not do without 'b'" in less["reason"]
+    assert "the model does not run without 'b'" in less["reason"]
 
 
 NARROW = """

@@ -42,7 +42,7 @@ def row(kind: str, dtype: str = "float16", **values: int) -> list[int]:
 def product(rows: int, columns: int, depth: int, batches: int = 1, **values: int) -> list[int]:
     flops = 2 * rows * columns * depth * batches
     sizes = {"rows": rows, "columns": columns, "depth": depth, "batches": batches}
-    return row("product", flops=flops, **sizes, **values)
+    return row("matmul", flops=flops, **sizes, **values)
 
 
 def work(*rows: list[int], phases: tuple[str, ...] = ()) -> Work:
@@ -125,7 +125,7 @@ def test_deep_products_of_few_tiles_are_split_over_the_multiprocessors() -> None
 def test_the_larger_of_arithmetic_and_traffic_counts() -> None:
     computes = product(8192, 8192, 8192)
     moves = row("pointwise", read=1 << 28, written=1 << 28)
-    both = [max(a, b) for a, b in zip(computes, row("product", read=1 << 28), strict=True)]
+    both = [max(a, b) for a, b in zip(computes, row("matmul", read=1 << 28), strict=True)]
     a, b, c = times(computes, moves, both)
     assert a <= c <= a * 1.1 and b > 0
 
@@ -378,7 +378,7 @@ def test_an_empty_step_takes_no_time() -> None:
 def test_what_kinds_take_adds_up() -> None:
     found = step_time(work(product(4096, 4096, 4096), moving(1e-3), moving(1e-4)), machine())
     assert sum(found.by_kind_s.values()) == pytest.approx(found.gpu_s)
-    assert set(found.by_kind_s) == {"product", "pointwise"}
+    assert set(found.by_kind_s) == {"matmul", "pointwise"}
 
 
 # --- Every batch size ---------------------------------------------------------------------------

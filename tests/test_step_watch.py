@@ -240,7 +240,7 @@ def test_what_is_done_once_is_no_part_of_a_step() -> None:
     one, other = speed(alone, 32, machine), speed(several, 32, machine)
     assert one is not None and other is not None
     assert one.now.seconds == pytest.approx(other.now.seconds, rel=0.02)
-    assert "one step was made" in one.notes[0] and not other.notes
+    assert "only one step was simulated" in one.notes[0] and not other.notes
     assert len(Work.of_step(alone, 0).table) > len(ones.table)
 
 

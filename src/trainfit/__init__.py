@@ -15,7 +15,7 @@ __all__ = ["__version__", "pace", "simulate", "why_no_gpu"]
 
 
 def why_no_gpu() -> str:
-    """Why PyTorch sees no GPU in this process, with evidence and cure; or that it sees one.
+    """Why PyTorch sees no GPU in this process, with evidence and fix; or that it sees one.
 
     Asks in fresh processes, as PyTorch keeps its first answer; takes up to 20 seconds on a
     machine whose driver hangs, a few otherwise. Changes nothing and raises nothing.

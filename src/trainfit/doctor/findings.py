@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from trainfit.results.files.facts import Fact
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def bad(
     summary: str,
     why: str,
     found: Sequence[Evidence],
-    remedies: Sequence[Remedy],
+    remedies: Sequence[Fix],
 ) -> Check:
     """Something costs the job its GPU, speed or memory; ``cause`` is a stable identifier."""
     return Check(name, "bad", cause, summary, why, tuple(found), tuple(remedies))

@@ -6,7 +6,7 @@ import math
 import shlex
 
 from trainfit.hardware.gpu.masking import gpus_of_job
-from trainfit.results.machine.doctor import Remedy
+from trainfit.results.machine.doctor import Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
 _LONGEST_WORD = 24
@@ -51,7 +51,7 @@ def on_host(machine: Machine, cost: str) -> str:
     return f"{cost}; run it on the host, not in this container"
 
 
-def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str) -> Remedy:
+def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str) -> Fix:
     """Raise a limit where this machine's was set: on a pod, a container, or a systemd unit.
 
     ``docker``, ``field`` and ``unit`` are options with the wanted value and, after a bar, the
@@ -60,15 +60,15 @@ def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str)
     kind = (machine.surroundings.container.value or "").lower()
     if "kube" in kind:
         wanted, former = (f"in the pod's spec: resources.limits.{v}" for v in field.split("|"))
-        return Remedy(wanted, former, cost)
+        return Fix(wanted, former, cost)
     if kind:
         engine = "podman" if "podman" in kind else "docker"
         wanted, former = (f"{engine} update {v} CONTAINER" for v in docker.split("|"))
-        return Remedy(wanted, former, on_host(machine, cost))
+        return Fix(wanted, former, on_host(machine, cost))
     wanted, former = (
         f"sudo systemctl set-property user-$(id -u).slice {v}" for v in unit.split("|")
     )
-    return Remedy(wanted, former, f"{cost}; if another unit sets the limit, use that unit's name")
+    return Fix(wanted, former, f"{cost}; if another unit sets the limit, use that unit's name")
 
 
 def all_gpus(machine: Machine) -> tuple[Gpu, ...]:

@@ -311,7 +311,7 @@ class Session:
             rates=rates,
             attribution=self._attribution,
             advice=advice(self._attribution, machine),
-            cure=self._proof.cure if self._proof is not None else None,
+            fix_trial=self._proof.fix_trial if self._proof is not None else None,
             warnings=tuple(said),
             notes=tuple(self._notes(rates)),
             ended=ended,

@@ -30,11 +30,11 @@ from trainfit.hardware.gpu.rented import find_rented
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
 from trainfit.plan.planner import Settings
-from trainfit.plan.remedies.kinds import NAMES
+from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.results.plan.result import HostCpu, PlanResult
 
 PARSER: dict[str, Any] = {
-    "help": "what a training command needs of GPU memory, and its best batch size",
+    "help": "predict the GPU memory of a training command, its best batch size and launch command",
     "description": "Simulate a training command on a GPU and plan its batch size. "
     "Write tunables into the command with their present values.",
     "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
@@ -70,8 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--noise-scale",
         type=whole_number,
         metavar="SAMPLES",
-        help="noise scale of the gradients, if you know it: the larger a batch is beside it, the "
-        "more samples a loss takes, and the smaller is the batch that is recommended",
+        help="gradient noise scale, if you know it: a batch that is large compared to it needs "
+        "more samples for the same loss, so that a smaller one is recommended",
     )
     add_simulation(parser)
     add_protection(parser)
@@ -82,8 +82,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=processor,
         default=_UNSAID,
         metavar="cores=N,ghz=X,kind=NAME",
-        help="the processor beside the GPU: what it launches, and the input it gives; vcpus=N "
-        "instead of cores=N where two are one core; kind is 'ice lake', 'milan', '12th gen', …; "
+        help="CPU of the machine with the GPU, which launches kernels and runs the DataLoader; "
+        "vcpus=N instead of cores=N where two vCPUs are one core; kind is 'ice lake', "
+        "'milan', '12th gen', …; "
         "'here': this machine's, measured (default: the rented machine's of --gpu, else an assumed "
         "CPU of 3 GHz)",
     )
@@ -99,11 +100,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="all",
         metavar="NAME,…",
-        help="try what lowers the memory, also where the job fits; all, or those in --remedies=A,B "
-        f"({', '.join(NAMES)})",
+        help=f"try remedies that lower the memory even if the job fits: all, or those in "
+        f"--remedies=A,B ({', '.join(NAMES)})",
     )
     choice.add_argument(
-        "--no-remedies", action="store_true", help="try none, also where the job does not fit"
+        "--no-remedies", action="store_true", help="try no remedies even if the job does not fit"
     )
     _add_loader(parser)
 
@@ -113,8 +114,8 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--loader",
         action="store_true",
-        help="tune the DataLoader also where the script does not train (by default it is tuned "
-        "where a step of training takes batches from it, which takes half a minute)",
+        help="tune the DataLoader even if the script does not train (default: tuned if a training "
+        "step reads batches from it; needs half a minute)",
     )
     choice.add_argument(
         "--no-loader", action="store_true", help="do not measure and tune the DataLoader"
@@ -123,14 +124,14 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
         "--step-time",
         type=step_time,
         metavar="S",
-        help="one training step on the GPU, as 0.04 or 40ms (default: the fast end of what is "
-        "predicted)",
+        help="one training step on the GPU, as 0.04 or 40ms (default: the lower bound of the "
+        "prediction)",
     )
     parser.add_argument(
         "--probe-time",
         type=seconds,
         metavar="S",
-        help="seconds of measuring the DataLoader, besides the runs that confirm (default 20)",
+        help="seconds to measure the DataLoader, without the runs that confirm it (default 20)",
     )
 
 
@@ -194,7 +195,7 @@ def _rented(options: argparse.Namespace) -> str:
     found = find_rented(options.gpu) if options.gpu is not None else None
     if found is None:
         return ""
-    return found.words + ("" if options.cpu is _UNSAID else "; the processor is that of --cpu")
+    return found.words + ("" if options.cpu is _UNSAID else "; --cpu gives the processor")
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:
@@ -207,5 +208,5 @@ def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:
         return NAMES
     names = [name.strip() for name in options.remedies.split(",")]
     if unknown := [name for name in names if name not in NAMES]:
-        raise UsageError(f"--remedies: {unknown[0]!r} is no remedy; known are {', '.join(NAMES)}")
+        raise UsageError(f"--remedies: unknown remedy {unknown[0]!r}; known: {', '.join(NAMES)}")
     return tuple(dict.fromkeys(names))

@@ -7,7 +7,7 @@ from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, on_host, raise_limit, restore, whole
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.results.files.words import core_count, cores, count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Cpu, Machine
 
 NAME = "cores"
@@ -105,7 +105,7 @@ def _one_cpu(machine: Machine, found: list[Evidence]) -> Check | None:
         "(GOMP_CPU_AFFINITY, KMP_AFFINITY, taskset, a container's cpuset) is the usual reason.",
         found,
         [
-            Remedy(
+            Fix(
                 f"taskset -c 0-{logical - 1} python train.py",
                 f"taskset -c {affinity[0]} python train.py",
                 on_host(machine, "none, unless the other CPUs are reserved for somebody else"),
@@ -127,7 +127,7 @@ def _only_efficiency_cores(cpu: Cpu, found: list[Evidence]) -> Check | None:
         "of the efficiency cores, while the performance cores are idle.",
         found,
         [
-            Remedy(
+            Fix(
                 f"taskset -c {cpu_list_text(fast.logical_cpus)} python train.py",
                 f"taskset -c {cpu_list_text(affinity)} python train.py",
                 "more power and heat",
@@ -154,7 +154,7 @@ def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
         "is throttled until the next: step times vary and the GPU waits.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={number}  # and num_workers={number} at most",
                 restore(machine, "OMP_NUM_THREADS"),
                 "none: threads beyond the quota only wait",
@@ -183,13 +183,13 @@ def _few_for_gpus(machine: Machine, usable: float, found: list[Evidence]) -> Che
         "the GPU waits for data, however fast it is.",
         found,
         [
-            Remedy(
+            Fix(
                 "decode once and store the tensors, or augment on the GPU (torchvision "
                 "transforms.v2 on cuda tensors)",
                 "decode in the DataLoader again",
                 "disk space for decoded data, or GPU time and memory for augmentation",
             ),
-            Remedy(
+            Fix(
                 f"rent a machine type with {4 * gpus} vCPUs or more",
                 "return to the previous machine type",
                 "its price",

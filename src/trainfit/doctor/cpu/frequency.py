@@ -13,7 +13,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import ghz, on_host, quoted, short
 from trainfit.hardware.host.parsing import cpu_list_text
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import FrequencyPolicy, Machine
 
 NAME = "frequency"
@@ -151,7 +151,7 @@ def _governor_remedies(
     machine: Machine,
     policies: Sequence[FrequencyPolicy],
     wanted: Sequence[str] = ("performance",),
-) -> list[Remedy]:
+) -> list[Fix]:
     """The first of the ``wanted`` governors that this machine has, or the module with it."""
     now = {p.governor for p in policies}
     offered = [set(p.available_governors) for p in policies if p.available_governors]
@@ -161,7 +161,7 @@ def _governor_remedies(
         return []
     load = "" if had else "sudo modprobe cpufreq_performance && "
     return [
-        Remedy(
+        Fix(
             f"{load}sudo cpupower frequency-set -g {governor}",
             _undo_governor(_grouped(policies, lambda p: p.governor or "")),
             on_host(machine, _HEAT if governor == "performance" else "more power under load"),
@@ -207,7 +207,7 @@ def _limited(
     for group in list(_grouped(low, lambda p: (p.limit_hz, p.hardware_hz)).values())[:4]:
         only = "" if len(group) == len(policies) else f"-c {cpu_list_text(_cpus(group))} "
         remedies.append(
-            Remedy(
+            Fix(
                 f"sudo cpupower {only}frequency-set -u {_khz(group[0].hardware_hz)}",
                 f"sudo cpupower {only}frequency-set -u {_khz(group[0].limit_hz)}",
                 on_host(machine, "power and heat; a laptop or a tuned profile may set it again"),
@@ -249,7 +249,7 @@ def _turbo_off(machine: Machine, found: list[Evidence]) -> Check | None:
         "decode are slowed by the same factor.",
         found,
         [
-            Remedy(
+            Fix(
                 f"echo {on} | sudo tee {quoted(file)}",
                 f"echo {off} | sudo tee {quoted(file)}",
                 on_host(machine, "more power, heat and fan noise; clocks vary more between runs"),
@@ -278,7 +278,7 @@ def _prefers_power(
     )
 
 
-def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list[Remedy]:
+def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list[Fix]:
     """EPP alone: the lesser remedy, where the hardware follows it."""
     if any(p.energy_preference is None or p.driver not in _OWN_CHOICE for p in policies):
         return []
@@ -287,7 +287,7 @@ def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list
     former = _grouped(policies, lambda p: p.energy_preference)
     undo = [_set_epp(w, g, everywhere=len(former) == 1) for w, g in former.items()]
     return [
-        Remedy(
+        Fix(
             _set_epp("performance", policies, everywhere=True),
             " && ".join(undo),
             on_host(machine, "more power under load; the clock still drops when idle"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import evidence, good, unsure
 from trainfit.doctor.formatting import on_host, short
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import IdleState, Machine
 
 NAME = "idle"
@@ -45,18 +45,18 @@ def check_idle(machine: Machine) -> tuple[Check, ...]:
     return (Check(NAME, "cannot_tell", "", summary, why, tuple(found), _remedies(machine)),)
 
 
-def _remedies(machine: Machine) -> tuple[Remedy, ...]:
+def _remedies(machine: Machine) -> tuple[Fix, ...]:
     off = [n for n, state in enumerate(machine.cpu.idle_states.value or ()) if state.disabled]
     undo = "sudo cpupower idle-set -E"
     if off:
         undo += "".join(f" && sudo cpupower idle-set -d {n}" for n in off)
     return (
-        Remedy(
+        Fix(
             "sudo sh -c 'exec 3>/dev/cpu_dma_latency; printf \"\\0\\0\\0\\0\" >&3; sleep infinity'",
             "stop that command (Ctrl-C): the limit lasts as long as the file is open",
             on_host(machine, "idle cores draw power and leave less turbo headroom for busy ones"),
         ),
-        Remedy(
+        Fix(
             f"sudo cpupower idle-set -D {policy.IDLE_KEEP_US}",
             undo,
             on_host(machine, "the same, until undone or the next reboot"),

@@ -8,7 +8,7 @@ from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, which
 from trainfit.hardware.driver.torch_builds import torchrun_binds
 from trainfit.hardware.host.parsing import cpu_list_text
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine, NumaNode
 
 NAME = "numa"
@@ -88,7 +88,7 @@ def _far(machine: Machine, gpu: Gpu, reached: set[int], found: list[Evidence]) -
         f"{_WHY}.",
         found,
         [
-            Remedy(
+            Fix(
                 f"numactl --cpunodebind={node} --membind={node} python train.py",
                 f"taskset -c {former} python train.py",
                 f"{_COST}; a scheduler's or container's cpuset must allow node {node}",
@@ -102,7 +102,7 @@ def _unbound(
 ) -> Check:
     first = gpus[0].numa_node.value
     remedies = [
-        Remedy(
+        Fix(
             f"numactl --cpunodebind={first} --membind={first} python train.py  # for GPU "
             f"{', '.join(str(gpu.index) for gpu in gpus if gpu.numa_node.value == first)}",
             "python train.py",
@@ -113,7 +113,7 @@ def _unbound(
     if len(gpus) > 1 and torch is not None and torchrun_binds(torch.version):
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f"torchrun --numa-binding=node --nproc-per-node={len(gpus)} train.py",
                 f"torchrun --nproc-per-node={len(gpus)} train.py",
                 "each process uses the cores of one node; requires numactl",

@@ -9,7 +9,7 @@ from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, restore, short, whole
 from trainfit.hardware.host.thread_variables import JUDGED, misread
 from trainfit.results.files.words import core_count, cores
-from trainfit.results.machine.doctor import Check, Evidence, Remedy, WorkerPools
+from trainfit.results.machine.doctor import Check, Evidence, Fix, WorkerPools
 from trainfit.results.machine.machine import Machine
 
 NAME = "threads"
@@ -97,7 +97,7 @@ def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
             why,
             found,
             [
-                Remedy(
+                Fix(
                     f"export {name}={_wanted(machine)}",
                     restore(machine, name),
                     "none: the value has no effect",
@@ -129,10 +129,7 @@ def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check |
         "threads beyond the cores are time-sliced: an OpenMP region ends when its last thread "
         "does, so each CPU operator waits for a thread that is not running.",
         found,
-        [
-            Remedy(f"export {key}={most}", restore(machine, key), "none on these cores")
-            for key in over
-        ],
+        [Fix(f"export {key}={most}", restore(machine, key), "none on these cores") for key in over],
     )
 
 
@@ -152,7 +149,7 @@ def _default_over_quota(machine: Machine, usable: float, found: list[Evidence]) 
         "quota early in each period of 100 ms, then all of them are throttled until the next.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={most} MKL_NUM_THREADS={most}",
                 "unset OMP_NUM_THREADS; " + restore(machine, "MKL_NUM_THREADS"),
                 "none within this quota",

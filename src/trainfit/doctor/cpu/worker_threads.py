@@ -12,9 +12,9 @@ from trainfit.results.files.words import core_count, cores
 from trainfit.results.machine.doctor import (
     Check,
     Evidence,
+    Fix,
     PoolLibrary,
     PoolUse,
-    Remedy,
     WorkerPools,
 )
 from trainfit.results.machine.machine import Machine
@@ -100,10 +100,10 @@ def _limits(use: PoolUse) -> str:
     return f"Not checked for: {_NOT_KNOWN[use.library]}."
 
 
-def _remedies(machine: Machine, use: PoolUse) -> list[Remedy]:
+def _remedies(machine: Machine, use: PoolUse) -> list[Fix]:
     variable = _VARIABLE[use.library]
     made = [
-        Remedy(
+        Fix(
             f"export {variable}=1",
             restore(machine, variable),
             f"{use.library} uses one thread in the main process, too",
@@ -111,7 +111,7 @@ def _remedies(machine: Machine, use: PoolUse) -> list[Remedy]:
     ]
     if use.library == "OpenCV":
         made.append(
-            Remedy(
+            Fix(
                 "cv2.setNumThreads(0)  # in worker_init_fn",
                 "remove that line",
                 "none: the workers already run in parallel",

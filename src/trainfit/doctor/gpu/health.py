@@ -8,7 +8,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, ghz, on_host, percent, which
 from trainfit.results.files.words import count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
 _THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
@@ -47,12 +47,12 @@ def _lost_word(gpu: Gpu) -> str:
 
 def _lost(machine: Machine, gpu: Gpu) -> Check:
     lost = _lost_word(gpu) == "GPU_IS_LOST"
-    reset = Remedy(
+    reset = Fix(
         f"sudo nvidia-smi -i {gpu.index} --gpu-reset",
         "none: a reset cannot be undone",
         on_host(machine, "all jobs on this GPU must be stopped first"),
     )
-    restart = Remedy(
+    restart = Fix(
         "sudo dmesg | grep -i xid; sudo reboot",
         "none: a reboot cannot be undone",
         on_host(
@@ -126,7 +126,7 @@ def _hot(
         "fans.",
         found,
         [
-            Remedy(
+            Fix(
                 "clean the cooler, clear the airflow, raise the fan speed "
                 "(nvidia-settings, the server's BMC)",
                 "restore the previous fan setting",
@@ -137,12 +137,12 @@ def _hot(
     )
 
 
-def _lower_power(machine: Machine, gpu: Gpu) -> Remedy:
+def _lower_power(machine: Machine, gpu: Gpu) -> Fix:
     limit = gpu.power_limit_w.value
     default = gpu.power_limit_default_w.value or limit
     wanted = f"{0.8 * default:.0f}" if default else "WATTS"
     former = f"{limit:.0f}" if limit else "FORMER_WATTS"
-    return Remedy(
+    return Fix(
         f"sudo nvidia-smi -i {gpu.index} -pl {wanted}",
         f"sudo nvidia-smi -i {gpu.index} -pl {former}",
         on_host(machine, "a few percent of the speed, but steadier than throttling"),
@@ -160,7 +160,7 @@ def _power_brake(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -
         "insufficient total power, a failed power supply, or a rack power cap.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo ipmitool sdr type 'Power Supply'  # then replace the supply or raise its cap",
                 "restore the previous cap",
                 "more of the rack's power budget",
@@ -189,7 +189,7 @@ def _hardware_slowdown(
         "causes: loose power connectors, or one cable for two connectors.",
         found,
         [
-            Remedy(
+            Fix(
                 "power off, reseat the power cables, one cable per connector; then: "
                 f"nvidia-smi -i {gpu.index} -q -d PERFORMANCE,TEMPERATURE,POWER",
                 "none needed",
@@ -220,7 +220,7 @@ def _setting(
         "in proportion.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -rac && sudo nvidia-smi -i {gpu.index} -rgc",
                 former,
                 on_host(machine, "power and heat; times vary more from run to run"),
@@ -276,7 +276,7 @@ def _temperature(machine: Machine, gpu: Gpu) -> Check | None:
         "is slower than its first minutes.",
         found,
         [
-            Remedy(
+            Fix(
                 "clean the cooler, clear the airflow, raise the fan speed",
                 "restore the previous fan setting",
                 "noise",
@@ -315,7 +315,7 @@ def _power(machine: Machine, gpu: Gpu) -> Check | None:
         "hardly affected.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -pl {default.value:.0f}",
                 f"sudo nvidia-smi -i {gpu.index} -pl {limit.value:.0f}",
                 on_host(machine, "more power, heat and noise; the power supply must support it"),
@@ -353,7 +353,7 @@ def _ecc(machine: Machine, gpu: Gpu) -> Check | None:
             "failing card.",
             found,
             [
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi -i {gpu.index} --gpu-reset  # with no process on it; then: "
                     f"nvidia-smi -i {gpu.index} -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
                     "none: a reset cannot be undone",

@@ -7,7 +7,7 @@ from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, on_host, short, which
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.words import count, size
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
 
@@ -70,12 +70,12 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
         "power settings are lost.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo systemctl enable --now nvidia-persistenced",
                 "sudo systemctl disable --now nvidia-persistenced",
                 on_host(machine, "a few watts while idle"),
             ),
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -pm 1",
                 f"sudo nvidia-smi -i {gpu.index} -pm 0",
                 on_host(machine, "the same, until the next reboot"),
@@ -111,12 +111,12 @@ def _mig(machine: Machine, gpu: Gpu) -> Check | None:
             "created.",
             found,
             [
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi -i {gpu.index} -mig 0",
                     f"sudo nvidia-smi -i {gpu.index} -mig 1",
                     on_host(machine, "one job has the whole GPU; no process may be using it"),
                 ),
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi mig -i {gpu.index} -cgi 0 -C",
                     f"sudo nvidia-smi mig -i {gpu.index} -dci && "
                     f"sudo nvidia-smi mig -i {gpu.index} -dgi",
@@ -149,7 +149,7 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
         return unsure(name, f"{which(gpu)}: compute mode could not be read", "NVML", found)
     word = mode.value.lower()
     former = "PROHIBITED" if "prohibited" in word else "EXCLUSIVE_PROCESS"
-    remedy = Remedy(
+    remedy = Fix(
         f"sudo nvidia-smi -i {gpu.index} -c DEFAULT",
         f"sudo nvidia-smi -i {gpu.index} -c {former}",
         on_host(machine, "several jobs may share the GPU and its memory"),
@@ -177,7 +177,7 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
             found,
             [
                 remedy,
-                Remedy(
+                Fix(
                     f"kill {others[0].pid}  # or wait until it ends",
                     "start it again",
                     "that process's unsaved work",

@@ -8,7 +8,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, which
 from trainfit.doctor.gpu.health import answers
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine, PciDevice
 
 NAME = "pcie"
@@ -74,13 +74,13 @@ def _narrow(gpu: Gpu, width: int, most: int, found: list[Evidence]) -> Check:
         "seating, a riser, dirty contacts, or BIOS bifurcation of the slot.",
         found,
         [
-            Remedy(
+            Fix(
                 "power off, reseat the card and its riser; in the BIOS set "
                 f"the slot to x{most} (no bifurcation)",
                 "none needed for reseating; restore the BIOS setting",
                 _POWER_OFF,
             ),
-            Remedy(
+            Fix(
                 f"sudo lspci -vv -s {_bus(gpu)} | grep -E 'LnkCap|LnkSta'  # before and after",
                 "none: read-only",
                 "none",
@@ -98,7 +98,7 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
         "disk.",
         found,
         [
-            Remedy(
+            Fix(
                 f"move the card to a slot with x{lanes}; the board's manual says which slots "
                 "share lanes",
                 "move it back",
@@ -134,7 +134,7 @@ def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
         "riser for an older generation, link errors, or a BIOS setting.",
         found,
         [
-            Remedy(
+            Fix(
                 f"in the BIOS set the slot's link speed to Auto or Gen {most}; replace a riser "
                 "of an older generation",
                 "restore the BIOS setting",

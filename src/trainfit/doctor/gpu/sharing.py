@@ -10,7 +10,7 @@ from trainfit.doctor.formatting import all_gpus, on_host, percent, short, which
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.facts import Fact
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, GpuProcess, Machine
 
 
@@ -96,7 +96,7 @@ def _shared(
         remedies.append(_other_gpu(machine, free))
     pids = " ".join(str(p.pid) for p in others)
     remedies.append(
-        Remedy(
+        Fix(
             f"kill {pids}",
             "restart the programs",
             on_host(machine, "their unsaved work is lost; ask their owners first"),
@@ -127,7 +127,7 @@ def _freest(machine: Machine, busy: Gpu) -> Gpu | None:
     return max(candidates)[2] if candidates else None
 
 
-def _other_gpu(machine: Machine, gpu: Gpu) -> Remedy:
+def _other_gpu(machine: Machine, gpu: Gpu) -> Fix:
     # By UUID: CUDA counts the fastest GPU first, NVML by PCI address.
     uuid = gpu.uuid.value
     choice = f"CUDA_VISIBLE_DEVICES={uuid}"
@@ -139,7 +139,7 @@ def _other_gpu(machine: Machine, gpu: Gpu) -> Remedy:
         undo += " CUDA_DEVICE_ORDER"
     if former is not None and former.replace(",", "").replace("-", "").isalnum():
         undo = f"export CUDA_VISIBLE_DEVICES={former}"
-    return Remedy(f"export {choice}  # GPU {gpu.index}", undo, "none")
+    return Fix(f"export {choice}  # GPU {gpu.index}", undo, "none")
 
 
 def check_memory(machine: Machine) -> tuple[Check, ...]:
@@ -211,12 +211,12 @@ def _hidden(
         f"that memory is not available to the job. {who[0].upper()}{who[1:]}.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo fuser -v /dev/nvidia{gpu.index}  # then: kill PID",
                 "restart the programs",
                 on_host(machine, "their unsaved work is lost; ask their owners first"),
             ),
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} --gpu-reset",
                 "none: a reset cannot be undone",
                 on_host(machine, "all jobs on this GPU must be stopped first"),

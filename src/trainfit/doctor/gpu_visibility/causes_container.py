@@ -6,7 +6,7 @@ from typing import Final
 
 from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 
 NAME: Final = "gpu"
 _WSL: Final = "/usr/lib/wsl/"
@@ -30,7 +30,7 @@ def wsl_driver(stack: DriverStack) -> Check | None:
         *stack.torch_evidence(),
     ]
     if loaded and shadows and not loaded.startswith(_WSL):
-        remedy = Remedy(
+        remedy = Fix(
             "dpkg -l | grep nvidia; sudo apt purge 'libnvidia-compute-*' 'nvidia-driver-*'",
             "sudo apt install PACKAGES   # those that dpkg listed",
             "none: inside WSL they never drive a GPU",
@@ -54,12 +54,12 @@ def wsl_driver(stack: DriverStack) -> Check | None:
             why,
             found,
             [
-                Remedy(
+                Fix(
                     "wsl.exe --shutdown   # from Windows, then start again",
                     "none needed",
                     "terminates everything that runs in WSL",
                 ),
-                Remedy(
+                Fix(
                     "wsl.exe --update, and install NVIDIA's current driver in Windows",
                     "reinstall the previous driver",
                     "restarts Windows; install no driver inside WSL",
@@ -106,9 +106,9 @@ def _without(stack: DriverStack, missing: list[str]) -> Check:
     )
 
 
-def _start_again(container: str | None, missing: list[str]) -> Remedy:
+def _start_again(container: str | None, missing: list[str]) -> Fix:
     if missing == ["libcuda"] and container not in ("apptainer", "singularity", "lxc"):
-        return Remedy(
+        return Fix(
             "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …",
             "start it with the previous options",
             "recreates the container; without 'compute' the toolkit omits libcuda, "
@@ -121,7 +121,7 @@ def _start_again(container: str | None, missing: list[str]) -> Remedy:
         "singularity": "singularity exec --nv …",
         "lxc": "lxc config device add CONTAINER gpu gpu",
     }
-    return Remedy(
+    return Fix(
         commands.get(
             container or "", "docker run --gpus all …   # or: deploy.resources in compose"
         ),
@@ -151,12 +151,12 @@ def lost_gpu(stack: DriverStack) -> Check | None:
             *stack.torch_evidence(),
         ],
         [
-            Remedy(
+            Fix(
                 "docker rm -f CONTAINER && docker run --gpus all …   # on the host: recreate it",
                 "none needed",
                 "terminates what runs in the container",
             ),
-            Remedy(
+            Fix(
                 "docker run --gpus all --device /dev/nvidia0 --device /dev/nvidiactl "
                 "--device /dev/nvidia-uvm …",
                 "remove the --device options",

@@ -8,7 +8,7 @@ from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.formatting import on_host
 from trainfit.doctor.gpu_visibility.causes_torch import ask_slurm
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -42,15 +42,15 @@ def device_node(stack: DriverStack) -> Check | None:
     )
 
 
-def _make_nodes(stack: DriverStack) -> list[Remedy]:
-    make = Remedy(
+def _make_nodes(stack: DriverStack) -> list[Fix]:
+    make = Fix(
         "sudo nvidia-modprobe -c=0 -u   # loads nvidia-uvm and creates the files",
         "sudo rmmod nvidia_uvm",
         on_host(stack.machine, "none; nvidia-persistenced does it at every boot"),
     )
     if not stack.in_container:
         return [make]
-    again = Remedy(
+    again = Fix(
         "then recreate the container: it gets the files that exist when it starts",
         "none needed",
         "terminates what runs in the container",
@@ -58,12 +58,12 @@ def _make_nodes(stack: DriverStack) -> list[Remedy]:
     return [make, again]
 
 
-def _open_nodes(stack: DriverStack, closed: list[str]) -> list[Remedy]:
+def _open_nodes(stack: DriverStack, closed: list[str]) -> list[Fix]:
     if stack.in_slurm:
         return [ask_slurm()]
     if stack.in_container:
         return [
-            Remedy(
+            Fix(
                 "start the container with the GPU: docker run --gpus all …, or "
                 "podman run --device nvidia.com/gpu=all --security-opt=label=disable "
                 "--group-add keep-groups …",
@@ -72,12 +72,12 @@ def _open_nodes(stack: DriverStack, closed: list[str]) -> list[Remedy]:
             )
         ]
     return [
-        Remedy(
+        Fix(
             f'sudo usermod -aG "$(stat -c %G {closed[0]})" "$USER"   # then log in again',
             f'sudo gpasswd -d "$USER" "$(stat -c %G {closed[0]})"',
             "if that group is root, use the next fix instead",
         ),
-        Remedy(
+        Fix(
             f"ls -l {' '.join(closed)} && sudo chmod a+rw {' '.join(closed)}",
             f"sudo chmod 660 {' '.join(closed)}   # or the mode that ls showed",
             "every user may use the GPU, until the driver is reloaded (its parameter "
@@ -107,12 +107,12 @@ def mig_without_instances(stack: DriverStack) -> Check | None:
             *_all(stack),
         ],
         [
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi mig -i {index} -cgi 0 -C   # one instance of the whole GPU",
                 f"sudo nvidia-smi mig -i {index} -dci && sudo nvidia-smi mig -i {index} -dgi",
                 "none; `nvidia-smi mig -lgip` lists the other sizes",
             ),
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {index} -mig 0",
                 f"sudo nvidia-smi -i {index} -mig 1",
                 "no process may use the GPU meanwhile",
@@ -133,7 +133,7 @@ def unknown_error(stack: DriverStack) -> Check | None:
         "is in a bad state, usually after the machine was suspended.",
         [stack.node_evidence(), *_all(stack)],
         [
-            Remedy(
+            Fix(
                 "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
                 "none needed: the same module is reloaded",
                 on_host(stack.machine, "no process may use CUDA meanwhile; otherwise: sudo reboot"),

@@ -8,7 +8,7 @@ from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.formatting import on_host
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
 from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, DriverStack, version_text
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -33,17 +33,17 @@ def hangs(stack: DriverStack) -> Check | None:
         "mode, the first call may also need tens of seconds.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 "time nvidia-smi -L   # if it returns after all: sudo nvidia-smi -pm 1",
                 "Ctrl-C; sudo nvidia-smi -pm 0",
                 "none",
             ),
-            Remedy(
+            Fix(
                 "sudo dmesg | grep -iE 'nvrm|xid' | tail -20",
                 "changes nothing",
                 "none; an Xid number identifies the error (docs.nvidia.com/deploy/xid-errors)",
             ),
-            Remedy(
+            Fix(
                 "sudo reboot",
                 "none: a reboot cannot be undone",
                 on_host(stack.machine, "reboots; terminates all running jobs"),
@@ -68,7 +68,7 @@ def no_gpu(stack: DriverStack) -> Check | None:
         "either.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 'trainfit plan --gpu "RTX 4090" -- python train.py …',
                 "none needed",
                 "none: plans the job for a GPU of another machine",
@@ -120,19 +120,19 @@ def _built(stack: DriverStack) -> str | None:
     return stack.cuda.library_versions.get("libcuda")
 
 
-def _load(stack: DriverStack, other: list[str]) -> list[Remedy]:
+def _load(stack: DriverStack, other: list[str]) -> list[Fix]:
     """How a driver comes to the GPU."""
     if "vfio-pci" in other:
         held = [d.address for d in stack.pci or () if d.kernel_driver == "vfio-pci"]
         return [
-            Remedy(
+            Fix(
                 " && ".join(f"sudo driverctl unset-override {address}" for address in held),
                 " && ".join(f"sudo driverctl set-override {a} vfio-pci" for a in held),
                 "the virtual machine loses the GPU; if the kernel command line "
                 "or /etc/modprobe.d lists it (vfio-pci.ids=), remove it there, then reboot",
             )
         ]
-    install = Remedy(
+    install = Fix(
         _install_command(stack),
         "remove the package, then reboot",
         on_host(
@@ -143,7 +143,7 @@ def _load(stack: DriverStack, other: list[str]) -> list[Remedy]:
     if other or not _built(stack) or stack.in_container:
         return [install]
     return [
-        Remedy(
+        Fix(
             "sudo modprobe nvidia   # if it fails: sudo dkms autoinstall, and try again",
             "sudo modprobe -r nvidia",
             on_host(
@@ -190,7 +190,7 @@ def lost_gpu(stack: DriverStack) -> Check | None:
         "NVML reports GPU_IS_LOST. Usual causes: overheating, power or a bad slot (Xid 79).",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 "sudo reboot",
                 "none: a reboot cannot be undone",
                 on_host(stack.machine, "reboots; terminates all running jobs"),
@@ -216,7 +216,7 @@ def compat_unsupported(stack: DriverStack) -> Check | None:
         "through an image's LD_LIBRARY_PATH. The driver itself is new enough for this PyTorch.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 'export LD_LIBRARY_PATH="$(echo "$LD_LIBRARY_PATH" | tr : \'\\n\' | '
                 'grep -v compat | paste -sd:)"',
                 "open a new shell",
@@ -244,7 +244,7 @@ def too_old(stack: DriverStack) -> Check | None:
     newest = newest or stack.cuda.nvml_cuda.value
     serves = f"; this driver supports CUDA up to {version_text(newest)}" if newest else ""
     remedies = [
-        Remedy(
+        Fix(
             "install NVIDIA driver "
             + (f"{least} or newer" if least else "of the current branch")
             + ", then reboot",
@@ -255,7 +255,7 @@ def too_old(stack: DriverStack) -> Check | None:
     index = wheels.index_for(stack.driver_branch, stack.capabilities)
     if index is not None:
         remedies.append(
-            Remedy(
+            Fix(
                 wheels.install(index),
                 wheels.again(build),
                 "possibly an older PyTorch: the newest one built for a CUDA version that "
@@ -290,12 +290,12 @@ def fabric_manager(stack: DriverStack) -> Check | None:
             *_all(stack),
         ],
         [
-            Remedy(
+            Fix(
                 "sudo systemctl enable --now nvidia-fabricmanager",
                 "sudo systemctl disable --now nvidia-fabricmanager",
                 on_host(stack.machine, "none"),
             ),
-            Remedy(
+            Fix(
                 f"sudo apt install nvidia-fabricmanager-{version}   # if the unit is missing",
                 f"sudo apt remove nvidia-fabricmanager-{version}",
                 on_host(stack.machine, "none"),

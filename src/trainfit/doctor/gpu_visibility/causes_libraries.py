@@ -9,7 +9,7 @@ from trainfit.doctor.findings import bad
 from trainfit.doctor.formatting import on_host, quoted
 from trainfit.doctor.gpu_visibility.causes_driver import distribution
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -32,13 +32,13 @@ def no_libraries(stack: DriverStack) -> Check | None:
         "not on the loader's search path).",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 f"sudo apt install libnvidia-compute-{branch} && sudo ldconfig",
                 f"sudo apt remove libnvidia-compute-{branch}",
                 "none; the version must match the kernel module",
             )
             if "ubuntu" in distribution(stack)
-            else Remedy(
+            else Fix(
                 f"install the libraries of driver {stack.kernel_driver} "
                 "the same way as the module, then: sudo ldconfig",
                 "remove them the same way",
@@ -56,14 +56,14 @@ def not_loaded(stack: DriverStack) -> Check | None:
     folder = quoted(posixpath.dirname(place))
     if "too short" in answer.reason:
         why = "The file is empty: the image was committed from a running container."
-        remedy = Remedy(
+        remedy = Fix(
             f"rm {quoted(place)} && ldconfig   # in the image, then start it with its GPU",
             "none needed: the file is empty",
             "recreates the container",
         )
     else:
         why = "Its folder is not on the loader's search path."
-        remedy = Remedy(
+        remedy = Fix(
             f'export LD_LIBRARY_PATH={folder}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
             f'export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH#{folder}}}"; '
             'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH#:}"',
@@ -112,15 +112,15 @@ def version_mismatch(stack: DriverStack) -> Check | None:
     )
 
 
-def _in_step(stack: DriverStack, libraries: list[str]) -> list[Remedy]:
+def _in_step(stack: DriverStack, libraries: list[str]) -> list[Fix]:
     """Bring libraries and module to one version."""
     host = [
-        Remedy(
+        Fix(
             "sudo reboot",
             "none: a reboot cannot be undone",
             on_host(stack.machine, "reboots; terminates all running jobs"),
         ),
-        Remedy(
+        Fix(
             "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
             "none: the previous module is no longer on disk",
             on_host(stack.machine, "no process may use the GPU meanwhile, including a desktop"),
@@ -130,7 +130,7 @@ def _in_step(stack: DriverStack, libraries: list[str]) -> list[Remedy]:
         return host
     places = [stack.cuda.library_places.get(name, name) for name in libraries]
     return [
-        Remedy(
+        Fix(
             "recreate the container from an image without driver libraries: "
             f"dpkg -S {' '.join(map(quoted, places)) or 'libcuda.so.1'} lists their package",
             "start it with the previous options",

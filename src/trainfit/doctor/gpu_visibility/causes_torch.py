@@ -10,7 +10,7 @@ from trainfit.doctor.formatting import quoted
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack, version_text
 from trainfit.hardware.gpu.masking import visible
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import TorchBuild
 
 NAME: Final = "gpu"
@@ -31,13 +31,13 @@ def forked(stack: DriverStack) -> Check | None:
         "subprocess'. A new process on this machine is not affected.",
         [evidence("forked after CUDA's start", stack.cuda.bad_fork), *stack.torch_evidence()],
         [
-            Remedy(
+            Fix(
                 'torch.multiprocessing.set_start_method("spawn")',
                 "remove the line",
                 "workers start slower (each imports the script) and what "
                 "they are given must be picklable",
             ),
-            Remedy(
+            Fix(
                 "do not use CUDA before the fork or in workers: return CPU "
                 "tensors from the Dataset, call .to(device) in the training loop",
                 "none needed",
@@ -57,7 +57,7 @@ def no_torch(stack: DriverStack) -> Check | None:
         "PyTorch is not installed in this environment",
         "What it would see is unknown.",
         [evidence("PyTorch", stack.cuda.torch), *stack.driver_evidence()],
-        [Remedy("pip install torch", "pip uninstall torch", "about 3 GB of disk with CUDA")],
+        [Fix("pip install torch", "pip uninstall torch", "about 3 GB of disk with CUDA")],
     )
 
 
@@ -68,7 +68,7 @@ def import_fails(stack: DriverStack) -> Check | None:
         return None
     words = reason.removeprefix(_IMPORT)
     remedies = [
-        Remedy(
+        Fix(
             wheels.again(stack.torch),
             "none needed: reinstalls the same version with its dependencies",
             "a download of about 3 GB",
@@ -79,7 +79,7 @@ def import_fails(stack: DriverStack) -> Check | None:
     ):
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 "env -u LD_LIBRARY_PATH python -c 'import torch'   # if that works, unset it",
                 "changes nothing",
                 "none; a CUDA toolkit in that path is found before the libraries that pip "
@@ -115,12 +115,12 @@ def crashes(stack: DriverStack) -> Check | None:
         why,
         [*stack.torch_evidence(), *stack.driver_evidence()],
         [
-            Remedy(
+            Fix(
                 "python -X faulthandler -c 'import torch; torch.cuda.init()'",
                 "changes nothing",
                 "none; it prints the call that crashes",
             ),
-            Remedy(
+            Fix(
                 wheels.again(stack.torch),
                 "none needed: reinstalls the same version",
                 "a download of about 3 GB",
@@ -164,11 +164,11 @@ def cpu_only(stack: DriverStack) -> Check | None:
     )
 
 
-def _install(stack: DriverStack, build: TorchBuild) -> Remedy:
+def _install(stack: DriverStack, build: TorchBuild) -> Fix:
     """A wheel with the newest CUDA that the driver and the GPUs are served by."""
     undo = wheels.again(build)
     if stack.is_jetson:
-        return Remedy(
+        return Fix(
             "pip install --force-reinstall with NVIDIA's wheel for this JetPack "
             "(docs.nvidia.com/deeplearning/frameworks/install-pytorch-jetson-platform)",
             undo,
@@ -179,7 +179,7 @@ def _install(stack: DriverStack, build: TorchBuild) -> Remedy:
     if index is None or not re.fullmatch(r"[\d.]+", version or "", re.ASCII):
         version = None  # a nightly or an own build: the newest release instead
         index = wheels.index_for(stack.driver_branch, stack.capabilities)
-    return Remedy(
+    return Fix(
         wheels.install(index or f"{wheels.INDEX}/cu126", version),
         undo,
         "about 3 GB of disk; torchvision and torchaudio must come from the same index. If this "
@@ -219,8 +219,8 @@ def masked(stack: DriverStack) -> Check | None:
     )
 
 
-def _unmask(stack: DriverStack, value: str) -> list[Remedy]:
-    unset = Remedy(
+def _unmask(stack: DriverStack, value: str) -> list[Fix]:
+    unset = Fix(
         "unset CUDA_VISIBLE_DEVICES",
         f"export CUDA_VISIBLE_DEVICES={quoted(value)}",
         "none; if a scheduler (Slurm, Kubernetes) set it, request a GPU instead",
@@ -228,9 +228,9 @@ def _unmask(stack: DriverStack, value: str) -> list[Remedy]:
     return [ask_slurm(), unset] if stack.in_slurm else [unset]
 
 
-def ask_slurm() -> Remedy:
+def ask_slurm() -> Fix:
     """A job of Slurm gets the GPUs that it asks for, and no others."""
-    return Remedy(
+    return Fix(
         "#SBATCH --gres=gpu:1   # or: srun --gres=gpu:1 python train.py",
         "restore the job script's line",
         "a longer wait in the queue, and GPU hours of the account",
@@ -259,7 +259,7 @@ def no_kernel_image(stack: DriverStack) -> Check | None:
             "possibly an older PyTorch: wheels for CUDA 12.6 are the last with "
             "code for Maxwell, Pascal and Volta (5.0 to 7.0)"
         )
-    advice = Remedy(wheels.install(index), undo, cost)
+    advice = Fix(wheels.install(index), undo, cost)
     return bad(
         NAME,
         "no_kernel_image",

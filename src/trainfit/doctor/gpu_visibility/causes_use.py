@@ -8,7 +8,7 @@ from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.formatting import all_gpus, quoted
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu
 
 NAME: Final = "gpu"
@@ -38,7 +38,7 @@ def occupied(stack: DriverStack) -> Check | None:
             "the MPS daemon died or belongs to another user.",
             found,
             [
-                Remedy(
+                Fix(
                     "sudo dmesg | grep -iE 'nvrm|xid' | tail -20; pgrep -a nvidia-cuda-mps",
                     "changes nothing",
                     "none; an Xid identifies the error, a process nvidia-cuda-mps the MPS daemon",
@@ -52,7 +52,7 @@ def occupied(stack: DriverStack) -> Check | None:
         "Its compute mode is exclusive or prohibited, and another process holds it.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo nvidia-smi -c DEFAULT",
                 f"sudo nvidia-smi -c {next(iter(closed), 'EXCLUSIVE_PROCESS').upper()}",
                 "other processes may use the GPU",
@@ -68,7 +68,7 @@ def full(stack: DriverStack) -> Check | None:
     gpus = all_gpus(stack.machine)
     free = [uuid for gpu in gpus if (uuid := gpu.uuid.value) and _is_free(gpu)]
     remedies = [
-        Remedy(
+        Fix(
             "nvidia-smi   # lists who holds it: wait for them, or ask them to end",
             "changes nothing",
             "none; in a container only its own processes are listed",
@@ -81,7 +81,7 @@ def full(stack: DriverStack) -> Check | None:
             undo = f"export CUDA_VISIBLE_DEVICES={quoted(former)}"
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f"export CUDA_VISIBLE_DEVICES={quoted(','.join(free))}",
                 undo,
                 "the full GPUs are not used",

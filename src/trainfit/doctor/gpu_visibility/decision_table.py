@@ -20,7 +20,7 @@ from trainfit.doctor.gpu_visibility import (
     causes_use,
 )
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Machine
 
 NAME: Final = "gpu"
@@ -127,7 +127,7 @@ def _unexplained(stack: DriverStack) -> Check:
         f"Its message: {said.strip().splitlines()[0][:300]}. All known causes were checked.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo dmesg | grep -iE 'nvrm|xid|nvidia' | tail -20",
                 "changes nothing",
                 "none; the kernel log often names the error",

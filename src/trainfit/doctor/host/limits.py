@@ -7,7 +7,7 @@ from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, whole
 from trainfit.hardware.host.limits import OWN_FILES
 from trainfit.results.files.words import count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 
@@ -55,18 +55,18 @@ def _few_files(
     wanted = max(needed, policy.FILES_WANTED)
     raised = min(wanted, hard) if hard is not None else wanted
     remedies = [
-        Remedy(
+        Fix(
             "torch.multiprocessing.set_sharing_strategy('file_system')  # at the top of the script",
             "torch.multiprocessing.set_sharing_strategy('file_descriptor')",
             "a killed job leaves its shared memory in /dev/shm until you remove it",
         )
     ]
     if raised > soft:
-        remedies.insert(0, Remedy(f"ulimit -n {raised}", f"ulimit -n {soft}", "none"))
+        remedies.insert(0, Fix(f"ulimit -n {raised}", f"ulimit -n {soft}", "none"))
     else:
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f'echo "$USER - nofile {wanted}" | sudo tee /etc/security/limits.d/trainfit.conf',
                 "sudo rm /etc/security/limits.d/trainfit.conf",
                 "none; takes effect at the next login (in a container: docker run --ulimit "
@@ -107,12 +107,12 @@ def check_processes(machine: Machine) -> tuple[Check, ...]:
             "limit covers all of this user's programs.",
             found,
             [
-                Remedy(
+                Fix(
                     f"ulimit -u {4 * policy.LEAST_PROCESSES}  # if the hard limit allows it",
                     f"ulimit -u {limit.value}",
                     "none",
                 ),
-                Remedy(
+                Fix(
                     f'echo "$USER - nproc {4 * policy.LEAST_PROCESSES}" | sudo tee '
                     "/etc/security/limits.d/trainfit-nproc.conf",
                     "sudo rm /etc/security/limits.d/trainfit-nproc.conf",

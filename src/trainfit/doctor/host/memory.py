@@ -6,7 +6,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import on_host, percent, raise_limit
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 _LARGEST = "ps -eo pid,user,rss,comm --sort=-rss | head"
@@ -69,7 +69,7 @@ def _near_limit(machine: Machine, name: str, found: list[Evidence]) -> Check | N
         "in /dev/shm and workers' copies count; reclaimable file cache is not included here.",
         found,
         [
-            Remedy(
+            Fix(
                 "lower num_workers or prefetch_factor of the DataLoader",
                 "the previous values",
                 "slower data loading if the workers were needed",
@@ -98,7 +98,7 @@ def _nearly_full(name: str, total: int, available: int, found: list[Evidence]) -
         "and every epoch reads from disk.",
         found,
         [
-            Remedy(
+            Fix(
                 f"{_LARGEST}  # then: kill PID",
                 "restart the programs",
                 "unsaved work of the terminated program",
@@ -126,7 +126,7 @@ def _swapping(machine: Machine, name: str, found: list[Evidence]) -> Check | Non
         "stall for milliseconds to seconds.",
         found,
         [
-            Remedy(
+            Fix(
                 f"{_LARGEST}  # terminate what is not needed: kill PID",
                 "restart the programs",
                 "unsaved work of the terminated program",
@@ -170,25 +170,25 @@ _NEED = (
 def _small_shm(machine: Machine, name: str, total: int, found: list[Evidence]) -> Check:
     kubernetes = "kube" in (machine.surroundings.container.value or "").lower()
     wanted = policy.SHM_WANTED
-    remount = Remedy(
+    remount = Fix(
         f"sudo mount -o remount,size={wanted} /dev/shm",
         f"sudo mount -o remount,size={total} /dev/shm",
         "none until it is filled: then the same amount of RAM; inside a container it needs "
         "--privileged",
     )
     docker = [
-        Remedy(
+        Fix(
             f"docker run --shm-size={wanted} IMAGE",
             f"docker run --shm-size={total} IMAGE",
             "none until it is filled; it counts toward the container's memory",
         ),
-        Remedy(
+        Fix(
             "docker run --ipc=host IMAGE",
             "docker run IMAGE",
             "the container shares /dev/shm with the host: less isolation",
         ),
     ]
-    pod = Remedy(
+    pod = Fix(
         "add to the pod: volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}], "
         "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
         "remove the volume and its mount",
@@ -206,7 +206,7 @@ def _small_shm(machine: Machine, name: str, total: int, found: list[Evidence]) -
         found,
         [
             *remedies,
-            Remedy(
+            Fix(
                 "DataLoader(..., num_workers=0)",
                 "the previous num_workers",
                 "the main process loads the data: the GPU waits for it",
@@ -224,7 +224,7 @@ def _full_shm(name: str, free: int, total: int, found: list[Evidence]) -> Check:
         "nccl-*): when it is full, a worker is 'killed by signal: Bus error'.",
         found,
         [
-            Remedy(
+            Fix(
                 "ls -lS /dev/shm | head; fuser -v /dev/shm/torch_*  # rm unused ones",
                 "none: removed files cannot be restored",
                 "a job that still uses a removed file fails when it reopens it",
@@ -242,7 +242,7 @@ def _no_shm(machine: Machine, name: str, found: list[Evidence]) -> Check:
         "it any num_workers above 0 fails.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o size={policy.SHM_WANTED} "
                 "tmpfs /dev/shm",
                 "sudo umount /dev/shm",

@@ -7,7 +7,7 @@ import re
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import quoted, short
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine, TorchBuild
 
 _INDEX = "https://download.pytorch.org/whl"
@@ -111,9 +111,9 @@ def _kind(build: TorchBuild) -> str:
     return "rocm" if build.hip else "cpu"
 
 
-def _reinstall(torch: TorchBuild, vision: TorchBuild, version: str) -> Remedy:
+def _reinstall(torch: TorchBuild, vision: TorchBuild, version: str) -> Fix:
     install = "pip install --force-reinstall --no-deps"
-    return Remedy(
+    return Fix(
         f"{install} {quoted(f'torchvision=={version}')} --index-url {_INDEX}/{_index(torch)}",
         f"{install} {quoted(f'torchvision=={vision.version}')}"
         + (f" --index-url {_INDEX}/{_index(vision)}" if "+" in vision.version else ""),
@@ -171,7 +171,7 @@ def _unsupported(name: str, found: list[Evidence]) -> Check:
         "own libcuda, usually through an image's LD_LIBRARY_PATH.",
         found,
         [
-            Remedy(
+            Fix(
                 'OLD="$LD_LIBRARY_PATH"; export LD_LIBRARY_PATH="$(echo "$OLD" | tr : \'\\n\' | '
                 'grep -v compat | paste -sd:)"',
                 'export LD_LIBRARY_PATH="$OLD"',

@@ -6,7 +6,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import quoted, short
 from trainfit.results.files.words import rate, size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine, Storage
 
 NAME = "disk"
@@ -42,7 +42,7 @@ def _full(storage: Storage, found: list[Evidence]) -> Check | None:
         "million); one that does not fit stops the job or is truncated.",
         found,
         [
-            Remedy(
+            Fix(
                 f"du -xh --max-depth=2 {quoted(place)} | sort -h | tail  # then remove old files",
                 "none: removed files cannot be restored",
                 "the removed files",
@@ -82,16 +82,16 @@ def _rotating(storage: Storage, found: list[Evidence]) -> Check | None:
     )
 
 
-def _copy(storage: Storage) -> Remedy:
-    return Remedy(
+def _copy(storage: Storage) -> Fix:
+    return Fix(
         f"rsync -a {quoted(storage.path)}/ /path/on/a/local/ssd/  # and point the job there",
         "point the job at the previous path; rm -r the copy",
         "disk space for the copy, and the time to copy once",
     )
 
 
-def _pack() -> Remedy:
-    return Remedy(
+def _pack() -> Fix:
+    return Fix(
         "pack the files into shards of some 100 MB (WebDataset's tar, Parquet) and shuffle in a "
         "buffer",
         "read individual files again",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from trainfit.doctor.findings import bad, evidence, good
 from trainfit.doctor.formatting import restore, short, whole
 from trainfit.results.files.words import core_count, cores, count, size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 
@@ -113,7 +113,7 @@ def _one_cpu(machine: Machine, name: str, found: list[Evidence]) -> Check:
         "--cpus-per-task requests more, and since 22.05 srun does not inherit sbatch's value.",
         found,
         [
-            Remedy(
+            Fix(
                 _request(machine, wanted) + then,
                 "restore the job script's line",
                 "a longer wait in the queue, and CPU hours of the account",
@@ -139,12 +139,12 @@ def _more_seen(
         "that count visible CPUs compete with other jobs for theirs.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={number}  # and num_workers={max(1, number - 1)} at most",
                 restore(machine, "OMP_NUM_THREADS"),
                 "none: the other CPUs belong to other jobs",
             ),
-            Remedy(
+            Fix(
                 _request(machine, whole(usable)),
                 _request(machine, number),
                 "a longer wait in the queue, and CPU hours of the account",

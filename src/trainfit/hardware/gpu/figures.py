@@ -95,7 +95,7 @@ def _for_a_job(
         balance_flop_per_byte=balance,
         addition_share=bandwidth / ADDITION_BYTES / fp32 if bandwidth and fp32 else None,
         # 2 n^3 FLOP on three matrices of 2 n^2 bytes: n / 3 FLOP per byte.
-        product_balance_size=math.ceil(3 * balance["float16"]) if "float16" in balance else None,
+        matmul_balance_size=math.ceil(3 * balance["float16"]) if "float16" in balance else None,
         tensor_speedup={dtype: rate / fp32 for dtype, rate in tensor.items()} if fp32 else {},
         fill_elements=sms * BLOCK_ELEMENTS if sms else None,
         fill_rows=math.ceil(sms / (LAYER_OUTPUTS // TILE)) * TILE if sms else None,

@@ -114,7 +114,7 @@ def _uint8(case: Case) -> Remedy | None:
     if not probe.batch_bytes or floats < probe.batch_bytes / 2 or not _makes_images(case):
         return None
     kept = 1 - 0.75 * floats / probe.batch_bytes
-    hand_off = dataclasses.replace(load.hand_off, pin_s=load.hand_off.pin_s * kept)
+    transfer = dataclasses.replace(load.transfer, pin_s=load.transfer.pin_s * kept)
     consumer = dataclasses.replace(load.consumer, pageable_s=load.consumer.pageable_s * kept)
     sure = "are" if probe.float_bytes is not None else "are assumed to be"
     return Remedy(
@@ -125,7 +125,7 @@ def _uint8(case: Case) -> Remedy | None:
         f"{size(floats)} of a batch's {size(probe.batch_bytes)} {sure} float32 that hold 8-bit "
         "values; copy time grows with bytes, transfer time with the number of tensors; the "
         "workers' conversion time is not included",
-        dataclasses.replace(load, hand_off=hand_off, consumer=consumer),
+        dataclasses.replace(load, transfer=transfer, consumer=consumer),
     )
 
 
@@ -140,10 +140,10 @@ def _fewer_tensors(case: Case) -> Remedy | None:
     if packed >= tensors:
         return None
     kept = packed / tensors
-    hand_off = dataclasses.replace(
-        load.hand_off,
-        receive_s=load.hand_off.receive_s * kept,
-        busy_wait_s=load.hand_off.busy_wait_s * kept,
+    transfer = dataclasses.replace(
+        load.transfer,
+        receive_s=load.transfer.receive_s * kept,
+        busy_wait_s=load.transfer.busy_wait_s * kept,
     )
     return Remedy(
         "fewer_tensors",
@@ -151,14 +151,14 @@ def _fewer_tensors(case: Case) -> Remedy | None:
         "concatenate the samples' tensors of one field in collate_fn, with their lengths, and "
         "split() them in the step",
         "transferring a batch costs time per tensor "
-        f"({1e3 * load.hand_off.receive_s / tensors:.2g} ms each, as measured for {tensors})",
-        dataclasses.replace(load, hand_off=hand_off),
+        f"({1e3 * load.transfer.receive_s / tensors:.2g} ms each, as measured for {tensors})",
+        dataclasses.replace(load, transfer=transfer),
     )
 
 
 def _sampler(case: Case) -> Remedy | None:
-    probe, hand_off = case.probe, case.load.hand_off
-    if probe.sampler_s is None or probe.sampler_s > hand_off.next_s:
+    probe, transfer = case.probe, case.load.transfer
+    if probe.sampler_s is None or probe.sampler_s > transfer.next_s:
         return None
     return Remedy(
         "sampler",
@@ -169,7 +169,7 @@ def _sampler(case: Case) -> Remedy | None:
         "over a list costs almost nothing",
         dataclasses.replace(
             case.load,
-            hand_off=dataclasses.replace(hand_off, next_s=hand_off.next_s - probe.sampler_s),
+            transfer=dataclasses.replace(transfer, next_s=transfer.next_s - probe.sampler_s),
         ),
     )
 

@@ -22,9 +22,9 @@ _STEADY: Final = 0.03
 _NAMED: Final = 3
 
 
-def is_beside_others(probe: Probe, held: Probe | None) -> bool:
+def is_disturbed(probe: Probe, held: Probe | None) -> bool:
     """Was a kind of run that the model is fitted to only made alongside other processes?"""
-    return bool(probe.beside_others or (held is not None and held.beside_others))
+    return bool(probe.disturbed or (held is not None and held.disturbed))
 
 
 def doubts(
@@ -37,13 +37,13 @@ def doubts(
 def _others(
     probe: Probe, held: Probe | None, trials: Sequence[Trial], is_open: bool
 ) -> list[Doubt]:
-    seen = dict(probe.beside_others)
+    seen = dict(probe.disturbed)
     if held is not None:
-        more = held.beside_others.items()
+        more = held.disturbed.items()
         seen |= {f"{name}, one thread per library": cores for name, cores in more}
     probed = bool(seen)
     for trial in trials:
-        if trial.is_beside_others:
+        if trial.is_disturbed:
             seen[f"real run: {_settings(trial.settings)}"] = trial.run.others_cores or 0.0
     if not seen:
         return []

@@ -241,7 +241,7 @@ def _main_process_only(fault: Fault) -> Fault:
         "main_process_only",
         "The data set works in the main process only",
         f"with one worker: {fault.summary} ({fault.evidence}); without workers it returned a batch",
-        f"num_workers=0 until it is fixed: {fault.cure}",
+        f"num_workers=0 until it is fixed: {fault.fix}",
         fault.settings,
     )
 

@@ -15,15 +15,15 @@ import psutil
 from trainfit.hardware.cpu.idle_usage import busy_seconds
 from trainfit.hardware.host.cgroup import shared_quota
 from trainfit.hardware.host.system import System
-from trainfit.results.loader import BESIDE_OTHERS
+from trainfit.results.loader import DISTURBED_CORES
 
 #: Seconds in a nanosecond.
 _NS: Final = 1e-9
 
 
-def is_beside_others(cores: float | None) -> bool:
+def is_disturbed(cores: float | None) -> bool:
     """Did other processes that took so many cores disturb? (``None``, not told, is no.)"""
-    return (cores or 0.0) > BESIDE_OTHERS
+    return (cores or 0.0) > DISTURBED_CORES
 
 
 def waits_for_cores(

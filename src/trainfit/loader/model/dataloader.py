@@ -50,7 +50,7 @@ class BatchCost:
 
 
 @dataclass(frozen=True)
-class HandOff:
+class Transfer:
     """Cost of transferring one batch, in seconds.
 
     Work on a core: ``send_s`` is paid by a thread of the worker, which makes its next batch
@@ -109,7 +109,7 @@ class Load:
     """
 
     costs: Sequence[BatchCost]
-    hand_off: HandOff = field(default_factory=HandOff)
+    transfer: Transfer = field(default_factory=Transfer)
     consumer: Consumer = field(default_factory=lambda: Consumer(0.0))
     cores: Cores = field(default_factory=lambda: Cores((1.0,) * 1024))
     start_s: float = 0.0
@@ -250,16 +250,16 @@ class _Run:
             yield from self._epoch(pool, asked)
 
     def _alone(self) -> Process:
-        hand_off = self.load.hand_off
+        transfer = self.load.transfer
         for index in range(self.batches):
             asked = self.simulation.now
             cost = self.cost(index)
             yield Sleep(cost.wait_s)
             yield Work(cost.work_s, cost.width)
             if self._costs() is self.load.costs:  # measured alone, it is part of the cost
-                yield Work(hand_off.next_s)
+                yield Work(transfer.next_s)
             if self.settings.pin_memory and not self.load.alone_pinned:
-                yield Work(hand_off.pin_s)
+                yield Work(transfer.pin_s)
             self._hand_over(asked)
             yield from self._consume()
 
@@ -279,7 +279,7 @@ class _Run:
             pool.outstanding[worker] -= 1
             pool.ask()
             # Mostly the former batch, which is freed once this one is there.
-            yield Work(self.load.hand_off.next_of(self.settings))
+            yield Work(self.load.transfer.next_of(self.settings))
             self._hand_over(asked)
             yield from self._consume()
             asked = self.simulation.now
@@ -352,7 +352,7 @@ class _Pool:
             index = yield Take(self._indices[worker])
             self._is_making[worker] = True
             if at_once:
-                yield Work(self._run.load.hand_off.disturb_s)
+                yield Work(self._run.load.transfer.disturb_s)
             cost = self._run.cost(index)
             locked = self._run.load.locked_share
             pause_s = self._run.load.pauses.of(number) / speed
@@ -390,29 +390,29 @@ class _Pool:
         self._run.simulation.put(self._lock, None)
 
     def _deliver(self, result: tuple[int, int]) -> Process:
-        yield Work(self._run.load.hand_off.send_s)
-        hand_off = self._run.load.hand_off
+        yield Work(self._run.load.transfer.send_s)
+        transfer = self._run.load.transfer
         crowding = self._run.simulation.crowding
-        yield Sleep(hand_off.latency_s + crowding * hand_off.crowded_latency_s)
+        yield Sleep(transfer.latency_s + crowding * transfer.crowded_latency_s)
         self._run.simulation.put(self._results, result)
 
     def receive(self, worker: int) -> Process:
         """Take over a batch that this worker made."""
-        hand_off = self._run.load.hand_off
+        transfer = self._run.load.transfer
         crowding = self._run.simulation.crowding
-        yield Sleep(hand_off.receive_wait_s + crowding * hand_off.crowded_wait_s)
-        left_s = hand_off.busy_wait_s
+        yield Sleep(transfer.receive_wait_s + crowding * transfer.crowded_wait_s)
+        left_s = transfer.busy_wait_s
         while left_s > 0 and self._is_making[worker]:
             look_s = min(left_s, _LOOK_S)
             yield Sleep(look_s)
             left_s -= look_s
         while self._is_paused[worker]:
             yield Sleep(_LOOK_S)
-        yield Work(hand_off.receive_s)
+        yield Work(transfer.receive_s)
 
     def _pin(self) -> Process:
         while True:
             item = yield Take(self._results)
             yield from self.receive(item[1])
-            yield Work(self._run.load.hand_off.pin_s)
+            yield Work(self._run.load.transfer.pin_s)
             self._run.simulation.put(self.ready, item)

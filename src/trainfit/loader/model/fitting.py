@@ -37,9 +37,9 @@ from trainfit.loader.model.dataloader import (
     WARM_UP_ROUNDS,
     BatchCost,
     Consumer,
-    HandOff,
     Load,
     Outcome,
+    Transfer,
     simulate,
 )
 from trainfit.loader.model.events import Cores
@@ -180,15 +180,15 @@ class Fitted:
     ``locked_share`` is of a batch's cost what a lock lets one worker do at a time, ``convoy`` what
     each that waits for it adds to that, ``parallel_share`` of its work what PyTorch's threads
     share, where a worker has several. ``pauses`` are a worker's garbage collections; those of a
-    process without workers are part of ``alone`` and ``alone_pinned``. ``hand_off`` is that of a
-    loop that never sleeps, ``cold_hand_off`` that of one whose steps do: caches and clocks are cold
+    process without workers are part of ``alone`` and ``alone_pinned``. ``transfer`` is that of a
+    loop that never sleeps, ``cold_transfer`` that of one whose steps do: caches and clocks are cold
     when the main thread wakes.
     """
 
     costs: tuple[BatchCost, ...]
     alone: tuple[BatchCost, ...]
-    hand_off: HandOff
-    cold_hand_off: HandOff
+    transfer: Transfer
+    cold_transfer: Transfer
     cores: Cores
     start_s: float
     locked_share: float = 0.0
@@ -199,10 +199,10 @@ class Fitted:
 
     def load(self, consumer: Consumer, worker_threads: int = 1) -> Load:
         """What is simulated with this consumer."""
-        hand_off = self.cold_hand_off if consumer.step_s > consumer.work_s else self.hand_off
+        transfer = self.cold_transfer if consumer.step_s > consumer.work_s else self.transfer
         return Load(
             threaded(self.costs, self.parallel_share, worker_threads),
-            hand_off,
+            transfer,
             consumer,
             self.cores,
             self.start_s,

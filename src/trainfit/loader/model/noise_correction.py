@@ -27,7 +27,7 @@ from trainfit.loader.measure.instrument import (
     Records,
     collected,
 )
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.sensitivity import LEAST_PIECES, OF_COLLECTIONS, SENSITIVITY, around
 
@@ -81,7 +81,7 @@ def quietest(runs: Sequence[Run]) -> list[Run]:
     if not runs:
         return []
     first = runs[0]
-    runs = [run for run in runs if not is_beside_others(run.others_cores)] or runs
+    runs = [run for run in runs if not is_disturbed(run.others_cores)] or runs
     speeds = list(map(cores_speed, runs))
     fastest = max(range(len(runs)), key=lambda at: speeds[at])
     least = speeds[fastest] - max(_AS_FAST, _chance(runs[fastest]) / _UNSURE)

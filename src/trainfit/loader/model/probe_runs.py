@@ -27,7 +27,7 @@ import numpy as np
 from trainfit.hardware.cpu.core_speed import CoreSpeeds, WorkPieces, pieces_of
 from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.instrument import WALL
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.core_waits import without_core_waits
 from trainfit.loader.model.noise_correction import Slowing, quietest, with_speeds, working_share
@@ -118,7 +118,7 @@ class Readings:
         found = {
             name: [
                 slowing.undisturbed(
-                    without_core_waits(run) if is_beside_others(run.others_cores) else run, pieces
+                    without_core_waits(run) if is_disturbed(run.others_cores) else run, pieces
                 )
                 for run in quietest(runs)
             ]
@@ -126,13 +126,13 @@ class Readings:
         }
         return Readings(self.machine, found, self.faults)
 
-    def beside_others(self) -> dict[str, float]:
+    def disturbed(self) -> dict[str, float]:
         """Kinds of runs that were only made alongside other processes, and how many cores these
         kept busy."""
         found = {}
         for name, runs in self.runs.items():
             cores = [run.others_cores for run in runs]
-            told = [number for number in cores if number is not None and is_beside_others(number)]
+            told = [number for number in cores if number is not None and is_disturbed(number)]
             if told and len(told) == len(cores):
                 found[name] = statistics.fmean(told)
         return found

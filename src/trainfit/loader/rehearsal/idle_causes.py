@@ -83,7 +83,7 @@ def _pieces(observed: RehearsalRecord) -> list[Dip]:
 def _tail(observed: RehearsalRecord, end: float) -> Dip:
     """What passed after the last step: the loader failed, or a batch was still waited for."""
     idle = observed.total_s - end
-    cause: Cause = "slow_batch" if idle >= _LEAST_DIP_S else "hand_over"
+    cause: Cause = "slow_batch" if idle >= _LEAST_DIP_S else "transfer"
     if observed.failed or observed.exhausted:
         cause = "end"
     return Dip(cause, end, observed.total_s, idle, len(observed.handed), 0)
@@ -132,7 +132,7 @@ def _handing(observed: RehearsalRecord, gaps: Times) -> Times:
 def _usual(observed: RehearsalRecord, rounds: list[_Round]) -> tuple[float, Cause]:
     """Seconds that the median round waits, and what that is called."""
     if not rounds:
-        return 0.0, "hand_over"
+        return 0.0, "transfer"
     full = [each for each in rounds if each.last - each.first + 1 >= observed.settings.num_workers]
     steady = [each for each in full if each.cause == "slow_batch"]
     counted = steady if len(steady) >= _LEAST_ROUNDS else full or rounds
@@ -141,7 +141,7 @@ def _usual(observed: RehearsalRecord, rounds: list[_Round]) -> tuple[float, Caus
         return waited, "main_process"
     whole = float(np.median([each.seconds for each in counted]))
     starves = whole > 0 and waited >= NOTABLE_SHARE * whole
-    return waited, "starving" if starves else "hand_over"
+    return waited, "starving" if starves else "transfer"
 
 
 def _pieces_of(each: _Round, usual: float, steadily: Cause) -> list[Dip]:
@@ -158,7 +158,7 @@ def _pieces_of(each: _Round, usual: float, steadily: Cause) -> list[Dip]:
     if beyond < NOTABLE_SHARE * each.seconds:
         normal, beyond = each.rest_s, 0.0
     return [
-        piece("hand_over", each.handing_s),
+        piece("transfer", each.handing_s),
         piece(steadily, normal),
         piece(each.cause, beyond),
     ]
@@ -167,7 +167,7 @@ def _pieces_of(each: _Round, usual: float, steadily: Cause) -> list[Dip]:
 def _dips(observed: RehearsalRecord, pieces: list[Dip]) -> tuple[Dip, ...]:
     """Pieces of one cause that follow each other are one dip; what is always so is one, too."""
     merged: list[Dip] = []
-    for cause in dict.fromkeys(piece.cause for piece in pieces if piece.cause != "hand_over"):
+    for cause in dict.fromkeys(piece.cause for piece in pieces if piece.cause != "transfer"):
         always = cause in ("starving", "main_process")
         former: Dip | None = None
         for piece in sorted((p for p in pieces if p.cause == cause), key=lambda p: p.start_s):

@@ -29,7 +29,7 @@ from trainfit.loader.faults.pickling import LARGE_BYTES, pickled
 from trainfit.loader.faults.preflight import check, check_workers
 from trainfit.loader.measure.instrument import COLUMNS, CPU, TOOK, WALL, collected
 from trainfit.loader.measure.oom_kills import between, oom_kills
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.ranks import others
 from trainfit.loader.measure.run import Run, run_loader
 from trainfit.loader.measure.stderr import captured_stderr
@@ -225,7 +225,7 @@ def _disturbed(
     for name in dict.fromkeys(kinds):
         runs = [] if name in failed else seen.of(name)
         quiet = (
-            cores_speed(run) >= _QUIET * fastest and not is_beside_others(run.others_cores)
+            cores_speed(run) >= _QUIET * fastest and not is_disturbed(run.others_cores)
             for run in runs
         )
         if 0 < len(runs) < _MOST_TRIES and not any(quiet):
@@ -351,7 +351,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
     wall, cpu = fetched[:, WALL], fetched[:, CPU]
     alone = [run.fetched[:, WALL] for run in readings.of("alone")]
     one, two = readings.rate("one"), readings.rate("two")
-    hand_off = fitted.hand_off if fitted is not None and ones else None
+    transfer = fitted.transfer if fitted is not None and ones else None
     busy = [run.received[run.warm :, TOOK] for run in ones]
     start = start_s(readings)
     private = [size for run in runs for size in run.private_bytes]
@@ -370,11 +370,11 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         variation=float(wall.std() / wall.mean()) if len(wall) > 1 else None,
         alone_s=mean(alone) if alone else None,
         threads=float(np.maximum(1.0, cpu / wall).mean()) if len(wall) else None,
-        receive_s=hand_off.receive_s if hand_off else None,
+        receive_s=transfer.receive_s if transfer else None,
         receive_busy_s=mean(busy) if ones else None,
-        pin_s=hand_off.pin_s if hand_off and readings.of("pinned") else None,
-        next_s=hand_off.next_s if hand_off else None,
-        latency_s=hand_off.latency_s if hand_off and readings.of("turn") else None,
+        pin_s=transfer.pin_s if transfer and readings.of("pinned") else None,
+        next_s=transfer.next_s if transfer else None,
+        latency_s=transfer.latency_s if transfer and readings.of("turn") else None,
         sampler_s=statistics.fmean(sampler) if sampler else None,
         start_s={ones[0].settings.start_method: start} if ones and start else {},
         worker_private_bytes=int(statistics.median(private)) if private else None,
@@ -382,7 +382,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         contention=fitted.cores.contention if fitted is not None and two else None,
         core_speed=_mean_told(run.core_speed.speed if run.core_speed else None for run in runs),
         others_cores=_mean_told(run.others_cores for run in runs),
-        beside_others={TITLES[name]: cores for name, cores in readings.beside_others().items()},
+        disturbed={TITLES[name]: cores for name, cores in readings.disturbed().items()},
         collecting=_collecting(runs),
     )
 

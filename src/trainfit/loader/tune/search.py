@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.model.fitting import Fitted, fit_contention, same_rate
@@ -217,14 +217,14 @@ class Trial:
         return full if full is not None else self.run.batches_per_s
 
     @property
-    def is_beside_others(self) -> bool:
+    def is_disturbed(self) -> bool:
         """Were other processes active meanwhile? The rate is not to be used then."""
-        return is_beside_others(self.run.others_cores)
+        return is_disturbed(self.run.others_cores)
 
     @property
     def reliable(self) -> float | None:
         """Batches a second, of these settings and nothing else."""
-        return None if self.is_beside_others else self.measured
+        return None if self.is_disturbed else self.measured
 
 
 def measured_rate(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
@@ -344,7 +344,7 @@ class Confirmation:
         """A real run; repeated while other processes are active and there is time."""
         predicted = self.choice.look(settings).batches_per_s
         trial = Trial(settings, predicted, self.runner(settings, self.choice.goal.consumer), why)
-        while trial.is_beside_others and trial.tries < TRIES and self.in_time():
+        while trial.is_disturbed and trial.tries < TRIES and self.in_time():
             run = self.runner(settings, self.choice.goal.consumer)
             least = min((trial.run, run), key=lambda each: each.others_cores or 0.0)
             kept = trial.run if run.failure is not None else least

@@ -14,7 +14,7 @@ import torch
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.advice import threads
-from trainfit.loader.advice.doubts import doubts, is_beside_others
+from trainfit.loader.advice.doubts import doubts, is_disturbed
 from trainfit.loader.advice.other_changes import beyond
 from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
@@ -351,12 +351,12 @@ class _Tuner:
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
-        disturbed = is_beside_others(probe, self._held_probe)
+        disturbed = is_disturbed(probe, self._held_probe)
         if disturbed and bound != "gpu":  # what else it is, others may have made
             bound = "unknown"
         if self._measured.bounds.workers == 0:
             bound = "main_process"
-        decision = decide(choice, trials, chosen, bound, beside_others=disturbed)
+        decision = decide(choice, trials, chosen, bound, disturbed=disturbed)
         without_others = chosen if decision.is_open else None
         if decision.keeps:
             chosen = choice.goal.present

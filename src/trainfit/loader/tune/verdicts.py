@@ -17,7 +17,7 @@ Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cann
 _WAITS: Final = 0.05
 
 #: Why there is no verdict where other processes were active.
-_BESIDE_OTHERS: Final = (
+_DISTURBED: Final = (
     "other processes used cores during the measurement, so rates reflect both; "
     "re-run when they have finished"
 )
@@ -26,7 +26,7 @@ _BESIDE_OTHERS: Final = (
 _LIMITS: Final = {
     "cores": "the CPU cores are the limit",
     "disk": "the storage is the limit",
-    "hand_off": "transferring batches from the workers is the limit",
+    "transfer": "transferring batches from the workers is the limit",
     "lock": "the workers wait for each other (a lock in the data set or a library)",
     "sampler": "the sampler is the limit",
     "main_process": "batches can be produced in the main process only",
@@ -59,11 +59,11 @@ def decide(
     chosen: LoaderSettings,
     limit: Limit,
     *,
-    beside_others: bool = False,
+    disturbed: bool = False,
 ) -> Decision:
     """Compare the chosen settings with the present ones, by measurements where there are any.
 
-    ``limit`` is what bounds the loop with the chosen settings. ``beside_others``: the model is
+    ``limit`` is what bounds the loop with the chosen settings. ``disturbed``: the model is
     from runs that other processes disturbed; what it says is no ground for a verdict then.
     """
     present = choice.goal.present
@@ -72,7 +72,7 @@ def decide(
     ours, theirs = _rates(choice, trials, chosen, present)
     gain = ours / theirs if theirs > 0 else math.inf
     both = (measured_rate(trials, each) for each in (chosen, present))
-    sure = not beside_others or None not in both
+    sure = not disturbed or None not in both
     infeasible = choice.look(present).infeasible
     if infeasible:
         return Decision("change", f"the present settings are infeasible: {infeasible}")
@@ -87,8 +87,8 @@ def decide(
             + (_fewer(present, chosen) if sure and gain >= WITHIN else ""),
             keeps=chosen.num_workers >= present.num_workers or gain < WITHIN or not sure,
         )
-    if beside_others:
-        return Decision("cannot_tell", _BESIDE_OTHERS, keeps=True, is_open=True)
+    if disturbed:
+        return Decision("cannot_tell", _DISTURBED, keeps=True, is_open=True)
     if chosen.num_workers < present.num_workers and gain >= WITHIN:
         return Decision(
             "change",

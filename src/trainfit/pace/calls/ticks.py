@@ -96,7 +96,7 @@ class Loop:
             rates=(made,) if made is not None else (),
             attribution=None,
             advice=(),
-            cure=None,
+            fix_trial=None,
             warnings=tuple(said),
             notes=(),
             ended="finished",

@@ -10,7 +10,7 @@ from trainfit.pace.calls.callee import CalleeError
 from trainfit.pace.calls.loop import HYBRID_S, Plan
 from trainfit.pace.explain.fixes import REMEDIES, Fixer
 from trainfit.pace.explain.statistics import RateCounts, Sample, median, ratio, summary, taken_away
-from trainfit.results.machine.pace import Arm, Block, Estimate, Fix, FixResult
+from trainfit.results.machine.pace import Arm, Block, Estimate, Fix, FixTrial
 
 ROUNDS: Final = 4
 #: Least share of the excess that a fix must remove to count as one.
@@ -24,7 +24,7 @@ _MARGINS: Final = (HYBRID_S, 5e-3, 10e-3, 20e-3)
 class Proof:
     """A fix (``None``: there is nothing to compare), and notes about it."""
 
-    cure: FixResult | None
+    fix_trial: FixTrial | None
     notes: tuple[str, ...] = ()
 
 
@@ -46,11 +46,11 @@ def prove(
     arm = _arm(fix, hz, spin_s)
     before, after = [], []
     for _ in range(ROUNDS):
-        before.append(make(Plan("sleep", hz, seconds, "cure")))
+        before.append(make(Plan("sleep", hz, seconds, "fix")))
         with fixer.applied(fix):
-            after.append(make(Plan(arm, hz, seconds, "cure", spin_s=spin_s, fix=fix)))
+            after.append(make(Plan(arm, hz, seconds, "fix", spin_s=spin_s, fix=fix)))
     proof = _judged(fix, before, after, counted, spin_s)
-    if proof.cure is not None and proof.cure.is_cured:
+    if proof.fix_trial is not None and proof.fix_trial.is_fixed:
         fixer.apply(fix)
     return proof
 
@@ -63,9 +63,9 @@ def _arm(fix: Fix, hz: float, spin_s: float) -> Arm:
 
 def _margin(hz: float, seconds: float, make: Make, counted: RateCounts) -> float:
     """The shortest busy-wait that makes paced calls about as fast as back-to-back calls."""
-    before = Sample.of([make(Plan("sleep", hz, seconds, "cure"))], counted.rhythm)
+    before = Sample.of([make(Plan("sleep", hz, seconds, "fix"))], counted.rhythm)
     for spin_s in (each for each in _MARGINS if each < 1 / hz):
-        plan = Plan("hybrid", hz, seconds, "cure", spin_s=spin_s, fix="spin")
+        plan = Plan("hybrid", hz, seconds, "fix", spin_s=spin_s, fix="spin")
         tried = Sample.of([make(plan)], counted.rhythm)
         gone = _recovered(before, tried, counted)
         if gone is not None and gone.value >= _LEAST_RECOVERED:
@@ -91,7 +91,7 @@ def _judged(
     recovered = _recovered(samples[0], samples[1], counted)
     if not first.is_slower:
         notes.append(f"calls at {first.hz:g} Hz are not slower than back to back: nothing to fix")
-    is_cured = (
+    is_fixed = (
         first.is_slower
         and recovered is not None
         and recovered.value >= _LEAST_RECOVERED
@@ -104,7 +104,7 @@ def _judged(
         what += f": {1e3 * spent:.3g} of the {1e3 * idle:.3g} ms between two calls"
         cost = f"{spent * first.hz:.0%} of a core's time and power"
     change = ratio(samples[1].wall, samples[0].wall)
-    cure = FixResult(fix, what, remedy.undo, cost, first, last, change, recovered, is_cured)
-    if not is_cured and fix == "governor":
+    trial = FixTrial(fix, what, remedy.undo, cost, first, last, change, recovered, is_fixed)
+    if not is_fixed and fix == "governor":
         notes.append("the previous governor was restored: this one did not help")
-    return Proof(cure, tuple(notes))
+    return Proof(trial, tuple(notes))

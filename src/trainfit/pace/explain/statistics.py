@@ -180,7 +180,7 @@ def summary(blocks: Sequence[Block], counted: RateCounts) -> RateSummary | None:
         late=_late(blocks) if hz is not None else None,
         misses=int(misses.sum()),
         missed_share=float(misses.mean()) if len(misses) else 0.0,
-        again_share=_again(blocks) if hz is not None else None,
+        consecutive_share=_again(blocks) if hz is not None else None,
         overrun=_overrun(blocks),
         reached_hz=reached,
         is_reached=hz is None or calls.p50 <= 1 / hz or counted.rhythm.period > 1,

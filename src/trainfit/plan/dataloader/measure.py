@@ -51,8 +51,8 @@ class LoadingOptions:
     """How a loader is to be measured.
 
     ``step`` is the time of a training step (``step_is_bound``: no step is likely to be shorter);
-    without it, ``gpu`` gives the fast end of what is predicted for the simulated step; without
-    both the step takes no time. ``ranks``
+    without it, ``gpu`` gives the lower bound of the prediction for the simulated step; without
+    both the step time is 0. ``ranks``
     processes share the machine. ``loader`` ("module:callable") stands for a command, and
     ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
     ``script_limit_s`` for the script's way to its first step (by default as long). ``sandbox``
@@ -343,26 +343,23 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
     trace = loaded.outcome.trace if loaded.outcome is not None else None
     if trace is not None and trace.status == "unsupported":
         notes.append(
-            f"the script's step could not be simulated ({one_line(trace.message)}); the loader "
-            "that gave the last batch before was measured"
+            f"the script's step could not be simulated ({one_line(trace.message)}); the "
+            "DataLoader that gave the last batch before that was measured"
         )
     if trace is not None and trace.status == "timeout":
         notes.append(
-            f"the script made no optimizer step in {trace.seconds:.0f} s; the loader that gave the "
-            "last batch until then was measured"
+            f"the script made no optimizer step in {trace.seconds:.0f} s; the DataLoader that "
+            "gave the last batch by then was measured"
         )
     if command is not None and options.gpu is None:
         notes.append(f"the script ran on a simulated {_gpu(options).key}: --gpu names another")
     outcome = loaded.outcome
     if outcome is not None and outcome.status == "failed" and loaded.result is None:
-        notes.append(
-            f"measuring failed ({outcome.error}) while {loaded.stage}; this is what was measured "
-            "until then"
-        )
+        notes.append(f"measuring failed ({outcome.error}) while {loaded.stage}; results so far")
     elif loaded.interrupt is not None and loaded.result is None:
-        notes.append(f"interrupted while {loaded.stage}; this is what was measured until then")
+        notes.append(f"interrupted while {loaded.stage}; results so far")
     elif loaded.result is None:
-        notes.append(f"{_broken_off(loaded, options)}; this is what was measured until then")
+        notes.append(f"{_broken_off(loaded, options)}; results so far")
     return notes
 
 
@@ -391,7 +388,7 @@ def _remedy(code: int | None) -> str:
     if code is None:
         return "raise --time-limit"
     if code == -signal.SIGKILL:
-        return "a process that uses up the machine's memory is ended so: see its system log"
+        return "the system kills processes this way when memory runs out: see the system log"
     return "its last lines are below"
 
 
@@ -411,7 +408,7 @@ def _script_failed(trace: TraceOutcome) -> str:
             "--time-limit"
         )
     if trace.status == "unsupported":
-        return f"{one_line(trace.message)}; name what makes its loader with --loader"
+        return f"{one_line(trace.message)}; name what creates its DataLoader with --loader"
     if trace.status == "exited":
         return f"{what} {after}; its own message is below"
     return f"{what} {after}; {remedy(trace)}"

@@ -1,4 +1,5 @@
-"""At which batch size a command's DataLoader is measured, and what that means for another one."""
+"""The batch size at which a command's DataLoader is measured, and its consequences for another
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def launched_batch(plan: PlanResult) -> int | None:
 
 
 def tuned_batch(plan: PlanResult) -> int | None:
-    """The launched one; smaller where it takes long to load, but never below the present one."""
+    """The launched one; smaller if loading it is slow, but never below the present one."""
     batch, present, sample_s = launched_batch(plan), plan.now.batch_size, plan.sample_loading_s
     if not batch or not present or not sample_s or batch * sample_s <= _LONGEST_S:
         return batch

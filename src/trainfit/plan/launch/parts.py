@@ -1,4 +1,4 @@
-"""What a launch command consists of, and what was left out: each part with its reason."""
+"""Parts of a launch command, set or left out, each with its reason."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _variables(
     for name, value in plan.variables.items():
         if name == ACCELERATE and value == asked:
             continue  # the part of AMP says it
-        reason = "as in the environment that the plan was made in"
+        reason = "as in the environment of the plan"
         yield LaunchPart(name, "set", "environment", reason, value)
     yield from _threads(line, found)
     if plan.allocator is not None:
@@ -178,7 +178,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
         return
     reasons = {each.name: each for each in found.reasons}
     other = plan.loading is not None and plan.loading.launched is not None
-    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor that was named"
+    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor given by --cpu"
     for name in _settings(found):
         value, present = getattr(found.recommended, name), getattr(found.present, name)
         each = reasons.get(_ARGUMENTS.get(name, name))
@@ -193,7 +193,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
             _HERE,
         )
         if other and name == "num_workers":
-            here = f"the fewest that give what it can; {_HERE} wants {_workers_here(plan)}"
+            here = f"the fewest that feed it; {_HERE} wants {_workers_here(plan)}"
             part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
         yield _worth_it(_expressed(part, plan, command), found)
 
@@ -202,7 +202,7 @@ def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
     """A change of the script is asked for only where it wins something."""
     if part.status != "by hand" or found.verdict == "change":
         return part
-    why = f"{part.value} wins too little for a change of the script: {part.reason}"
+    why = f"{part.value} gains too little to change the script: {part.reason}"
     return dataclasses.replace(
         part, status="kept", where="argument", value=part.present, reason=why,
         line="", place="", call="",
@@ -210,13 +210,13 @@ def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
 
 
 def _not_tuned(plan: PlanResult) -> str:
-    """Why nothing is known of the DataLoader."""
+    """Reason why nothing is known about the DataLoader."""
     if plan.loading is not None:
         return f"the DataLoader could not be tuned: {plan.loading.failure}"
     if plan.loader_at is None:
         return "no DataLoader fed the first step"
     if plan.inference is not None:
-        return "the script does not train; --loader tunes its DataLoader all the same"
+        return "the script does not train; --loader tunes its DataLoader anyway"
     return "the DataLoader was not measured (--no-loader)"
 
 

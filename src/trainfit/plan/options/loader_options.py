@@ -6,8 +6,8 @@ from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 from trainfit.plan.launch.build import launch_values, launched_loader
+from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.options.proof import check
-from trainfit.plan.options.supposed import CommandOptions
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.results.plan.result import PlanResult
 

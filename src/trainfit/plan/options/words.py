@@ -1,4 +1,4 @@
-"""Tunables written into a command's words, at the options that say them."""
+"""Writes tunables into the words of a command, at their options."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _words_for(option: ScriptOption, *, to: bool, alone: bool) -> tuple[str, ...
 def _boolean_text(option: ScriptOption, *, to: bool) -> str | None:
     if option.choices:
         return next((text for text in option.choices if as_switch(text) is to), None)
-    if option.type == "bool":  # Python's own, which takes "False" for true
+    if option.type == "bool":  # Python's own, for which "False" is true
         return "True" if to else ""
     now = option.value
     return opposite_switch(now) if now is not None and as_switch(now) is not None else str(to)

@@ -79,7 +79,7 @@ def simulate_command(
             require_step(trace, command)
         except ScriptError as error:
             if recording is not None:
-                error.add_note(f"what was recorded until then is in {str(output)!r}")
+                error.add_note(f"the recording so far is in {str(output)!r}")
             raise
     assert recording is not None
     summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
@@ -90,7 +90,7 @@ def simulate_command(
 
 
 def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
-    """The DataLoader that takes another batch size; raises where there is none."""
+    """The DataLoader that accepts another batch size; raises where there is none."""
     require_step(trace, command)
     loader = trace.outcome.loader
     if loader is None or loader.index is None or loader.batch_size is None:

@@ -75,7 +75,7 @@ class Tracer:
 
     It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
     from a process that has imported PyTorch already, where the system allows that.
-    ``steps`` of ``None`` are as many as memory takes to settle, within bounds.
+    ``steps`` of ``None`` are as many as memory needs to settle, within bounds.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ def ending(code: int) -> str:
     name = f"signal {-code}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
-    return f"its process was ended by {name}"
+    return f"its process was killed by {name}"
 
 
 def _recording(folder: Path) -> Recording | None:

@@ -101,7 +101,7 @@ def accumulation_for(
     if int(stated) != seen:
         note = (
             f"the command says {_NAME} {stated}, the script accumulates {seen}: {{{_NAME}}} is "
-            "left as it is; put it into the option from which the script takes it"
+            "left as it is; put it into the option that sets it"
         )
         return Accumulation({}, note)
     micro = samples / seen * chosen / present
@@ -116,7 +116,7 @@ def accumulation_for(
         return Accumulation(values, note=note)
     action = (
         f"the effective batch size changes from {samples} to {becomes}: micro-batch {round(micro)} "
-        f"× accumulation {wanted} is the nearest; to keep it, take a batch size that divides it"
+        f"× accumulation {wanted} is the nearest; to keep it, choose a batch size that divides it"
     )
     return Accumulation(values, action, note)
 
@@ -137,7 +137,7 @@ def _without_placeholder(
         option = f"the number of micro-batches before the optimizer's step{where}"
     changes = f"with batch size {chosen} the effective one changes from {samples} to {becomes}"
     if chosen > present * seen:
-        return f"{changes}: only a batch size of at most {present * seen} can keep it"
+        return f"{changes}: only a batch size of at most {present * seen} keeps it"
     nearest = round(becomes * keeps / seen)
     aim = "to keep it" if nearest == samples else f"to come nearest to it ({nearest})"
     return (

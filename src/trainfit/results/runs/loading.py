@@ -13,8 +13,8 @@ from trainfit.results.files.exchange import as_json, write_whole
 from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.runs.trace import Target, TraceOutcome
 
-#: Where the time of a step is from that takes none.
-AS_FAST: Final = "as fast as the loader can: the step takes no time"
+#: Source of a step time of 0.
+AS_FAST: Final = "as fast as the loader can: a step time of 0"
 
 
 @dataclasses.dataclass(frozen=True)

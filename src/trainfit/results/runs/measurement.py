@@ -86,7 +86,7 @@ class WorkspaceReadings:
 class RateReadings:
     """Rates in base units, each in several trials (FLOP/s, B/s; ``launch`` in seconds).
 
-    Matrix products are under ``matmul.`` and the dtype.
+    Matmuls are under ``matmul.`` and the dtype.
     """
 
     trials: Mapping[str, tuple[float, ...]]

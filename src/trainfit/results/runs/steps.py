@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 Course = Literal[
-    "settled",  # from some step on, every one (or every period of them) takes the same
+    "settled",  # from some step on, every one (or every period of them) uses the same
     "growing",  # each step leaves more behind than the one before
     "irregular",  # neither: the steps differ, as with batches of variable shape
     "unknown",  # too few steps to tell

@@ -82,7 +82,7 @@ class TraceRequest:
     apply. ``count`` says what ``steps`` are: steps of the optimizer, or calls of the model where
     none is trained. With ``until_settled`` the run ends before ``steps`` are done
     if memory has settled by then, or grows by the same with each step.
-    ``constants`` are what the process takes besides (``None``: the catalogue's);
+    ``constants`` are its memory outside the allocator (``None``: the catalogue's);
     ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
     of the batch size (``None``: nothing). ``variables`` are set in the process when the script
     comes to look at its arguments, if not before: for what is read later, as Accelerate's are.
@@ -188,12 +188,12 @@ class Finding:
 class Compute:
     """The work of one optimizer step, a typical one of a run after its first.
 
-    ``flops`` are those of matrix products, convolutions, attention and recurrent networks
+    ``flops`` are those of matmuls, convolutions, attention and recurrent networks
     (:mod:`trainfit.simgpu.kernels.flops`); ``traffic_bytes`` what all operators read and write, if
     nothing stays in a cache; ``operators`` how many ran.
 
     The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
-    "KIND/DTYPE": kind "product", "convolution" or "attention"; dtype that of the operands,
+    "KIND/DTYPE": kind "matmul", "convolution" or "attention"; dtype that of the operands,
     "tfloat32" for float32 that may be rounded to it. ``kernels`` are operators that cannot
     but launch one. ``moved_bytes`` must pass the GPU's memory in others than those with FLOPs
     although its L2 cache keeps what it can. ``compiled``: the script calls ``torch.compile``,

@@ -114,4 +114,4 @@ def _rows(kernels: list[Kernel]) -> list[KernelRow]:
 
 def _rounding() -> tuple[bool, bool]:
     """The script's switches for TF32."""
-    return may_round("convolution"), may_round("product")
+    return may_round("convolution"), may_round("matmul")

@@ -95,7 +95,7 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 
 def _dtype(tensor: Any, kind: str = "") -> str:
-    """In which numbers a kernel computes; ``kind`` ("product", "convolution") may round to TF32."""
+    """In which numbers a kernel computes; ``kind`` ("matmul", "convolution") may round to TF32."""
     dtype = tensor._spec.dtype
     if dtype is torch.float32:
         return "tfloat32" if kind and may_round(kind) else "float32"
@@ -124,8 +124,8 @@ def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     batches = math.prod(before)
     return [
         Kernel(
-            "product",
-            _dtype(left, "product"),
+            "matmul",
+            _dtype(left, "matmul"),
             flops or 2 * batches * rows * columns * depth,
             _bytes([left, right, call.get("self")]),
             _bytes(tensors_in(result)),
@@ -258,7 +258,7 @@ def _attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [
         Kernel(
             "attention_gradient" if backward else "attention",
-            _dtype(query, "product"),
+            _dtype(query, "matmul"),
             flops,
             reads,
             _bytes(tensors_in(result)),

@@ -36,7 +36,7 @@ def kind_of_work(func: Any, dtype: torch.dtype) -> str:
     name = func._opname
     kind = "product"
     if "rnn" in name:
-        return f"product/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
+        return f"matmul/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
     if "conv" in name:
         kind = "convolution"
     elif "attention" in name:

@@ -179,7 +179,7 @@ def _kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [
         Kernel(
             "attention_gradient" if backward else "attention",
-            _dtype(query, "product"),
+            _dtype(query, "matmul"),
             2 * batch * heads * call["pairs"] * (by_query * size + by_value * value._spec.size[3]),
             _bytes(operands),
             _bytes(result),

@@ -48,7 +48,7 @@ _LIBRARY: Final = tuple(
     name
     for name in KINDS
     if name.startswith(
-        ("product", "convolution", "normalization", "batch_norm", "attention", "recurrent")
+        ("matmul", "convolution", "normalization", "batch_norm", "attention", "recurrent")
     )
 )
 

@@ -101,7 +101,7 @@ _OTHER_SHADER_SHARE: Final = 0.88
 
 _HOST: Final = ("upload", "upload_pinned", "download", *MARKS)
 _TILED: Final = tuple(
-    name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
+    name for name in KINDS if name.startswith(("matmul", "convolution", "grouped", "recurrent"))
 )
 _THREE_BY_THREE: Final = tuple(name for name in KINDS if "_3x3" in name)
 #: Of each kind the one that has the same constants.

@@ -70,7 +70,7 @@ def _with_host(machine: Machine, rates: Rates) -> Machine:
 def product_flops(machine: Machine, dtype: str, side: int) -> float:
     """FLOP/s of a square matmul, as the model has it."""
     flops = 2 * side**3
-    row = _kernel("product", dtype, flops=flops, rows=side, columns=side, depth=side)
+    row = _kernel("matmul", dtype, flops=flops, rows=side, columns=side, depth=side)
     return flops / float(KernelTimes(row, machine.gpu).arithmetic(machine.efficiency)[0])
 
 

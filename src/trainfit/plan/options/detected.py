@@ -1,7 +1,7 @@
-"""Which options of a script very likely are the tunables, where the user has marked none.
+"""Detects the options of a script that are likely its tunables, where none are marked.
 
 By name, as the field calls them (:mod:`trainfit.plan.options.names`), and by value: the option has
-what the first run saw. That is a supposition, which a run has to prove
+what the first run saw. That is an assumption, which a run has to confirm
 (:mod:`trainfit.plan.options.proof`).
 """
 
@@ -17,7 +17,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import TUNABLES, as_switch
 from trainfit.plan.options.candidates import candidates
 from trainfit.plan.options.names import tunable_of
-from trainfit.plan.options.seen import BatchSource, Seen
+from trainfit.plan.options.observed import BatchSource, ObservedSettings
 from trainfit.plan.options.words import (
     OFF,
     ON,
@@ -102,7 +102,9 @@ class CommandOptions:
         return next((each for each in self.found if each.name == name), None)
 
 
-def read_options(command: Command, options: Sequence[ScriptOption], seen: Seen) -> CommandOptions:
+def read_options(
+    command: Command, options: Sequence[ScriptOption], seen: ObservedSettings
+) -> CommandOptions:
     """The tunables of ``command`` that its user has not marked, from the ``options`` that its run
     knew and what that saw."""
     all_options = candidates(command, options)
@@ -149,7 +151,7 @@ def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
 
 
 def _option(
-    command: Command, name: str, named: Sequence[Candidate], seen: Seen
+    command: Command, name: str, named: Sequence[Candidate], seen: ObservedSettings
 ) -> FoundOption | LeftOption | None:
     if not named:
         return None
@@ -160,7 +162,7 @@ def _option(
         return LeftOption(name, shown, f"{values}; {_what_was_seen(name, seen)}")
     chosen = _only(agreeing, lambda each: each.place is not None)
     if chosen is None:
-        return LeftOption(name, shown, "several options have the value that was seen")
+        return LeftOption(name, shown, "several options have the observed value")
     write = _boolean if name in _BOOLEANS else _number
     return write(command, name, chosen, seen)
 
@@ -173,7 +175,7 @@ def _only(options: Sequence[Candidate], is_given: Callable[[Candidate], bool]) -
     return given[0] if len(given) == 1 else None
 
 
-def _agrees(name: str, value: str | None, seen: Seen) -> bool:
+def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
     """Is an option's value what the run saw?"""
     if name == "batch_size":
         return _source(value, seen) is not None
@@ -195,10 +197,10 @@ def _agrees(name: str, value: str | None, seen: Seen) -> bool:
     return value == str(seen.num_workers)
 
 
-def _source(value: str | None, seen: Seen) -> BatchSource | None:
+def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
     """Where a run showed the batch size ``value``; ``None``: nowhere.
 
-    A DataLoader that gives one ready-made batch a time leaves it to what the model is given.
+    A DataLoader that gives one ready-made batch at a time leaves it to the input of the model.
     """
     if value is None:
         return None
@@ -208,7 +210,7 @@ def _source(value: str | None, seen: Seen) -> BatchSource | None:
     return "calls" if by_calls and value == str(seen.call_batch) else None
 
 
-def _what_was_seen(name: str, seen: Seen) -> str:
+def _what_was_seen(name: str, seen: ObservedSettings) -> str:
     if name == "grad_accum":
         what = seen.accumulation if seen.accumulation is not None else "an unknown number of"
         return f"a step has {what} micro-batches"
@@ -220,20 +222,22 @@ def _what_was_seen(name: str, seen: Seen) -> str:
     return f"the DataLoader has {value}"
 
 
-def _number(command: Command, name: str, option: Candidate, seen: Seen) -> FoundOption | LeftOption:
+def _number(
+    command: Command, name: str, option: Candidate, seen: ObservedSettings
+) -> FoundOption | LeftOption:
     text = said(command, option) or str(option.option.value)
     unset = name == "prefetch_factor" and text == "None"
     if not unset and _NUMBER.fullmatch(text) is None:
-        return LeftOption(name, option.shown, f"{text!r} is no whole number")
+        return LeftOption(name, option.shown, f"{text!r} is not an integer")
     if option.option.choices:
-        return LeftOption(name, option.shown, "it takes certain values only")
+        return LeftOption(name, option.shown, "it accepts certain values only")
     writing = write_value(command, option, name, text)
     source = _source(option.option.value, seen) or "loader"
     return FoundOption(name, option.shown, text, writing, source=source)
 
 
 def _boolean(
-    command: Command, name: str, option: Candidate, seen: Seen
+    command: Command, name: str, option: Candidate, seen: ObservedSettings
 ) -> FoundOption | LeftOption:
     del seen
     writing = write_switch(command, option, {ON: True, OFF: False})
@@ -245,7 +249,7 @@ def _boolean(
 
 
 def _amp(
-    command: Command, options: Sequence[Candidate], seen: Seen
+    command: Command, options: Sequence[Candidate], seen: ObservedSettings
 ) -> FoundOption | LeftOption | None:
     readings = amp_readings(command, options)
     if not readings:
@@ -257,7 +261,7 @@ def _amp(
         return LeftOption("amp", shown, f"{now}; autocast was {seen.autocast or 'off'}")
     chosen = _only_reading(agreeing)
     if chosen is None:
-        return LeftOption("amp", shown, "several options say the precision that was seen")
+        return LeftOption("amp", shown, "several options match the observed precision")
     return FoundOption(
         "amp", chosen.shown, chosen.present, chosen.writing, chosen.opposite, chosen.float16
     )

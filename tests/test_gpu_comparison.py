@@ -14,15 +14,15 @@ from torch import nn
 import trainfit
 from trainfit.cli.main import main
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.plan.gpus.comparison import Job, offers
+from trainfit.plan.gpus.comparison import Job, compare_gpus
 from trainfit.plan.gpus.job import JobError, job_of_recordings
 from trainfit.plan.gpus.prices import PriceFileError, Prices, load_prices
 from trainfit.plan.sizing.batch_scaling import memory_law
 from trainfit.plan.speed import curve_of, machine_of, speed
-from trainfit.report.gpus.comparison import offers_text
+from trainfit.report.gpus.comparison import comparison_text
 from trainfit.report.sizes import WIDTH
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.plan.gpu_comparison import Offer, OffersResult
+from trainfit.results.plan.gpu_comparison import GpuComparison, GpuEstimate
 from trainfit.results.plan.result import Recorded
 from trainfit.results.runs.recording import Recording
 
@@ -61,8 +61,8 @@ def files(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     return paths
 
 
-def offer_of(result: OffersResult, name: str) -> Offer:
-    (found,) = [offer for offer in result.offers if offer.gpu == find_gpu(name).key]
+def estimate_of(result: GpuComparison, name: str) -> GpuEstimate:
+    (found,) = [estimate for estimate in result.gpus if estimate.gpu == find_gpu(name).key]
     return found
 
 
@@ -76,89 +76,95 @@ def named(*names: str) -> list[GpuSpec]:
 def test_the_gpu_it_was_recorded_for_gets_what_plan_says(job: Job) -> None:
     """Largest batch by replay, step time by the same clock."""
     gpu = find_gpu("RTX 3090")
-    (offer,) = offers(job, [gpu]).offers
-    assert offer.fits and offer.largest_batch is not None
+    (estimate,) = compare_gpus(job, [gpu]).gpus
+    assert estimate.fits and estimate.largest_batch is not None
     machine = machine_of(gpu)
-    curve = curve_of(job.pair, machine, offer.largest_batch)
+    curve = curve_of(job.pair, machine, estimate.largest_batch)
     planned = speed(job.recording, 64, machine, curve, job.samples)
     assert planned is not None
-    assert offer.now == planned.now
-    assert offer.enough == planned.at(planned.knee)
-    assert offer.run_s == pytest.approx(planned.epoch_s)
+    assert estimate.now == planned.now
+    assert estimate.at_saturation == planned.at(planned.knee)
+    assert estimate.run_s == pytest.approx(planned.epoch_s)
     law = memory_law(job.pair)
-    assert law.at(offer.largest_batch + 1).alloc_bytes.sum() > 0
-    assert offer.samples_per_joule == pytest.approx(planned.now.samples_per_s / 350)  # type: ignore[operator]
+    assert law.at(estimate.largest_batch + 1).alloc_bytes.sum() > 0
+    assert estimate.samples_per_joule == pytest.approx(planned.now.samples_per_s / 350)  # type: ignore[operator]
 
 
 def test_more_memory_takes_a_larger_batch_and_more_bandwidth_is_faster(job: Job) -> None:
-    result = offers(job, named("RTX 3060 12GB", "RTX 3090", "A100-80GB-SXM"))
+    result = compare_gpus(job, named("RTX 3060 12GB", "RTX 3090", "A100-80GB-SXM"))
     small, middle, large = (
-        offer_of(result, n) for n in ("RTX 3060 12GB", "RTX 3090", "A100-80GB-SXM")
+        estimate_of(result, n) for n in ("RTX 3060 12GB", "RTX 3090", "A100-80GB-SXM")
     )
     assert 0 < (small.largest_batch or 0) < (middle.largest_batch or 0) < (large.largest_batch or 0)
     assert result.fastest == "A100 80GB SXM"
-    assert [offer.gpu for offer in result.offers] == ["A100 80GB SXM", "RTX 3090", "RTX 3060 12GB"]
+    assert [estimate.gpu for estimate in result.gpus] == [
+        "A100 80GB SXM",
+        "RTX 3090",
+        "RTX 3060 12GB",
+    ]
     assert result.cheapest is None and result.currency == ""
 
 
 def test_about_the_largest_is_near_it(job: Job) -> None:
     gpus = named("RTX 3060 12GB", "RTX 3090", "T4", "H100 SXM", "V100 32GB SXM")
-    about, exact = offers(job, gpus, exact=False), offers(job, gpus)
+    about, exact = compare_gpus(job, gpus, exact=False), compare_gpus(job, gpus)
     for gpu in gpus:
-        one, other = offer_of(about, gpu.key), offer_of(exact, gpu.key)
+        one, other = estimate_of(about, gpu.key), estimate_of(exact, gpu.key)
         assert not one.largest_is_exact and other.largest_is_exact
         # The allocator may release what it keeps, which some large tensors make much of.
         assert one.largest_batch is not None and other.largest_batch is not None
         assert 0.7 * other.largest_batch < one.largest_batch < 1.03 * other.largest_batch
         assert (one.fits, one.device_bytes) == (other.fits, other.device_bytes)
-    assert "~" in offers_text(about)
+    assert "~" in comparison_text(about)
 
 
 def test_a_gpu_that_is_too_small_at_this_batch_size_runs_with_another(job: Job) -> None:
     least = Job("train", 1 << 18, recorded(1 << 18), job.pair)
-    result = offers(least, named("custom:3GiB", "RTX 3090"))
-    small = offer_of(result, "custom:3GiB")
+    result = compare_gpus(least, named("custom:3GiB", "RTX 3090"))
+    small = estimate_of(result, "custom:3GiB")
     assert not small.fits and small.runs and small.now is None
     assert (
         small.largest_batch
-        == offer_of(offers(job, named("custom:3GiB")), "custom:3GiB").largest_batch
+        == estimate_of(compare_gpus(job, named("custom:3GiB")), "custom:3GiB").largest_batch
     )
 
 
 def test_what_fits_nowhere_is_said() -> None:
     large = recorded(1 << 20)
-    result = offers(Job("train", 1 << 20, large), named("GTX 1080 Ti", "RTX 3060 12GB"))
+    result = compare_gpus(Job("train", 1 << 20, large), named("GTX 1080 Ti", "RTX 3060 12GB"))
     assert not result.fits and result.fastest is None
-    assert any("fits none of them" in note and "--remedies" in note for note in result.notes)
-    assert all(offer.now is None and offer.run_s is None for offer in result.offers)
-    assert "too large" in offers_text(result)
+    assert any("fits none of the GPUs" in note and "--remedies" in note for note in result.notes)
+    assert all(estimate.now is None and estimate.run_s is None for estimate in result.gpus)
+    assert "too large" in comparison_text(result)
 
 
 def test_bfloat16_is_float16_where_there_is_none() -> None:
     first = recorded(64, torch.bfloat16)
     halves = recorded(64, torch.float16)
-    result = offers(Job("train", 64, first), named("T4", "RTX 3090"))
-    t4 = offer_of(result, "T4")
+    result = compare_gpus(Job("train", 64, first), named("T4", "RTX 3090"))
+    t4 = estimate_of(result, "T4")
     assert any("no bfloat16" in note and "float16" in note for note in t4.notes)
-    assert offer_of(result, "RTX 3090").notes == ()
-    as_float16 = offer_of(offers(Job("train", 64, halves), named("T4")), "T4")
+    assert estimate_of(result, "RTX 3090").notes == ()
+    as_float16 = estimate_of(compare_gpus(Job("train", 64, halves), named("T4")), "T4")
     assert t4.now is not None and as_float16.now is not None
     assert t4.now.seconds == pytest.approx(as_float16.now.seconds, rel=0.02)
     assert as_float16.notes == ()
 
 
 def test_old_gpus_are_told_apart(job: Job) -> None:
-    result = offers(job, named("GTX 1080 Ti"))
-    assert "no Tensor cores" in result.offers[0].notes
+    result = compare_gpus(job, named("GTX 1080 Ti"))
+    assert "no Tensor cores" in result.gpus[0].notes
     kepler = dataclasses.replace(find_gpu("GTX 1080 Ti"), capability=(3, 5), key="GTX 780 Ti")
-    (offer,) = offers(job, [kepler]).offers
-    assert any("compute capability 3.5" in note for note in offer.notes)
+    (estimate,) = compare_gpus(job, [kepler]).gpus
+    assert any("compute capability 3.5" in note for note in estimate.notes)
 
 
 def test_one_batch_size_alone_gives_no_other(job: Job) -> None:
-    result = offers(dataclasses.replace(job, pair=(), _works={}), named("RTX 3090", "custom:24GiB"))
-    known, made_up = (offer_of(result, name) for name in ("RTX 3090", "custom:24GiB"))
-    assert known.now is not None and known.enough is None and known.largest_batch is None
+    result = compare_gpus(
+        dataclasses.replace(job, pair=(), _works={}), named("RTX 3090", "custom:24GiB")
+    )
+    known, made_up = (estimate_of(result, name) for name in ("RTX 3090", "custom:24GiB"))
+    assert known.now is not None and known.at_saturation is None and known.largest_batch is None
     assert made_up.now is None and made_up.fits
     assert any("no other batch size is known" in note for note in result.notes)
     assert known.run_batch == 64
@@ -170,18 +176,18 @@ def test_one_batch_size_alone_gives_no_other(job: Job) -> None:
 def test_prices_decide_and_budgets_bound(job: Job) -> None:
     prices = Prices("USD", {"RTX 3090": 0.2, "A100 80GB SXM": 40.0})
     gpus = named("RTX 3090", "A100-80GB-SXM", "RTX 4090")
-    result = offers(job, gpus, prices)
-    cheap, dear, free = (offer_of(result, gpu.key) for gpu in gpus)
+    result = compare_gpus(job, gpus, prices)
+    cheap, dear, free = (estimate_of(result, gpu.key) for gpu in gpus)
     assert result.cheapest == "RTX 3090"
-    assert [offer.gpu for offer in result.offers] == ["RTX 3090", "A100 80GB SXM", "RTX 4090"]
+    assert [estimate.gpu for estimate in result.gpus] == ["RTX 3090", "A100 80GB SXM", "RTX 4090"]
     assert free.cost is None and free.samples_per_unit is None
     assert cheap.cost == pytest.approx(cheap.run_s / 3600 * 0.2)  # type: ignore[operator]
     assert cheap.samples_per_unit == pytest.approx(job.samples / cheap.cost)  # type: ignore[operator]
     assert dear.cost is not None and cheap.cost is not None and cheap.cost < dear.cost
     between = (cheap.cost + dear.cost) / 2
-    bounded = offers(job, gpus, prices, between)
+    bounded = compare_gpus(job, gpus, prices, between)
     assert bounded.cheapest == bounded.fastest == "RTX 3090"
-    none = offers(job, gpus, prices, cheap.cost / 2)
+    none = compare_gpus(job, gpus, prices, cheap.cost / 2)
     assert none.cheapest is None and any("no run costs at most" in note for note in none.notes)
 
 
@@ -189,36 +195,36 @@ def test_prices_decide_and_budgets_bound(job: Job) -> None:
 @given(st.floats(0.4, 2.5))
 def test_a_measured_step_scales_all(job: Job, factor: float) -> None:
     gpus = named("RTX 3090", "RTX 4090")
-    plain = offers(job, gpus)
-    step = offer_of(plain, "RTX 3090").now
+    plain = compare_gpus(job, gpus)
+    step = estimate_of(plain, "RTX 3090").now
     assert step is not None
-    scaled = offers(job, gpus, measured=(gpus[0], step.seconds * factor))
+    scaled = compare_gpus(job, gpus, measured=(gpus[0], step.seconds * factor))
     assert scaled.anchor is not None and scaled.anchor.factor == pytest.approx(factor)
-    for one, other in zip(plain.offers, scaled.offers, strict=True):
+    for one, other in zip(plain.gpus, scaled.gpus, strict=True):
         assert one.gpu == other.gpu and one.now is not None and other.now is not None
         assert other.now.seconds == pytest.approx(factor * one.now.seconds)
         assert other.samples_per_s == pytest.approx(one.samples_per_s / factor)  # type: ignore[operator]
         assert other.now.range_s[1] == pytest.approx(factor * one.now.range_s[1])
-    assert offer_of(scaled, "RTX 3090").now.seconds == pytest.approx(step.seconds * factor)  # type: ignore[union-attr]
+    assert estimate_of(scaled, "RTX 3090").now.seconds == pytest.approx(step.seconds * factor)  # type: ignore[union-attr]
 
 
 def test_a_measured_step_that_cannot_be_is_doubted(job: Job) -> None:
     gpu = find_gpu("RTX 3090")
-    result = offers(job, [gpu], measured=(gpu, 10.0))
-    assert any("is it the same job" in note for note in result.notes)
-    useless = offers(job, [gpu], measured=(find_gpu("custom:24GiB"), 0.1))
-    assert useless.anchor is None and any("of no use" in note for note in useless.notes)
+    result = compare_gpus(job, [gpu], measured=(gpu, 10.0))
+    assert any("check that it is the same job" in note for note in result.notes)
+    useless = compare_gpus(job, [gpu], measured=(find_gpu("custom:24GiB"), 0.1))
+    assert useless.anchor is None and any("cannot be used" in note for note in useless.notes)
 
 
 def test_what_a_tenth_more_of_each_figure_does(job: Job) -> None:
     """This step waits for bandwidth: a tenth more of it is at most 1/11 less time."""
-    (offer,) = offers(job, named("RTX 3090"), explain=True).offers
-    effects = {effect.figure: effect for effect in offer.effects}
+    (estimate,) = compare_gpus(job, named("RTX 3090"), explain=True).gpus
+    effects = {effect.figure: effect for effect in estimate.effects}
     assert -0.091 < effects["memory bandwidth"].step_change < -0.03  # type: ignore[operator]
-    assert effects["memory"].largest_batch > offer.largest_batch  # type: ignore[operator]
-    changes = [each.step_change for each in offer.effects if each.step_change is not None]
+    assert effects["memory"].largest_batch > estimate.largest_batch  # type: ignore[operator]
+    changes = [each.step_change for each in estimate.effects if each.step_change is not None]
     assert sum(changes) > -0.12 and all(change <= 1e-9 for change in changes)
-    text = offers_text(offers(job, named("RTX 3090"), explain=True))
+    text = comparison_text(compare_gpus(job, named("RTX 3090"), explain=True))
     assert "the step is" in text and "shorter" in text and "more in a batch" in text
 
 
@@ -259,8 +265,8 @@ def test_recordings_of_no_one_job_are_refused(job: Job, tmp_path: Path) -> None:
         ("[per_hour]\n'RTX 3090' = 1\n'NVIDIA GeForce RTX 3090' = 2\n", "are the same GPU"),
         ("[per_day]\n'RTX 3090' = 1\n", "unknown 'per_day'"),
         ("currency = 3\n[per_hour]\n'RTX 3090' = 1\n", "currency 3"),
-        ("RTX 3090: 1\n", "is no TOML"),
-        ("\xff", "is no TOML"),
+        ("RTX 3090: 1\n", "is not valid TOML"),
+        ("\xff", "is not valid TOML"),
     ],
 )
 def test_bad_prices_are_named(tmp_path: Path, text: str, says: str) -> None:
@@ -282,7 +288,7 @@ def test_prices_are_read(tmp_path: Path) -> None:
 
 def test_the_table_is_within_its_width_and_names_every_gpu(job: Job) -> None:
     prices = Prices("USD", {gpu.key: 0.5 for gpu in catalogue()})
-    text = offers_text(offers(job, catalogue(), prices))
+    text = comparison_text(compare_gpus(job, catalogue(), prices))
     table = text.partition("memory: ")[0]
     for gpu in catalogue():
         assert any(line.startswith(gpu.key) for line in table.splitlines()), gpu.key
@@ -298,13 +304,13 @@ def test_gpus_for_a_job(
     prices.write_text('currency = "USD"\n[per_hour]\n"RTX 3090" = 0.2\n"RTX 4090" = 0.5\n')
     words = ["gpus", "RTX 3090", "RTX 4090", "--for", one, "--for", two, "--samples", "100000"]
     assert main([*words, "--price", str(prices), "--budget", "5", "--json"]) == 0
-    result = OffersResult.from_json(capsys.readouterr().out, tmp_path)
-    assert [offer.gpu for offer in result.offers] == ["RTX 3090", "RTX 4090"]
+    result = GpuComparison.from_json(capsys.readouterr().out, tmp_path)
+    assert [estimate.gpu for estimate in result.gpus] == ["RTX 3090", "RTX 4090"]
     assert result.cheapest == "RTX 3090" and result.samples == 100_000
     assert main([*words, "--measured", "RTX 3090=20ms", "--explain"]) == 0
     text = capsys.readouterr().out
     assert "scaled by the 20 ms measured on RTX 3090" in text
-    assert "a tenth more of each figure" in text
+    assert "effect of 10% more of each figure" in text
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
@@ -317,9 +323,9 @@ def test_gpus_for_a_job(
         (["--for", "ONE", "--budget", "3"], "add --price FILE"),
         (["--for", "ONE", "--price", "PRICES", "--budget", "3"], "add --samples N"),
         (["--for", "ONE", "--explain"], "name some"),
-        (["--for", "ONE", "--measured", "0.2s"], "write GPU=TIME"),
+        (["--for", "ONE", "--measured", "0.2s"], "expected GPU=TIME"),
         (["--for", "ONE", "--measured", "RTX 9999=0.2s"], "RTX 9999"),
-        (["--for", "ONE", "--samples", "0"], "no whole number"),
+        (["--for", "ONE", "--samples", "0"], "not an integer"),
         (["--for", "ONE", "--for", "ONE"], "another --batch-size"),
         (["--for", "GARBAGE"], "damaged"),
     ],

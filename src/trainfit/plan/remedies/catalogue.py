@@ -1,4 +1,4 @@
-"""The remedies that ``plan`` knows: what each is called, changes, and how a user makes it."""
+"""Catalogue of the remedies: names, what they change, and instructions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _pooled(finding: Finding) -> tuple[str, ...]:
     return (f"model.{head} = nn.Sequential({layers}), and do not flatten before it",)
 
 
-_FEWER_STATES = "another optimizer: its learning rate has to be found anew"
+_FEWER_STATES = "another optimizer: its learning rate has to be tuned"
 
 #: In the order of the seed articles where equal. "AMP should be on by default; if it does not
 #: fit, first a smaller batch, then consider a frozen backbone, gradient checkpointing or a
@@ -110,7 +110,7 @@ KINDS = (
         "amp-bf16",
         "mixed precision (AMP) in bfloat16",
         "precision",
-        "matrix products and convolutions compute in bfloat16",
+        "matmuls and convolutions compute in bfloat16",
         _says('with torch.autocast("cuda", dtype=torch.bfloat16): around forward pass and loss'),
         frozenset({"amp"}),
     ),
@@ -118,7 +118,7 @@ KINDS = (
         "amp-fp16",
         "mixed precision (AMP) in float16",
         "precision",
-        "matrix products and convolutions compute in float16; the loss is scaled",
+        "matmuls and convolutions compute in float16; the loss is scaled",
         _says(
             'with torch.autocast("cuda", dtype=torch.float16): around forward pass and loss, '
             'and torch.amp.GradScaler("cuda") around backward and step'
@@ -137,7 +137,7 @@ KINDS = (
         "freeze-backbone",
         "frozen backbone",
         "training",
-        "the frozen part learns nothing more",
+        "the frozen part is no longer trained",
         _frozen,
     ),
     RemedyKind(
@@ -151,7 +151,7 @@ KINDS = (
         "lower-resolution",
         "images of half the pixels",
         "training",
-        "small things in the images may be lost",
+        "small objects in the images may be lost",
         _shrunk,
     ),
     RemedyKind(
@@ -159,13 +159,13 @@ KINDS = (
         "one camera or frame less",
         "training",
         "what it shows is lost; a camera is simulated with images of 32 pixels a side",
-        lambda finding: (f"leave out of the data set and of the model {finding.detail}",),
+        lambda finding: (f"remove from the data set and the model {finding.detail}",),
     ),
     RemedyKind(
         "smaller-model",
         "the next smaller model of the same family",
         "training",
-        "another model; how accurate it is, is not known",
+        "another model, of unknown accuracy",
         lambda finding: (f"there, or where the name comes from: {finding.detail}",),
         combines=False,
     ),
@@ -173,7 +173,7 @@ KINDS = (
         "global-pooling",
         "global average pooling instead of the fully connected head",
         "training",
-        "another head, to be trained anew",
+        "another head, which has to be trained from scratch",
         _pooled,
     ),
     RemedyKind(

@@ -1,4 +1,4 @@
-"""What a simulated run shows of the tunables of its command."""
+"""Tunables of a command as observed in a simulated run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BatchSource = Literal["loader", "calls"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    """The DataLoader's settings (``None``: there was none, or it has none), autocast's dtype
-    (``None``: off), and the micro-batches of an optimizer step (``None``: not known).
+class ObservedSettings:
+    """Observed settings: the DataLoader's (``None``: there was none, or it has none), autocast's
+    dtype (``None``: off), and the micro-batches of an optimizer step (``None``: not known).
 
     ``loader_batch`` is the DataLoader's batch size, ``call_batch`` the first dimension of what the
     model is called with.
@@ -32,17 +32,17 @@ class Seen:
     accumulation: int | None = None
 
     def batch(self, source: BatchSource) -> int | None:
-        """The batch size, as this shows it."""
+        """The observed batch size."""
         return self.loader_batch if source == "loader" else self.call_batch
 
 
-def seen_in(trace: Trace) -> Seen:
-    """What a run shows."""
+def observed_settings(trace: Trace) -> ObservedSettings:
+    """The tunables observed in a run."""
     outcome = trace.outcome
     loader = outcome.loader
     makeup = trace.recording.makeup if trace.recording is not None else None
     calls = Counter(feed.call_samples for feed in outcome.feeds if feed.call_samples)
-    found = Seen(
+    found = ObservedSettings(
         call_batch=calls.most_common(1)[0][0] if calls else None,
         autocast=outcome.autocast,
         accumulation=makeup.accumulation if makeup is not None else None,

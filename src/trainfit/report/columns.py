@@ -1,4 +1,4 @@
-"""A figure, its value, and beside them what they mean."""
+"""Three columns: a figure, its value, and what they mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXT = 40
 _VALUE = _TEXT - _FIGURE - 1
 
 
-def beside(figure: str, value: str, text: str) -> str:
+def columns_text(figure: str, value: str, text: str) -> str:
     """Lines in three columns; the value may take several lines, too."""
     values = textwrap.wrap(value, _VALUE, break_on_hyphens=False) or [""]
     left = [f"  {figure:<{_FIGURE - 2}}{values[0]}", *(" " * _FIGURE + each for each in values[1:])]
