@@ -67,8 +67,8 @@ def test_a_pool_of_each_worker_is_warned_of_with_number_and_fix(tmp_path: Path) 
     assert check.summary == "12 workers x 24 threads of OpenCV = 288 threads on 24 cores"
     text = " ".join(check_text(check).split())
     assert "data.py:11 runs cv2.resize in each worker" in text
-    assert "cure export OPENCV_FOR_THREADS_NUM=1 undo unset OPENCV_FOR_THREADS_NUM" in text
-    assert "cure cv2.setNumThreads(0) # in worker_init_fn" in text
+    assert "fix export OPENCV_FOR_THREADS_NUM=1 undo unset OPENCV_FOR_THREADS_NUM" in text
+    assert "fix cv2.setNumThreads(0) # in worker_init_fn" in text
     assert "Not checked for: OpenCV builds with OpenMP or TBB" in text
 
 

@@ -24,9 +24,9 @@ from trainfit.results.rehearsal import Rehearsal
 FOLDER = Path(__file__).parent / "older_results"
 
 #: Keys, and values of enumerations, that no file has from its present version on.
-FORMER_KEYS = {"cure", "is_cured", "offers", "enough", "disturbed", "again_share", "product",
-               "product_balance_size", "transfer"}  # fmt: skip
-FORMER_VALUES = {("phase", "cure"), ("limit", "transfer"), ("cause", "transfer")}
+FORMER_KEYS = {"cure", "is_cured", "offers", "enough", "beside_others", "again_share", "product",
+               "product_balance_size", "hand_over"}  # fmt: skip
+FORMER_VALUES = {("phase", "cure"), ("limit", "hand_off"), ("cause", "hand_over")}
 
 
 class Result(Protocol):

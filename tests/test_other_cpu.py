@@ -64,7 +64,7 @@ def test_the_words_of_a_processor() -> None:
         ("cores=2,ghz=3400", "ghz=3400: expected a number above 0, at most 20"),
         ("cores=2,cores=3", "cores= is given twice"),
         ("cores=2,vcpus=4", "leave one out"),
-        ("kind=pentium", "unknown kind of CPU 'pentium'; known are Haswell"),
+        ("kind=pentium", "unknown CPU type 'pentium'; available: Haswell"),
     ],
 )
 def test_what_is_no_processor(text: str, told: str) -> None:
@@ -194,7 +194,7 @@ def test_a_loader_whose_workers_fail_has_none_there() -> None:
     found = other_input(result(limit="main_process"), said("cores=8"), HERE)
     assert found is not None and found.num_workers == 0
     assert found.batches_per_s == pytest.approx(1 / CPU_S)
-    assert "batches can be produced in the main process only" in found.basis
+    assert "batches can only be loaded in the main process" in found.basis
 
 
 # -- in a plan ---------------------------------------------------------------------------------

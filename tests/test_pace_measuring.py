@@ -53,7 +53,7 @@ def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:
     slow = found.rates[1]
     assert not slow.is_reached and found.rates[0].is_reached
     assert slow.missed_share == 1.0 and slow.consecutive_share == 1.0
-    assert "120 Hz cannot be reached: a call takes 14" in pace_text(found)
+    assert "120 Hz cannot be reached" in pace_text(found)
 
 
 class Chunked(SimulatedCallee):
@@ -84,7 +84,7 @@ def test_calls_that_only_pop_a_queue_are_told_apart() -> None:
     assert rate.pops is not None and rate.pops.p50 < 1e-4
     assert rate.pops.count == pytest.approx(4 * rate.calls.count, rel=0.1)
     text = pace_text(found)
-    assert "the work is done in every 5th call" in text
+    assert "every 5th call does the work" in text
     assert all(len(line) <= WIDTH for line in text.splitlines())
 
 

@@ -30,7 +30,7 @@ def check_idle(machine: Machine) -> tuple[Check, ...]:
         return (good(NAME, "all idle states are disabled", found, why),)
     deepest = max(enabled, key=lambda state: state.latency_s)
     took = f"{deepest.latency_s * 1e6:.0f} µs"
-    summary = f"waking from the deepest idle state ({short(deepest.name)}) takes up to {took}"
+    summary = f"waking from the deepest idle state ({short(deepest.name)}) needs up to {took}"
     if deepest.latency_s < policy.IDLE_LATENCY_S:
         why = (
             "a loaded core does not enter idle states, so training is not slowed; a paced "

@@ -231,7 +231,7 @@ def _setting(
 
 def _clocks_fine(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -> Check:
     if "gpu_idle" in active:
-        why = "an idle GPU lowers its clocks; run this again while a job uses it to see the rest"
+        why = "an idle GPU lowers its clocks; re-run this while a job uses it to see the rest"
         return good(name, f"{which(gpu)}: clocks are low because it is idle", found, why)
     if "sw_power_cap" in active:
         why = "it runs at its power limit, as a fully used GPU does; check gpu-power shows whether "

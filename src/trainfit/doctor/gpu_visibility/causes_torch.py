@@ -204,7 +204,7 @@ def masked(stack: DriverStack) -> Check | None:
     what = f"{unknown!r} is none of its GPUs" if unknown else "it is empty"
     rule = f"CUDA uses the entries before the first invalid one: {what} ({there})."
     if [part.strip() for part in value.split(",")].count(unknown or "") > 1:
-        rule = f"CUDA takes nothing of a list that names a GPU twice: {unknown!r}."
+        rule = f"CUDA ignores a list that names a GPU twice: {unknown!r}."
     return bad(
         NAME,
         "masked",

@@ -167,7 +167,7 @@ def _persistence(result: LoaderResult) -> SettingReason:
     epoch_s = math.ceil(probe.samples / probe.batch_size) / found.batches_per_s
     starts_s = then.num_workers * start_s
     why = (
-        f"starting {count(then.num_workers, 'worker')} takes {starts_s:.2g} s, an epoch "
+        f"starting {count(then.num_workers, 'worker')} needs {starts_s:.2g} s, an epoch "
         f"{epoch_s:.2g} s ({starts_s / epoch_s:.1%})"
     )
     return SettingReason(name, value, present, why, "predicted")

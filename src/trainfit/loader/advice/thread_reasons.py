@@ -110,7 +110,7 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     own = GOVERNS.get(name, ())
     if name != _COMMON and not _has(result, own):
         return (
-            f"no library of a worker takes its thread count from it (pools: {pools or 'none'})",
+            f"no library of a worker reads its thread count from it (pools: {pools or 'none'})",
             "measured",
         )
     if name in GOVERNS and starts_threads(probe, name) is False:

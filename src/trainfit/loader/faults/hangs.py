@@ -111,7 +111,7 @@ def _starting(main: ThreadStack | None, settings: LoaderSettings, seen: FailureC
     where = f"; the main process is in {main.where}" if main is not None else ""
     many = f"{started} of {count(settings.num_workers, 'worker')} had started{where}"
     if main is not None and main.within("multiprocessing/reduction.py", "dump"):
-        return Hang("slow_start", "Pickling the data set for the workers takes too long", many)
+        return Hang("slow_start", "Pickling the data set for the workers needs too long", many)
     words = "The workers do not start: an import or worker_init_fn hangs"
     return Hang("start_hangs", words, many)
 
@@ -132,7 +132,7 @@ def _busy(
     stuck = _is_stuck(seen)
     if stuck is False:
         words = (
-            "The data set is slow: workers produced batches, or a batch takes as long without them"
+            "The data set is slow: workers produced batches, or a batch needs as long without them"
         )
         return Hang("slow_dataset", words, evidence, library)
     if stuck or locked:
@@ -167,5 +167,5 @@ def _progress(settings: LoaderSettings, seen: FailureContext) -> str:
     if seen.longest_s is not None:
         said += f", the longest in {seen.longest_s:.3g} s"
     if seen.alone_s is not None:
-        said += f"; without workers a batch takes {seen.alone_s:.3g} s"
+        said += f"; without workers a batch needs {seen.alone_s:.3g} s"
     return said

@@ -332,7 +332,7 @@ def _measured(workload: Workload, seconds: float) -> Readings:
     ended = isolated.call_here(lambda: session.run(seconds), 2 * seconds)
     failure = ""
     if ended.hung:
-        failure = "a batch takes longer than the time left to measure it with a cold cache"
+        failure = "a batch needs longer than the time left to measure it with a cold cache"
     elif ended.failed:
         failure = f"repeating the same batches failed ({ended.error_type}: {ended.message})"
     files = tuple(_seen(session.files))

@@ -420,7 +420,7 @@ class _Tuner:
             return decision
         if recommended.persistent_workers != present.persistent_workers:
             workers = count_of(recommended.num_workers, "worker")
-            said = f"restarting {workers} takes more than {100 * BUBBLE:.0f}% of each epoch"
+            said = f"restarting {workers} needs more than {100 * BUBBLE:.0f}% of each epoch"
             return Decision("change", f"{said}; within an epoch, {decision.reason}")
         return decision
 

@@ -75,8 +75,7 @@ def by_hand(source: Source) -> HandReport:
         )
     if parameters is None or not len(recording.kernel_op):
         raise ExplainError(
-            f"recording {source.file!r} was made by an older trainfit and lacks "
-            "data; record it again"
+            f"recording {source.file!r} was made by an older trainfit and lacks data; re-record it"
         )
     device = device_of(recording)
     stream = Stream.of(recording)

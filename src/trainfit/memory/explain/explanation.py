@@ -143,7 +143,7 @@ def _check_pair(first: Source, second: Source) -> None:
     if first.batch_size == second.batch_size:
         raise ExplainError(
             f"{names} have the same batch size, {first.batch_size}; record one of them at "
-            f"another: {second_run(first) or 'its script takes it'}"
+            f"another: {second_run(first) or 'its script accepts it'}"
         )
 
 
@@ -184,7 +184,7 @@ def _notes(first: Source) -> list[str]:
     if "parameters" not in header:
         notes.append(
             "recorded by an older trainfit: no source lines, no optimizer "
-            "table, and default allocator settings are assumed; record it again"
+            "table, and default allocator settings are assumed; re-record it"
         )
     if first.recording.steps == 0:
         notes.append("no optimizer step was completed: the peak covers what ran until then")

@@ -16,7 +16,7 @@ from trainfit.results.watch.run import RunHeader
 
 FORMAT: Final = "trainfit-watch"
 VERSION: Final = 1
-_REMAKE: Final = "make it again with `trainfit watch --output`"
+_REMAKE: Final = "re-create it with `trainfit watch --output`"
 _WANTED: Final = "give a file that `trainfit watch --output` wrote"
 
 Severity = Literal["critical", "warning", "info"]

@@ -29,7 +29,7 @@ from trainfit.results.watch.tables import Table
 
 FORMAT: Final = "trainfit-watched-run"
 VERSION: Final = 1
-_REMAKE: Final = "watch the run again with `trainfit watch`"
+_REMAKE: Final = "re-run it with `trainfit watch`"
 _WANTED: Final = "give a folder that `trainfit watch` wrote"
 
 Ending = Literal["running", "finished", "failed", "interrupted"]

@@ -34,7 +34,7 @@ _BLIND = ("_foreach_zero_", "_foreach_copy_")
 def kind_of_work(func: Any, dtype: torch.dtype) -> str:
     """ "KIND/DTYPE" of an operator whose FLOPs are counted: see ``results.trace.Compute``."""
     name = func._opname
-    kind = "product"
+    kind = "matmul"
     if "rnn" in name:
         return f"matmul/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
     if "conv" in name:

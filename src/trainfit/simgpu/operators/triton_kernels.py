@@ -146,7 +146,7 @@ class TritonKernels:
         if self._products:
             text += (
                 f"; the FLOPs of {', '.join(sorted(self._products)[:_NAMED])} are unknown: "
-                "with them a step takes longer"
+                "with them a step is longer"
             )
         return text
 

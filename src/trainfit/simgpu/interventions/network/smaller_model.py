@@ -59,7 +59,7 @@ class SmallerModel(Intervention):
         if any(_is_of(model, "transformers") for model in self.scene.models):
             return self.no(
                 "the model is from Transformers; choose a smaller one on the Hub, "
-                "put its name into the command and plan again"
+                "put its name into the command and re-run the plan"
             )
         return self.no("the script creates no model by a torchvision or timm name")
 
