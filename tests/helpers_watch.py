@@ -149,13 +149,15 @@ def gpu_rows(times: Any, **columns: Any) -> Table:
     return table(tables.GPUS, values | columns, len(times))
 
 
-def process_rows(times: Any, workers: int = WORKERS, **columns: Any) -> Table:
-    """The training process and its workers at each sample; ``columns`` are the workers'."""
+def process_rows(
+    times: Any, workers: int = WORKERS, main: Columns | None = None, **columns: Any
+) -> Table:
+    """The training process (``main``) and its workers (``columns``) at each sample."""
     common = {"rank": 0, "threads": 10, "voluntary_switches": 100.0, "read_bytes": 0}
     common |= {"involuntary_switches": 2.0, "waits_for_io": 0.0}
-    main: Any = common | {"time_s": times, "pid": 100, "role": 0, "cpu_cores": 0.9}
-    main |= {"hottest_thread": 0.9, "rss_bytes": 4 * GIB}
-    rows = [table(tables.PROCESSES, main, len(times))]
+    first: Any = common | {"time_s": times, "pid": 100, "role": 0, "cpu_cores": 0.9}
+    first |= {"hottest_thread": 0.97, "rss_bytes": 4 * GIB}
+    rows = [table(tables.PROCESSES, first | dict(main or {}), len(times))]
     for worker in range(workers):
         values: Any = common | {"time_s": times, "pid": 101 + worker, "role": 1, "worker": worker}
         values |= {"cpu_cores": 0.4, "hottest_thread": 0.4, "rss_bytes": GIB}

@@ -73,7 +73,7 @@ def utilization(rank: RankView) -> float | None:
     values = known(rank.gpu["utilization"])
     if len(values) < thresholds.LEAST_SAMPLES:
         return None
-    return float(min(1.0, np.mean(values)))
+    return min(1.0, float(np.mean(values)))
 
 
 def idle_share(rank: RankView) -> float | None:

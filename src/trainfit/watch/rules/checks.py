@@ -114,8 +114,7 @@ def by_time(rows: Table, column: str) -> NDArray[np.float64]:
     times, places = np.unique(rows["time_s"], return_inverse=True)
     values = np.asarray(rows[column], dtype=np.float64)
     values = np.where(np.isfinite(values) & (values >= 0), values, 0.0)
-    sums: NDArray[np.float64] = np.bincount(places, values, len(times))
-    return sums
+    return np.asarray(np.bincount(places, values, len(times)), dtype=np.float64)
 
 
 def local_ranks(rank: RankView) -> int:

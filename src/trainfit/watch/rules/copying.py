@@ -20,7 +20,8 @@ def lost(rank: RankView) -> gpu_time.Seconds | None:
         return host if np.isfinite(host).any() else None
     gap = gpu_time.column(rank, "gpu_gap_s") - np.nan_to_num(gpu_time.column(rank, "input_s"))
     empty = np.nan_to_num(np.minimum(host, np.maximum(0.0, gap)))
-    return np.fmax(gpu, empty)
+    spent: gpu_time.Seconds = np.fmax(gpu, empty)
+    return spent
 
 
 def unpinned_share(rank: RankView) -> float | None:

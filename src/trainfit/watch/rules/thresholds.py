@@ -40,6 +40,9 @@ CROWDED: Final = 1.25
 SWITCHES_PER_CORE: Final = 50.0
 #: Of the usable cores that processes outside the run keep busy.
 OTHERS_CORES: Final = 0.25
+#: Cores that a process keeps busy, from which several of its threads are at work: one thread, and
+#: what PyTorch's own helpers (pinning, autograd's device thread) take.
+SEVERAL_THREADS: Final = 1.5
 #: CPU seconds a second of a thread that never waits. A thread with a core of its own reads 0.95
 #: and more; below 0.9 it waits for something.
 HOT_THREAD: Final = 0.90

@@ -31,7 +31,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if rate < thresholds.SWAP_BYTES_PER_S or often < thresholds.SWAP_SAMPLES:
         return
     pressure = known(rows["memory_pressure"])
-    share = float(min(1.0, np.mean(pressure))) if len(pressure) else None
+    share = min(1.0, float(np.mean(pressure))) if len(pressure) else None
     written = rows["swap_out_bytes"][rows["swap_out_bytes"] >= 0]
     evidence = [
         Evidence("read from swap", rate, "bytes/s"),

@@ -55,8 +55,8 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if ranks * (of_main + workers * of_worker) <= thresholds.CROWDED * usable:
         return
     in_workers = workers > 0 and of_worker > 1
-    if not in_workers and of_main <= 1:
-        return  # single threads: too many processes, which too_many_workers says
+    if not in_workers and (of_main <= 1 or not _main_has_threads(rank)):
+        return  # too many processes, which too_many_workers says
     threads = header.worker_threads if in_workers else header.threads
     value = _value(rank, usable / ranks, workers, in_workers)
     if value >= (of_worker if in_workers else of_main):
@@ -93,6 +93,12 @@ def _ours(rank: RankView, usable: float) -> bool:
     """Is it the run that fills the cores? Unless measured otherwise."""
     ours = median(rank.machine["cores_ours"])
     return ours is None or ours >= 0.5 * usable
+
+
+def _main_has_threads(rank: RankView) -> bool:
+    """Are several threads of the main process at work? Unless measured otherwise."""
+    cores = median(rank.main_process["cpu_cores"])
+    return cores is None or cores >= thresholds.SEVERAL_THREADS
 
 
 def _workers(header: RunHeader) -> int:

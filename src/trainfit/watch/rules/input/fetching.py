@@ -26,7 +26,7 @@ _PARTS: Final[tuple[tuple[Part, str], ...]] = (
     ("transform", "transform_s"),
     ("collate", "collate_s"),
 )
-#: Ratios that are whole but for rounding need no further worker.
+#: Idle cores are medians; a worker more is not lost to their noise.
 _ROUNDING: Final = 0.02
 
 
@@ -91,7 +91,8 @@ class Fetching:
 
     @functools.cached_property
     def needed_workers(self) -> int | None:
-        """The smallest number that makes batches as fast as the training uses them.
+        """The smallest number that makes batches as fast as the training uses them, or so nearly
+        that the rest is not noticeable.
 
         Where cores are saturated, workers wait for each other: then CPU time tells what a batch
         costs, else the time it takes.
@@ -101,7 +102,7 @@ class Fetching:
             cost = self.cpu_s
         if not cost or not self.batch_every_s:
             return None
-        return max(1, math.ceil(cost / self.batch_every_s - _ROUNDING))
+        return max(1, math.ceil((1 - thresholds.NOTICEABLE) * cost / self.batch_every_s))
 
     @functools.cached_property
     def most_workers(self) -> int | None:

@@ -128,7 +128,7 @@ def _saturated(fetching: Fetching, cores: checks.Cores) -> _Reason:
         number = ranks * fetching.cpu_s / fetching.batch_every_s
         wanted = f": the batches need {number:.1f} cores, {cores.usable:g} are usable"
     return _Reason(
-        f"All cores are busy ({_named(part)}){wanted}",
+        f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}",
         f"more workers would not help; {_LESS_WORK[part]}",
         "likely",
     )
@@ -137,12 +137,9 @@ def _saturated(fetching: Fetching, cores: checks.Cores) -> _Reason:
 def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
     part, _ = fetching.part
     most = fetching.most_workers
-    cause = (
-        f"Too few workers: {workers} are there, {needed} are needed "
-        f"({_named(part)} takes most of a batch's time)"
-        if part
-        else f"Too few workers: {workers} are there, {needed} are needed"
-    )
+    cause = f"Too few workers: {workers} are there, {needed} are needed"
+    if part:
+        cause += f" (most of a batch's time: {_named(part)})"
     value = needed if most is None else min(needed, most)
     if value <= workers:
         return _Reason(
@@ -172,9 +169,8 @@ def _uneven(fetching: Fetching) -> _Reason:
 
 
 def _named(part: str) -> str:
-    return {"disk": "reading", "decode": "decoding", "transform": "transforms"}.get(
-        part, "collation" if part else "the cost of a batch is not divided into parts"
-    )
+    names = {"disk": "reading", "decode": "decoding", "transform": "transforms"}
+    return names.get(part, "collation")
 
 
 RULE: Final = Rule((KIND,), _look)
