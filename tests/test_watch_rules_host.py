@@ -82,6 +82,17 @@ def test_large_copies_from_pinned_memory() -> None:
     assert finding(result, "copies").severity == "warning"
 
 
+def test_a_tenth_of_idle_time_is_worth_telling_and_less_is_not() -> None:
+    assert not judge(run(sync_s=0.0, gpu_gap_s=0.007)).findings
+    assert kinds(judge(run(sync_s=0.0, gpu_gap_s=0.013))) == ["host_bound_launches"]
+
+
+def test_a_run_of_a_second_has_too_few_samples() -> None:
+    few = {"time_s": 5.1}
+    result = judge(run_on_cpu(machine={"time_s": -1.0}, processes=few))
+    assert {"swapping", "cpu_contention", "one_hot_thread"} <= {*unknown_kinds(result)}
+
+
 # --- Stalls ---------------------------------------------------------------------------------------
 def stalls(column: str, flag: int, every: int, seconds: float) -> WatchResult:
     hit = np.arange(400) % every == every - 1

@@ -328,3 +328,20 @@ def test_pageable_copies_that_cost_nothing_are_no_fault() -> None:
 def test_a_copy_that_waits_for_the_work_before_costs_nothing() -> None:
     """A copy from pageable memory blocks the host until the stream comes to it."""
     assert not judge(run(copy_s=0.04, forward_s=0.001, unpinned_bytes=20_000_000)).findings
+
+
+def test_without_a_gap_the_rest_of_the_step_is_taken() -> None:
+    made = run(**SLOW, gpu_gap_s=np.nan, gpu_s=0.099, fetches={"fetch_s": 0.58, "cpu_s": 0.58})
+    result = judge(made)
+    assert finding(result, "input_bound").share == pytest.approx(0.33, abs=0.02)
+    assert result.gpu_busy == pytest.approx(0.66, abs=0.02)
+
+
+def test_epochs_without_workers_begin_slowly_as_well() -> None:
+    starts = np.arange(200) % 20 == 0
+    made = run(
+        input_s=np.where(starts, 1.5, 0.001),
+        flags=np.where(starts, EPOCH_START, 0),
+        header={"loaders": loader(num_workers=0)},
+    )
+    assert kinds(judge(made)) == ["epoch_start"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.watch.tables import EPOCH_START
+from trainfit.results.watch.tables import CHECKPOINT, EPOCH_START, EVALUATION
 from trainfit.watch.rules import thresholds
 from trainfit.watch.view import RankView, known
 
@@ -25,8 +25,7 @@ def has_gpu(rank: RankView) -> bool:
 def has_events(rank: RankView) -> bool:
     """Did CUDA events measure most of the steady steps?"""
     steps = rank.steps
-    measured = np.isfinite(steps["gpu_s"]) & np.isfinite(steps["gpu_gap_s"])
-    return len(steps) > 0 and float(np.mean(measured)) >= 0.5
+    return len(steps) > 0 and float(np.mean(np.isfinite(steps["gpu_s"]))) >= 0.5
 
 
 def column(rank: RankView, name: str) -> Seconds:
@@ -44,8 +43,19 @@ def input_lost(rank: RankView) -> Seconds:
     waited = column(rank, "input_s")
     if not has_events(rank):
         return waited
-    idle = column(rank, "gpu_gap_s") + _between_phases(rank)
+    idle = gap(rank) + _between_phases(rank)
     return np.where(np.isfinite(idle), np.minimum(waited, idle), waited)
+
+
+def gap(rank: RankView) -> Seconds:
+    """Seconds of each steady step in which the stream was empty before it; NaN: not measured.
+
+    Where no event ended the step before, what its host time is above the GPU's.
+    """
+    measured = column(rank, "gpu_gap_s")
+    rest = np.maximum(0.0, column(rank, "step_s") - column(rank, "gpu_s"))
+    other_work = (rank.steps["flags"] & (EVALUATION | CHECKPOINT)) != 0
+    return np.where(np.isfinite(measured) | other_work, measured, rest)
 
 
 def _between_phases(rank: RankView) -> Seconds:
@@ -62,9 +72,10 @@ def busy_by_events(rank: RankView) -> float | None:
         return None
     step_s = column(rank, "step_s")
     between = np.minimum(_between_phases(rank), np.nan_to_num(column(rank, "input_s")))
-    idle = np.minimum(column(rank, "gpu_gap_s") + between, step_s)
+    idle = np.minimum(gap(rank) + between, step_s)
     measured = np.isfinite(idle)
-    # Where the host blocks, events and host clocks may differ by a little.
+    if not measured.any():
+        return None
     return float(1 - np.sum(idle[measured]) / np.sum(step_s[measured]))
 
 

@@ -10,7 +10,7 @@ from trainfit.results.watch.result import Finding, Severity, Unknown, WatchResul
 from trainfit.results.watch.run import RunRecord
 from trainfit.watch import gpu_time, measures
 from trainfit.watch.cleaning import clean
-from trainfit.watch.limits import limit
+from trainfit.watch.limits import BY_KIND, limit
 from trainfit.watch.rules import thresholds
 from trainfit.watch.rules.registry import RULES
 from trainfit.watch.view import RunView, median, percentile
@@ -38,7 +38,7 @@ def judge(run: RunRecord) -> WatchResult:
         limit=limit(rank, findings),
         findings=findings,
         unknown=unknown,
-        # ledger=ledger(view),
+        # ledger=ledger(rank),
         timeline=measures.timeline(rank),
         ranks=tuple(measures.summary(each) for each in view.ranks),
         gpu_utilization=gpu_time.utilization(rank),
@@ -69,7 +69,8 @@ def _notes(run: RunRecord) -> Iterator[str]:
 
 
 def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
-    """What to type next: measure the loader, plan memory and batch, set a variable, or go on."""
+    """What to type next: measure the loader, set a variable, watch again after a change of the
+    script, or plan memory, batch and precision."""
     header, rank = view.run.header, view.first
     if len(rank.steps) < thresholds.LEAST_STEPS:
         return f"trainfit watch -- {header.command}"
@@ -80,7 +81,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         if words:
             return f"{' '.join(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
-            return f"trainfit watch -- {header.command}"
+            verb = "watch" if finding.kind in BY_KIND else "plan"
+            return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"
 
 

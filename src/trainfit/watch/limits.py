@@ -40,11 +40,11 @@ def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
     costly = [
         each
         for each in findings
-        if each.kind in BY_KIND and (each.share or 0.0) >= thresholds.WARNING
+        if each.kind in BY_KIND and (each.share or 0.0) >= thresholds.WARNING_SHARE
     ]
     if costly:
         return BY_KIND[max(costly, key=lambda each: each.share or 0.0).kind]
     if gpu_time.has_gpu(rank):
         idle = gpu_time.idle_share(rank)
-        return "gpu" if idle is not None and idle < thresholds.CRITICAL else "unknown"
+        return "gpu" if idle is not None and idle < thresholds.CRITICAL_SHARE else "unknown"
     return "cpu" if rank.share("forward") is not None else "unknown"

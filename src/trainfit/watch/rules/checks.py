@@ -1,4 +1,4 @@
-"""What many rules ask: enough data, a lasting effect, how severe, how the cores are used."""
+"""What many rules ask: enough data, a lasting effect, how the cores are used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.watch.result import Severity, Unknown
+from trainfit.results.watch.result import Unknown
 from trainfit.results.watch.run import RunHeader, WatchedLoader
 from trainfit.results.watch.tables import Table
 from trainfit.watch.rules import thresholds
@@ -25,11 +25,10 @@ def too_few_steps(rank: RankView, *kinds: str) -> Iterator[Unknown]:
             yield Unknown(kind, f"only {steps} steps after the warm-up", WATCH_LONGER)
 
 
-def severity(share: float) -> Severity:
-    """By the share of time that is lost."""
-    if share >= thresholds.CRITICAL:
-        return "critical"
-    return "warning" if share >= thresholds.WARNING else "info"
+def too_few_samples(kind: str, what: str) -> Unknown:
+    """Of ``what`` there are too few samples, or it is not known how many cores are usable."""
+    reason = f"fewer than {thresholds.LEAST_SAMPLES} samples of {what}"
+    return Unknown(kind, reason, "the sampler, and a run of some seconds")
 
 
 def share_of(rank: RankView, lost: NDArray[np.float64]) -> float:
@@ -125,8 +124,3 @@ def local_ranks(rank: RankView) -> int:
 def in_percent(share: float) -> str:
     """ "12%", and of less than 10% "4.1%"."""
     return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"
-
-
-def in_ms(seconds: float) -> str:
-    """ "41 ms", and of less than 10 ms "4.1 ms"."""
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 9.95e-3 else f"{seconds * 1e3:.2g} ms"

@@ -18,7 +18,7 @@ def lost(rank: RankView) -> gpu_time.Seconds | None:
     host, gpu = (gpu_time.column(rank, name) for name in ("copy_s", "gpu_copy_s"))
     if not np.isfinite(gpu).any():
         return host if np.isfinite(host).any() else None
-    gap = gpu_time.column(rank, "gpu_gap_s") - np.nan_to_num(gpu_time.column(rank, "input_s"))
+    gap = gpu_time.gap(rank) - np.nan_to_num(gpu_time.column(rank, "input_s"))
     empty = np.nan_to_num(np.minimum(host, np.maximum(0.0, gap)))
     spent: gpu_time.Seconds = np.fmax(gpu, empty)
     return spent

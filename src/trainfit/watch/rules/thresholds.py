@@ -17,8 +17,8 @@ LEAST_SAMPLES: Final = 20
 NOTICEABLE: Final = 0.05
 #: Loss of a warning, and of a critical finding. TraceML warns at 10% and calls 20% critical;
 #: a quarter of the time is what a change of settings is worth stopping the run for.
-WARNING: Final = 0.10
-CRITICAL: Final = 0.25
+WARNING_SHARE: Final = 0.10
+CRITICAL_SHARE: Final = 0.25
 #: What is no rare event is there in at least this part of the run: one disturbance is no cause.
 LASTING: Final = 1 / 3
 #: Steps in a row that are looked at as one for that. Workers give batches in turn, so that what
@@ -72,6 +72,9 @@ RAM_OF_WORKERS: Final = 0.20
 UNPINNED: Final = 0.5
 
 # --- Host -----------------------------------------------------------------------------------------
+#: Idle time of the GPU that the host is to blame for. Less is usual: Python between two steps,
+#: with the logging of a healthy loop. TraceML warns of a residual from 10%.
+HOST_IDLE: Final = 0.10
 #: Share of the steps' time in waiting for the GPU, above which synchronisations take part.
 SYNC_SHARE: Final = 0.05
 #: Main thread's CPU time over the step's, from which it is at work all the time.

@@ -11,6 +11,7 @@ from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "cgroup_throttling"
@@ -26,7 +27,11 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     periods = float(np.sum(rows["cgroup_periods"], dtype=np.float64))
     if not periods or len(rows) < thresholds.LEAST_SAMPLES:
         if quota is not None:
-            yield Unknown(KIND, "the quota's counters were not sampled", "the cgroup's cpu.stat")
+            yield Unknown(
+                KIND,
+                f"fewer than {thresholds.LEAST_SAMPLES} samples of the quota",
+                "the cgroup's cpu.stat",
+            )
         return
     throttled = np.minimum(rows["cgroup_throttled"], rows["cgroup_periods"])
     share = float(np.sum(throttled, dtype=np.float64)) / periods
@@ -41,7 +46,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     threads = f"{max(1, int(cores))}" if cores else "the quota"
     yield Finding(
         KIND,
-        checks.severity(lost),
+        severity(lost),
         f"The CPU quota runs out in {checks.in_percent(share)} of its periods",
         tuple(evidence),
         "The container's threads use the quota up before a period ends and are stopped until the "

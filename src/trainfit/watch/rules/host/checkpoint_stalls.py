@@ -12,6 +12,7 @@ from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "checkpoint_stalls"
@@ -40,7 +41,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     seconds = float(np.median(lost[places]))
     yield Finding(
         KIND,
-        checks.severity(share),
+        severity(share),
         f"Writing checkpoints takes {checks.in_percent(share)} of the time",
         (
             Evidence("a checkpoint", seconds, "s"),

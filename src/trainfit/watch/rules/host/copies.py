@@ -9,6 +9,7 @@ from trainfit.results.watch.result import Finding, Unknown
 from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, copying, thresholds
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "copies"
@@ -32,7 +33,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return  # unpinned_copies says it
     yield Finding(
         KIND,
-        checks.severity(share),
+        severity(share),
         f"Copies to the GPU take {checks.in_percent(share)} of the time",
         copying.evidence(rank, lost),
         "The GPU computes nothing while its stream copies a batch",

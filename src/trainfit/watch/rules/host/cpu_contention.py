@@ -24,7 +24,11 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     machine, usable = rank.machine, checks.usable_cores(rank.header)
     rows = machine[np.isfinite(machine["cores_busy"]) & np.isfinite(machine["cores_ours"])]
     if usable is None or len(rows) < thresholds.LEAST_SAMPLES:
-        yield Unknown(KIND, "busy cores were not sampled", "samples of the machine")
+        yield Unknown(
+            KIND,
+            f"fewer than {thresholds.LEAST_SAMPLES} samples of the cores",
+            "the sampler, and a few seconds",
+        )
         return
     others = np.maximum(0.0, rows["cores_busy"] - rows["cores_ours"])
     full = rows["cores_busy"] >= thresholds.SATURATED * usable

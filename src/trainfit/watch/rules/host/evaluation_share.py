@@ -24,7 +24,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     spent = gpu_time.column(rank, "evaluation_s")
     share = checks.share_of(rank, spent)
     places = np.flatnonzero(spent > 0)
-    if share < thresholds.WARNING:
+    if share < thresholds.WARNING_SHARE:
         return
     if len(places) < thresholds.LEAST_EVENTS:
         yield Unknown(KIND, "only one evaluation ran", "watch two evaluations")

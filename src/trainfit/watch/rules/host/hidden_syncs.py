@@ -12,6 +12,7 @@ from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.host.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView, known
 
 KIND: Final = "hidden_syncs"
@@ -31,11 +32,11 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         yield Unknown(KIND, "synchronisations or CUDA events were not recorded", "CUDA events")
         return
     lasting = np.mean(counts >= 1) >= thresholds.LASTING and main.idle_lasts
-    if idle < thresholds.NOTICEABLE or main.sync < thresholds.SYNC_SHARE or not lasting:
+    if idle < thresholds.HOST_IDLE or main.sync < thresholds.SYNC_SHARE or not lasting:
         return
     yield Finding(
         KIND,
-        checks.severity(idle),
+        severity(idle),
         f"Waiting for the GPU {np.mean(counts):.3g} times a step leaves it idle "
         f"{checks.in_percent(idle)} of the time",
         (

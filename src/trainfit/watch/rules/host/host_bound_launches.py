@@ -10,6 +10,7 @@ from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.host.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "host_bound_launches"
@@ -27,7 +28,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if idle is None or launches is None:
         yield Unknown(KIND, "no CUDA events measured the steps", "CUDA events of the phases")
         return
-    if idle < thresholds.NOTICEABLE or not main.idle_lasts:
+    if idle < thresholds.HOST_IDLE or not main.idle_lasts:
         return
     # Where the host waits for the GPU, or does something else, others say so.
     if main.sync >= thresholds.SYNC_SHARE or launches < thresholds.LAUNCHES * _at_work(main):
@@ -36,7 +37,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return
     yield Finding(
         KIND,
-        checks.severity(idle),
+        severity(idle),
         f"The GPU waits {checks.in_percent(idle)} of the time for the host to launch kernels",
         tuple(_evidence(main, idle)),
         "Launching the step's kernels from Python takes longer than the GPU takes to run them",
@@ -73,7 +74,7 @@ def _confidence(main: MainThread) -> Confidence:
     by_nvml = gpu_time.utilization(main.rank)
     events = 1 - (gpu_time.busy_by_events(main.rank) or 1.0)
     agree = by_nvml is not None and 1 - by_nvml >= 0.5 * events
-    return "certain" if agree and events >= thresholds.WARNING else "likely"
+    return "certain" if agree and events >= thresholds.WARNING_SHARE else "likely"
 
 
 RULE: Final = Rule((KIND,), _look)

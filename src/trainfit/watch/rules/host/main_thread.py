@@ -65,7 +65,7 @@ class MainThread:
     def idle_lasts(self) -> bool:
         """Was the GPU idle in a third of the run? NVML's mean is trusted where events see less."""
         steps = self.rank.steps
-        gap = np.nan_to_num(gpu_time.column(self.rank, "gpu_gap_s"))
+        gap = np.nan_to_num(gpu_time.gap(self.rank))
         gap = np.maximum(0.0, gap - np.nan_to_num(gpu_time.column(self.rank, "input_s")))
         if checks.lasts(self.rank, gap):
             return True

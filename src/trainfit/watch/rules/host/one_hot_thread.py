@@ -12,6 +12,7 @@ from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.host.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView, known
 
 KIND: Final = "one_hot_thread"
@@ -24,7 +25,11 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return
     hottest, cores = known(rank.main_process["hottest_thread"]), checks.cores(rank)
     if cores is None or len(hottest) < thresholds.LEAST_SAMPLES:
-        yield Unknown(KIND, "threads were not sampled", "samples of the processes")
+        yield Unknown(
+            KIND,
+            f"fewer than {thresholds.LEAST_SAMPLES} samples of the threads",
+            "the sampler, and a few seconds",
+        )
         return
     hot = np.mean(hottest >= thresholds.HOT_THREAD) >= thresholds.LASTING
     if not hot or cores.idle < max(1.0, thresholds.IDLE_CORES * cores.usable):
@@ -39,7 +44,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if share >= thresholds.OTHER_CODE:
         yield Finding(
             KIND,
-            checks.severity(share),
+            severity(share),
             "The main thread is busy with the script's own code while cores are idle",
             (*evidence, Evidence("outside of all phases", main.other or 0.0, "of the time")),
             "Python code between the phases (metrics, logging, preparing batches) runs in one "

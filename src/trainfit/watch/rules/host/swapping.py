@@ -23,7 +23,11 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     machine = rank.machine
     rows = machine[(machine["swap_in_bytes"] >= 0) & (machine["interval_s"] > 0)]
     if len(rows) < thresholds.LEAST_SAMPLES:
-        yield Unknown(KIND, "swapping was not sampled", "samples of the machine")
+        yield Unknown(
+            KIND,
+            f"fewer than {thresholds.LEAST_SAMPLES} samples of swap",
+            "the sampler, and a few seconds",
+        )
         return
     seconds = float(np.sum(rows["interval_s"], dtype=np.float64))
     rate = float(np.sum(rows["swap_in_bytes"], dtype=np.float64)) / seconds
@@ -44,7 +48,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         evidence.append(Evidence("threads that wait for memory", share, "of the time"))
     yield Finding(
         KIND,
-        "warning" if share is None or share < thresholds.CRITICAL else "critical",
+        "warning" if share is None or share < thresholds.CRITICAL_SHARE else "critical",
         "The machine swaps: RAM does not hold all that runs on it",
         tuple(evidence),
         "Memory that is needed was written to disk and is read back, which stops the threads that "

@@ -39,7 +39,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     header, usable = rank.header, checks.usable_cores(rank.header)
     crowded = checks.is_crowded(rank)
     if crowded is None or usable is None:
-        yield Unknown(KIND, "the run queue was not sampled", "samples of the machine")
+        yield checks.too_few_samples(KIND, "the run queue")
         return
     if not crowded or gpu_time.is_kept_busy(rank) or not _ours(rank, usable):
         return

@@ -7,13 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.results.watch.result import Evidence, Finding, Unknown
+from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
 from trainfit.results.watch.run import WatchedLoader
 from trainfit.results.watch.tables import EPOCH_START
 from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.input.fetching import is_measured
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "epoch_start"
@@ -25,8 +26,6 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if few or not is_measured(rank):
         return
     loader = checks.training_loader(rank.header)
-    if loader is None or not loader.num_workers:
-        return
     lost = gpu_time.epoch_start_lost(rank)
     share = checks.share_of(rank, lost)
     starts = (rank.steps["flags"] & EPOCH_START) != 0
@@ -39,7 +38,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     wait = float(np.median(lost[starts]))
     yield Finding(
         KIND,
-        checks.severity(share),
+        severity(share),
         f"The start of an epoch takes {wait:.2g} s, {checks.in_percent(share)} of the time",
         (
             Evidence("wait at the start of an epoch", wait, "s"),
@@ -47,21 +46,38 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
             Evidence("steps between them", len(rank.steps) / count),
         ),
         *_remedy(loader),
-        "certain" if not loader.persistent_workers else "likely",
+        _confidence(loader),
         share,
-        {} if loader.persistent_workers else {"persistent_workers": "True"},
+        {"persistent_workers": "True"} if _starts_workers(loader) else {},
     )
 
 
-def _remedy(loader: WatchedLoader) -> tuple[str, str]:
-    if loader.persistent_workers:
+def _starts_workers(loader: WatchedLoader | None) -> bool:
+    return loader is not None and loader.num_workers > 0 and not loader.persistent_workers
+
+
+def _confidence(loader: WatchedLoader | None) -> Confidence:
+    if loader is None:
+        return "possible"
+    return "certain" if _starts_workers(loader) else "likely"
+
+
+def _remedy(loader: WatchedLoader | None) -> tuple[str, str]:
+    if loader is not None and _starts_workers(loader):
+        return (
+            f"Each epoch starts {loader.num_workers} worker processes again",
+            "set persistent_workers=True",
+        )
+    if loader is not None and loader.num_workers:
         return (
             "With each epoch the queue of ready batches begins empty",
             "make epochs longer: a sampler that goes through the data several times",
         )
     return (
-        f"Each epoch starts {loader.num_workers} worker processes again",
-        "set persistent_workers=True",
+        "With each epoch the DataLoader's iterator, its order of samples and its first batch are "
+        "made while the training waits",
+        "make epochs longer, or have workers that stay: num_workers=1 or more with "
+        "persistent_workers=True",
     )
 
 

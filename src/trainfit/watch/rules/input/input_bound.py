@@ -11,6 +11,7 @@ from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "input_bound"
@@ -54,7 +55,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         confidence = "possible"  # the GPU may have had work meanwhile
     yield Finding(
         KIND,
-        checks.severity(share),
+        severity(share),
         f"Waiting for batches takes {checks.in_percent(share)} of the time",
         tuple(_evidence(fetching, share)),
         reason.cause,
@@ -127,10 +128,12 @@ def _saturated(fetching: Fetching, cores: checks.Cores) -> _Reason:
         ranks = max(1, checks.local_ranks(fetching.rank))
         number = ranks * fetching.cpu_s / fetching.batch_every_s
         wanted = f": the batches need {number:.1f} cores, {cores.usable:g} are usable"
+    action = f"more workers would not help; {_LESS_WORK[part]}"
+    threads = max(fetching.rank.header.worker_threads.values(), default=1)
+    if threads > 1 and checks.is_crowded(fetching.rank):
+        action = f"hold the {threads} threads in each worker down first; {action}"
     return _Reason(
-        f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}",
-        f"more workers would not help; {_LESS_WORK[part]}",
-        "likely",
+        f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}", action, "likely"
     )
 
 

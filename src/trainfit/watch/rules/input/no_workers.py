@@ -10,6 +10,7 @@ from trainfit.watch import gpu_time
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "no_workers"
@@ -39,7 +40,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         evidence.append(Evidence("idle cores", fetching.cores.idle, "cores"))
     yield Finding(
         KIND,
-        checks.severity(share),
+        severity(share),
         f"The main process makes the batches itself, {checks.in_percent(share)} of the time",
         tuple(evidence),
         "num_workers=0: the training stands still while a batch is made",

@@ -9,6 +9,7 @@ from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch.rules import checks, thresholds
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "slow_worker"
@@ -31,7 +32,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     ratio = slow.fetch_s / slow.others_s if slow.others_s else float(slow.fetch_s > 0)
     yield Finding(
         KIND,
-        checks.severity(share),
+        severity(share),
         f"Worker {slow.worker} takes {ratio:.1f} times as long for a batch as the others",
         (
             Evidence(f"a batch in worker {slow.worker}", slow.fetch_s, "s"),

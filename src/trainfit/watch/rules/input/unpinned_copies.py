@@ -8,6 +8,7 @@ from typing import Final
 from trainfit.results.watch.result import Finding, Unknown
 from trainfit.watch.rules import checks, copying, thresholds
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView
 
 KIND: Final = "unpinned_copies"
@@ -32,7 +33,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     pins = loader is not None and loader.pin_memory
     yield Finding(
         KIND,
-        checks.severity(share),
+        severity(share),
         f"Copies from pageable memory take {checks.in_percent(share)} of the time",
         copying.evidence(rank, lost),
         "The GPU cannot read pageable memory itself: the driver copies it into a buffer first, "
