@@ -42,7 +42,7 @@ def number(result: WatchResult, kind: str, what: str) -> float:
 
 # --- Nothing is wrong -----------------------------------------------------------------------------
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 10**6), st.booleans(), st.integers(40, 400))
+@given(st.integers(0, 10**6), st.booleans(), st.integers(80, 400))
 def test_nothing_is_found_in_a_healthy_run(seed: int, on_gpu: bool, steps: int) -> None:
     made = run(step_rows(steps, on_gpu=on_gpu, seed=seed)) if on_gpu else run_on_cpu(steps)
     result = judge(made)

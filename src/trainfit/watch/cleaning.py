@@ -46,9 +46,10 @@ def _rows(table: Table, time: str) -> Table:
     rows = table.copy()
     for name in rows.dtype.names or ():
         kind = rows[name].dtype.kind
-        if kind == "f" and name not in _AS_THEY_ARE:
-            wrong = ~((rows[name] >= 0) & (rows[name] < _LARGEST))
-            rows[name][wrong] = np.nan
+        if kind == "f":
+            right = (rows[name] >= 0) & (rows[name] < _LARGEST)
+            wrong = np.isnan(rows[name]) if name in _AS_THEY_ARE else ~right
+            rows[name][wrong] = np.nan  # one NaN for all: others trap in conversions
         elif kind == "i":
             wrong = (rows[name] < 0) | (rows[name] >= _LARGEST)
             rows[name][wrong] = -1
