@@ -10,6 +10,7 @@ from trainfit.results.watch.result import Finding, Severity, Unknown, WatchResul
 from trainfit.results.watch.run import RunRecord
 from trainfit.watch import gpu_time, measures
 from trainfit.watch.cleaning import clean
+from trainfit.watch.ledger import ledger
 from trainfit.watch.limits import BY_KIND, limit
 from trainfit.watch.rules import thresholds
 from trainfit.watch.rules.registry import RULES
@@ -38,7 +39,7 @@ def judge(run: RunRecord) -> WatchResult:
         limit=limit(rank, findings),
         findings=findings,
         unknown=unknown,
-        # ledger=ledger(rank),
+        ledger=ledger(rank),
         timeline=measures.timeline(rank),
         ranks=tuple(measures.summary(each) for each in view.ranks),
         gpu_utilization=gpu_time.utilization(rank),

@@ -30,6 +30,10 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
     "swapping": "cpu",
+    "straggler": "communication",
+    "thermal_throttling": "gpu",
+    "power_throttling": "gpu",
+    "clocks_set": "gpu",
 }
 
 

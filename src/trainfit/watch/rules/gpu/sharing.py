@@ -1,0 +1,36 @@
+"""Other processes on the run's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.results.watch.result import Evidence, Finding, Unknown
+from trainfit.watch.rules import thresholds
+from trainfit.watch.rules.rule import Rule
+from trainfit.watch.view import RunView, median
+
+
+def look(run: RunView) -> Iterator[Finding | Unknown]:
+    """Of each rank's GPU; silent where NVML does not tell processes apart."""
+    for view in run.ranks:
+        gpu = view.header.gpu
+        if gpu is None or gpu >= len(view.header.gpus):
+            continue
+        total, others = view.header.gpus[gpu].memory_bytes, median(view.gpu["others_bytes"])
+        if not total or others is None or others < thresholds.OTHERS_MEMORY * total:
+            continue
+        yield Finding(
+            "gpu_shared",
+            "warning",
+            "Other processes are on this GPU",
+            (Evidence("memory of other processes", others / 2**30, "GiB"),),
+            "they take turns with this run's kernels, and hold memory that it may need",
+            "see who they are with nvidia-smi; end them or choose another GPU with "
+            "CUDA_VISIBLE_DEVICES",
+            "certain",
+            rank=view.header.rank if len(run.ranks) > 1 else None,
+        )
+
+
+RULE: Final = Rule(("gpu_shared",), look)

@@ -1,0 +1,94 @@
+"""RAM and /dev/shm that run short, and processes whose memory grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.watch.result import Evidence, Finding, Unknown
+from trainfit.results.watch.tables import Table
+from trainfit.watch.ledger import robust_slope
+from trainfit.watch.rules import thresholds
+from trainfit.watch.rules.rule import Rule
+from trainfit.watch.view import RankView, RunView, known
+
+_GIB: Final = 2**30
+
+
+def look(run: RunView) -> Iterator[Finding | Unknown]:
+    """Of the machine, and of the first rank's processes."""
+    view = run.first
+    if len(view.steps):
+        yield from _short(view)
+        yield from _growth(view)
+
+
+def _short(view: RankView) -> Iterator[Finding]:
+    machine, ram = view.machine, view.header.ram_bytes
+    left = known(machine["ram_available_bytes"])
+    if ram and len(left) and left.min() < thresholds.RAM_LEFT * ram:
+        yield Finding(
+            "ram_near_limit", "critical", "RAM is nearly used up",
+            (Evidence("least available", float(left.min()) / _GIB, "GiB"),
+             Evidence("of", ram / _GIB, "GiB")),
+            "the kernel ends a process when none is left: usually a DataLoader worker",
+            "use fewer workers or a smaller prefetch_factor; do not copy the data set into each "
+            "worker (NumPy arrays or a memory map instead of Python lists)",
+            "certain",
+        )  # fmt: skip
+    free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
+    if len(free) and len(used):
+        size = float(free[-1] + used[-1])
+        if size and free.min() < thresholds.SHM_LEFT * size:
+            yield Finding(
+                "shm_near_limit", "critical", "/dev/shm is nearly full",
+                (Evidence("least free", float(free.min()) / _GIB, "GiB"),
+                 Evidence("of", size / _GIB, "GiB")),
+                "batches of workers wait there for the main process",
+                "use fewer workers or a smaller prefetch_factor, or give the container more: "
+                "docker run --shm-size=8g",
+                "certain",
+            )  # fmt: skip
+
+
+def _growth(view: RankView) -> Iterator[Finding]:
+    for who, table in (("the training process", view.main_process), ("the workers", view.workers)):
+        at, held = _held(table)
+        slope = robust_slope(at, held)
+        if slope is None or slope[1] <= 0 or not view.header.ram_bytes:
+            continue
+        seconds = float(at[-1] - at[0])
+        grown = slope[0] * seconds
+        large = max(8 * thresholds.GROWTH_BYTES, thresholds.RAM_LEFT * float(np.median(held)))
+        if seconds < 20 or grown < large or not _goes_on(at, held, slope[0]):
+            continue
+        left = known(view.machine["ram_available_bytes"])
+        evidence = [Evidence("growth", slope[0] * 60 / 2**20, "MiB/min")]
+        if len(left):
+            evidence.append(Evidence("RAM used up in", float(left[-1]) / slope[0] / 3600, "h"))
+        yield Finding(
+            "ram_growth", "warning", f"RAM of {who} grows", tuple(evidence),
+            "Python objects of the data set are copied into each worker as they are read "
+            "(reference counts), or something keeps past batches",
+            "keep the data set's index in NumPy arrays, not lists; look for lists that grow",
+            "likely",
+        )  # fmt: skip
+
+
+def _held(table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Times, and bytes of all these processes."""
+    table = table[table["rss_bytes"] >= 0]
+    times, group = np.unique(table["time_s"], return_inverse=True)
+    return times, np.bincount(group, table["rss_bytes"], minlength=len(times))
+
+
+def _goes_on(at: np.ndarray, held: np.ndarray, slope: float) -> bool:
+    """Does the second half grow by half as much as the whole? What levels off is a cache."""
+    half = len(at) // 2
+    later = robust_slope(at[half:], held[half:])
+    return later is not None and later[1] > 0 and later[0] > 0.5 * slope
+
+
+RULE: Final = Rule(("ram_near_limit", "shm_near_limit", "ram_growth"), look)
