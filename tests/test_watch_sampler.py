@@ -200,6 +200,35 @@ time.sleep(600)
         assert process.poll() is None
 
 
+def test_a_script_that_starts_its_own_sampler(tmp_path: Path) -> None:
+    """It is a child of the watched process then, and no part of the run."""
+    program = f"""
+import os, pathlib, time
+from trainfit.results.watch.run import RunHeader
+from trainfit.watch.sampler.start import start_sampler
+folder = pathlib.Path({str(tmp_path)!r})
+header = RunHeader("x", 0, 1, os.getpid(), "h", 0.0, time.monotonic(), "0", "3")
+(folder / "rank0.json").write_text(header.to_json())
+print(start_sampler(folder, os.getpid()).pid, flush=True)
+until = time.monotonic() + {PATIENCE_S}
+while time.monotonic() < until and not (folder / "enough").exists(): time.sleep(0.05)
+os._exit(3)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(sampling.__file__).parents[3])}
+    words = [sys.executable, "-c", program]
+    script = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment)
+    assert script.stdout is not None
+    pid = int(script.stdout.readline())
+    until(lambda: size(tmp_path) > 3)
+    (tmp_path / "enough").touch()
+    assert script.wait(PATIENCE_S) == 3
+    until(lambda: not is_running(pid))
+    run = load_run(tmp_path)
+    assert set(run.processes["pid"]) == {script.pid}
+    assert set(run.processes["role"]) == {0}
+    assert ending(run).values["samples"] == len(run.machine)
+
+
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
