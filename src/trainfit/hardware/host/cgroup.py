@@ -16,6 +16,8 @@ from trainfit.hardware.storage.mounts import Mount, normal, read_mounts, relativ
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
 
 CGROUP = "/proc/self/cgroup"
+#: This process, in the place of a PID.
+SELF = "self"
 
 #: Deeper nesting than any real one.
 _DEEPEST = 100
@@ -65,9 +67,9 @@ class SharedQuota:
         return None
 
 
-def shared_quota(system: System) -> SharedQuota | None:
-    """The tightest CPU quota of this process; ``None``: none, or unknown."""
-    found = tightest(system, "cpu", lambda level: _quota(system, level)).value
+def shared_quota(system: System, process: str = SELF) -> SharedQuota | None:
+    """The tightest CPU quota of a process; ``None``: none, or it cannot be told."""
+    found = tightest(system, "cpu", lambda level: _quota(system, level), process).value
     return None if found is None else SharedQuota(*found)
 
 
@@ -82,13 +84,17 @@ def cpuset(system: System) -> Fact[tuple[int, ...]]:
 
 
 def tightest(
-    system: System, controller: str, read: Callable[[CgroupLevel], Fact[float]]
+    system: System,
+    controller: str,
+    read: Callable[[CgroupLevel], Fact[float]],
+    process: str = SELF,
 ) -> Fact[tuple[float, CgroupLevel]]:
-    """The least limit that ``read`` finds in the own cgroup and those above it.
+    """The least limit that ``read`` finds in the own cgroup (that of ``process``, a PID) and those
+    above it.
 
     Absent: none of them limits. One that cannot be read leaves open what the limit is.
     """
-    levels = own_levels(system, controller)
+    levels = own_levels(system, controller, process)
     if levels.value is None:
         return cannot_tell(levels.source, levels.reason)
     best: Fact[tuple[float, CgroupLevel]] | None = None
@@ -109,9 +115,9 @@ def tightest(
     return absent(levels.source, f"no cgroup of this process limits {controller}")
 
 
-def own_levels(system: System, controller: str) -> Fact[CgroupLevels]:
-    """The cgroups of this process that a controller may limit, from its own upwards."""
-    text, mounts = system.text(CGROUP), read_mounts(system)
+def own_levels(system: System, controller: str, process: str = SELF) -> Fact[CgroupLevels]:
+    """The cgroups of a process that a controller may limit, from its own upwards."""
+    text, mounts = system.text(f"/proc/{process}/cgroup"), read_mounts(system)
     for fact in (text, mounts):
         if fact.value is None:
             return cannot_tell(fact.source, fact.reason)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
-from trainfit.hardware.host.cgroup import CgroupLevel, own_levels, tightest
+from trainfit.hardware.host.cgroup import SELF, CgroupLevel, own_levels, tightest
 from trainfit.hardware.host.parsing import asked, keyed_kilobytes, natural, natural_at
 from trainfit.hardware.host.system import Space, System
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
@@ -58,6 +59,24 @@ def _swap(total: Fact[int], fact: Fact[int]) -> Fact[int]:
 
 
 # --- The cgroups' limit -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedLimit:
+    """Memory in bytes that a cgroup grants to all that run in it."""
+
+    limit_bytes: int
+    level: CgroupLevel
+
+    def used_bytes(self, system: System) -> int | None:
+        """What counts towards it now; ``None``: not told."""
+        return _used(system, self.level).value
+
+
+def shared_limit(system: System, process: str = SELF) -> SharedLimit | None:
+    """The least memory limit of a process' cgroups; ``None``: none, or it cannot be told."""
+    found = tightest(system, "memory", lambda level: _limit_of(system, level), process).value
+    return None if found is None else SharedLimit(int(found[0]), found[1])
 
 
 def _limit(system: System) -> tuple[Fact[int], Fact[int]]:

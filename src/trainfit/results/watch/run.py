@@ -6,6 +6,7 @@
       rank0.steps.bin        tables of :mod:`trainfit.results.watch.tables`, appended
       rank0.fetches.<pid>.bin  one a worker process
       machine.bin, gpus.bin, processes.bin   by the sampler, one a machine
+      sampler.events.jsonl   Events of the sampler: what it could not sample, its end
 
 Format history
     1   first version
@@ -29,6 +30,8 @@ from trainfit.results.watch.tables import Table
 
 FORMAT: Final = "trainfit-watched-run"
 VERSION: Final = 1
+#: In the run's folder; an Event a line, appended.
+SAMPLER_EVENTS: Final = "sampler.events.jsonl"
 _REMAKE: Final = "re-run it with `trainfit watch`"
 _WANTED: Final = "give a folder that `trainfit watch` wrote"
 
@@ -154,6 +157,9 @@ class RunRecord:
     gpus: Table
     processes: Table
     folder: str = ""
+    sampler_events: tuple[Event, ...] = ()
+    """What the sampler says of itself: kinds "gpu", "nvml_lost", "nvml_back", "not_sampled",
+    "sampler_failed", "sampler_ended"."""
 
     @property
     def header(self) -> RunHeader:
@@ -175,9 +181,10 @@ def load_run(folder: Path) -> RunRecord:
             tables.read_table(folder / f"{name}.bin", tables.BY_NAME[name])
             for name in ("machine", "gpus", "processes")
         )
+        events = _load_events(folder / SAMPLER_EVENTS)
     except OSError as error:
         raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
-    return RunRecord(ranks, machine, gpus, processes, str(folder))
+    return RunRecord(ranks, machine, gpus, processes, str(folder), events)
 
 
 def _load_rank(path: Path) -> RankRecord:

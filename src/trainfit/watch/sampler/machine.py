@@ -1,0 +1,197 @@
+"""The machine as a whole: cores, memory, disks, network, pressure, the run's cgroup, clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trainfit.hardware.cpu.topology import CPUS
+from trainfit.hardware.host.cgroup import own_levels, shared_quota
+from trainfit.hardware.host.memory import MEMINFO, SHM, shared_limit
+from trainfit.hardware.host.parsing import keyed_kilobytes
+from trainfit.hardware.host.system import System
+from trainfit.hardware.storage.block_devices import BLOCK
+from trainfit.results.watch.tables import MACHINE, Table, empty_rows
+from trainfit.watch.sampler import parsers
+from trainfit.watch.sampler.kept_files import KeptFile, KeptFiles
+from trainfit.watch.sampler.threads import tick_s
+
+#: Devices that pass on to others, which are counted themselves, and those that are no storage.
+_NO_DISKS: Final = re.compile(r"loop|ram|zram|dm-|md|sr|fd")
+#: Seconds between readings of what is dear, or changes slowly: a cgroup's memory, clocks.
+_SLOW_EVERY_S: Final = 1.0
+#: CPUs whose clock is read: on kernels before 5.19 one that was idle makes its reader wait 10 ms
+#: (arch/x86/kernel/cpu/aperfmperf.c).
+_MOST_CLOCKS: Final = 4
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+Counts = dict[str, float | None]
+
+
+class MachineCounters:
+    """Rows of the machine's table.
+
+    RAM is what limits the run: the cgroup's where its limit leaves less than the machine has.
+
+    Args:
+        pid: the run's process, whose cgroups are looked at.
+        root: where absolute paths lie.
+    """
+
+    def __init__(self, pid: int, root: Path = Path("/")) -> None:
+        self._files, self._system = KeptFiles(root), System(root)
+        self._root = root
+        self._tick_s = tick_s()
+        names = ("stat", "loadavg", "meminfo", "vmstat", "diskstats", "net/dev")
+        self._proc = {name: self._files.file(f"/proc/{name}") for name in names}
+        self._disks, self._interfaces = self._find_disks(), self._find_interfaces()
+        self._limit = shared_limit(self._system, str(pid))
+        self._throttling = self._find_throttling(pid)
+        self._pressure = {name: self._find_pressure(pid, name) for name in ("memory", "io")}
+        self._clocks: dict[int, KeptFile] = {}
+        self._before: Counts = {}
+        self._sampled_at = self._slow_at = math.nan
+        self._limited: tuple[int, int] | None = None
+
+    def sample(self, now: float, cores_ours: float, cpus: Sequence[int]) -> Table:
+        """One row.
+
+        Args:
+            now: seconds of ``time.monotonic()``.
+            cores_ours: that the run's processes kept busy since the sample before.
+            cpus: the CPUs that the run's processes ran on last.
+        """
+        row = empty_rows(MACHINE)
+        row["time_s"], row["cores_ours"] = now, cores_ours
+        is_slow = not now - self._slow_at < _SLOW_EVERY_S
+        if is_slow:
+            self._slow_at = now
+            _put(row, "cpu_hz", self._clock_hz(cpus))
+        queue = parsers.run_queue(self._read("loadavg"))
+        # This process runs while it reads that.
+        _put(row, "runnable", None if queue is None else max(0, queue[0] - 1))
+        self._put_memory(row, is_slow)
+        self._put_shm(row)
+        self._put_counters(row, now - self._sampled_at)
+        self._sampled_at = now
+        return row
+
+    def _read(self, name: str) -> bytes:
+        return self._proc[name].read() or b""
+
+    # --- Gauges -----------------------------------------------------------------------------------
+    def _put_memory(self, row: Table, is_slow: bool) -> None:
+        text = self._read(MEMINFO.removeprefix("/proc/")).decode(errors="replace")
+        with contextlib.suppress(ValueError):
+            total, available = (keyed_kilobytes(text, key) for key in ("MemTotal", "MemAvailable"))
+            if is_slow and self._limit is not None:
+                used = self._limit.used_bytes(self._system)
+                limit = self._limit.limit_bytes
+                self._limited = None if used is None else (used, max(0, limit - used))
+            used_here = total - available
+            if self._limited is not None and self._limited[1] < available:
+                used_here, available = self._limited
+            row["ram_used_bytes"], row["ram_available_bytes"] = used_here, available
+
+    def _put_shm(self, row: Table) -> None:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self._root / SHM.lstrip("/"))
+            row["shm_used_bytes"] = (found.f_blocks - found.f_bfree) * found.f_frsize
+            row["shm_free_bytes"] = found.f_bavail * found.f_frsize
+
+    def _clock_hz(self, cpus: Sequence[int]) -> float | None:
+        """Mean of the CPUs' clocks; ``None`` where the kernel does not tell it (many virtual
+        machines)."""
+        found = []
+        for cpu in cpus[:_MOST_CLOCKS]:
+            if cpu not in self._clocks:
+                path = f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq"
+                self._clocks[cpu] = self._files.file(path)
+            content = (self._clocks[cpu].read() or b"").strip()
+            if content.isdigit() and int(content):
+                found.append(int(content) * 1e3)
+        return sum(found) / len(found) if found else None
+
+    # --- Counters ---------------------------------------------------------------------------------
+    def _put_counters(self, row: Table, interval: float) -> None:
+        counts = self._counts()
+        before, self._before = self._before, counts
+        if not interval > 0:
+            return
+        row["interval_s"] = interval
+        for name, now in counts.items():
+            then = before.get(name)
+            if now is None or then is None or now < then:  # a counter that began again
+                continue
+            is_share = name in _PER_SECOND
+            row[name] = (now - then) / interval if is_share else now - then
+
+    def _counts(self) -> Counts:
+        """Counters since the system's start, by the column that their change goes to."""
+        ticks = parsers.cpu_ticks(self._read("stat"))
+        swap = self._read("vmstat")
+        disk = parsers.disk_bytes(self._read("diskstats"), self._disks)
+        network = parsers.network_bytes(self._read("net/dev"), self._interfaces)
+        quota = parsers.throttling((self._throttling and self._throttling.read()) or b"")
+        pages_in, pages_out = (parsers.keyed(swap, key) for key in (b"pswpin ", b"pswpout "))
+        return {
+            "cores_busy": None if ticks is None else ticks.busy * self._tick_s,
+            "iowait_cores": None if ticks is None else ticks.iowait * self._tick_s,
+            "swap_in_bytes": None if pages_in is None else pages_in * _PAGE,
+            "swap_out_bytes": None if pages_out is None else pages_out * _PAGE,
+            "disk_read_bytes": None if disk is None else disk[0],
+            "disk_written_bytes": None if disk is None else disk[1],
+            "net_received_bytes": None if network is None else network[0],
+            "net_sent_bytes": None if network is None else network[1],
+            "cgroup_periods": None if quota is None else quota.periods,
+            "cgroup_throttled": None if quota is None else quota.throttled,
+            "cgroup_throttled_s": None if quota is None else quota.throttled_s,
+            "memory_pressure": parsers.pressure_s(self._pressure["memory"].read() or b""),
+            "io_pressure": parsers.pressure_s(self._pressure["io"].read() or b""),
+        }
+
+    # --- What there is ----------------------------------------------------------------------------
+    def _find_disks(self) -> frozenset[bytes]:
+        """Whole disks: partitions have no folder in /sys/block."""
+        names = self._files.names(BLOCK.replace("class/block", "block"))
+        return frozenset(name.encode() for name in names if not _NO_DISKS.match(name))
+
+    def _find_interfaces(self) -> frozenset[bytes]:
+        """Those with hardware: bridges and tunnels pass on what these count. In a container none
+        has, and all but the loopback count."""
+        folder = "/sys/class/net"
+        names = [name for name in self._files.names(folder) if name != "lo"]
+        real = [name for name in names if self._files.exists(f"{folder}/{name}/device")]
+        return frozenset(name.encode() for name in real or names)
+
+    def _find_throttling(self, pid: int) -> KeptFile | None:
+        """Statistics of the cgroup with the tightest CPU quota, or of the own one."""
+        quota = shared_quota(self._system, str(pid))
+        levels = own_levels(self._system, "cpu", str(pid)).value
+        level = quota.level if quota is not None else None
+        if level is None and levels is not None and levels.levels:
+            level = levels.levels[0]
+        return None if level is None else self._files.file(level.file("cpu.stat", "cpu.stat"))
+
+    def _find_pressure(self, pid: int, name: str) -> KeptFile:
+        """The run's cgroup's, where it has one (version 2); else the machine's."""
+        levels = own_levels(self._system, name, str(pid)).value
+        for level in levels.levels[:1] if levels is not None else ():
+            path = level.file("", f"{name}.pressure")
+            if level.version == 2 and self._files.exists(path):
+                return self._files.file(path)
+        return self._files.file(f"/proc/pressure/{name}")
+
+
+#: Columns that are seconds of something a second.
+_PER_SECOND: Final = frozenset(("cores_busy", "iowait_cores", "memory_pressure", "io_pressure"))
+
+
+def _put(row: Table, name: str, value: Any) -> None:
+    if value is not None:
+        row[name] = value

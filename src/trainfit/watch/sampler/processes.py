@@ -1,0 +1,329 @@
+"""The processes of a run: all below the one that is watched, with their rates.
+
+A process' CPU time is its CPU clock (clock_getcpuclockid(3)), which counts nanoseconds and costs
+one call; ticks of /proc are 10 ms, too coarse for a tenth of a second. Where so many threads run
+that reading all of them each time would cost too much, processes are read in turns, and what was
+not read in a sample is NaN in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from trainfit.results.watch.tables import PROCESSES, Table, empty_rows
+from trainfit.watch.sampler import parsers
+from trainfit.watch.sampler.kept_files import KeptFiles
+from trainfit.watch.sampler.roles import MAIN, OTHER, Known, Role, rank_variable, roles
+from trainfit.watch.sampler.run_folder import Worker
+from trainfit.watch.sampler.threads import Threads, ThreadTimes, tick_s
+
+#: Processes that are sampled at most, ranks and workers first.
+MOST_PROCESSES: Final = 256
+#: Readings of threads for each sample: some 2 µs each.
+_THREADS_A_SAMPLE: Final = 300
+#: How much longer another process waits for its turn than a rank's, whose main thread everything
+#: else waits for.
+_RANKS_WEIGHT: Final = 50
+#: Seconds between two searches for new processes, and after which all of them are looked at again
+#: (a number may have been given to another).
+_SEARCH_EVERY_S: Final = 0.2
+_SEARCH_ALL_EVERY_S: Final = 10.0
+#: Seconds after which what a process is does not change any more: a child is its parent's copy
+#: until it calls exec.
+_SETTLED_S: Final = 1.0
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+#: States of a process that has ended.
+_ENDED: Final = (b"Z", b"X", b"x")
+
+
+def cpu_clock_s(pid: int) -> float | None:
+    """CPU seconds of all threads of a process, past ones included; ``None``: not told here."""
+    try:
+        # Linux' number of a process' clock: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+        return time.clock_gettime((~pid << 3) | 2)
+    except (OSError, OverflowError):
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Spent:
+    """CPU seconds of a process within so many seconds."""
+
+    cpu_s: float
+    seconds: float
+
+
+class _Process:
+    """A process of the run, with what was read of it last."""
+
+    def __init__(self, files: KeptFiles, pid: int, stat: parsers.ProcessStat, now: float) -> None:
+        self.pid, self.stat, self.seen_at = pid, stat, now
+        self.role = Role()
+        self.known = Known(stat.parent, stat.name)
+        self.is_settled = False
+        self.cpu_s: float | None = None
+        self.cpu_at = math.nan
+        self.read_bytes: int | None = None
+        self.threads_at = -math.inf
+        self._files = files
+        self._stat, self._io = files.file(f"/proc/{pid}/stat"), files.file(f"/proc/{pid}/io")
+        self.threads = Threads(files, pid, tick_s())
+
+    def look(self) -> bool:
+        """Read its state; ``False``: it has ended, or another has its number."""
+        stat = parsers.process_stat(self._stat.read() or b"")
+        if stat is None or stat.started_ticks != self.stat.started_ticks:
+            return False
+        self.stat = stat
+        return stat.state not in _ENDED
+
+    def read_so_far(self) -> int | None:
+        """Bytes read from storage; ``None`` where that may not be read."""
+        content = self._io.read()
+        return parsers.keyed(content, b"read_bytes:") if content is not None else None
+
+    def settle(self, now: float) -> None:
+        """Read what it is, until that does not change any more."""
+        self.is_settled = now - self.seen_at > _SETTLED_S
+        folder = f"/proc/{self.pid}"
+        environment = self._files.content(f"{folder}/environ") or b""
+        self.known = Known(
+            self.known.parent,
+            self.stat.name,
+            self._files.content(f"{folder}/cmdline") or b"",
+            rank_variable(environment),
+        )
+
+    def close(self) -> None:
+        self._stat.close()
+        self._io.close()
+        self.threads.close()
+
+
+class ProcessTree:
+    """The watched process and everything below it, but for this process.
+
+    Args:
+        pid: the process that is watched.
+        started_ticks: when it was started (/proc/PID/stat); ``None``: whoever has the number now.
+        root: where /proc is.
+        cpu_clock: CPU seconds of a process by its PID.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        started_ticks: int | None = None,
+        root: Path = Path("/"),
+        cpu_clock: Callable[[int], float | None] = cpu_clock_s,
+        most: int = MOST_PROCESSES,
+    ) -> None:
+        self._files, self._pid, self._most = KeptFiles(root), pid, most
+        self._cpu_clock = cpu_clock
+        self._tick_s = tick_s()
+        self._loadavg = self._files.file("/proc/loadavg")
+        self._processes: dict[int, _Process] = {}
+        self._strangers: set[int] = {os.getpid()}
+        self._searched_at = self._searched_all_at = -math.inf
+        self._searched_before = math.nan
+        self._last_pid: int | None = None
+        self._sampled_at = math.nan
+        self._credit = 0.0
+        self._has_new = True
+        self.left_out = 0
+        """Processes at the last sample that were beyond the limit."""
+        stat = parsers.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
+        if stat is not None and started_ticks in (None, stat.started_ticks):
+            self._processes[pid] = _Process(self._files, pid, stat, time.monotonic())
+
+    @property
+    def is_alive(self) -> bool:
+        """Does the watched process live, or a rank?"""
+        return any(pid == self._pid or p.role.kind == MAIN for pid, p in self._processes.items())
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(self._processes)
+
+    @property
+    def started_s(self) -> float | None:
+        """When the watched process was started, in seconds of ``time.monotonic()``; the kernel
+        counts from its own start, through suspensions. ``None``: it does not live."""
+        process = self._processes.get(self._pid)
+        if process is None:
+            return None
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.stat.started_ticks * self._tick_s
+        return time.monotonic() - age
+
+    def cpus(self) -> list[int]:
+        """The CPUs that ranks and workers ran on last, those of ranks first."""
+        chosen = sorted(
+            (p for p in self._processes.values() if p.role.kind != OTHER),
+            key=lambda p: p.role.kind,
+        )
+        return list(dict.fromkeys(p.stat.cpu for p in chosen if p.stat.cpu >= 0))
+
+    def environment(self) -> bytes:
+        """Of the watched process, as it was started."""
+        return self._files.content(f"/proc/{self._pid}/environ") or b""
+
+    def assign(self, ranks: dict[int, int], workers: dict[int, Worker]) -> dict[int, Role]:
+        """Find out what each process is, by the ranks' PIDs and the workers'."""
+        now = time.monotonic()
+        for process in self._processes.values():
+            if not process.is_settled:
+                process.settle(now)
+        found = roles({pid: p.known for pid, p in self._processes.items()}, ranks, workers)
+        for pid, role in found.items():
+            self._processes[pid].role = role
+        self._has_new = False
+        return found
+
+    @property
+    def has_new(self) -> bool:
+        """Are there processes that :meth:`assign` has not seen?"""
+        return self._has_new
+
+    # --- Sampling ---------------------------------------------------------------------------------
+    def sample(self, now: float) -> tuple[Table, float]:
+        """A row a process, and the CPU seconds a second of all of them together (NaN: there is no
+        sample before). ``now`` is in seconds of ``time.monotonic()``."""
+        interval = now - self._sampled_at
+        self._drop([pid for pid, process in self._processes.items() if not process.look()])
+        self._search(now)
+        chosen = self._chosen()
+        spent = {pid: self._spent(process, now) for pid, process in self._processes.items()}
+        rows = empty_rows(PROCESSES, len(chosen))
+        if chosen:
+            self._fill(rows, chosen, spent, now)
+        self._sampled_at = now
+        measured = [each.cpu_s for each in spent.values() if each is not None]
+        return rows, sum(measured) / interval if interval > 0 and measured else math.nan
+
+    def _fill(
+        self,
+        rows: Table,
+        chosen: list[_Process],
+        spent: dict[int, _Spent | None],
+        now: float,
+    ) -> None:
+        cores = {each.pid: _rate(spent[each.pid]) for each in chosen}
+        threads = self._threads_of(chosen, cores, now)
+        rows["time_s"] = now
+        rows["pid"] = [each.pid for each in chosen]
+        rows["rank"] = [each.role.rank for each in chosen]
+        rows["role"] = [each.role.kind for each in chosen]
+        rows["worker"] = [each.role.worker for each in chosen]
+        rows["cpu_cores"] = list(cores.values())
+        rows["hottest_thread"] = [each.hottest for each in threads]
+        rows["threads"] = [each.stat.threads for each in chosen]
+        rows["voluntary_switches"] = [each.voluntary for each in threads]
+        rows["involuntary_switches"] = [each.involuntary for each in threads]
+        rows["rss_bytes"] = [each.stat.rss_pages * _PAGE for each in chosen]
+        rows["read_bytes"] = [_read_since(each) for each in chosen]
+        # One look a sample: over many samples it is the share of the time.
+        rows["waits_for_io"] = [float(each.stat.state == b"D") for each in chosen]
+
+    def _spent(self, process: _Process, now: float) -> _Spent | None:
+        """``None``: it was not there at the sample before, and had begun earlier."""
+        cpu_s = self._cpu_clock(process.pid)
+        if cpu_s is None:
+            cpu_s = process.stat.cpu_ticks * self._tick_s
+        before, since = process.cpu_s, process.cpu_at
+        process.cpu_s, process.cpu_at = cpu_s, now
+        if before is None or not now > since:
+            return None
+        return _Spent(max(0.0, cpu_s - before), now - since)
+
+    def _chosen(self) -> list[_Process]:
+        """Those that get a row: ranks, workers, others, up to the limit."""
+        every = list(self._processes.values())
+        self.left_out = max(0, len(every) - self._most)
+        if self.left_out:
+            every.sort(key=lambda process: (process.role.kind, process.pid))
+        return every[: self._most]
+
+    def _threads_of(
+        self, chosen: list[_Process], cores: dict[int, float], now: float
+    ) -> list[ThreadTimes]:
+        """Of those whose turn it is; ranks' turns come more often."""
+        found = {each.pid: ThreadTimes() for each in chosen}
+        self._credit = min(self._credit + _THREADS_A_SAMPLE, _THREADS_A_SAMPLE)
+        turns = sorted(
+            chosen,
+            key=lambda p: (p.threads_at - now) * (_RANKS_WEIGHT if p.role.kind == MAIN else 1),
+        )
+        for process in turns:
+            if self._credit <= 0:
+                break
+            found[process.pid] = times = process.threads.read(
+                now, process.stat.threads, cores[process.pid]
+            )
+            process.threads_at = now
+            self._credit -= times.cost
+        return [found[each.pid] for each in chosen]
+
+    # --- Which processes there are ----------------------------------------------------------------
+    def _search(self, now: float) -> None:
+        """Add new children. The kernel says which number it gave out last: mostly there is nothing
+        to search for."""
+        if now - self._searched_at < _SEARCH_EVERY_S:
+            return
+        self._searched_before, self._searched_at = self._searched_at, now
+        queue = parsers.run_queue(self._loadavg.read() or b"")
+        every = now - self._searched_all_at > _SEARCH_ALL_EVERY_S
+        if queue is not None and queue[1] == self._last_pid and not every:
+            return
+        self._last_pid = queue[1] if queue is not None else None
+        if every:
+            self._searched_all_at = now
+            self._strangers = {os.getpid()}
+        self._add(self._files.names("/proc"), now)
+
+    def _add(self, names: Iterable[str], now: float) -> None:
+        numbers = {int(name) for name in names if name.isdigit()}
+        self._strangers &= numbers
+        stats = {}
+        for pid in numbers - self._strangers - self._processes.keys():
+            stat = parsers.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
+            if stat is not None:
+                stats[pid] = stat
+        found = True
+        while found:  # children of children
+            found = False
+            for pid in [pid for pid, stat in stats.items() if stat.parent in self._processes]:
+                stat = stats.pop(pid)
+                if stat.state not in _ENDED:
+                    self._processes[pid] = self._new(pid, stat, now)
+                    found = self._has_new = True
+        self._strangers |= stats.keys()
+
+    def _new(self, pid: int, stat: parsers.ProcessStat, now: float) -> _Process:
+        process = _Process(self._files, pid, stat, now)
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_ticks * self._tick_s
+        if age <= now - self._searched_before + self._tick_s:
+            # All that it has done was since then.
+            process.cpu_s, process.cpu_at = 0.0, now - max(age, self._tick_s)
+            process.read_bytes = 0
+        return process
+
+    def _drop(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            self._processes.pop(pid).close()
+
+
+def _read_since(process: _Process) -> int:
+    """Bytes read since the sample before; -1: not told."""
+    so_far = process.read_so_far()
+    before, process.read_bytes = process.read_bytes, so_far
+    return -1 if so_far is None or before is None else max(0, so_far - before)
+
+
+def _rate(spent: _Spent | None) -> float:
+    return math.nan if spent is None else spent.cpu_s / spent.seconds

@@ -1,0 +1,239 @@
+"""The sampler's loop: samples at their times, written twice a second, until the run has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from trainfit.results.watch.run import Event
+from trainfit.results.watch.tables import GPUS, MACHINE, PROCESSES, Table
+from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
+from trainfit.watch.sampler.machine import MachineCounters
+from trainfit.watch.sampler.processes import MOST_PROCESSES, ProcessTree
+from trainfit.watch.sampler.roles import Role
+from trainfit.watch.sampler.run_folder import RunFolder
+from trainfit.watch.sampler.table_files import TableFile
+
+#: Seconds between samples, and from when on (seconds after the start) a run has shown its short
+#: events and is sampled less often.
+FAST_S: Final = 0.1
+SLOW_S: Final = 1.0
+SLOW_FROM_S: Final = 600.0
+#: Share of a core that sampling may take; where there is more to read, samples are rarer.
+_MOST_CPU: Final = 0.02
+#: Seconds between looks into the folder, and between writes.
+_LOOK_EVERY_S: Final = 1.0
+_WRITE_EVERY_S: Final = 0.5
+#: Seconds that the thread of the GPUs may take to end: a driver that hangs is left alone.
+_PATIENCE_S: Final = 1.0
+_NONE: Final[Mapping[str, float]] = {}
+#: Signals that ask for the end.
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Sampler:
+    """Samples one run into its folder.
+
+    Args:
+        folder: the run's, which exists.
+        pid: the process that is watched, with all below it.
+        started_ticks: when it was started, as /proc/PID/stat says; ``None``: not checked.
+        parent: the process whose end also ends the sampler; ``None``: none.
+        nvml: gives the module `pynvml` or what stands in for it.
+        slow_from_s: seconds after which samples are rarer.
+
+    Raises ``OSError`` where the folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        pid: int,
+        started_ticks: int | None = None,
+        parent: int | None = None,
+        nvml: Callable[[], Any] = load_nvml,
+        slow_from_s: float = SLOW_FROM_S,
+    ) -> None:
+        self._began, self._started_cpu_s = time.monotonic(), time.process_time()
+        self._parent, self._load_nvml, self._slow_from_s = parent, nvml, slow_from_s
+        self._tree = ProcessTree(pid, started_ticks)
+        self._folder = RunFolder(folder, self._tree.started_s or 0.0)
+        self._tables = {
+            name: TableFile(folder / f"{name}.bin", kind)
+            for name, kind in (("machine", MACHINE), ("gpus", GPUS), ("processes", PROCESSES))
+        }
+        self._machine: MachineCounters | None = None
+        self._pid = pid
+        self._gpus: GpuCounters | None = None
+        self._stop = threading.Event()
+        self._period = FAST_S
+        self._cost_s = 0.0
+        self._roles: dict[int, Role] = {}
+        self._looked_at = self._wrote_at = float("-inf")
+        self._told: set[str] = set()
+        self._unwritten: list[Event] = []
+        self._samples = 0
+
+    def run(self) -> bool:
+        """Sample until the end; ``False``: another sampler does that already."""
+        if not self._tables["machine"].lock():
+            return False
+        # Waiting for a sample is waiting for these.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        thread = threading.Thread(target=self._sample_gpus, name="gpus", daemon=True)
+        thread.start()
+        due = time.monotonic()
+        while True:
+            self._sample(time.monotonic())
+            if self._has_ended():
+                break
+            due = max(due + self._period, time.monotonic())
+            if signal.sigtimedwait(_STOPS, max(0.0, due - time.monotonic())) is not None:
+                break
+        self._stop.set()
+        thread.join(_PATIENCE_S)
+        self._finish()
+        return True
+
+    def _has_ended(self) -> bool:
+        """Of the run, of who started this process, or of the folder."""
+        if self._parent is not None and os.getppid() != self._parent:
+            return True
+        return not self._tree.is_alive or self._folder.is_gone
+
+    # --- One sample -------------------------------------------------------------------------------
+    def _sample(self, now: float) -> None:
+        began = time.thread_time()
+        self._guarded("processes", self._sample_processes, now)
+        if now - self._looked_at >= _LOOK_EVERY_S or self._tree.has_new:
+            self._looked_at = now
+            self._guarded("the run's folder", self._look)
+        if now - self._wrote_at >= _WRITE_EVERY_S:
+            self._wrote_at = now
+            self._write(now)
+        self._samples += 1
+        self._set_period(now, time.thread_time() - began)
+
+    def _sample_processes(self, now: float) -> None:
+        rows, cores = self._tree.sample(now)
+        self._tables["processes"].add(rows)
+        if self._tree.left_out:
+            text = f"of more than {MOST_PROCESSES} processes, the other ones are not sampled"
+            self._tell("not_sampled", text, {"left_out": self._tree.left_out}, once=True)
+        self._guarded("the machine", self._sample_machine, now, cores)
+
+    def _sample_machine(self, now: float, cores: float) -> None:
+        if self._machine is None:
+            self._machine = MachineCounters(self._pid)
+        self._tables["machine"].add(self._machine.sample(now, cores, self._tree.cpus()))
+
+    def _look(self) -> None:
+        self._folder.look()
+        self._roles |= self._tree.assign(self._folder.ranks, self._folder.workers)
+
+    def _set_period(self, now: float, cost_s: float) -> None:
+        wanted = FAST_S if now - self._began < self._slow_from_s else SLOW_S
+        # The first samples read what there is; it is the later ones that cost again and again.
+        self._cost_s += (cost_s - self._cost_s) * 0.1 if self._samples > 10 else 0.0
+        self._period = max(wanted, self._cost_s / _MOST_CPU)
+        if self._period > 2 * wanted:
+            text = "there is so much to read that samples are rarer"
+            self._tell("not_sampled", text, {"period_s": self._period}, once=True)
+
+    # --- GPUs, in a thread of their own: a driver may hang ----------------------------------------
+    def _sample_gpus(self) -> None:
+        try:
+            module = self._load_nvml()
+            gpus = GpuCounters(module, self._tell, nvml_knows_our_pids())
+            gpus.choose(_variable(self._tree.environment(), b"CUDA_VISIBLE_DEVICES"))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:200]
+            self._tell("not_sampled", f"no GPU is sampled ({reason})")
+            return
+        self._gpus, due = gpus, time.monotonic()
+        while not self._stop.is_set() and gpus.devices:
+            self._guarded("GPUs", self._sample_gpus_once, gpus)
+            due = max(due + self._period, time.monotonic())
+            self._stop.wait(max(0.0, due - time.monotonic()))
+        gpus.close()
+
+    def _sample_gpus_once(self, gpus: GpuCounters) -> None:
+        self._tables["gpus"].add(gpus.sample(time.monotonic(), self._tree.pids))
+
+    # --- Writing ----------------------------------------------------------------------------------
+    def _write(self, now: float) -> None:
+        began = self._folder.began(now - self._began)
+        if began is None:
+            return
+        self._tables["machine"].flush(began)
+        self._tables["processes"].flush(began, self._put_roles)
+        self._roles = {pid: role for pid, role in self._roles.items() if pid in self._tree.pids}
+        if self._gpus is not None:
+            headers = self._folder.headers
+            uuids = dict.fromkeys(gpu.uuid for header in headers for gpu in header.gpus)
+            self._tables["gpus"].flush(began, self._gpus.renumber(tuple(uuids)))
+        while self._unwritten:
+            event = self._unwritten.pop(0)
+            self._folder.write_event(_since(event, began))
+
+    def _put_roles(self, rows: Table) -> None:
+        """What the processes have turned out to be since they were sampled."""
+        for pid in np.unique(rows["pid"]):
+            role = self._roles.get(int(pid))
+            if role is not None:
+                mine = rows["pid"] == pid
+                rows["role"][mine] = role.kind
+                rows["rank"][mine] = role.rank
+                rows["worker"][mine] = role.worker
+
+    def _tell(
+        self, kind: str, text: str, values: Mapping[str, float] = _NONE, once: bool = False
+    ) -> None:
+        if once and text in self._told:
+            return
+        self._told.add(text)
+        self._unwritten.append(Event(time.monotonic(), kind, text=text, values=values))
+
+    def _guarded(self, what: str, call: Callable[..., None], *words: Any) -> None:
+        """One thing that cannot be sampled does not keep the others from it."""
+        try:
+            call(*words)
+        except Exception as error:
+            text = f"{what} cannot be sampled ({type(error).__name__}: {error})"[:300]
+            self._tell("not_sampled", text, once=True)
+
+    def _finish(self) -> None:
+        now = time.monotonic()
+        self._guarded("the run's folder", self._look)
+        values = {
+            "samples": float(self._samples),
+            "seconds": now - self._began,
+            "start_cpu_s": self._started_cpu_s,
+            "cpu_s": time.process_time() - self._started_cpu_s,
+            "lost_rows": float(sum(table.lost for table in self._tables.values())),
+        }
+        self._tell("sampler_ended", "", values)
+        with contextlib.suppress(Exception):
+            self._write(now)
+        for table in self._tables.values():
+            table.close()
+
+
+def _variable(environment: bytes, name: bytes) -> str | None:
+    for entry in environment.split(b"\0"):
+        found, equals, value = entry.partition(b"=")
+        if equals and found == name:
+            return value.decode("utf-8", "replace")
+    return None
+
+
+def _since(event: Event, began: float) -> Event:
+    return Event(event.time_s - began, event.kind, text=event.text, values=event.values)
