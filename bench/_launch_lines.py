@@ -11,7 +11,7 @@ from trainfit.plan.command.parsing import Command, parse_command, split_line
 from trainfit.results.loader import LoaderResult, LoaderSettings, VariableAdvice
 from trainfit.results.runs.trace import Target
 
-#: What sets libraries' threads from outside (trainfit.loader.measure.library_threads, and OpenCV's
+#: What sets libraries' threads from outside (trainfit.scripts.library_threads, and OpenCV's
 #: own).
 THREAD_VARIABLES = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),

@@ -88,9 +88,9 @@ def main() -> None:
 def _serve(connection: Connection[Any, Any], found: Any) -> None:
     import torch
 
-    from trainfit.loader.measure.library_threads import pools
     from trainfit.loader.measure.run import run_loader
     from trainfit.loader.script import workload_of
+    from trainfit.scripts.library_threads import pools
 
     if found.trace.status not in ("finished", "ended"):
         text = f"{found.trace.status}: {found.trace.message}"

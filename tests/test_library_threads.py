@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainfit.loader.measure import isolated
-from trainfit.loader.measure.library_threads import FFMPEG, hold_down, native_threads, pools
 from trainfit.loader.measure.thread_pools import worker_threads
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import LoaderSettings
+from trainfit.scripts.library_threads import FFMPEG, hold_down, native_threads, pools
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 SEVERAL = pytest.mark.skipif(CORES < 2, reason="a library takes one thread on one core")
@@ -30,7 +30,7 @@ HAS_OPENBLAS = pytest.mark.skipif(
 HELD = """
 import json, os, sys, types
 import numpy, torch
-from trainfit.loader.measure import library_threads
+from trainfit.scripts import library_threads
 
 class Fake(types.ModuleType):
     threads = 8

@@ -36,8 +36,8 @@ from trainfit.loader.profile.batch_profile import (
     split,
     stack_of,
 )
-from trainfit.loader.profile.call_sites import NOTHING, Callee, callee, is_mapped, named
-from trainfit.loader.profile.cost_rules import (
+from trainfit.scripts.sample_costs.call_sites import NOTHING, Callee, callee, is_mapped, named
+from trainfit.scripts.sample_costs.cost_rules import (
     RULES,
     Classification,
     StackFrame,

@@ -29,13 +29,13 @@ from torch.utils.data import (
 
 from trainfit.loader.measure import isolated
 from trainfit.loader.measure.instrument import CPU, collected
-from trainfit.loader.measure.library_threads import pools
 from trainfit.loader.measure.run import run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.tune.probe import Measured, probe_workload
 from trainfit.loader.tune.tuning import tune
 from trainfit.results.loader import LoaderMachine, LoaderResult, LoaderSettings
+from trainfit.scripts.library_threads import pools
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, 8 << 30, 4096)
 SECONDS = 1.5

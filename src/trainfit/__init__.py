@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from trainfit import pace
+    from trainfit import pace, watch
     from trainfit.simgpu import simulate
 
-__all__ = ["__version__", "pace", "simulate", "why_no_gpu"]
+__all__ = ["__version__", "pace", "simulate", "watch", "why_no_gpu"]
 
 
 def why_no_gpu() -> str:
@@ -37,6 +37,6 @@ def __getattr__(name: str) -> Any:
 
         clock.use(StepClock)
         return simulate
-    if name == "pace":
-        return importlib.import_module("trainfit.pace")
+    if name in ("pace", "watch"):
+        return importlib.import_module(f"trainfit.{name}")
     raise AttributeError(f"module 'trainfit' has no attribute {name!r}")

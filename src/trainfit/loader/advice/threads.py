@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainfit.loader.measure.library_threads import FFMPEG, HELD
 from trainfit.results.files.words import core_count, count
 from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe, VariableAdvice
+from trainfit.scripts.library_threads import FFMPEG, HELD
 
 #: CPU seconds per second of work from which a batch is made by more than one thread: below,
 #: it is the noise of two clocks and of Python's own helper threads.

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainfit.loader.measure import isolated
-from trainfit.loader.measure.library_threads import (
+from trainfit.loader.measure.workload import Workload
+from trainfit.results.loader import LoaderSettings
+from trainfit.scripts.library_threads import (
     HELD,
     hold_down_all_but,
     native_threads,
     pools,
 )
-from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import LoaderSettings
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainfit.loader.measure.library_threads import hold_down
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.loader import DatasetKind, LoaderSettings, StartMethod
+from trainfit.scripts.library_threads import hold_down
 
 
 class LoaderError(TrainfitError):

@@ -3,7 +3,7 @@
 A thread looks at the stack of the thread that makes the batches, every 2 ms or so, and
 each look stands for the time since the last one. Nothing is wrapped and no tracing is on: the
 data set runs as it always does. What is looked at is judged afterwards
-(:mod:`trainfit.loader.profile.cost_rules`).
+(:mod:`trainfit.scripts.sample_costs.cost_rules`).
 
 While C code keeps the interpreter's lock nobody can look; the next look finds the thread at the
 end of that very call, and stands for all of its time. So that this also holds for Python code,
@@ -13,11 +13,7 @@ does, the interval is short while we look: else Python's time would go to the ne
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-import itertools
-import operator
 import random
 import sys
 import threading
@@ -29,9 +25,10 @@ from typing import Any, Final
 
 from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.profile.call_sites import NOTHING, Callee, callee, written_at
-from trainfit.loader.profile.cost_rules import StackFrame, judge
 from trainfit.results.loader import CostPart, LoaderSettings
+from trainfit.scripts.sample_costs.call_sites import NOTHING, Callee, callee
+from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
+from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of
 
 #: Between two looks, in seconds, on average; drawn from half to one and a half of it, so that
 #: they do not fall into step with the batches.
@@ -160,30 +157,6 @@ def _make(batches: Iterable[Any], watcher: Watcher, seconds: float) -> None:
 
 # --- Looking ----------------------------------------------------------------------------------
 _Frames = tuple[tuple[int, int], ...]  # of code object (by its id) and instruction
-_Seen = tuple[types.FrameType, tuple[types.CodeType, int]]
-
-
-def stack_of(thread: int) -> list[_Seen]:
-    """Each call that a thread is in, the innermost first: its frame, and its code and place.
-
-    All are of one moment: everything here happens in one call of ``list.extend``, inside of
-    which nothing runs Python code and so nobody can take the interpreter's lock from us. With
-    a loop in Python the thread goes on while its frames are read. (Somebody's callback of the
-    garbage collector would run, so there is no collection meanwhile.)
-    """
-    leaf = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, ((),)))
-    calls = itertools.accumulate(itertools.chain(leaf, itertools.repeat("f_back")), getattr)
-    frames, again = itertools.tee(calls)
-    places = map(operator.attrgetter("f_code", "f_lasti"), again)
-    stack: list[_Seen] = []
-    collects = bool(gc.callbacks) and gc.isenabled()
-    if collects:
-        gc.disable()
-    with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost; no such thread
-        stack.extend(zip(frames, places, strict=False))
-    if collects:
-        gc.enable()
-    return stack
 
 
 class Watcher:
@@ -202,7 +175,7 @@ class Watcher:
         self._batches = 0
         self._codes: dict[int, tuple[types.CodeType, str]] = {}
         self._callees: dict[tuple[int, int], Callee] = {}
-        self._fetchers = _fetchers()
+        self._fetchers = fetchers()
         self._thread = threading.Thread(target=self._run, name="trainfit split", daemon=True)
 
     def __enter__(self) -> Watcher:
@@ -281,23 +254,9 @@ class Watcher:
             places.append(StackFrame(inner.module, inner.name, mapped=inner.mapped))
         for key, lasti in frames[:-1]:
             code, module = self._codes[key]
-            places.append(StackFrame(module, code.co_qualname, _called(code, lasti)))
+            places.append(StackFrame(module, code.co_qualname, called_in(code, lasti)))
         code, lasti = self._codes[frames[-1][0]][0], frames[-1][1]
-        collating = _called(code, lasti) == "self.collate_fn"
+        collating = called_in(code, lasti) == "self.collate_fn"
         if not places:
             places.append(StackFrame("torch.utils.data", "fetch"))
         return StackSample(tuple(places), seconds, collating)
-
-
-@functools.lru_cache(1 << 14)
-def _called(code: types.CodeType, lasti: int) -> str:
-    """How the source writes what a frame calls."""
-    return written_at(code, lasti)
-
-
-def _fetchers() -> frozenset[int]:
-    """The identities of the fetchers' code objects."""
-    from torch.utils.data._utils import fetch
-
-    kinds = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
-    return frozenset(id(kind.__dict__["fetch"].__code__) for kind in kinds)

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import weakref
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import autograd
@@ -15,20 +15,13 @@ from torch.optim import optimizer as optim
 
 from trainfit.results.runs.steps import Framework, StepMakeup
 from trainfit.results.runs.trace import StepFeed
+from trainfit.scripts.training_loops import loop_of
 from trainfit.scripts.watch.batch_sizes import samples_in
 from trainfit.scripts.watch.dataloader import GivenBatch, LoaderTracker
 from trainfit.scripts.watch.step_makeup import makeup_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import frame_of_user
 from trainfit.simgpu.session import Simulation
-
-#: Modules in whose frames an optimizer step is made, and whose loop that is.
-_LOOPS: Final[tuple[tuple[str, Framework], ...]] = (
-    ("lightning.", "Lightning"),
-    ("pytorch_lightning.", "Lightning"),
-    ("transformers.trainer", "Transformers"),
-    ("accelerate.optimizer", "Accelerate"),
-)
 
 
 @dataclasses.dataclass
@@ -200,11 +193,4 @@ class StepWatch:
         """Whose loop makes the step, and where is it called?"""
         frame = sys._getframe(1)
         self.where = frame_of_user(frame)
-        names = []
-        while frame is not None:
-            names.append(str(frame.f_globals.get("__name__")))
-            frame = frame.f_back  # type: ignore[assignment]
-        for start, loop in _LOOPS:
-            if any(name.startswith(start) for name in names):
-                self.loop = loop
-                return
+        self.loop = loop_of(frame)

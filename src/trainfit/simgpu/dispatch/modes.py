@@ -31,7 +31,8 @@ from trainfit.simgpu.patching import PatchSet
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _COMPARES = {torch.isclose, torch.Tensor.isclose}
-_WITH_POSITIONAL_DEVICE = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type}
+_to_cuda = torch.Tensor.cuda
+_WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
 
 
 class DeviceMode(TorchDispatchMode):
@@ -120,7 +121,7 @@ class FunctionMode(TorchFunctionMode):
                 return func(*args, **kwargs)
             return torch.Tensor.to(tensor, CUDA, dtype)
         rest = [complete(each) for each in rest]
-        if func is torch.Tensor.cuda:
+        if func is _to_cuda:  # as it was: it may be wrapped by now
             kwargs = {name: kwargs[name] for name in kwargs if name != "device"}
             return torch.Tensor.to(tensor, CUDA, **kwargs)
         if torch.device("meta") in rest:

@@ -1,0 +1,85 @@
+"""``trainfit.watch()`` in a script or a notebook: records without the command `trainfit watch`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainfit.watch.recorder import process
+from trainfit.watch.run_folder import new_folder
+
+
+class Watching:
+    """A run that is recorded until :meth:`stop`, or the end of the ``with`` block or the process.
+
+    ``folder`` is where it is recorded; ``None``: ``TRAINFIT_WATCH`` switches the recorder off.
+    """
+
+    def __init__(self, folder: Path | None, stop: Callable[[], None]) -> None:
+        self.folder = folder
+        self._stop = stop
+
+    def stop(self) -> None:
+        """Record no more; safe to call twice."""
+        stop, self._stop = self._stop, _nothing
+        stop()
+
+    def __enter__(self) -> Watching:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+
+def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
+    """Record this process's training from now on, into ``folder`` (``None``: a new one below
+    ~/.local/state/trainfit/watch), and say where.
+
+    To be called before the DataLoader is iterated. Within `trainfit watch`, or where it is
+    called a second time, the run that is recorded goes on. Raises nothing where the folder cannot
+    be written to: the training goes on, and a line on stderr says so.
+    """
+    if process.switched_off():
+        return Watching(None, _nothing)
+    if process.is_on():
+        return Watching(Path(os.environ[process.FOLDER]), _nothing)
+    started = time.time(), time.monotonic()
+    command = shlex.join(sys.argv) or "python"
+    path = Path(folder) if folder is not None else new_folder(sys.argv[0])
+    restore = _environment(path, command, started)
+    process.from_environment()
+    print(f"trainfit watch: recorded in {path}", file=sys.stderr)
+
+    def stop() -> None:
+        process.end()
+        restore()
+
+    return Watching(path, stop)
+
+
+def _environment(path: Path, command: str, started: tuple[float, float]) -> Callable[[], None]:
+    """Have workers and ranks that this process starts recorded; returns what undoes that."""
+    from trainfit.watch.launch import injected
+
+    before = dict(os.environ)
+    after = injected(path, command, {**before, process.FOLDER: str(path)}, started)
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    os.environ.update(changed)
+
+    def restore() -> None:
+        for name in changed:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+    return restore
+
+
+def _nothing() -> None:
+    return None

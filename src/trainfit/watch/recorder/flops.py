@@ -1,0 +1,116 @@
+"""Floating-point operations of one training step, by the shapes that its layers are given.
+
+Matmuls and convolutions are counted, two operations for each multiplication and addition: a
+layer's forward pass once, its backward pass once for each of input and weight that needs a
+gradient. What checkpointing computes again is no part of it (as for MFU: PaLM, arXiv:2204.02311,
+appendix B). Matmuls that a model calls as functions are not seen, but for
+``scaled_dot_product_attention``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from trainfit.simgpu.patching import PatchSet
+
+
+class FlopCount:
+    """Counts from :meth:`install` to :meth:`remove`, in a call of a model; again for the next."""
+
+    def __init__(self) -> None:
+        self.flops = 0.0
+        self._patches = PatchSet()
+
+    def install(self) -> None:
+        call, attention = nn.Module.__call__, functional.scaled_dot_product_attention
+
+        @functools.wraps(call)
+        def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+            result = call(module, *args, **kwargs)
+            self.add_module(module, args, result)
+            return result
+
+        @functools.wraps(attention)
+        def counted(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            self._add(_of_attention, query, key, value)
+            return attention(query, key, value, *args, **kwargs)
+
+        self._patches.set(nn.Module, "__call__", __call__)
+        self._patches.set(functional, "scaled_dot_product_attention", counted)
+
+    def remove(self) -> None:
+        self._patches.restore()
+
+    def add_module(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        """A module that was called itself; what it called has been counted."""
+        self._add(_of_module, module, args, result)
+
+    def per_sample(self, samples: int) -> float | None:
+        """Of what was counted; ``None`` where nothing was, or not all."""
+        known = samples > 0 and math.isfinite(self.flops) and self.flops > 0
+        return self.flops / samples if known else None
+
+    def _add(self, count: Callable[..., float], *of: Any) -> None:
+        try:
+            self.flops += count(*of)
+        except Exception:  # a layer unlike PyTorch's: its part is not known, so nothing is
+            self.flops = math.nan
+
+
+def _of_module(module: nn.Module, args: tuple[Any, ...], result: Any) -> float:
+    if isinstance(module, nn.MultiheadAttention):
+        return _of_multihead(module, args)
+    if isinstance(module, nn.RNNBase):
+        weights = sum(each.numel() for name, each in module.named_parameters() if "weight" in name)
+        steps = args[0].data.shape[0] if not isinstance(args[0], torch.Tensor) else _rows(args[0])
+        return 2.0 * float(weights) * steps * _passes(args[0], next(module.parameters()))
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor) or not args or not isinstance(args[0], torch.Tensor):
+        return 0.0
+    if isinstance(module, _ConvTransposeNd):
+        taps = weight.numel() / weight.shape[0]
+        return 2.0 * args[0].numel() * taps * _passes(args[0], weight)
+    if isinstance(module, _ConvNd):
+        taps = weight[0].numel()
+        return 2.0 * float(result.numel()) * taps * _passes(args[0], weight)
+    # Transformers' Conv1D is a linear layer whose weight lies the other way.
+    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+        return 2.0 * _rows(args[0]) * weight.numel() * _passes(args[0], weight)
+    return 0.0
+
+
+def _passes(given: Any, weight: torch.Tensor) -> int:
+    """Forward, and backward by the input and by the weight."""
+    return 1 + bool(getattr(given, "requires_grad", False)) + weight.requires_grad
+
+
+def _rows(tensor: torch.Tensor) -> int:
+    return math.prod(tensor.shape[:-1])
+
+
+def _of_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> float:
+    """Scores and weighted values; the half that a causal mask leaves out counts (as PaLM's)."""
+    products = (
+        query.numel() * key.shape[-2] + query[..., :1].numel() * value.shape[-2] * (value.shape[-1])
+    )
+    return 2.0 * products * (3 if query.requires_grad else 1)
+
+
+def _of_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...]) -> float:
+    """``args`` are query, key and value; its projections are no modules that are called."""
+    query, key = args[0], args[1]
+    width = float(module.embed_dim)
+    rows, keys = _rows(query), _rows(key)
+    projections = 2.0 * width * (rows * width * 2 + keys * ((module.kdim or width) * 2))
+    length = float(key.shape[1 if module.batch_first or key.dim() == 2 else 0])
+    attention = 4.0 * rows * length * width
+    trains = bool(module.out_proj.weight.requires_grad)
+    return projections * (2 + trains) + attention * 3

@@ -1,0 +1,1 @@
+"""Where the recorder hooks PyTorch and its frameworks: each hook tells it and changes nothing."""

@@ -1,0 +1,179 @@
+"""Hooks of the DataLoader in the process that trains: who waits for batches, and how long."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import weakref
+from collections.abc import Callable, Hashable
+from types import ModuleType
+from typing import Any, Final
+
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as loader_module
+
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.watch.recorder.loader_record import LoaderRecord, queued
+from trainfit.watch.recorder.patches.guard import Host, careful, watched
+
+#: What PyTorch says of a worker that was killed (torch/utils/data/dataloader.py).
+_DIED: Final = re.compile(r"DataLoader worker \(pid(\(s\))? [0-9, ]+\) (exited|is killed)")
+#: Where an iterator keeps what is known of its loader.
+_OWN: Final = "_trainfit_watch"
+
+
+class _Iteration:
+    """What is known of one iteration of a loader: since when, and whether it gave a batch."""
+
+    __slots__ = ("began", "loader", "started")
+
+    def __init__(self, loader: LoaderRecord, began: float) -> None:
+        self.loader, self.began, self.started = loader, began, False
+
+
+class LoaderHooks:
+    """Follows every DataLoader that is iterated, those made before, too."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._made: dict[Hashable, LoaderRecord] = {}
+        self._known: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: PatchSet) -> None:
+        """From now on, until ``patches`` is restored."""
+        construct, iterate = DataLoader.__init__, DataLoader.__iter__
+        make = DataLoader._get_iterator
+
+        @functools.wraps(construct)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            with careful(self._host, "DataLoader"):
+                if self._host.live:
+                    self._places[loader] = _place()
+            construct(loader, *args, **kwargs)
+
+        @functools.wraps(iterate)
+        def __iter__(loader: Any) -> Any:
+            return self._iterated(loader, iterate)
+
+        patches.set(DataLoader, "__init__", __init__)
+        patches.set(DataLoader, "__iter__", __iter__)
+        patches.set(DataLoader, "_get_iterator", self._making(make))
+        self.watch_iterator(patches, loader_module._BaseDataLoaderIter)
+
+    def watch_iterator(self, patches: PatchSet, kind: type) -> None:
+        """Time the calls of ``next`` of a class of iterators, which has its own."""
+        patches.set(kind, "__next__", self._next(vars(kind)["__next__"]))
+
+    def watch_torchdata(self, patches: PatchSet, module: ModuleType) -> None:
+        """``StatefulDataLoader`` has iterators of its own."""
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__:
+                if "__next__" in vars(kind):
+                    self.watch_iterator(patches, kind)
+                make = vars(kind).get("_get_iterator")
+                if make is not None:
+                    patches.set(kind, "_get_iterator", self._making(make))
+
+    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def _get_iterator(loader: Any) -> Any:
+            batches = make(loader)
+            with careful(self._host, "DataLoader"):
+                self._begin(loader, batches)
+            return batches
+
+        return _get_iterator
+
+    def _iterated(self, loader: Any, iterate: Callable[[Any], Any]) -> Any:
+        """An epoch begins: workers are started, or told to begin again."""
+        token, began = -1, 0.0
+        with careful(self._host, "DataLoader"):
+            if watched(self._host):
+                began = self._host.steps.now
+                token = self._host.steps.enter_input()
+        try:
+            batches = iterate(loader)
+        finally:
+            with careful(self._host, "DataLoader"):
+                self._host.steps.leave(token)
+        with careful(self._host, "DataLoader"):
+            if token >= 0:
+                self._begin(loader, batches, began)
+        return batches
+
+    def _begin(self, loader: Any, batches: Any, began: float | None = None) -> None:
+        if not self._host.live or not hasattr(batches, "_next_data"):
+            return
+        record = self._known.get(loader)
+        if record is None or not record.is_of(loader):
+            # A script that makes the same loader for each epoch has one.
+            made = LoaderRecord(loader, self._places.get(loader, ""))
+            record = self._made.setdefault(made.key, made)
+            self._known[loader] = record
+            self._host.note_loader(record)
+        now = self._host.steps.now if began is None else began
+        setattr(batches, _OWN, _Iteration(record, now))
+
+    def _next(self, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        host = self._host
+
+        @functools.wraps(advance)
+        def __next__(batches: Any) -> Any:
+            token = -1
+            iteration = None
+            try:
+                if host.live and host.steps.mine:
+                    iteration = getattr(batches, _OWN, None)
+                    token = host.steps.enter_input(functools.partial(queued, batches))
+            except Exception as error:
+                host.failed("DataLoader", error)
+            try:
+                batch = advance(batches)
+            except BaseException as error:
+                with careful(host, "DataLoader"):
+                    self._ended(token, iteration, error)
+                raise
+            try:
+                if token >= 0:
+                    self._given(token, iteration, batch)
+            except Exception as error:
+                host.failed("DataLoader", error)
+            return batch
+
+        return __next__
+
+    def _given(self, token: int, iteration: _Iteration | None, batch: Any) -> None:
+        steps = self._host.steps
+        if iteration is None:
+            steps.leave(token)
+            return
+        first = None
+        if not iteration.started:
+            iteration.started = True
+            first = steps.now - iteration.began
+        steps.leave_input(token, iteration.loader, batch, first)
+
+    def _ended(self, token: int, iteration: _Iteration | None, error: BaseException) -> None:
+        if not isinstance(error, StopIteration):
+            self._host.saw(error)
+            if _DIED.search(str(error)):
+                self._host.event("worker_died", text=str(error)[:2000])
+        if token < 0:
+            return
+        if isinstance(error, StopIteration) and iteration is not None:
+            self._host.steps.end_input(token, iteration.loader)
+        else:
+            self._host.steps.leave(token)
+
+
+def _place() -> str:
+    """Where the script makes the loader: "train.py:41"."""
+    found = user_frame()
+    if found is None:
+        return ""
+    path, _, line = found.rpartition(":")
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    return f"{os.path.basename(path) if inside.startswith('..') else inside}:{line}"

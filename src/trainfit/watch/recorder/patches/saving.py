@@ -1,0 +1,70 @@
+"""Hooks of what writes checkpoints: PyTorch, safetensors, and the training frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.import_hook import ImportHook
+from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder.patches.guard import Host, careful, in_phase
+from trainfit.watch.recorder.step import phases as ph
+
+#: Modules, and what in them writes a checkpoint.
+_SAVERS: Final = (
+    ("safetensors.torch", ("save_file", "save_model")),
+    ("torch.distributed.checkpoint.state_dict_saver", ("save",)),
+    ("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model")),
+    ("transformers.trainer", ("Trainer._save_checkpoint", "Trainer.save_model")),
+    ("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",)),
+    ("lightning.pytorch.trainer.trainer", ("Trainer.save_checkpoint",)),
+    ("pytorch_lightning.trainer.trainer", ("Trainer.save_checkpoint",)),
+)
+
+
+def install(
+    host: Host, patches: PatchSet, torchdata: Callable[[PatchSet, ModuleType], None]
+) -> Callable[[], None]:
+    """Hook from now on, also modules that are imported later, until ``patches`` is restored and
+    what is returned is called; ``torchdata`` hooks StatefulDataLoader's module."""
+    patches.set(torch, "save", in_phase(host, ph.CHECKPOINT, torch.save, "checkpoint"))
+    hooks = [_when_imported(host, patches, name, names) for name, names in _SAVERS]
+
+    def seen(module: ModuleType) -> None:
+        with careful(host, module.__name__):
+            if host.live:
+                torchdata(patches, module)
+
+    hooks.append(ImportHook("torchdata.stateful_dataloader.stateful_dataloader", seen))
+    for hook in hooks:
+        hook.install()
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return remove
+
+
+def _when_imported(
+    host: Host, patches: PatchSet, name: str, functions: tuple[str, ...]
+) -> ImportHook:
+    def seen(module: ModuleType) -> None:
+        with careful(host, name):
+            if host.live:
+                for each in functions:
+                    _hook(host, patches, module, each)
+
+    return ImportHook(name, seen)
+
+
+def _hook(host: Host, patches: PatchSet, owner: Any, name: str) -> None:
+    *outer, last = name.split(".")
+    for each in outer:
+        owner = getattr(owner, each, None)
+    function = vars(owner).get(last) if owner is not None else None
+    if callable(function):  # another version may not have it
+        patches.set(owner, last, in_phase(host, ph.CHECKPOINT, function, "checkpoint"))

@@ -1,0 +1,209 @@
+"""Hooks of a training on any device: calls of models, backward passes, optimizers, loss scaling.
+
+``nn.Module.__call__`` is replaced rather than hooked with ``register_module_forward_pre_hook``:
+global hooks cost every call of every module several microseconds, and ``torch.compile`` traces
+them. A class attribute costs a fifth of one, and no compiled code sees it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode, grad_scaler
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optim
+
+from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder.patches.guard import Host, careful, in_phase
+from trainfit.watch.recorder.step import phases as ph
+
+
+def install(host: Host, patches: PatchSet) -> Callable[[], None]:
+    """Hook from now on, until ``patches`` is restored and what is returned is called."""
+    patches.set(torch.nn.Module, "__call__", _module_call(host, torch.nn.Module.__call__))
+    patches.set(torch.autograd, "backward", _backward(host, torch.autograd.backward))
+    grad = in_phase(host, ph.BACKWARD, torch.autograd.grad)
+    patches.set(torch.autograd, "grad", grad)
+    _install_scaler(host, patches)
+    clip = _clip(host, clip_grad.clip_grad_norm_)
+    patches.set(clip_grad, "clip_grad_norm_", clip)
+    patches.set(torch.nn.utils, "clip_grad_norm_", clip)
+    _install_autocast(host, patches)
+    handles = _hook_optimizers(host)
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    inside = False
+    # Thousands of modules are called in a step: where PyTorch's own ``__call__`` is the one that
+    # is known, what it does is done here, and a call within another costs nothing more.
+    is_known = getattr(original, "__code__", None) is not None and (
+        original.__code__.co_names == ("_compiled_call_impl", "_call_impl")
+    )
+
+    def root(module: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal inside
+        entered = count = None
+        try:
+            if host.live and host.steps.mine:
+                entered = host.steps.enter_root(module, args or tuple(kwargs.values()))
+                if entered is not None:
+                    count = host.count_flops(module)
+        except Exception as error:
+            host.failed("forward", error)
+        if entered is None:
+            return original(module, *args, **kwargs)
+        inside = True
+        try:
+            result = original(module, *args, **kwargs)
+            if count is not None:
+                count.add_module(module, args, result)
+            return result
+        except BaseException as error:
+            host.saw(error)
+            raise
+        finally:
+            inside = False
+            try:
+                host.steps.leave_root(entered)
+                if count is not None:
+                    count.remove()
+            except Exception as error:
+                host.failed("forward", error)
+
+    @functools.wraps(original)
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if inside:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        return root(self, args, kwargs)
+
+    @functools.wraps(original)
+    def around(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) if inside else root(self, args, kwargs)
+
+    return __call__ if is_known else around
+
+
+def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        token = -1
+        try:
+            # The first backward pass tells which thread trains.
+            if host.live and (host.steps.mine or not host.steps.trains):
+                token = host.steps.enter_backward(tensors)
+        except Exception as error:
+            host.failed("backward", error)
+        try:
+            return original(tensors, *args, **kwargs)
+        except BaseException as error:
+            host.saw(error)
+            raise
+        finally:
+            try:
+                if token >= 0:
+                    host.steps.leave(token)
+            except Exception as error:
+                host.failed("backward", error)
+
+    return backward
+
+
+def _hook_optimizers(host: Host) -> list[Any]:
+    def before(optimizer: Any, *_: Any) -> None:
+        try:
+            if host.live and (host.steps.mine or not host.steps.trains):
+                host.steps.enter_optimizer(optimizer)
+        except Exception as error:
+            host.failed("optimizer", error)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        try:
+            if host.live and host.steps.mine:
+                host.steps.leave_optimizer(optimizer)
+        except Exception as error:
+            host.failed("optimizer", error)
+
+    return [
+        optim.register_optimizer_step_pre_hook(before),
+        optim.register_optimizer_step_post_hook(after),
+    ]
+
+
+def _install_scaler(host: Host, patches: PatchSet) -> None:
+    kind = grad_scaler.GradScaler
+    step, scale = kind.step, kind.scale
+
+    @functools.wraps(scale)
+    def noted_scale(scaler: Any, outputs: Any) -> Any:
+        with careful(host, "GradScaler.scale"):
+            if host.live and host.steps.mine and scaler.is_enabled():
+                host.steps.loss_is_scaled = True
+        return scale(scaler, outputs)
+
+    @functools.wraps(step)
+    def noted_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = token = -1
+        with careful(host, "GradScaler.step"):
+            if host.live and host.steps.mine and scaler.is_enabled():
+                before = host.steps.optimizer_steps
+                token = host.steps.enter(ph.OPTIMIZER)
+                factor = getattr(scaler, "_scale", None)
+                if isinstance(factor, torch.Tensor):
+                    told = host.steps.number("scale", factor)
+                    host.steps.scale = host.steps.scale if told is None else told
+        done = False
+        try:
+            result = step(scaler, optimizer, *args, **kwargs)
+            done = True
+        finally:
+            with careful(host, "GradScaler.step"):
+                host.steps.leave(token)
+                if done and before == host.steps.optimizer_steps:
+                    host.steps.skip(optimizer)
+        return result
+
+    patches.set(kind, "scale", noted_scale)
+    patches.set(kind, "step", noted_step)
+
+
+def _clip(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    timed = in_phase(host, ph.OPTIMIZER, original)
+
+    @functools.wraps(original)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        norm = timed(*args, **kwargs)
+        with careful(host, "clip_grad_norm_"):
+            # A DTensor's value would take a collective operation.
+            if host.live and host.steps.mine and type(norm) is torch.Tensor and norm.numel() == 1:
+                told = host.steps.number("norm", norm)
+                host.steps.norm = host.steps.norm if told is None else told
+        return norm
+
+    return clip_grad_norm_
+
+
+def _install_autocast(host: Host, patches: PatchSet) -> None:
+    kind: Any = autocast_mode.autocast
+    enter = kind.__enter__
+    seen: set[torch.dtype] = set()
+
+    @functools.wraps(enter)
+    def __enter__(self: Any) -> Any:
+        with careful(host, "autocast"):
+            if self._enabled and self.fast_dtype not in seen and host.live:
+                seen.add(self.fast_dtype)
+                host.learn(autocast=str(self.fast_dtype).removeprefix("torch."))
+        return enter(self)
+
+    patches.set(kind, "__enter__", __enter__)

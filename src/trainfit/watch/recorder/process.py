@@ -1,0 +1,197 @@
+"""The recorder in a process, from its first import of PyTorch to its end.
+
+This module is imported at the start of every Python process of a watched command, so that it
+imports next to nothing itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from trainfit.simgpu.import_hook import ImportHook
+
+if TYPE_CHECKING:
+    from trainfit.watch.recorder.recorder import Place, Recorder
+
+#: Folder of the run; empty or "0" switches the recorder off.
+FOLDER: Final = "TRAINFIT_WATCH"
+#: Seconds that the run counts from, by ``time.time()`` and ``time.monotonic()``.
+STARTED: Final = "TRAINFIT_WATCH_STARTED"
+#: The command as the user typed it.
+COMMAND: Final = "TRAINFIT_WATCH_COMMAND"
+
+_active: Recorder | None = None
+_exit_code: int | None = None
+_waits = False
+_failed: BaseException | None = None
+_OURS: Final = str(Path(__file__).resolve().parent) + os.sep
+
+
+def switched_off() -> bool:
+    """Does the environment say that nothing is to be recorded?"""
+    return os.environ.get(FOLDER, "off") in ("", "0")
+
+
+def is_on() -> bool:
+    """Is this process recorded, or will it be once it imports PyTorch?"""
+    return _active is not None or _waits
+
+
+def from_environment() -> None:
+    """Record this process as soon as it has imported PyTorch, if the environment says where."""
+    global _waits
+    folder = os.environ.get(FOLDER, "")
+    if folder in ("", "0"):
+        return
+    _waits = True
+
+    late = "torch" in sys.modules
+
+    def seen(_: ModuleType) -> None:
+        hook.remove()
+        if not _waits:  # stopped before
+            return
+        try:
+            begin(_place(folder), late)
+        except Exception as error:
+            print(f"trainfit watch: not recorded: {error}", file=sys.stderr)
+
+    hook = ImportHook("torch", seen)
+    hook.install()
+
+
+def _place(folder: str) -> Place:
+    from trainfit.watch.recorder.recorder import Place
+
+    unix, _, monotonic = os.environ.get(STARTED, "").partition(" ")
+    command = os.environ.get(COMMAND, "") or " ".join(sys.orig_argv)
+    started = (float(unix), float(monotonic)) if monotonic else (time.time(), time.monotonic())
+    return Place(Path(folder), *started, command)
+
+
+def begin(place: Place, late: bool = True) -> Recorder:
+    """Record from now on until the process ends, or :func:`end`; ``late``: PyTorch was not
+    imported just now."""
+    global _active
+    from trainfit.watch.recorder.recorder import Recorder
+
+    if _active is not None:
+        return _active
+    recorder = Recorder(place)
+    recorder.start(late)
+    _active = recorder
+    _watch_end()
+    return recorder
+
+
+def end() -> None:
+    """Stop recording; the process goes on."""
+    global _active, _waits
+    recorder, _active, _waits = _active, None, False
+    if recorder is not None:
+        recorder.stop("finished", unhook=True)
+
+
+_watching_end = False
+
+
+def _watch_end() -> None:
+    """Ask Python to tell of the process's end, once in its life."""
+    global _watching_end
+    if _watching_end:
+        return
+    _watching_end = True
+    os.register_at_fork(after_in_child=_in_child)
+    atexit.register(_at_exit)
+    sys.excepthook = _noting(sys.excepthook)
+    leave = sys.exit
+
+    def exit(status: Any = None, /) -> Any:
+        """What ``sys.exit`` does."""
+        global _exit_code
+        # Any other object is printed, and the process ends with 1.
+        _exit_code = 0 if status is None else status if isinstance(status, int) else 1
+        leave(status)
+
+    sys.exit = exit
+
+
+def _in_child() -> None:
+    if _active is not None:
+        try:
+            _active.in_child()
+        except Exception as error:
+            _active.failed("fork", error)
+
+
+def _noting(
+    hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        global _failed
+        _failed = error
+        try:
+            trace = _without_ours(error)
+            if _active is not None and os.getpid() == _active.pid:
+                text = "".join(traceback.format_exception(kind, error, trace))
+                _active.ended_by(error, text)
+        except Exception as mine:
+            if _active is not None:
+                _active.failed("excepthook", mine)
+        hook(kind, error, trace)
+
+    return excepthook
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    """The traceback that the exception would have without the recorder's hooks."""
+    seen: BaseException | None = error
+    for _ in range(100):  # causes may go in a circle
+        if seen is None:
+            break
+        kept = [each for each in _links(seen.__traceback__) if not _is_ours(each)]
+        for link, following in zip(kept, [*kept[1:], None], strict=True):
+            link.tb_next = following
+        seen.__traceback__ = kept[0] if kept else None
+        seen = seen.__cause__ or seen.__context__
+    return error.__traceback__
+
+
+def _links(trace: TracebackType | None) -> list[TracebackType]:
+    found = []
+    while trace is not None:
+        found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _is_ours(link: TracebackType) -> bool:
+    return link.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+def _at_exit() -> None:
+    if _active is None:
+        return
+    try:
+        # Somebody may have put another excepthook in the place of ours.
+        failed = _failed or (None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+        if failed is not None and _failed is None:
+            _active.ended_by(failed, "".join(traceback.format_exception(failed)))
+        if isinstance(failed, KeyboardInterrupt):
+            _active.stop("interrupted", 130)
+        elif failed is not None:
+            _active.stop("failed", 1)
+        else:
+            _active.stop("failed" if _exit_code else "finished", _exit_code or 0)
+    except Exception as error:
+        _active.failed("exit", error)

@@ -1,0 +1,351 @@
+"""The recorder of one process: what the hooks tell it goes to the files of its rank.
+
+It opens no file before the training shows: a command starts processes that do not train
+(launchers, downloads). The first to train as a rank has that rank's files; another one of the same
+rank (a script that is run twice) gets a folder of its own within the run's.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import math
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from trainfit.results.watch import tables
+from trainfit.results.watch.run import Ending, Event, RunHeader
+from trainfit.scripts.training_loops import loop_of
+from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder import header
+from trainfit.watch.recorder.flops import FlopCount
+from trainfit.watch.recorder.loader_record import LoaderRecord
+from trainfit.watch.recorder.patches import cuda_calls, saving, training, workers
+from trainfit.watch.recorder.patches.loaders import LoaderHooks
+from trainfit.watch.recorder.rank_files import RankFiles
+from trainfit.watch.recorder.spill import Ring
+from trainfit.watch.recorder.step.cuda_events import CudaDevice, Device
+from trainfit.watch.recorder.step.step_recorder import StepRecorder
+
+#: Errors of the recorder's own after which it takes itself out.
+_MOST_ERRORS: Final = 3
+#: Steps before the one whose operations are counted: the first may build layers.
+_COUNTED_STEP: Final = 1
+_SAMPLES: Final = (tables.STEPS.names or ()).index("samples")
+_MOST_NOTES: Final = 20
+_LONGEST_TRACEBACK: Final = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a run is recorded, and the moment that its times count from, on two clocks."""
+
+    folder: Path
+    started_unix: float
+    started_monotonic: float
+    command: str
+
+
+class Recorder:
+    """Hooks PyTorch from :meth:`start` to :meth:`stop`.
+
+    Args:
+        place: of the run.
+        clock: seconds, monotonic, as all processes of the machine share it.
+    """
+
+    def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
+        self.place = place
+        self.origin = place.started_monotonic
+        self.live = False
+        self.pid = os.getpid()
+        self._clock = clock
+        self._patches = PatchSet()
+        self._cuda_patches = PatchSet()
+        self._cuda_hooked = False
+        self._removers: list[Callable[[], None]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.steps = StepRecorder(self, self._clock, self.origin, time.thread_time)
+        self._facts: dict[str, Any] = {}
+        self._loaders: list[LoaderRecord] = []
+        self._notes: list[str] = []
+        self._files: RankFiles | None = None
+        self._early_events: collections.deque[Event] = collections.deque(maxlen=1000)
+        self._early: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
+        self._on_gpu = self._compile_hooked = False
+        self._flops: FlopCount | None = None
+        self._flops_known = False
+        self._errors = 0
+        self._last_error: BaseException | None = None
+        self._ended: tuple[Ending, int | None] | None = None
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def start(self, late: bool = True) -> None:
+        """Hook PyTorch, which has been imported; ``late``: other libraries may have been, too."""
+        self.live = True
+        if torch.version.cuda is not None or torch.version.hip is not None:
+            self._cuda_hooked = True
+            cuda_calls.install(self, self._cuda_patches, late)
+        loaders = LoaderHooks(self)
+        fetches = workers.FetchHooks(self)
+        self._removers = [
+            training.install(self, self._patches),
+            saving.install(self, self._patches, loaders.watch_torchdata),
+        ]
+        loaders.install(self._patches)
+        fetches.install(self._patches)
+
+    def stop(
+        self, ending: Ending = "finished", exit_code: int | None = None, unhook: bool = False
+    ) -> None:
+        """Record nothing more and write what is left; safe to call twice. The hooks stay, and do
+        nothing, where the process ends anyway: others may have hooked what we did."""
+        if os.getpid() != self.pid or self._ended is not None:
+            return
+        was_live, self.live = self.live, False
+        self._ended = ending, exit_code
+        if was_live and unhook:
+            self._unhook()
+        with contextlib.suppress(Exception):
+            self.steps.finish()
+        if self._files is None and self.steps.count:  # a training without a backward pass
+            self._claim()
+        if self._files is not None:
+            self._files.close()
+
+    def _unhook(self) -> None:
+        for remove in self._removers:
+            remove()
+        self._cuda_patches.restore()
+        self._patches.restore()
+        self.live = False
+
+    def in_child(self) -> None:
+        """After a fork: the child has nothing to write into the parent's files. One that trains
+        begins files of its own; a DataLoader's worker writes next to the parent's."""
+        if self._files is not None:
+            self._parent_stem = self._files.stem
+        self.pid = os.getpid()
+        if self._ended is None:
+            self._reset()
+
+    # -- the beginning of a rank's files -------------------------------------------------------
+
+    def training(self) -> None:
+        """See :class:`step_recorder.Sink`."""
+        if self._files is None:
+            self._claim()
+
+    def stepped(self) -> None:
+        """See :class:`step_recorder.Sink`."""
+        self.learn(framework=loop_of(sys._getframe(1)))
+
+    def _claim(self) -> None:
+        """Take a rank's files; where the folder cannot be written to, say so and take us out."""
+        rank, size = header.world()
+        self._facts |= {"rank": rank, "world_size": size, **header.of_process()}
+        try:
+            self._files = RankFiles(self.place.folder, rank, self._header, self.failed)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            print(f"trainfit watch: not recorded: {self.place.folder}: {reason}", file=sys.stderr)
+            self._unhook()
+            return
+        self._files.events.extend(self._early_events)
+        for row in self._early:
+            self._files.steps.append(row)
+        self._early.clear()
+        self._early_events.clear()
+        if multiprocessing.parent_process() is not None:
+            # Such a process ends without Python's atexit.
+            multiprocessing.util.Finalize(None, self._stop_child, exitpriority=10)
+
+    def _stop_child(self) -> None:
+        failed = sys.exc_info()[0] is not None
+        self.stop("failed" if failed else "finished", int(failed))
+
+    # -- what the hooks tell -------------------------------------------------------------------
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        """See :class:`step_recorder.Sink`."""
+        if self._files is None:
+            self._early.append(row)
+        else:
+            self._files.steps.append(row)
+        self._look_around(row)
+
+    def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None:
+        """See :class:`step_recorder.Sink`."""
+        events = self._early_events if self._files is None else self._files.events
+        events.append(Event(self.steps.now, kind, self.steps.count, seconds, text))
+
+    def learn(self, **facts: Any) -> None:
+        """Fields of the run's header."""
+        self._facts |= facts
+        self._write_header()
+
+    def _write_header(self) -> None:
+        if self._files is not None:
+            self._files.is_stale = True
+
+    def loaders_changed(self) -> None:
+        """See :class:`step_recorder.Sink`."""
+        self._write_header()
+
+    def note_loader(self, loader: LoaderRecord) -> None:
+        """See :class:`patches.guard.Host`."""
+        if loader not in self._loaders:
+            self._loaders.append(loader)
+        self._write_header()
+        if self._files is None and loader.describe().num_workers:
+            self._claim()  # its workers need to know where to write
+
+    def note(self, text: str) -> None:
+        """For the header."""
+        if len(self._notes) < _MOST_NOTES and text not in self._notes:
+            self._notes.append(text)
+            self._write_header()
+
+    def root_called(self, module: torch.nn.Module) -> None:
+        """See :class:`step_recorder.Sink`."""
+        self._look_for_gpu()
+        if not self._compile_hooked and "torch._dynamo.callback" in sys.modules:
+            self._compile_hooked = True
+            sys.modules["torch._dynamo.callback"].on_compile_start(self._note_compilation)
+        if self.steps.count == 0:
+            self.learn(**header.of_model(module))
+
+    def use(self, device: Device) -> None:
+        """The training uses CUDA: its calls are hooked, its steps timed by events."""
+        self._on_gpu = True
+        if not self._cuda_hooked:
+            self._cuda_hooked = True
+            cuda_calls.install(self, self._cuda_patches, late=True)
+        self.steps.use(device)
+        self.learn(**header.of_gpus())
+
+    def count_flops(self, module: torch.nn.Module) -> FlopCount | None:
+        """See :class:`patches.guard.Host`: the calls of one step that trains."""
+        if self.steps.count != _COUNTED_STEP or self._flops_known:
+            return None
+        if not torch.is_grad_enabled():
+            return None
+        if self._flops is None:
+            self._flops = FlopCount()
+        if hasattr(module, "_orig_mod"):  # compiled: its layers are not called
+            self._flops.flops = math.nan
+            return None
+        self._flops.install()
+        return self._flops
+
+    def _look_around(self, row: tuple[Any, ...]) -> None:
+        """After each step: what may have become known meanwhile."""
+        if self._flops is not None and not self._flops_known and row[0] == _COUNTED_STEP:
+            self.learn(flops_per_sample=self._flops.per_sample(row[_SAMPLES]))
+            self._flops_known = True
+        if self._facts.get("optimizer") != self.steps.optimizers.name:
+            self.learn(optimizer=self.steps.optimizers.name)
+        self._look_for_gpu()
+
+    def _look_for_gpu(self) -> None:
+        if not self._on_gpu and torch.cuda.is_initialized():
+            self.use(CudaDevice())
+
+    def _note_compilation(self, *_: Any) -> None:
+        self.steps.compiled = True
+
+    # -- errors --------------------------------------------------------------------------------
+
+    def failed(self, where: str, error: Exception) -> None:
+        """A hook of ours raised: the training goes on, and after some errors without us."""
+        self._errors += 1
+        self.note(f"the recorder failed at {where}: {type(error).__name__}: {error}"[:300])
+        if self._errors == _MOST_ERRORS:
+            self.note(f"the recorder took itself out after {_MOST_ERRORS} errors")
+            with contextlib.suppress(Exception):
+                self._unhook()
+
+    def saw(self, error: BaseException) -> None:
+        """The training raised, in a call that we watch: once for all calls that it passes."""
+        if error is self._last_error:
+            return
+        if is_out_of_memory(error):
+            self._last_error = error
+            with contextlib.suppress(Exception):
+                self.event("out_of_memory", text=str(error)[:_LONGEST_TRACEBACK])
+
+    def ended_by(self, error: BaseException, traceback: str) -> None:
+        """The process ends by an exception."""
+        self.saw(error)
+        self._last_error = None
+        self.event("exception", text=traceback[-_LONGEST_TRACEBACK:])
+
+    @property
+    def lost_rows(self) -> int:
+        """Rows that could not be written so far."""
+        return 0 if self._files is None else self._files.lost
+
+    # -- workers -------------------------------------------------------------------------------
+
+    _parent_stem: Path | None = None
+
+    def stem_for_workers(self) -> Path | None:
+        """See :class:`patches.workers.Home`: a forked worker inherits it, others look for the
+        header of the process that started them."""
+        if self._parent_stem is not None:
+            return self._parent_stem
+        parent = workers.parent_pid()
+        for path in sorted(self.place.folder.glob("**/rank*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                if json.loads(path.read_text(encoding="utf-8")).get("pid") == parent:
+                    return path.with_suffix("")
+        return None
+
+    def main_fetches(self) -> Ring | None:
+        """See :class:`patches.workers.Home`."""
+        if self._files is None or not self.live or not self.steps.mine:
+            return None
+        return self._files.fetches
+
+    # -- the header, made by the writing thread ------------------------------------------------
+
+    def _header(self, worker_threads: Mapping[str, int]) -> RunHeader:
+        if self._files is not None and "threads" not in self._facts:
+            self._facts["threads"] = header.threads()
+        ending, code = self._ended or ("running", None)
+        dropped = self.steps.rows.without_gpu_times
+        notes = tuple(self._notes)
+        if dropped:
+            notes += (f"{dropped} steps have no GPU times: the GPU was too far behind",)
+        return RunHeader(
+            command=self.place.command,
+            started_unix=self.place.started_unix,
+            started_monotonic=self.place.started_monotonic,
+            loaders=tuple(each.describe() for each in list(self._loaders)),
+            worker_threads=worker_threads,
+            ending=ending,
+            exit_code=code,
+            lost_rows=self.lost_rows,
+            notes=notes,
+            **self._facts,
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU or of the host."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    )

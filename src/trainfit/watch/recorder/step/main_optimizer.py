@@ -1,0 +1,48 @@
+"""Which of a script's optimizers ends a step?"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+#: Steps of other optimizers after which the main one is taken to be done with.
+_STALE: Final = 20
+
+
+class MainOptimizer:
+    """The optimizer with the most parameters, of those that are used."""
+
+    def __init__(self) -> None:
+        self._elements: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._main: weakref.ref[Any] | None = None
+        self._others = 0
+
+    def is_main(self, optimizer: Any) -> tuple[bool, bool]:
+        """Does this step of ``optimizer`` end a training step? And does a training begin with
+        it, another than before: its main optimizer is gone, or not used any more?"""
+        main = None if self._main is None else self._main()
+        if main is optimizer:
+            self._others = 0
+            return True, False
+        self._others += 1
+        elements = self._count(optimizer)
+        gone = self._main is not None and (main is None or self._others >= _STALE)
+        if main is None or gone or elements > self._count(main):
+            self._main = weakref.ref(optimizer)
+            self._others = 0
+            return True, gone
+        return False, False
+
+    @property
+    def name(self) -> str:
+        """The class of the main one; empty: none has stepped."""
+        main = None if self._main is None else self._main()
+        return "" if main is None else type(main).__name__
+
+    def _count(self, optimizer: Any) -> int:
+        found = self._elements.get(optimizer)
+        if found is None:
+            groups = optimizer.param_groups
+            found = sum(each.numel() for group in groups for each in group["params"])
+            self._elements[optimizer] = found
+        return found

@@ -1,0 +1,169 @@
+"""Rows of steps: kept until the GPU has reached the step's end, then passed on, in order."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from trainfit.results.watch import tables
+from trainfit.watch.recorder.step import phases as ph
+from trainfit.watch.recorder.step.cuda_events import Memory
+from trainfit.watch.recorder.step.gpu_step import GpuStep
+from trainfit.watch.recorder.step.segments import Counts
+
+#: Steps that may wait for the GPU.
+_MOST_WAITING: Final = 256
+#: A step waits for the GPU this long, or this many times its own length: a run that is killed
+#: shall leave its rows, and a GPU that is further behind is not waited for.
+_PATIENCE_S: Final = 1.0
+_PATIENCE_STEPS: Final = 3.0
+
+_COLUMNS: Final = {name: at for at, name in enumerate(tables.STEPS.names or ())}
+_END, _STEP_S, _FLAGS = _COLUMNS["end_s"], _COLUMNS["step_s"], _COLUMNS["flags"]
+_LOSS, _SCALE, _NORM = (_COLUMNS[name] for name in ("loss", "loss_scale", "gradient_norm"))
+_NOT_A_FLOAT32: Final = 3.4e38
+
+_NO_GPU_TIMES: Final = (math.nan,) * 6
+_MOST_16: Final = 32767
+_MOST_32: Final = 2**31 - 1
+
+Row = list[Any]
+
+
+def float32(value: float) -> float:
+    """``value`` as a 4-byte float can hold it: beyond, infinite (``struct`` would refuse it)."""
+    return math.copysign(math.inf, value) if abs(value) > _NOT_A_FLOAT32 else value
+
+
+def new_row(
+    *,
+    step: int,
+    end_s: float,
+    step_s: float,
+    phases: Sequence[float],
+    counts: Counts,
+    on_gpu: bool,
+    cpu_s: float,
+    samples: int,
+    batches: int,
+    memory: Memory,
+    numbers: tuple[float | None, float, float],
+    flags: int,
+) -> Row:
+    """A step's row, still without what the GPU's events say.
+
+    ``phases`` are seconds by phase, ``numbers`` the loss, its scale and the gradient's norm.
+    Copies and waits are not measured without a GPU: there are none.
+    """
+    if counts.epoch_s is not None:
+        flags |= tables.EPOCH_START
+    if phases[ph.EVALUATION] > 0:
+        flags |= tables.EVALUATION
+    if phases[ph.CHECKPOINT] > 0:
+        flags |= tables.CHECKPOINT
+    loss, scale, norm = numbers
+    return [
+        step,
+        end_s,
+        step_s,
+        phases[ph.INPUT],
+        phases[ph.COPY] if on_gpu else math.nan,
+        *phases[ph.FORWARD : ph.SYNC],
+        phases[ph.SYNC] if on_gpu else math.nan,
+        *phases[ph.CHECKPOINT :],
+        *_NO_GPU_TIMES,
+        cpu_s,
+        min(samples, _MOST_32),
+        min(batches, _MOST_16),
+        min(counts.queued, _MOST_16),
+        min(counts.syncs, _MOST_32) if on_gpu else -1,
+        counts.copied if on_gpu else -1,
+        counts.unpinned if on_gpu else -1,
+        *memory,
+        loss,
+        scale,
+        norm,
+        flags,
+    ]
+
+
+class StepRows:
+    """Rows as lists in the order of :data:`trainfit.results.watch.tables.STEPS`.
+
+    Args:
+        append: takes a row that is complete.
+        skipped: called with a row whose step turns out, on the GPU, to have been skipped.
+    """
+
+    def __init__(
+        self, append: Callable[[tuple[Any, ...]], None], skipped: Callable[[Row], None]
+    ) -> None:
+        self._append, self._skipped = append, skipped
+        self._waiting: collections.deque[tuple[Row, GpuStep, bool]] = collections.deque()
+        self.without_gpu_times = 0
+        """Rows that were not waited for."""
+
+    def add(self, row: Row, gpu: GpuStep | None, loss_is_scaled: bool) -> None:
+        """The row of a step that is over. The loss of a GPU is multiplied by the loss scale where
+        ``loss_is_scaled``, and divided by it again."""
+        if gpu is None:
+            self._pass_on(row, loss_is_scaled)
+            return
+        self._waiting.append((row, gpu, loss_is_scaled))
+        if len(self._waiting) > _MOST_WAITING:
+            self._give_up()
+
+    def poll(self, now: float) -> None:
+        """Pass on what the GPU is done with; ``now`` is in seconds of the run."""
+        while self._waiting:
+            row, gpu, scaled = self._waiting[0]
+            if not gpu.reached:
+                patience = max(_PATIENCE_S, _PATIENCE_STEPS * row[_STEP_S])
+                if not now - row[_END] > patience:
+                    return
+                self._give_up()
+                continue
+            self._waiting.popleft()
+            self._complete(row, gpu)
+            self._pass_on(row, scaled)
+
+    def drain(self) -> None:
+        """Pass on everything, whatever the GPU is at: the process ends."""
+        self.poll(-math.inf)
+        while self._waiting:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        row, gpu, _ = self._waiting.popleft()
+        gpu.values()  # frees their room
+        gpu.release()
+        self.without_gpu_times += 1
+        self._append(tuple(row))
+
+    def _complete(self, row: Row, gpu: GpuStep) -> None:
+        for name, seconds in gpu.seconds().items():
+            row[_COLUMNS[name]] = seconds
+        if row[_FLAGS] & (tables.EVALUATION | tables.CHECKPOINT):
+            # The stream was not empty before the step: it evaluated.
+            row[_COLUMNS["gpu_gap_s"]] = math.nan
+        values = gpu.values()
+        gpu.release()
+        row[_LOSS] = values.get("loss", row[_LOSS])
+        row[_SCALE] = values.get("scale", row[_SCALE])
+        row[_NORM] = values.get("norm", row[_NORM])
+        if values.get("found_inf") and not row[_FLAGS] & tables.STEP_SKIPPED:
+            row[_FLAGS] |= tables.STEP_SKIPPED
+            self._skipped(row)
+
+    def _pass_on(self, row: Row, scaled: bool) -> None:
+        loss = row[_LOSS]
+        if loss is not None:
+            row[_FLAGS] |= tables.LOSS_FINITE if math.isfinite(loss) else tables.LOSS_NOT_FINITE
+            if scaled and row[_SCALE] > 0:
+                loss /= row[_SCALE]
+        row[_LOSS] = math.nan if loss is None else float32(loss)
+        row[_NORM] = float32(row[_NORM])
+        row[_SCALE] = float32(row[_SCALE])
+        self._append(tuple(row))

@@ -1,0 +1,393 @@
+"""What the recorder makes of trainings in this process: steps, phases, evaluations, events."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from helpers_recorder import recorded
+from trainfit.results.watch import tables
+from trainfit.watch.recorder.step import phases as ph
+from trainfit.watch.recorder.step.phases import PhaseClock
+from trainfit.watch.recorder.step.step_recorder import StepRecorder
+
+DATA = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(samples)
+        return out
+
+
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+# -- phases ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 5), st.booleans()), max_size=40))
+def test_phases_exclude_each_other_and_miss_nothing(moves: list[tuple[int, int, bool]]) -> None:
+    now = [0.0]
+    clock = PhaseClock(lambda: now[0])
+    tokens: list[int] = []
+    for phase, seconds, leaves in moves:
+        if leaves and tokens:
+            clock.leave(tokens.pop())
+        else:
+            tokens.append(clock.enter(phase))
+        now[0] += seconds
+    clock.update()
+    assert math.isclose(sum(clock.seconds), now[0])
+    assert min(clock.seconds) >= 0
+
+
+def test_the_inner_phase_counts_but_a_checkpoint_takes_all_within() -> None:
+    now = [0.0]
+    clock = PhaseClock(lambda: now[0])
+    outer = clock.enter(ph.FORWARD)
+    now[0] += 1
+    inner = clock.enter(ph.SYNC)
+    now[0] += 2
+    clock.leave(inner)
+    saving = clock.enter(ph.CHECKPOINT)
+    assert clock.enter(ph.SYNC) == ph.NOT_ENTERED
+    now[0] += 4
+    clock.leave(saving)
+    clock.leave(outer)
+    assert clock.seconds[ph.FORWARD] == 1
+    assert clock.seconds[ph.SYNC] == 2
+    assert clock.seconds[ph.CHECKPOINT] == 4
+
+
+def test_a_phase_that_an_exception_left_open_ends_with_the_one_around_it() -> None:
+    clock = PhaseClock(lambda: 0.0)
+    outer = clock.enter(ph.BACKWARD)
+    clock.enter(ph.SYNC)
+    clock.leave(outer)
+    assert clock.depth == 0 and clock.current == ph.OTHER
+
+
+# -- trainings ------------------------------------------------------------------------------------
+
+
+def test_a_plain_loop(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    with recorded(tmp_path) as run:
+        for _ in range(2):
+            for batch in DataLoader(DATA, batch_size=8):
+                loss = loss_of(model, batch)
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+    steps, header = run.record.steps, run.record.header
+    assert list(steps["step"]) == list(range(8))
+    assert list(steps["samples"]) == [8] * 8 and list(steps["batches"]) == [1] * 8
+    np.testing.assert_allclose(steps["loss"], losses, rtol=1e-6)
+    assert (steps["gradient_norm"] > 0).all()
+    starts = (steps["flags"] & tables.EPOCH_START) != 0
+    assert list(np.flatnonzero(starts)) == [0, 4]
+    assert ((steps["flags"] & tables.LOSS_FINITE) != 0).all()
+    phases = ("input_s", "forward_s", "backward_s", "optimizer_s")
+    for name in phases:
+        assert (steps[name] > 0).all(), name
+    assert (sum(steps[name] for name in phases) <= steps["step_s"] * 1.001).all()
+    assert np.isnan(steps["gpu_s"]).all() and (steps["syncs"] == -1).all()
+    assert len(run.events("epoch")) == 2 and not run.events("evaluation")
+    assert header.ending == "finished" and header.optimizer == "AdamW"
+    assert header.parameters == sum(each.numel() for each in model.parameters())
+    # A linear layer: 2 operations for each weight; forward, and backward by the weight; the
+    # second by its input, too.
+    assert header.flops_per_sample == 2 * 4 * 8 * 2 + 2 * 8 * 2 * 3
+    (loader,) = header.loaders
+    assert loader.role == "training" and loader.batch_size == 8 and loader.batches == 4
+    assert "test_watch_steps.py:" in loader.place
+
+
+def test_accumulation_makes_one_step_of_several_batches(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for number, batch in enumerate(DataLoader(DATA, batch_size=4)):
+            (loss_of(model, batch) / 4).backward()
+            if number % 4 == 3:
+                optimizer.step()
+    steps = run.record.steps
+    assert list(steps["batches"]) == [4, 4] and list(steps["samples"]) == [16, 16]
+
+
+def test_of_several_optimizers_the_largest_ends_the_step(tmp_path: Path) -> None:
+    small, large = Net(2), Net(32)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (small, large)]
+    with recorded(tmp_path) as run:
+        for batch in DataLoader(DATA, batch_size=8):
+            for model, optimizer in zip((small, large), optimizers, strict=True):
+                loss_of(model, batch).backward()
+                optimizer.step()
+    # Until the larger one was seen, the first was the main one.
+    assert list(run.record.steps["samples"][1:]) == [-1, 8, 8, 8]
+
+
+def test_a_closure_that_is_called_again_and_again(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    with recorded(tmp_path) as run:
+        for batch in DataLoader(DATA, batch_size=16):
+
+            def closure(batch: Any = batch) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, batch)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    steps = run.record.steps
+    assert len(steps) == 2
+    assert (steps["forward_s"] > 0).all() and (steps["backward_s"] > 0).all()
+
+
+def test_iterations_are_steps_where_no_optimizer_is_known(tmp_path: Path) -> None:
+    model = Net()
+    with recorded(tmp_path) as run:
+        for batch in DataLoader(DATA, batch_size=1):
+            loss_of(model, batch).backward()
+            with torch.no_grad():
+                for each in model.parameters():
+                    each -= 0.1 * each.grad
+                    each.grad = None
+    # Eight iterations tell that no optimizer will come.
+    assert list(run.record.steps["batches"]) == [8] + [1] * 24
+
+
+def test_batches_that_stream(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([DATA[number] for number in range(10)])
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for batch in DataLoader(Stream(), batch_size=4):
+            loss_of(model, batch).backward()
+            optimizer.step()
+    assert list(run.record.steps["samples"]) == [4, 4, 2]
+    assert run.record.header.loaders[0].batches is None
+
+
+def test_without_a_loader_the_models_input_tells_the_samples(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for _ in range(3):
+            model(torch.randn(6, 4)).sum().backward()
+            optimizer.step()
+    assert list(run.record.steps["samples"]) == [6, 6, 6]
+    assert not run.record.header.loaders
+
+
+def test_a_second_training_is_told_and_its_first_step_has_no_length(tmp_path: Path) -> None:
+    def train() -> None:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batch in DataLoader(DATA, batch_size=16):
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+    with recorded(tmp_path) as run:
+        train()
+        train()
+    assert len(run.events("restart")) == 1
+    assert list(np.isnan(run.record.steps["step_s"])) == [False, False, True, False]
+
+
+# -- evaluation, checkpoints ----------------------------------------------------------------------
+
+
+def test_an_evaluation_takes_its_batches_with_it(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for _ in range(2):
+            model.train()
+            for batch in DataLoader(DATA, batch_size=16):
+                loss_of(model, batch).backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                for batch in DataLoader(DATA, batch_size=4):
+                    model(batch[0])
+    steps = run.record.steps
+    assert list(steps["samples"]) == [16] * 4
+    evaluated = (steps["flags"] & tables.EVALUATION) != 0
+    assert list(evaluated) == [False, False, True, False]
+    assert steps["evaluation_s"][2] > steps["input_s"][2]
+    assert [each.step for each in run.events("evaluation")] == [2, 4]  # the last after all steps
+    roles = {each.batch_size: each.role for each in run.record.header.loaders}
+    assert roles == {16: "training", 4: "evaluation"}
+
+
+def test_an_evaluation_in_training_mode_is_told_by_its_batches(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for _ in range(2):
+            for batch in DataLoader(DATA, batch_size=16):
+                loss_of(model, batch).backward()
+                optimizer.step()
+            with torch.no_grad():
+                for batch in DataLoader(DATA, batch_size=4):
+                    model(batch[0])
+    assert list(run.record.steps["samples"]) == [16] * 4
+    assert run.record.steps["flags"][2] & tables.EVALUATION
+
+
+def test_a_teacher_without_gradients_is_part_of_the_step(tmp_path: Path) -> None:
+    model, teacher = Net(), Net().eval().requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for batch in DataLoader(DATA, batch_size=16):
+            with torch.no_grad():
+                wanted = teacher(batch[0])
+            (model(batch[0]) - wanted).square().mean().backward()
+            optimizer.step()
+    assert not (run.record.steps["flags"] & tables.EVALUATION).any()
+    assert list(run.record.steps["samples"]) == [16, 16]
+
+
+def test_checkpoints_are_events_and_a_phase(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path / "run") as run:
+        for number, batch in enumerate(DataLoader(DATA, batch_size=8)):
+            loss_of(model, batch).backward()
+            if number == 1:
+                torch.save(model.state_dict(), tmp_path / "model.pt")
+            if number == 2:
+                save_file(model.state_dict(), tmp_path / "model.safetensors")
+            optimizer.step()
+    flagged = (run.record.steps["flags"] & tables.CHECKPOINT) != 0
+    # ``save_file`` was imported by name before the recorder hooked it.
+    assert list(flagged)[:2] == [False, True]
+    assert run.events("checkpoint")[0].seconds > 0
+
+
+# -- loss scaling, losses -------------------------------------------------------------------------
+
+
+def test_a_step_that_the_scaler_skips(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
+    with recorded(tmp_path) as run:
+        for number, batch in enumerate(DataLoader(DATA, batch_size=8)):
+            loss = loss_of(model, batch) * (math.inf if number == 2 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    steps = run.record.steps
+    skipped = (steps["flags"] & tables.STEP_SKIPPED) != 0
+    assert list(skipped) == [False, False, True, False]
+    assert list(steps["loss_scale"]) == [64.0, 64.0, 64.0, 32.0]
+    assert steps["loss"][0] < 5  # without the scale
+    assert steps["flags"][2] & tables.LOSS_NOT_FINITE
+    assert [each.step for each in run.events("skipped_step")] == [2]
+
+
+def test_a_loss_that_no_float_holds_is_infinite(tmp_path: Path) -> None:
+    weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with recorded(tmp_path) as run:
+        (weight * 1e300).sum().backward()
+        optimizer.step()
+        (weight * math.nan).sum().backward()
+        optimizer.step()
+    assert math.isinf(run.record.steps["loss"][0])
+    assert run.record.steps["flags"][1] & tables.LOSS_NOT_FINITE
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_the_recorders_own_errors_never_reach_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = nn.Module.__call__
+    with recorded(tmp_path) as run:
+        loss_of(model, DATA[:4]).backward()
+        optimizer.step()
+        monkeypatch.setattr(StepRecorder, "enter_root", broken)
+        for _ in range(4):
+            loss_of(model, DATA[:4]).backward()
+            optimizer.step()
+        assert not run.recorder.live
+        assert nn.Module.__call__ is call
+    notes = run.record.header.notes
+    assert any("RuntimeError: ours" in each for each in notes)
+    assert any("took itself out" in each for each in notes)
+
+
+def test_an_exception_passes_and_memory_that_runs_out_is_told(tmp_path: Path) -> None:
+    class Greedy(Net):
+        def forward(self, samples: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    model = Net()
+    with recorded(tmp_path) as run:
+        loss_of(model, DATA[:4]).backward()
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                Greedy()(DATA[:4][0])
+    assert len(run.events("out_of_memory")) == 2
+
+
+def test_a_forked_child_leaves_the_files_alone(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        loss_of(model, DATA[:4]).backward()
+        optimizer.step()
+        child = os.fork()
+        if not child:
+            model(DATA[:4][0])
+            os._exit(0)
+        os.waitpid(child, 0)
+        optimizer.step()
+    assert len(run.record.steps) == 2
+    assert not list(tmp_path.glob("also-*"))
+
+
+def test_everything_is_as_before_after_the_end(tmp_path: Path) -> None:
+    owners = (nn.Module, torch.Tensor, torch.autograd, torch.optim.Optimizer, DataLoader, torch)
+    before = [dict(vars(each)) for each in owners]
+    with recorded(tmp_path):
+        loss_of(Net(), DATA[:4]).backward()
+    for owner, names in zip(owners, before, strict=True):
+        changed = {name for name, value in vars(owner).items() if names.get(name) is not value}
+        assert not changed, owner
