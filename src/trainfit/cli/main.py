@@ -21,7 +21,7 @@ from trainfit.report.sizes import printable
 from trainfit.results.files.errors import TrainfitError
 
 _VERBS = (
-    *("plan", "simulate", "memory", "loader", "rehearse", "pace", "show"),
+    *("plan", "simulate", "memory", "loader", "rehearse", "watch", "pace", "show"),
     *("doctor", "calibrate", "verify", "gpus"),
 )
 

@@ -13,7 +13,7 @@ from trainfit.report.plan.text import plan_text
 from trainfit.results.plan.result import PlanResult
 
 #: In rich's words; NO_COLOR leaves bold and dim, a pipe nothing at all.
-_STYLES: Final[dict[Style, str]] = {
+STYLES: Final[dict[Style, str]] = {
     "good": "bold green",
     "bad": "bold red",
     "title": "bold",
@@ -55,4 +55,4 @@ def _print_screen(result: PlanResult) -> None:
 
 def styled(result: PlanResult, columns: int) -> list[Text]:
     """The lines of the screen as a terminal of so many columns shows them."""
-    return [Text(line.text, _STYLES[line.style]) for line in plan_screen(result, columns)]
+    return [Text(line.text, STYLES[line.style]) for line in plan_screen(result, columns)]

@@ -73,10 +73,12 @@ class WatchedCommand:
     """A command that runs, recorded; :meth:`poll` while something else is done, :meth:`wait` to
     its end. As a context manager it passes signals on (from the main thread only).
 
+    ``output`` is a file descriptor for what the command prints; ``None``: where ours goes.
+
     Raises :class:`WatchError` where the command cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, output: int | None = None) -> None:
         self.folder = folder
         self.started = time.time(), time.monotonic()
         self._command = shlex.join(command)
@@ -88,7 +90,7 @@ class WatchedCommand:
             if self.recorded:
                 folder.mkdir(parents=True, exist_ok=True)
             environment = injected(folder, self._command, os.environ, self.started)
-            self._process = subprocess.Popen(command, env=environment)
+            self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         except OSError as error:
             what = error.filename if error.filename is not None else (command or ["?"])[0]
             reason = error.strerror or str(error)

@@ -1,0 +1,156 @@
+"""``trainfit watch``: run a training command and explain what limits it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from trainfit.cli.common import UsageError, only_ascii, output_file, split_command
+from trainfit.cli.live_view import Terminal, attached, follow_lines
+from trainfit.cli.screen import STYLES
+from trainfit.report.sizes import printable
+from trainfit.report.watch.screen import watch_screen, watch_text
+from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.run import load_run
+from trainfit.watch.judge import judge
+from trainfit.watch.launch import WatchedCommand
+from trainfit.watch.run_folder import new_folder
+from trainfit.watch.sampler.start import SamplerHandle, start_sampler
+from trainfit.watch.tail import tail_run
+
+PARSER: dict[str, Any] = {
+    "help": "run a training command and explain what limits it",
+    "description": "Run a training command as it is, record what its steps spend their time on, "
+    "and say what limits it and what to change. The script is not edited; its output, its exit "
+    "code and its results stay the same. TRAINFIT_WATCH=0 switches the recorder off.",
+    "epilog": "example: trainfit watch -- python train.py --epochs 1",
+    "usage": "trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
+}
+
+_WITH_VALUE = ("--folder", "--output", "--read", "--attach")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="record into DIR, a new or empty folder"
+    )
+    parser.add_argument(
+        "--read", type=Path, metavar="DIR", help="judge a recorded run instead of running one"
+    )
+    parser.add_argument(
+        "--attach", type=Path, metavar="DIR", help="show a run that goes on in another terminal"
+    )
+    parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
+    parser.add_argument("--quiet", action="store_true", help="nothing until the end")
+    parser.add_argument("--output", metavar="FILE", help="write the result here, as JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON document at the end")
+    parser.add_argument(
+        "-v", "--explain", action="store_true", help="every finding with cause and evidence"
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the command."""
+    return split_command(words, _WITH_VALUE)
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Watch, judge, print; returns the command's exit code (0 where a recorded run is read)."""
+    output = output_file(options.output) if options.output else None
+    given = [name for name in ("read", "attach") if getattr(options, name) is not None]
+    if len(given) + bool(command) != 1:
+        raise UsageError(
+            "give a command (trainfit watch -- python train.py), or --read DIR, or --attach DIR"
+        )
+    if command:
+        folder = _new_folder(options, command)
+        code = _watched(options, command, folder)
+    else:
+        folder, code = getattr(options, given[0]), 0
+        if options.attach is not None:
+            _follow_attached(options, folder)
+    result = judge(load_run(folder))
+    if output is not None:
+        result.save(output)
+    _print(result, options, folder)
+    return code
+
+
+def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:
+    if options.folder is None:
+        script = next((word for word in command if word.endswith(".py")), command[0])
+        return new_folder(script)
+    folder: Path = options.folder
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--folder {str(folder)!r} is a file; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"--folder {str(folder)!r} is not empty; name a new folder, or empty it")
+    return folder
+
+
+def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
+    """Run the command to its end; returns its exit code."""
+    drawn = _is_drawn(options)
+    terminal = Terminal() if drawn else None
+    sampler: SamplerHandle | None = None
+    try:
+        with WatchedCommand(
+            command, folder, None if terminal is None else terminal.output
+        ) as watched:
+            if watched.recorded:
+                with contextlib.suppress(OSError):  # the run goes on without samples
+                    sampler = start_sampler(folder, watched.pid)
+            if terminal is not None:
+                return terminal.follow(watched, lambda: _seen(folder), Console(stderr=True))
+            return follow_lines(watched, lambda: _seen(folder), quiet=options.quiet)
+    finally:
+        if sampler is not None:
+            sampler.stop()
+        if terminal is not None:
+            terminal.close()
+
+
+def _follow_attached(options: argparse.Namespace, folder: Path) -> None:
+    running = attached(folder)
+    if _is_drawn(options):
+        terminal = Terminal()
+        with contextlib.closing(terminal):
+            terminal.follow(running, lambda: _seen(folder), Console(stderr=True))
+    else:
+        follow_lines(running, lambda: _seen(folder), quiet=options.quiet)
+
+
+def _is_drawn(options: argparse.Namespace) -> bool:
+    """A live view where both streams are a terminal: a redirected one gets what the script wrote,
+    byte for byte."""
+    asked = not (options.plain or options.quiet)
+    return asked and sys.stdout.isatty() and sys.stderr.isatty() and not only_ascii()
+
+
+def _seen(folder: Path) -> WatchResult | None:
+    run = tail_run(folder)
+    return judge(run) if run is not None else None
+
+
+def _print(result: WatchResult, options: argparse.Namespace, folder: Path) -> None:
+    if options.json:
+        print(result.to_json(), flush=True)
+        return
+    console = Console(stderr=not options.read, highlight=False, markup=False, emoji=False)
+    if console.is_terminal:
+        for line in watch_screen(result, console.width, whole=options.explain):
+            console.print(Text(line.text, STYLES[line.style]), soft_wrap=True)
+    else:
+        print(watch_text(result, whole=options.explain), file=console.file, flush=True)
+    if not options.read:
+        again = f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
+        print(f"recorded: {again}", file=sys.stderr)

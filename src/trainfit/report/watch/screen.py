@@ -1,0 +1,146 @@
+"""The summary of a watched run: the verdict, where the time went, findings, what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.report.plan.screen import Line, Style
+from trainfit.report.sizes import printable, size, time_text, wrapped
+from trainfit.report.watch.words import (
+    PHASES,
+    answer,
+    evidence_text,
+    percent,
+    setting_text,
+    title,
+)
+from trainfit.results.files.words import count
+from trainfit.results.watch.result import Finding, MemoryLedger, Severity, WatchResult
+
+#: Findings and unknowns on the short screen, columns, and cells of the bar of a phase.
+_FINDINGS: Final = 4
+_UNKNOWN: Final = 2
+COLUMNS: Final = 80
+_BAR: Final = 24
+_MARKS: Final[dict[Severity, str]] = {"critical": "!!", "warning": "! ", "info": "  "}
+
+
+def watch_screen(result: WatchResult, columns: int = COLUMNS, *, whole: bool = False) -> list[Line]:
+    """At most 25 lines; with ``whole`` every finding, what could not be told, and notes."""
+    columns = max(52, min(columns, 100))
+    found = result.findings if whole else result.findings[:_FINDINGS]
+    lines = [Line(answer(result), _style(result))]
+    lines += [Line(text) for text in _context(result)]
+    lines += [Line(text, "quiet") for text in _phases(result)]
+    if result.steps and not result.findings:
+        lines.append(Line("Nothing to fix was found.", "good"))
+    for each in found:
+        lines += _finding(each, columns, whole)
+    left = len(result.findings) - len(found)
+    if left:
+        lines.append(Line(f"{count(left, 'more finding')}: --explain", "quiet"))
+    unknown = result.unknown if whole else ()
+    for gap in unknown:
+        text = f"{gap.kind}: {gap.reason}; needs {gap.needs}"
+        lines += _wrapped(f"cannot tell {printable(text)}", "quiet", columns)
+    if result.unknown and not whole:
+        kinds = ", ".join(printable(each.kind) for each in result.unknown[:_UNKNOWN])
+        more = "" if len(result.unknown) <= _UNKNOWN else ", …"
+        text = f"cannot tell: {kinds}{more} ({len(result.unknown)}; --explain says why)"
+        lines += _wrapped(text, "quiet", columns)
+    for note in result.notes if whole else result.notes[:2]:
+        lines += _wrapped(f"note: {printable(note)}", "quiet", columns)
+    if result.next_command:
+        lines.append(Line(f"next: {printable(result.next_command)}", "title"))
+    return lines
+
+
+def watch_text(result: WatchResult, columns: int = COLUMNS, *, whole: bool = False) -> str:
+    """As plain text."""
+    return "\n".join(line.text for line in watch_screen(result, columns, whole=whole))
+
+
+def progress_line(result: WatchResult) -> str:
+    """One line while the run goes on, for a terminal that cannot be redrawn."""
+    if not result.steps or not result.step_s:
+        return "no training step yet"
+    text = f"{time_text(result.step_s)} a step"
+    shares = sorted(result.phases, key=lambda each: -each.share)[:2]
+    text += "".join(f", {PHASES[each.name]} {percent(each.share)}" for each in shares)
+    if result.gpu_utilization is not None:
+        text += f", GPU {percent(result.gpu_utilization)}"
+    if result.findings:
+        text += f"; {title(result.findings[0])}"
+    return text
+
+
+def _style(result: WatchResult) -> Style:
+    worst = {each.severity for each in result.findings}
+    return "bad" if worst & {"critical", "warning"} else "good" if result.steps else "plain"
+
+
+def _context(result: WatchResult) -> Iterator[str]:
+    header = result.header
+    where = "CPU"
+    if header.gpu is not None and header.gpu < len(header.gpus):
+        where = printable(header.gpus[header.gpu].name)
+    parts = [f"{count(result.steps, 'steady step')} in {time_text(result.seconds)}", where]
+    if header.world_size > 1:
+        parts.append(count(header.world_size, "rank"))
+    if header.precision != "unknown":
+        parts.append(header.precision)
+    if result.gpu_utilization is not None:
+        parts.append(f"NVML utilisation {percent(result.gpu_utilization)}")
+    if result.mfu is not None:
+        parts.append(f"MFU {percent(result.mfu)}")
+    if result.steps:
+        yield ", ".join(parts)
+    if header.ending in ("failed", "interrupted"):
+        code = "" if header.exit_code is None else f" with exit code {header.exit_code}"
+        yield f"The run {'was interrupted' if header.ending == 'interrupted' else 'failed'}{code}."
+    if result.ledger is not None:
+        yield from _ledger(result.ledger)
+
+
+def _ledger(books: MemoryLedger) -> Iterator[str]:
+    peak, total = books.peak_reserved_bytes, books.total_bytes
+    if peak is None:
+        return
+    text = f"GPU memory: {size(peak)} reserved at the peak"
+    if books.peak_allocated_bytes is not None:
+        text += f", {size(books.peak_allocated_bytes)} of it in tensors"
+    yield text + (f", of {size(total)}" if total else "")
+
+
+def _phases(result: WatchResult) -> Iterator[str]:
+    """A bar for each phase that takes 1% or more."""
+    shown = [each for each in result.phases if each.share >= 0.01]
+    width = max((len(PHASES[each.name]) for each in shown), default=0)
+    for each in sorted(shown, key=lambda phase: -phase.share)[:6]:
+        bar = "█" * max(1, round(_BAR * each.share))
+        gpu = "" if each.gpu_s is None else f"  (GPU {time_text(each.gpu_s)})"
+        yield (
+            f"  {PHASES[each.name]:<{width}} {percent(each.share):>4} "
+            f"{time_text(each.host_s):>8}  {bar}{gpu}"
+        )
+
+
+def _finding(each: Finding, columns: int, whole: bool) -> list[Line]:
+    style: Style = "plain" if each.severity == "info" else "bad"
+    lines = _wrapped(f"{_MARKS[each.severity]} {title(each)}", style, columns)
+    evidence = "; ".join(map(evidence_text, each.evidence if whole else each.evidence[:3]))
+    sure = "" if each.confidence == "certain" else f" ({each.confidence})"
+    if whole:
+        lines += _wrapped(f"{printable(each.cause)}{sure}: {evidence}", "quiet", columns, "   ")
+    elif evidence:
+        lines += _wrapped(evidence + sure, "quiet", columns, "   ")[:2]
+    setting = setting_text(each)
+    fix = f"fix: {printable(each.action)}" + (f" [{setting}]" if setting else "")
+    lines += _wrapped(fix, "plain", columns, "   ")[: None if whole else 2]
+    return lines
+
+
+def _wrapped(text: str, style: Style, columns: int, indent: str = "") -> list[Line]:
+    made = wrapped(text, indent, indent + "  ", columns)
+    return [Line(line, style) for line in made.splitlines()]

@@ -1,0 +1,94 @@
+"""What bounds a run, its phases and findings, in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trainfit.report.sizes import printable, rate_text, size, time_text
+from trainfit.results.watch.result import Evidence, Finding, WatchResult
+
+#: The parts of a step as they are called on a screen.
+PHASES: Final = {
+    "input": "waiting for batches",
+    "copy": "copies to the GPU",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "sync": "waiting for the GPU",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "other": "other Python code",
+}
+_LIMITS: Final = {
+    "gpu": "The GPU is the limit",
+    "input": "The DataLoader is the limit",
+    "host": "The Python process that launches kernels is the limit",
+    "copy": "Copies to the GPU are the limit",
+    "sync": "Synchronisations with the GPU are the limit",
+    "checkpoint": "Writing checkpoints is the limit",
+    "communication": "Waiting for other ranks is the limit",
+    "cpu": "The CPU computes the steps, and is the limit",
+    "unknown": "What limits the run cannot be told",
+}
+
+
+def answer(result: WatchResult) -> str:
+    """The verdict in one line."""
+    if not result.steps:
+        return "No training step was recorded"
+    rate = ""
+    if result.step_s:
+        rate = f": {time_text(result.step_s)} a step"
+        if result.samples_per_s is not None:
+            rate += f", {rate_text(result.samples_per_s)} samples/s"
+    waits = next((each.share for each in result.phases if each.name == "input"), None)
+    why = ""
+    if result.limit == "input" and waits is not None:
+        why = f" ({percent(waits)} of the time goes to waiting for batches)"
+    elif result.gpu_busy is not None:
+        why = (
+            f" (at work {percent(result.gpu_busy)} of the time)"
+            if result.limit == "gpu"
+            else (f" (the GPU is at work {percent(result.gpu_busy)} of the time)")
+        )
+    return _LIMITS[result.limit] + rate + why
+
+
+def percent(share: float) -> str:
+    """Whole percent; below 1% a decimal."""
+    value = 100 * share
+    return f"{value:.0f}%" if value >= 1 or value <= 0 else f"{value:.1f}%"
+
+
+def evidence_text(each: Evidence) -> str:
+    """ "waiting for batches 41 ms/step"."""
+    return f"{printable(each.what)} {_value(each)}"
+
+
+def _value(each: Evidence) -> str:
+    unit, _, per = each.unit.partition("/")
+    suffix = f"/{per}" if per else ""
+    if unit in ("s", "ms"):
+        seconds = each.value if unit == "s" else each.value / 1e3
+        return time_text(seconds) + suffix
+    if unit in ("B", "bytes"):
+        return size(round(each.value)) + suffix
+    if not each.unit and 0 < abs(each.value) < 1:
+        return percent(each.value)
+    number = f"{each.value:.0f}" if abs(each.value) >= 100 else f"{each.value:.3g}"
+    return f"{number} {printable(each.unit)}".rstrip()
+
+
+def title(finding: Finding) -> str:
+    """With the rank and the share of the time that it costs."""
+    text = printable(finding.title)
+    if finding.rank is not None and f"ank {finding.rank}" not in text:
+        text += f" (rank {finding.rank})"
+    return text + (f", {percent(finding.share)} of the time" if finding.share else "")
+
+
+def setting_text(finding: Finding) -> str:
+    """ "num_workers=4", or the line to write; empty: neither."""
+    if finding.settings:
+        return " ".join(f"{printable(k)}={printable(v)}" for k, v in finding.settings.items())
+    return printable(finding.line)
