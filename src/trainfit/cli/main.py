@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
-from trainfit import __version__
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.files.errors import TrainfitError
+from trainfit.version import __version__
 
 _VERBS = (
     *("plan", "simulate", "memory", "loader", "rehearse", "watch", "pace", "show"),

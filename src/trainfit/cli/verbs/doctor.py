@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit import __version__
 from trainfit.cli.common import UsageError, output_file
 from trainfit.doctor.diagnose import NAMES, chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
@@ -21,6 +20,7 @@ from trainfit.report.machine.cpu import CHECKS, cpu_text
 from trainfit.report.machine.doctor import doctor_text
 from trainfit.results.files import documents
 from trainfit.results.machine.doctor import DoctorResult
+from trainfit.version import __version__
 
 PARSER: dict[str, Any] = {
     "help": "find out why PyTorch sees no GPU, and what makes jobs slow or short of memory",
