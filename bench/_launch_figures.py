@@ -17,7 +17,7 @@ from typing import Any
 from _bench import Figure
 from _loader_figures import Reading
 
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import write_whole
 from trainfit.results.loader import LoaderSettings
@@ -57,7 +57,7 @@ class Study:
 
     ``lines`` are the launch lines of the plans that were made, and ``said`` the settings that they
     recommend, whether the line can say them or not; ``launch`` and ``own`` are what the first of
-    them and the user's line amount to. ``by_hand`` is what the launch needs besides the
+    them and the user's line amount to. ``by_hand`` is what the launch needs in addition to the
     line. ``places`` are the variables (and programs) of each place, in words. ``step_s`` is the
     consumer's, ``tuned_step_s`` the one that the plan tuned the loader for. ``failure``: it came to
     no figure, and why.
@@ -183,10 +183,10 @@ def _by_round(study: Study, key: Key) -> dict[int, float]:
     return {each.round: each.batches_per_s for each in found if each.batches_per_s}
 
 
-def beside_others(study: Study) -> tuple[int, int]:
+def disturbed(study: Study) -> tuple[int, int]:
     """Readings of the finals that were taken while other processes took cores, and all of them."""
     finals = [each.reading.others_cores for each in study.of(FINALS)]
-    return sum(map(is_beside_others, finals)), len(finals)
+    return sum(map(is_disturbed, finals)), len(finals)
 
 
 def median(values: Sequence[float]) -> float:

@@ -20,6 +20,7 @@ sys.path.insert(1, str(SOURCE))
 
 from trainfit.loader.model.dataloader import Consumer  # noqa: E402
 from trainfit.results.loader import LoaderSettings  # noqa: E402
+from trainfit.results.machine.gpu_spec import GpuSpec  # noqa: E402
 from trainfit.results.runs.trace import Target  # noqa: E402
 
 
@@ -28,7 +29,7 @@ class Asked:
     """The script to run on a simulated GPU until its first step, in so many seconds at most."""
 
     target: Target
-    gpu: str
+    gpu: GpuSpec
     limit_s: float
 
 
@@ -78,7 +79,7 @@ def main() -> None:
         asked.gpu,
         asked.target.name,
         asked.limit_s,
-        recording=None,
+        records=False,
         late=late,
         use=lambda found: _serve(connection, found),
     ).run()

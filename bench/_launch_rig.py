@@ -27,10 +27,11 @@ from _launch_place import Asked, Failed, Job, Ready
 from _loader_figures import Reading
 from _loader_sweep import QUIET, at_full_speed, quietness, reading_of, slowing
 
+from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.measure.run import Failure, Run, warm_up
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.undisturbed import with_speeds
+from trainfit.loader.model.noise_correction import with_speeds
 from trainfit.results.loader import LoaderSettings
 
 PLACE = Path(__file__).with_name("_launch_place.py")
@@ -54,7 +55,7 @@ class PlaceError(Exception):
 class Place:
     """A process with a line's environment, and the script's loader in it; a context."""
 
-    def __init__(self, line: Line, gpu: str, folder: Path, number: int) -> None:
+    def __init__(self, line: Line, gpu: GpuSpec, folder: Path, number: int) -> None:
         self._line, self._gpu = line, gpu
         self._log = folder / f"place-{number}.txt"
         self._connection, other = multiprocessing.Pipe()
@@ -121,7 +122,7 @@ class Places:
     """Places by name; two of one line are one place. A context that ends all of them."""
 
     def __init__(self, gpu: str) -> None:
-        self._gpu = gpu
+        self._gpu = find_gpu(gpu)
         self._folder = tempfile.TemporaryDirectory(prefix="launch-bench-")
         self._names: dict[Line, str] = {}
         self._places: dict[str, Place] = {}

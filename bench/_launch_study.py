@@ -38,7 +38,8 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Grid:
-    """What is swept: threads besides those that the user has, workers, batches fetched ahead."""
+    """What is swept: threads in addition to those that the user has, workers, batches fetched
+    ahead."""
 
     threads: Sequence[int]
     workers: Sequence[int]

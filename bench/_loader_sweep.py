@@ -29,12 +29,12 @@ from _loader_figures import (
 from loader_workloads import SEED, Case
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.run import Run, run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.model.noise_correction import Slowing, with_speeds, working_share
 from trainfit.loader.model.sensitivity import sensitivity
-from trainfit.loader.model.undisturbed import Slowing, with_speeds, working_share
 from trainfit.results.loader import LoaderSettings, steady
 
 WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
@@ -45,14 +45,14 @@ PACE = 0.8
 #: What a run is for.
 SWEEP, FINALS, ANCHORS = "sweep", "finals", "anchors"
 #: Settings that are measured right before and after the probe, as far as the grid has them: how
-#: fast the machine is then beside the sweep.
+#: fast the machine is then next to the sweep.
 ANCHORED = (
     *(LoaderSettings(0), LoaderSettings(1, 4), LoaderSettings(2, 4), LoaderSettings(4, 2)),
     LoaderSettings(2, 4, pin_memory=True),
 )
-#: Of the sweep's best, so many are measured again beside the choices.
+#: Of the sweep's best, so many are measured again next to the choices.
 FINALISTS = 3
-#: A reading taken while the cores ran below this share of their full speed, or beside other
+#: A reading taken while the cores ran below this share of their full speed, or next to other
 #: processes, is taken again.
 QUIET = 0.9
 #: A probe whose runs met less than this on average is made again.
@@ -313,7 +313,7 @@ def _slowed(probed: Probed | None) -> bool:
 
 def quietness(reading: Reading) -> tuple[bool, float]:
     """Was the loader alone, and at which share of their full speed were the cores (1: not told)?"""
-    alone = not is_beside_others(reading.others_cores)
+    alone = not is_disturbed(reading.others_cores)
     return alone, 1.0 if reading.core_speed is None else reading.core_speed
 
 

@@ -54,7 +54,7 @@ _ALL: Final = (
         after=("simulate-act-8", "simulate-act-16"),
     ),
     Command("by-hand-act", "trainfit memory act8.trainfit --by-hand", after=("simulate-act-8",)),
-    # The DataLoader at work.
+    # The running DataLoader.
     *(
         Command(
             f"rehearse-{workers}",

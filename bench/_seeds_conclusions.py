@@ -38,8 +38,8 @@ def finding(script: Answer, rule: str) -> Answer:
 # --- A GPU and its memory -----------------------------------------------------------------------
 @row("practice", "Video memory: the more the better", "gpus-for-vgg")
 def more_memory(cards: Answer) -> Verdict:
-    large, small = (only(cards["offers"], gpu=name) for name in ("RTX 3060 12GB", "RTX 3070"))
-    rates = [each["enough"]["samples_per_s"] for each in (large, small)]
+    large, small = (only(cards["gpus"], gpu=name) for name in ("RTX 3060 12GB", "RTX 3070"))
+    rates = [each["at_saturation"]["samples_per_s"] for each in (large, small)]
     return condition(
         f"for what fits, not for speed: VGG16 {rates[0]:.0f} samples/s on the 3060 with 12 GB, "
         f"{rates[1]:.0f} on the 3070 with 8"
@@ -68,11 +68,9 @@ def none_seen(build: Answer, driver: Answer, mismatch: Answer) -> Verdict:
 @row("command", "nvidia-smi, then another PyTorch", "doctor-cpu-only-torch",
      "doctor-version-mismatch")  # fmt: skip
 def reinstall(build: Answer, mismatch: Answer) -> Verdict:
-    cures = [
-        cause(each)["remedies"][0]["command"].split(" --index")[0] for each in (build, mismatch)
-    ]
-    return condition(f"only where the build is the cause: `{cures[0]}`; where the driver is, "
-                     f"`{cures[1]}`")  # fmt: skip
+    fixes = [cause(each)["fixes"][0]["command"].split(" --index")[0] for each in (build, mismatch)]
+    return condition(f"only where the build is the cause: `{fixes[0]}`; where the driver is, "
+                     f"`{fixes[1]}`")  # fmt: skip
 
 
 @row("symptom", "“CUDA out of memory”: model and data exceed the memory", "plan-resnet152")
@@ -181,7 +179,7 @@ def memory_util(machine: Answer) -> Verdict:
     (gpu,) = machine["machine"]["gpus"]["value"]
     assert gpu["memory_utilisation"]["value"] is not None
     return condition("the share of time with a read or write, not of the bandwidth; `doctor` says "
-                     "both beside the figure")  # fmt: skip
+                     "both next to the figure")  # fmt: skip
 
 
 @row("practice", "Keep GPU-Util high", "rehearse-2")
@@ -210,7 +208,7 @@ def both_ways(tiny: Answer, act: Answer) -> Verdict:
     def words(plan: Answer) -> str:
         now = plan["speed"]["now"]
         return (
-            f"{gib(plan['now']['memory']['device_bytes']):.2f} GiB, GPU at work "
+            f"{gib(plan['now']['memory']['device_bytes']):.2f} GiB, GPU busy "
             f"{percent(now['gpu_s'] / now['seconds'])} of a step"
         )
 
@@ -232,7 +230,7 @@ def slow_learning(plan: Answer) -> Verdict:
 def better_gradient(plan: Answer) -> Verdict:
     limits = plan["now"]["limits"]
     return condition(
-        f"by 1/batch, until it is large beside the noise scale: for {limits['noise_scale']:g} "
+        f"by 1/batch, until it is large next to the noise scale: for {limits['noise_scale']:g} "
         f"samples {limits['trains']} is recommended"
     )
 

@@ -62,7 +62,7 @@ def doubling(memory: Answer) -> Verdict:
 def utilisation(machine: Answer) -> Verdict:
     (gpu,) = machine["machine"]["gpus"]["value"]
     return condition(
-        f"the share of time with a kernel at work ({gpu['utilisation']['source']}), as `doctor` "
+        f"the share of time with a kernel running ({gpu['utilisation']['source']}), as `doctor` "
         "says: one small kernel counts as 100%"
     )
 

@@ -101,7 +101,7 @@ def dmon_figures(card: Answer, pace: Answer) -> Verdict:
     away = arm(pace, "gpu_awake")["recovered"]["value"]
     return condition(
         f"the same lines show the GPU itself at {percent(660e6 / boost)} of its boost clock; that "
-        f"it was not the GPU needs `pace`'s arm that keeps it at work ({percent(away)} {MODEL})"
+        f"it was not the GPU needs `pace`'s arm that keeps it busy ({percent(away)} {MODEL})"
     )
 
 
@@ -137,7 +137,7 @@ def clock_or_sleep(pace: Answer) -> Verdict:
     return holds(
         clock < 0.9 or idle > 0.5,
         f"the clock, told from sleep by trying: a fixed loop runs at {percent(clock)} of its speed "
-        f"before paced calls; forbidding deep idle states takes {percent(idle)} away ({MODEL})",
+        f"before paced calls; disabling deep idle states takes {percent(idle)} away ({MODEL})",
     )
 
 
@@ -162,13 +162,12 @@ def launches(plan: Answer) -> Verdict:
     )
 
 
-@row("symptom", "At 60 Hz the CPU stays at work and keeps its clock", "pace-article")
+@row("symptom", "At 60 Hz the CPU stays busy and keeps its clock", "pace-article")
 def busy(pace: Answer) -> Verdict:
     away = arm(pace, "spin")["recovered"]["value"]
     return holds(
         away > 0.5,
-        f"keeping the core at work between calls takes {percent(away)} of the excess away "
-        f"({MODEL})",
+        f"keeping the core busy between calls takes {percent(away)} of the excess away ({MODEL})",
     )
 
 
@@ -186,7 +185,7 @@ def mhz(machine: Answer) -> Verdict:
     now = [each["current_hz"] / 1e6 for each in groups(machine)]
     return answered(
         f"by group of cores, lowest to highest ({min(now):.0f} to {max(now):.0f} MHz of the "
-        "recorded machine): a mean over performance and efficiency cores, idle and at work, "
+        "recorded machine): a mean over performance and efficiency cores, idle and busy, "
         "hides the core that runs the loop"
     )
 
@@ -222,9 +221,9 @@ def powersave(machine: Answer) -> Verdict:
 @row("command", "sudo cpupower frequency-set -g performance", "doctor-machine", "pace-article")
 def performance(machine: Answer, pace: Answer) -> Verdict:
     found = only(machine["checks"], name="frequency")
-    (cure,) = [each for each in found["remedies"] if "cpupower" in each["command"]]
+    (fix,) = [each for each in found["fixes"] if "cpupower" in each["command"]]
     return answered(
-        f"named with its undo ({cure['undo'].split('&&')[0].strip()}) and cost ({cure['cost']}); "
+        f"named with its undo ({fix['undo'].split('&&')[0].strip()}) and cost ({fix['cost']}); "
         f"`pace --fix governor` proves it and `pace --undo` ends it"
     )
 
@@ -232,9 +231,9 @@ def performance(machine: Answer, pace: Answer) -> Verdict:
 @row("symptom", "Under performance both rates run at 4.0 GHz and the excess is gone",
      "pace-article")  # fmt: skip
 def cured(pace: Answer) -> Verdict:
-    before, after = (pace["cure"][name]["calls"]["p50"] for name in ("before", "after"))
+    before, after = (pace["fix_trial"][name]["calls"]["p50"] for name in ("before", "after"))
     text = f"{ms(before)} before, {ms(after)} after `--fix governor` ({MODEL})"
-    return agrees(text) if pace["cure"]["is_cured"] else differs(text)
+    return agrees(text) if pace["fix_trial"]["is_fixed"] else differs(text)
 
 
 @row("command", "cpupower frequency-info: the governors on offer", "doctor-cpu")

@@ -232,7 +232,7 @@ def colab(plan: Answer) -> Verdict:
         return agrees(text)
     return condition(
         f"{text}: the CPU is the limit of a job whose batches cost it over {most * step:.1f} times "
-        "as much beside the step"
+        "as much next to the step"
     )
 
 
@@ -248,7 +248,7 @@ def first_memory(plan: Answer) -> Verdict:
 
 @row("symptom", "GTX 960, 4 GB: the model loads, but batch 4 is the most", "gpus-for-act")
 def gtx_960(cards: Answer) -> Verdict:
-    found = only(cards["offers"], gpu="GTX 960 4GB")
+    found = only(cards["gpus"], gpu="GTX 960 4GB")
     return answered(
         f"of a job of ours: ACT at batch {cards['batch_size']} needs "
         f"{gib(found['device_bytes']):.2f} GiB there, largest batch {found['largest_batch']}"
@@ -268,9 +268,9 @@ def grows(plan: Answer) -> Verdict:
 @row("symptom", "16 GB carry batch 32, but 16 is better: room, and no faster beyond",
      "gpus-for-act")  # fmt: skip
 def better_16(cards: Answer) -> Verdict:
-    found = only(cards["offers"], gpu="T4")
+    found = only(cards["gpus"], gpu="T4")
     return holds(
-        found["enough"]["batch_size"] < found["largest_batch"],
+        found["at_saturation"]["batch_size"] < found["largest_batch"],
         f"ACT on a T4: largest {found['largest_batch']}, saturation "
         f"{found['enough']['batch_size']}",
     )
@@ -284,7 +284,7 @@ def their_line(plan: Answer) -> Verdict:
     return holds(
         need <= there,
         f"on a line through the first two, batch 32 needs {need:.0f} GB of {there:.2f} GiB: one of "
-        "them held cache beyond its need; `plan` gives reserved beside allocated",
+        "them held cache beyond its need; `plan` gives reserved next to allocated",
     )
 
 
@@ -293,7 +293,7 @@ def which_card(cards: Answer) -> Verdict:
     shown = ", ".join(
         f"{each['gpu']} {each['enough']['samples_per_s']:.0f} at {each['enough']['batch_size']} "
         f"(largest {each['largest_batch']})"
-        for each in cards["offers"]
+        for each in cards["gpus"]
         if "30" in each["gpu"]
     )
     return answered(f"samples/s at the saturation batch size, VGG16: {shown}")
@@ -334,8 +334,8 @@ def upload(card: Answer) -> Verdict:
 
 @row("symptom", "A rented server is much faster than an old card", "gpus-for-vgg")
 def faster(cards: Answer) -> Verdict:
-    old, new = (only(cards["offers"], gpu=name) for name in ("GTX 960 4GB", "T4"))
-    gain = new["enough"]["samples_per_s"] / old["enough"]["samples_per_s"]
+    old, new = (only(cards["gpus"], gpu=name) for name in ("GTX 960 4GB", "T4"))
+    gain = new["at_saturation"]["samples_per_s"] / old["at_saturation"]["samples_per_s"]
     text = (
         f"VGG16: {gain:.1f} times the samples/s of a GTX 960 (step {ms(new['enough']['seconds'])})"
     )

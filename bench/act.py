@@ -1,8 +1,8 @@
-"""The reference workload: ACT at batch 8 beside the estimate and the measurement of its author.
+"""The reference workload: ACT at batch 8 next to the estimate and the measurement of its author.
 
 Runs `trainfit plan` on examples/act for an RTX 4090 (the data set is made if it is absent)
-and lays the figures beside the author's table (GiB, bf16 autocast): his estimate of each
-part, his estimate of the whole, and the 6.5 GiB that he measured; his arithmetic beside ours is
+and lays the figures next to the author's table (GiB, bf16 autocast): his estimate of each
+part, his estimate of the whole, and the 6.5 GiB that he measured; his arithmetic next to ours is
 `trainfit memory --by-hand`. Then on the policy as his robot calls it: at 30 Hz, with the clock of
 his CPU at 1.7 to 3.5 instead of 4.0 GHz, a call took 7 to 8 ms more, which has to lie within what
 the plan expects of these clocks. With --gap also what could lie between our memory figure and his
@@ -213,7 +213,7 @@ def print_gap(gap: dict[str, dict[str, Any]]) -> None:
 
 
 def print_beside_estimate(now: dict[str, Any], hand: dict[str, Any]) -> None:
-    """Parts of the peak beside the author's estimate; all in GiB."""
+    """Parts of the peak next to the author's estimate; all in GiB."""
     kinds, modules = now["by_kind_bytes"], now["by_module_bytes"]
     states = sum(kinds[kind] for kind in ("parameter", "gradient", "optimizer_state"))
     rows = [("parameters, gradients, AdamW", states / GIB, (0.9, 1.3))]

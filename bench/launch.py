@@ -2,7 +2,7 @@
 
 Eight scripts (launch_scripts/, and the ACT example), each bound by something else, are planned with
 the CLI as a user would. What the launch line says (variables of the environment, cores, DataLoader
-settings) is measured beside every other setting, and beside what the user's own line has.
+settings) is measured next to every other setting, and next to what the user's own line has.
 
 A measurement runs the script's real DataLoader in the real environment of a line: a process
 that was started with its variables and wrappers has run the script up to its first step, and then
@@ -145,7 +145,7 @@ def row(study: Study) -> dict[str, Any]:
         "best": shown(best, finals),
         "by_hand": list(study.by_hand),
         "places": dict(study.places),
-        "beside_others": found.beside_others(study),
+        "disturbed": found.disturbed(study),
         "failure": study.failure,
     }
 
@@ -193,9 +193,9 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
         if abs(each["tuned_step_s"] - each["step_s"]) > 0.05 * each["step_s"]:
             tuned = 1e3 * each["tuned_step_s"]
             print(f"    the plan tuned the loader for a step of {tuned:.2f} ms")
-        beside, finals = each["beside_others"]
+        beside, finals = each["disturbed"]
         if beside:
-            print(f"    {beside} of {finals} final readings beside other processes: in doubt")
+            print(f"    {beside} of {finals} final readings alongside other processes: in doubt")
     print()
 
 

@@ -1,4 +1,4 @@
-"""`trainfit loader` against exhaustive sweeps of real DataLoaders, and beside other rules.
+"""`trainfit loader` against exhaustive sweeps of real DataLoaders, and against other rules.
 
 For each workload (loader_workloads.py) every setting of a grid, workers × prefetch × pin ×
 order, is measured for real, in rounds: each setting once a round, in another order each time,
@@ -76,7 +76,7 @@ from trainfit.hardware.host.survey import survey  # noqa: E402
 from trainfit.hardware.host.system import System  # noqa: E402
 from trainfit.loader.measure.workload import Workload  # noqa: E402
 from trainfit.loader.model.dataloader import Consumer  # noqa: E402
-from trainfit.loader.tune.cores import loader_machine  # noqa: E402
+from trainfit.loader.tune.machine_limits import loader_machine  # noqa: E402
 from trainfit.results.loader import LoaderMachine, LoaderSettings  # noqa: E402
 
 QUICK = ("jpeg_augment", "lock_bound", "remote")
@@ -107,8 +107,7 @@ class Trainfit:
         result = tune(
             workload,
             self._machine,
-            consumer,
-            source,
+            dataclasses.replace(consumer, source=source),
             seconds=self._seconds,
             any_order=True,  # the grid has both orders
             watch=watch,

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from trainfit.loader.model.dataloader import (
     BatchCost,
     Consumer,
-    HandOff,
     Load,
+    Transfer,
     lognormal_costs,
     simulate,
 )
@@ -123,7 +123,7 @@ def predict(case: Case, waits: Sequence[float], extra: Overheads) -> float:
     """Batches a second by the model."""
     load = Load(
         tuple(BatchCost(seconds + extra.worker_s, 0.0) for seconds in waits),
-        HandOff(receive_s=extra.receive_s, latency_s=extra.latency_s),
+        Transfer(receive_s=extra.receive_s, latency_s=extra.latency_s),
         Consumer(case.step_s + extra.step_s if case.step_s else 0.0),
     )
     return simulate(load, case.settings, len(waits)).batches_per_s

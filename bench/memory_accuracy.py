@@ -157,7 +157,7 @@ def chosen(truth: dict[str, dict[int, int]], count: int | None) -> list[str]:
 
 
 def import_timm() -> None:
-    """timm imports torchvision, which needs help beside a CPU build of PyTorch."""
+    """timm imports torchvision, which needs help next to a CPU build of PyTorch."""
     from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
 
     define_torchvision_operators()

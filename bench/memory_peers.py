@@ -1,4 +1,4 @@
-"""Our memory prediction beside other tools', on the same measured cases.
+"""Our memory prediction next to other tools', on the same measured cases.
 
 The cases are those of memory_accuracy.py: timm models trained by timm's own script on an A100
 40 GB in float32, measured by nvidia-smi (GPUMemNet's table). Models are taken at equal
@@ -220,7 +220,7 @@ def all_tools(name: str, measured: dict[int, int], limit_s: float) -> tuple[list
 
 
 class Child:
-    """A process that runs tools one after another; started anew after it was ended."""
+    """A process that runs tools one after another; restarted after it was ended."""
 
     def __init__(self) -> None:
         self._process: Any = None

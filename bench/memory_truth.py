@@ -1,8 +1,8 @@
 """Simulated against measured GPU memory, on the cases of the truth campaign (bench/gpu).
 
-For every truth file: the same job on the simulated GPU of that name, its peaks beside the
+For every truth file: the same job on the simulated GPU of that name, its peaks next to the
 measured ones; the recorded history of the allocator replayed through our model of it; for
-limits, the largest batch from two simulated ones beside the one that ran; for single kernels,
+limits, the largest batch from two simulated ones next to the one that ran; for single kernels,
 the memory of a call (shown, without a goal: cuDNN chooses as it likes). Files are what
 `python bench/gpu/campaign.py` writes on a machine with an NVIDIA GPU; see bench/gpu/README.md.
 

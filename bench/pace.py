@@ -2,15 +2,15 @@
 
 On simulated machines (trainfit.pace.machine.simulated), noisy and seeded: each cause alone, pairs
 of causes, healthy machines, and the seed's case (ACT on an RTX 4090 with a 12th-generation Intel:
-30 Hz took 7 to 8 ms more than 60 Hz, 14.4 ms offline; `performance` cured it).
+30 Hz took 7 to 8 ms more than 60 Hz, 14.4 ms offline; `performance` fixed it).
 
-On this machine: how late calls start, asleep against asleep and at work at last, in turns; and
+On this machine: how late calls start, sleep against sleep then busy-wait, interleaved; and
 what measuring costs a call, against the same calls in a bare loop.
 
     attribution    of 100 runs of each cause, those that name it and nothing else (the least)
     healthy        of 100 runs of each healthy machine, those that claim nothing (the least)
     pairs          of 100 runs of each pair, those that name both and nothing else (no goal of ours)
-    late           p99 of starts after they are due, at work at last over asleep (median of blocks)
+    late           p99 of starts after they are due, sleep then busy-wait over sleep (median)
     overhead       of a call, in microseconds
 
     python bench/pace.py [--quick] [--json]
@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"performance {1e3 * seed['cured_s']:.1f}"
         )
         print(
-            f"{'starts late, p99':<28}asleep {1e6 * pace['sleep_s']:.0f} us, at work at last "
-            f"{1e6 * pace['hybrid_s']:.0f} us, at work {1e6 * pace['spin_s']:.0f} us"
+            f"{'starts late, p99':<28}sleep {1e6 * pace['sleep_s']:.0f} us, sleep then busy-wait "
+            f"{1e6 * pace['hybrid_s']:.0f} us, busy-wait {1e6 * pace['spin_s']:.0f} us"
         )
     single = [shares[name][0] for name, *_ in SINGLE]
     healthy = [shares[name][0] for name, *_ in SOUND]
@@ -112,11 +112,11 @@ def the_seeds_case() -> dict[str, float]:
     rows: dict[str, list[float]] = {"offline_s": [], "fast_s": [], "slow_s": [], "cured_s": []}
     for seed in range(5):
         found = measured(FREQUENCY, ACT, seed, hz=(30.0, 60.0), fix="governor")
-        assert found.back_to_back is not None and found.cure is not None
+        assert found.back_to_back is not None and found.fix_trial is not None
         rows["offline_s"].append(found.back_to_back.calls.p50)
         rows["slow_s"].append(found.rates[0].calls.p50)
         rows["fast_s"].append(found.rates[1].calls.p50)
-        rows["cured_s"].append(found.cure.after.calls.p50)
+        rows["cured_s"].append(found.fix_trial.after.calls.p50)
     return {name: statistics.median(values) for name, values in rows.items()}
 
 

@@ -1,4 +1,4 @@
-"""Large matrix products beside what PyTorch reached on many GPUs: the model's peaks.
+"""Large matmuls next to what PyTorch reached on many GPUs: the model's peaks.
 
 Steps of models say little of GPUs that nobody published steps of; products of 8192 x 8192 matrices
 were measured on most. The table is from https://github.com/zzc0721/torch-performance-test-data

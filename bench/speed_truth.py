@@ -1,7 +1,7 @@
 """Predicted against measured step times, on the timed jobs of the truth campaign (bench/gpu).
 
 For every `steps-…` file and batch size: the same job on the simulated GPU of that name, its
-predicted step beside the median of the measured ones; and again by a calibration profile of that
+predicted step next to the median of the measured ones; and again by a calibration profile of that
 GPU, where one is given. Files are what `python bench/gpu/campaign.py --only steps-` writes on a
 machine with an NVIDIA GPU, the profile what `trainfit calibrate --output FILE` does there.
 

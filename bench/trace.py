@@ -53,7 +53,7 @@ class Timing:
 def main() -> int:
     """Exit status: 0 if every goal holds, 1 if not, 2 if timm is absent."""
     options = parse_options()
-    # timm imports torchvision, whose own extension does not load beside a CPU build.
+    # timm imports torchvision, whose own extension does not load next to a CPU build.
     define_torchvision_operators()
     try:
         import timm

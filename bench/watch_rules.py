@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from _watch_published import PUBLISHED
 from _watch_runs import CAUSES, Cause, Sample, make, pairs
-from trainfit.watch.judge import judge
 
 from trainfit.results.watch.run import RunRecord
+from trainfit.watch.judge import judge
 
 Namer = Callable[[RunRecord], set[str]]
 

@@ -21,6 +21,7 @@ ALONE = {
     "test_loader_doubts",
     *("test_loader_split", "test_loader_storage", "test_loader_tuning", "test_this_cpu"),
     "test_versus_cpu",
+    *("test_watch_sampler", "test_watch_sampler_processes"),
 }
 
 

@@ -47,7 +47,7 @@ def fact(value: Any) -> Any:
 
 
 def unknown() -> Any:
-    """A fact that cannot be told."""
+    """A fact that is unknown."""
     return cannot_tell(SOURCE, "the test does not tell")
 
 
@@ -78,7 +78,7 @@ def frequency(**changes: Any) -> FrequencyPolicy:
 
 
 def gpu(index: int = 0, **changes: Any) -> Gpu:
-    """A GPU of 24 GiB at work, alone, at full clocks, on a full link."""
+    """A GPU of 24 GiB busy, alone, at full clocks, on a full link."""
     facts: dict[str, Any] = {
         "name": "NVIDIA L4",
         "uuid": f"GPU-{index:08d}-1111-2222-3333-444444444444",

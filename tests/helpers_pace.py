@@ -6,40 +6,40 @@ import dataclasses
 from pathlib import Path
 
 from trainfit.pace.machine.simulated import (
+    MachineTraits,
     SimulatedCallee,
     SimulatedFixer,
     SimulatedMachine,
-    Traits,
-    Work,
+    SimulatedWork,
 )
 from trainfit.pace.measuring import Options, measure
 from trainfit.results.machine.pace import Fix, PaceResult
 
 #: Machines with one cause each.
-HEALTHY = Traits()
+HEALTHY = MachineTraits()
 #: The seed's processor: clocks of 1.7 to 4.0 GHz were seen.
-FREQUENCY = Traits(headroom=1.53, least_clock=1.7 / 4.0)
-C_STATES = Traits(exit_s=680e-6)
-GPU_CLOCKS = Traits(gpu_least=0.35)
-LAUNCHES = Traits(cold_launches=0.6)
-CACHES = Traits(cold_work=0.5)
+FREQUENCY = MachineTraits(headroom=1.53, least_clock=1.7 / 4.0)
+C_STATES = MachineTraits(exit_s=680e-6)
+GPU_CLOCKS = MachineTraits(gpu_least=0.35)
+LAUNCHES = MachineTraits(cold_launches=0.6)
+CACHES = MachineTraits(cold_work=0.5)
 
 #: Calls of which each cause makes something: ACT's, one that waits often, one that the GPU
 #: bounds, one without a GPU.
-ACT = Work(prepare_s=4e-3, launches=2100, launch_s=4.95e-6, gpu_s=5e-3, waits=1)
-WAITING = Work(prepare_s=3e-3, launches=300, launch_s=6e-6, gpu_s=8e-3, waits=12)
-HEAVY = Work(prepare_s=1e-3, launches=200, launch_s=6e-6, gpu_s=12e-3, waits=2)
+ACT = SimulatedWork(prepare_s=4e-3, launches=2100, launch_s=4.95e-6, gpu_s=5e-3, waits=1)
+WAITING = SimulatedWork(prepare_s=3e-3, launches=300, launch_s=6e-6, gpu_s=8e-3, waits=12)
+HEAVY = SimulatedWork(prepare_s=1e-3, launches=200, launch_s=6e-6, gpu_s=12e-3, waits=2)
 #: One that CPU and GPU work at for as long, and whose thread waits for the GPU at work.
-BOTH = Work(prepare_s=5e-3, launches=200, launch_s=6e-6, gpu_s=8e-3, spins=True)
-ON_CPU = Work(prepare_s=12e-3, uses_gpu=False, waits=0)
+BOTH = SimulatedWork(prepare_s=5e-3, launches=200, launch_s=6e-6, gpu_s=8e-3, spins=True)
+ON_CPU = SimulatedWork(prepare_s=12e-3, uses_gpu=False, waits=0)
 #: One that works, launches much, waits often; and one whose many launches and the GPU go on at
 #: the same time.
-MIXED = Work(prepare_s=6e-3, launches=700, launch_s=6e-6, gpu_s=3e-3, waits=8)
-ABREAST = Work(prepare_s=4e-3, launches=1200, launch_s=6e-6, gpu_s=8e-3, waits=1)
+MIXED = SimulatedWork(prepare_s=6e-3, launches=700, launch_s=6e-6, gpu_s=3e-3, waits=8)
+ABREAST = SimulatedWork(prepare_s=4e-3, launches=1200, launch_s=6e-6, gpu_s=8e-3, waits=1)
 
 
 #: Name, machine, call, and what is to be found, and nothing else.
-Case = tuple[str, Traits, Work, frozenset[str]]
+Case = tuple[str, MachineTraits, SimulatedWork, frozenset[str]]
 SINGLE: tuple[Case, ...] = (
     ("CPU frequency", FREQUENCY, ACT, frozenset({"cpu_frequency"})),
     ("C-states", C_STATES, WAITING, frozenset({"c_states"})),
@@ -59,70 +59,70 @@ PAIRS: tuple[Case, ...] = tuple(
     for name, traits, work, *pair in (
         (
             "frequency and GPU clocks",
-            Traits(headroom=1.5, gpu_least=0.35),
+            MachineTraits(headroom=1.5, gpu_least=0.35),
             BOTH,
             "cpu_frequency",
             "gpu_clocks",
         ),
         (
             "frequency and C-states",
-            Traits(headroom=1.6, exit_s=900e-6),
+            MachineTraits(headroom=1.6, exit_s=900e-6),
             WAITING,
             "cpu_frequency",
             "c_states",
         ),
         (
             "frequency and launches",
-            Traits(headroom=1.53, cold_launches=0.3),
+            MachineTraits(headroom=1.53, cold_launches=0.3),
             ACT,
             "cpu_frequency",
             "launch_overhead",
         ),
         (
             "frequency and caches",
-            Traits(headroom=1.53, cold_work=0.4),
+            MachineTraits(headroom=1.53, cold_work=0.4),
             ON_CPU,
             "cpu_frequency",
             "cache_or_contention",
         ),
         (
             "C-states and GPU clocks",
-            Traits(exit_s=680e-6, gpu_least=0.5),
+            MachineTraits(exit_s=680e-6, gpu_least=0.5),
             WAITING,
             "c_states",
             "gpu_clocks",
         ),
         (
             "C-states and launches",
-            Traits(exit_s=500e-6, cold_launches=0.6),
+            MachineTraits(exit_s=500e-6, cold_launches=0.6),
             MIXED,
             "c_states",
             "launch_overhead",
         ),
         (
             "C-states and caches",
-            Traits(exit_s=500e-6, cold_work=0.5),
+            MachineTraits(exit_s=500e-6, cold_work=0.5),
             MIXED,
             "c_states",
             "cache_or_contention",
         ),
         (
             "GPU clocks and launches",
-            Traits(gpu_least=0.35, cold_launches=0.6),
+            MachineTraits(gpu_least=0.35, cold_launches=0.6),
             ABREAST,
             "gpu_clocks",
             "launch_overhead",
         ),
         (
             "GPU clocks and caches",
-            Traits(gpu_least=0.5, cold_work=0.8),
+            MachineTraits(gpu_least=0.5, cold_work=0.8),
             BOTH,
             "gpu_clocks",
             "cache_or_contention",
         ),
         (
             "launches and caches",
-            Traits(cold_launches=0.5, cold_work=0.5),
+            MachineTraits(cold_launches=0.5, cold_work=0.5),
             MIXED,
             "launch_overhead",
             "cache_or_contention",
@@ -132,8 +132,8 @@ PAIRS: tuple[Case, ...] = tuple(
 
 
 def measured(
-    traits: Traits,
-    work: Work,
+    traits: MachineTraits,
+    work: SimulatedWork,
     seed: int = 0,
     *,
     hz: tuple[float, ...] = (30.0,),
@@ -147,7 +147,7 @@ def measured(
     return measure(SimulatedCallee(machine), machine, options, target="simulated", fixer=fixer)
 
 
-def without(traits: Traits, **changes: bool) -> Traits:
+def without(traits: MachineTraits, **changes: bool) -> MachineTraits:
     """The same machine without the right to something."""
     return dataclasses.replace(traits, **changes)
 

@@ -410,13 +410,13 @@ def test_the_present_setting_does_not_matter_but_for_a_small_gain(
         ),
         (AmpSeen(), "bfloat16", "off", 'train.py:57: torch.autocast("cuda", enabled=False)'),
         (
-            AmpSeen(framework="accelerate", framework_at="train.py:5"),
+            AmpSeen(framework="Accelerate", framework_at="train.py:5"),
             None,
             "bfloat16",
             'train.py:5: Accelerator(mixed_precision="bf16", …)',
         ),
-        (AmpSeen(framework="transformers"), None, "float16", "TrainingArguments(fp16=True, …)"),
-        (AmpSeen(framework="lightning"), None, "float16", 'Trainer(precision="16-mixed", …)'),
+        (AmpSeen(framework="Transformers"), None, "float16", "TrainingArguments(fp16=True, …)"),
+        (AmpSeen(framework="Lightning"), None, "float16", 'Trainer(precision="16-mixed", …)'),
     ],
 )
 def test_the_line_to_change(seen: AmpSeen, autocast: str | None, dtype: str, line: str) -> None:

@@ -36,7 +36,7 @@ SCRIPT = SCRIPTS / "mixed.py"
 
 def trace(what: str = "plain", *words: str, gpu: str = "RTX 4090") -> Trace:
     line = ["python", str(SCRIPT), "--width=256", "--what", what, *words]
-    with Tracer(parse_command(line), gpu, steps=2) as tracer:
+    with Tracer(parse_command(line), find_gpu(gpu), steps=2) as tracer:
         return tracer.trace()
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic by hand beside the simulated peak: by shapes, and by what must add up."""
+"""The arithmetic by hand next to the simulated peak: by shapes, and by what must add up."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_difference_without_a_cause_is_said_with_its_bytes() -> None:
 
 def test_a_recording_without_a_step_has_no_formula() -> None:
     recording = record(nn.Linear(8, 8), (4, 8), steps=0)
-    with pytest.raises(ExplainError, match="no whole optimizer step"):
+    with pytest.raises(ExplainError, match="no complete optimizer step"):
         compared(recording)
 
 
@@ -324,7 +324,7 @@ def test_the_command_shows_it(file: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) <= 25 and max(map(len, lines[1:])) <= 100
     assert lines[0].endswith("batch size 64)")
-    for words in ("weights", "gradients", "10 to 30% for the rest", "From the sum by hand"):
+    for words in ("weights", "gradients", "10 to 30% for the rest", "From the hand formula"):
         assert words in done.stdout
 
 
@@ -342,7 +342,7 @@ def test_two_recordings_and_a_plan_are_refused(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["memory", "--by-hand", str(file), str(file)]) == 2
-    assert "takes one recording" in capsys.readouterr().err
+    assert "expects one recording" in capsys.readouterr().err
     plan = tmp_path / "plan.json"
     plan.write_text(PLAN.to_json())
     assert main(["memory", "--by-hand", str(plan)]) == 2

@@ -246,7 +246,7 @@ def test_medians_and_spreads_of_three_processes() -> None:
     assert (profile.driver, profile.cudnn, profile.notes) == ("580.65.06", "9.15.1", ())
     # The models are those of the GPU that was measured.
     assert laboratory.stand_ins[-1] is not None
-    assert laboratory.stand_ins[-1].gpu == "RTX 4090"
+    assert laboratory.stand_ins[-1].gpu.key == "RTX 4090"
     assert laboratory.stand_ins[:-1] == [None] * 5
 
 
@@ -283,7 +283,7 @@ def test_a_disturbed_calibration_says_so(
     laboratory = good(**changes)
     laboratory.held = [mib * MIB for mib in held]
     (note,) = calibrate(laboratory, 180.0).notes
-    assert says in note and "calibrate again" in note
+    assert says in note and "re-run calibrate" in note
 
 
 def test_past_the_time_limit_the_rest_is_left_out() -> None:
@@ -325,7 +325,7 @@ def test_past_the_time_limit_the_rest_is_left_out() -> None:
         (MeasuringOutcome(error="torch 2, built without CUDA", without_gpu=True), NoGpuError,
          "no GPU to calibrate: PyTorch finds none in this machine (torch 2, built without CUDA)"),
         (MeasuringOutcome(error="OutOfMemoryError: full"), CalibrationError,
-         "could not be measured: OutOfMemoryError: full; end other jobs on the GPU"),
+         "could not be measured: OutOfMemoryError: full; stop other jobs on the GPU"),
         (TimeoutError(), CalibrationError, "the time limit was reached"),
     ],
 )  # fmt: skip
@@ -344,9 +344,7 @@ def test_a_gpu_that_is_in_no_catalogue_has_no_models() -> None:
     strange = MeasuringOutcome(memory=dataclasses.replace(outcome.memory, device=device))
     profile = calibrate(good(memory=[strange] * 3), 180.0)
     assert [each.modelled_bytes for each in profile.memory.convolutions] == [None]
-    assert profile.notes == (
-        "NVIDIA Frobnicator 9 is not in the catalogue: nothing to compare with",
-    )
+    assert profile.notes == ("NVIDIA Frobnicator 9 is not in the catalogue: nothing to compare",)
 
 
 def test_without_nvml_two_contexts_tell_what_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +388,7 @@ def test_the_driver_by_the_kernels_file(tmp_path: Path) -> None:
 
 
 def test_requests_survive_json() -> None:
-    request = MeasuringRequest("memory", "r", StandIn("RTX 4090", TOLD, 1 << 30), hold=True)
+    request = MeasuringRequest("memory", "r", StandIn(find_gpu("RTX 4090"), TOLD), hold=True)
     assert MeasuringRequest.from_json(request.to_json()) == request
 
 
@@ -428,7 +426,7 @@ def test_a_rehearsal_writes_a_profile_that_simulate_can_be_made_to_use(tmp_path:
     words = ("simulate", "--profile", "profile.json", "s.py")
     refused = run(*words, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "it is a rehearsal on the simulated GPU, no measurement" in error_line(refused)
+    assert "it is a trial run on the simulated GPU, not a measurement" in error_line(refused)
     forced = run(*words[:-1], "--force-profile", "--json", "s.py", cwd=tmp_path)
     assert forced.returncode == 0, forced.stderr
     parts = json_of(forced)["memory"]["context_parts"]

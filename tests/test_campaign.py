@@ -362,7 +362,7 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"{", "damaged"),
-        (b"[]", "no truth file"),
+        (b"[]", "not a truth file"),
         (json.dumps({"format": "trainfit-gpu-truth", "version": 9}).encode(), "version 9"),
         (
             json.dumps({"format": "trainfit-gpu-truth", "version": 1, "trace": {}}).encode(),

@@ -181,7 +181,7 @@ def test_a_recommended_batch_that_takes_long_to_load_is_said_not_to_be_simulated
     monkeypatch.chdir(tmp_path)
     words = ("python", str(SCRIPTS / "branching.py"), "--batch_size={batch_size:8}")
     gpu = find_gpu("RTX 4060")
-    result = planner.plan(parse_command(words), gpu, gpu.key, planner.Settings())
+    result = planner.simulated(parse_command(words), gpu, planner.Settings()).result
     check = result.batch_check
     assert check is not None and check.batch_size == result.now.recommended_batch
     assert check.reason.endswith("s to load here") and check.peak_share is None

@@ -91,10 +91,10 @@ def test_a_hanging_nvidia_smi_holds_nothing_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--only", "gpus"], "there is no check 'gpus'; known are gpu, "),
+        (["--only", "gpus"], "unknown check 'gpus'; available: gpu, "),
         (["--skip", ",".join(NAMES)], "leave no check"),
         (["--machine", "missing.json"], "'missing.json': there is no such file"),
-        (["--machine", "text.json"], "'text.json': it is no recorded machine"),
+        (["--machine", "text.json"], "'text.json': it is not a recorded machine"),
         (["--script", "missing.py"], "missing.py"),
         (["--script", "broken.py"], "broken.py"),
         (["--output", "no/folder.json"], "its folder does not exist"),

@@ -13,10 +13,11 @@ from helpers_loader import result
 from trainfit.cli.main import main
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
+from trainfit.hardware import find_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions, Stage, Tuned
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
 
@@ -74,8 +75,8 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     command, options = asked.pop()
     assert command.name == script
     assert options == LoadingOptions(
-        step=StepTime(0.05, source="given"),
-        gpu="a100-80gb-sxm",
+        step=Consumer(0.05, source="given"),
+        gpu=find_gpu("a100-80gb-sxm"),
         seconds=5.0,
         confirm=0,
         max_workers=7,
@@ -93,10 +94,10 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     ("words", "told"),
     [
         ("", "no command: write the training command after --"),
-        ("--loader a:b python x.py", "--loader and a command: give one of them"),
+        ("--loader a:b python x.py", "give either --loader or a command, not both"),
         ("--batch-size 4 python x.py", "--batch-size is for a data set of --loader"),
         ("python absent.py", "there is no such file; check the path"),
-        ("--output absent/x.json --loader a:b", "its folder does not exist; make it first"),
+        ("--output absent/x.json --loader a:b", "its folder does not exist; create it first"),
         ("--output . --loader a:b", "is a folder; name a file in it"),
         ("--time-limit 10 --loader a:b", "--time-limit 10 is for everything, and --probe-time 20"),
         ("--step-time 0 --loader a:b", "'0' is no time of a step above 0"),
@@ -104,10 +105,10 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ("--step-time nan --loader a:b", "'nan' is no time of a step"),
         ("--step-time 1e9 --loader a:b", "'1e9' is no time of a step"),
         ("--step-time 4000 --loader a:b", "'4000' is no time of a step above 0 (up to an hour)"),
-        ("--probe-time 0 --loader a:b", "'0' is no number of seconds above 0"),
+        ("--probe-time 0 --loader a:b", "'0' is a positive number of seconds above 0"),
         ("--confirm 5 --loader a:b", "'5' is no number of runs from 0 to 4"),
-        ("--max-workers 0 --loader a:b", "'0' is no whole number from 1 on"),
-        ("--ranks x --loader a:b", "'x' is no whole number from 1 on"),
+        ("--max-workers 0 --loader a:b", "'0' is not an integer from 1 on"),
+        ("--ranks x --loader a:b", "'x' is not an integer from 1 on"),
         ("--gpu nonsense --loader a:b", "--loader has no step to simulate"),
     ],
 )

@@ -178,14 +178,14 @@ def test_asking_for_steps_is_obeyed(tmp_path: Path) -> None:
 def test_too_few_steps_cannot_tell(recorded: Path) -> None:
     shown = trainfit("show", "plain.trainfit", cwd=recorded)
     text = " ".join(shown.stdout.split())
-    assert "2 optimizer steps cannot tell whether memory settles from step to step" in text
+    assert "2 optimizer steps cannot show whether memory settles from step to step" in text
 
 
 @pytest.mark.slow
 def test_variable_shapes_are_no_silent_number(tmp_path: Path) -> None:
     done = simulate(tmp_path, "r.trainfit", "--habit", "variable")
     assert done.returncode == 0, done.stderr
-    statement = "memory differs from step to step and follows no pattern: the peaks of 12 steps"
+    statement = "memory differs from step to step without a pattern: the peaks of 12 steps"
     assert statement in " ".join(done.stdout.split())
     shown = trainfit("memory", "r.trainfit", cwd=tmp_path)
     assert statement in " ".join(shown.stdout.split())
@@ -193,7 +193,7 @@ def test_variable_shapes_are_no_silent_number(tmp_path: Path) -> None:
     assert second.returncode == 0, second.stderr
     both = trainfit("memory", "r.trainfit", "s.trainfit", cwd=tmp_path)
     assert both.returncode == 0, both.stderr
-    assert "no law from batch sizes 16 and 32:" in both.stdout
+    assert "no linear model from batch sizes 16 and 32:" in both.stdout
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_variable_shapes_are_no_silent_number(tmp_path: Path) -> None:
     ("habit", "words"),
     [
         ("outputs", "memory does not settle: it grows by 128 KiB with each optimizer step"),
-        ("variable", "memory differs from step to step and follows no pattern"),
+        ("variable", "memory differs from step to step without a pattern"),
     ],
 )
 def test_a_plan_says_when_memory_does_not_settle(habit: str, words: str, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_bad_input_is_one_line(recorded: Path) -> None:
     for words, expected in (
         (["missing.trainfit"], "'missing.trainfit': there is no such file; check the path"),
         (["folder"], "result file 'folder': "),
-        (["text.txt"], "'text.txt': it is damaged or no recording; record the run: trainfit sim"),
+        (["text.txt"], "'text.txt': damaged, or not a recording; record the run: trainfit sim"),
         (["half.trainfit"], "'half.trainfit': it is damaged or no re"),
         (["other.zip"], "'other.zip': it is not a trainfit recording"),
         (["conf.trainfit"], "the recording's allocator settings are not understood"),

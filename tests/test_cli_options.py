@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.options.detected import read_options
+from trainfit.plan.options.observed import observed_settings
 from trainfit.plan.options.proof import check
-from trainfit.plan.options.seen import seen_in
-from trainfit.plan.options.supposed import read_options
 from trainfit.plan.runs.tracing import Tracer
 
 ARGPARSE = """
@@ -145,7 +146,7 @@ def test_a_value_that_the_command_says(script: Any, spelling: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("reads", "says"),
     [("without effect", "with --batch-size 16 the DataLoader's is 8"),
-     pytest.param("refused", "with --batch-size 16 the script ended itself with exit code 2",
+     pytest.param("refused", "with --batch-size 16 the script exited with exit code 2",
                   marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_an_option_that_has_not_the_effect_of_its_name(
@@ -228,9 +229,9 @@ def test_a_smaller_batch_is_accumulated(script: Any, tmp_path: Path) -> None:
 def test_settings_are_checked_by_a_run(script: Any, tmp_path: Path) -> None:
     """Those of the DataLoader nothing else has proven."""
     command = parse_command(["python", str(tmp_path / script("argparse"))])
-    with Tracer(command, "RTX 4060", steps=3) as tracer:
+    with Tracer(command, find_gpu("RTX 4060"), steps=3) as tracer:
         first = tracer.trace()
-        options = read_options(command, first.outcome.options, seen_in(first))
+        options = read_options(command, first.outcome.options, observed_settings(first))
         tracer.use(options.command)
         values = {"batch_size": "16", "num_workers": "1", "amp": "true", "grad_accum": "2"}
         found = check(options.command, values, tracer)

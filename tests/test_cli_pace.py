@@ -113,7 +113,7 @@ def test_a_rate_that_cannot_be_reached(folder: Path) -> None:
         "pace", "policy.py:slow", "--hz", "40", "--duration", "1", "--no-attribution", cwd=folder
     )
     assert done.returncode == 0
-    assert "40 Hz cannot be reached: a call takes 50" in done.stdout
+    assert "40 Hz cannot be reached: a call needs 50" in done.stdout
 
 
 def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -
         "--output", "pace.json", cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "trainfit: 50 Hz: the work is done in every 20th call" in done.stderr
+    assert "trainfit: 50 Hz: every 20th call does the work" in done.stderr
     assert "trainfit: 2 Hz: the work is done in every 20th call, every 10 s" in done.stderr
     assert "\n50 Hz " in done.stdout and "\n  2 Hz was not measured: " in done.stdout
     found = PaceResult.load(folder / "pace.json")
@@ -152,7 +152,7 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Interrupted: this is what was measured" in output
+    assert "Interrupted: results so far" in output
     assert PaceResult.load(folder / "pace.json").ended == "interrupted"
 
 
@@ -166,8 +166,8 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
         ("policy", "write MODULE:CALLABLE or path/to/file.py:CALLABLE, as in policy.py:act"),
         ("policy.py:act --setup policy.py:thing", "--setup 'policy.py:thing' is a int"),
         ("policy.py:act --output absent/x.json", "its folder does not exist"),
-        ("policy.py:act --undo", "--undo stands alone"),
-        ("policy.py:act -- cat", "a callable and a command: give one of them"),
+        ("policy.py:act --undo", "--undo restores what --fix governor changed"),
+        ("policy.py:act -- cat", "give either a callable or a command, not both"),
         ("--setup policy.py:load -- cat", "--setup is for a callable"),
         ("-- absent-command", "command 'absent-command': No such file or directory"),
         ("", "nothing to call: name a callable"),
@@ -186,7 +186,7 @@ def test_bad_input(folder: Path, words: str, said: str) -> None:
     [
         ("--hz 0", "'0' is no list of up to 8 rates above 0"),
         ("--hz fast", "'fast' is no list of up to 8 rates"),
-        ("--duration 0", "'0' is no time above 0"),
+        ("--duration 0", "'0' is expected a time above 0"),
         ("--fix magic", "invalid choice: 'magic'"),
     ],
 )

@@ -145,7 +145,7 @@ def test_the_file_answers_for_other_gpus(
     names = ("RTX 4090", "T4", result["gpu"])
     answer = trainfit("gpus", *names, "--for", "plan.json", "--json", cwd=folder)
     assert answer.returncode == 0, answer.stderr
-    found = {offer["gpu"]: offer for offer in json_of(answer)["offers"]}
+    found = {estimate["gpu"]: estimate for estimate in json_of(answer)["gpus"]}
     own, now = found[result["gpu"]], result["now"]
     assert own["largest_batch"] == now["largest_batch"]
     assert own["device_bytes"] == now["memory"]["device_bytes"]
@@ -371,14 +371,14 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
 def test_a_noise_scale_is_a_number_of_samples(value: str, tmp_path: Path) -> None:
     done = trainfit("plan", *GPU, f"--noise-scale={value}", "--", *TRAIN, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"argument --noise-scale: {value!r} is no whole number from 1 on" in done.stderr
+    assert f"argument --noise-scale: {value!r} is not an integer from 1 on" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["1", "100%", "-0.1", "nan", "x", "10 %%", ""])
 def test_headroom_out_of_range(value: str, tmp_path: Path) -> None:
     done = trainfit("plan", *GPU, f"--headroom={value}", "--", *TRAIN, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert f"{value!r} is no share from 0 to below 1" in done.stderr
+    assert f"expected a share from 0 to below 1 (100%), got {value!r}" in done.stderr
 
 
 # -- being interrupted -------------------------------------------------------------------------

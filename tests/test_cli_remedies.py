@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, error_line, json_of, trainfit
-from trainfit.plan.remedies.kinds import NAMES
+from trainfit.plan.remedies.catalogue import NAMES
 
 SCRIPT = str(SCRIPTS / "remedies.py")
 MIB = 1 << 20
@@ -54,8 +54,8 @@ def test_json_says_why_a_remedy_does_not_apply(
 ) -> None:
     items = remedies_of(everything)
     left = {name: each["reason"] for name, each in items.items() if each["memory"] is None}
-    assert left["global-pooling"] == "no large Linear layer takes a flattened feature map"
-    assert left["no-grad-eval"] == "no evaluation pass was seen in the simulated steps"
+    assert left["global-pooling"] == "no large Linear layer has a flattened feature map as input"
+    assert left["no-grad-eval"] == "no evaluation pass in the simulated steps"
     assert left["adam"] == "Adam keeps no less state than AdamW"
     assert all(left.values())
 

@@ -183,22 +183,22 @@ FAILURES = {
     ),
     "sys.exit": (
         "import sys; sys.exit('no data in /data')\n",
-        ["the script ended itself with exit code 1: no data in /data"],
+        ["the script exited with exit code 1: no data in /data"],
         ["no data in /data"],
     ),
     "usage": (
         "import argparse; argparse.ArgumentParser().parse_args(['--x'])\n",
-        ["the script ended itself with exit code 2", "its own message is below"],
+        ["the script exited with exit code 2", "its own message is below"],
         ["unrecognized arguments: --x"],
     ),
     "killed": (
         "import os; print('last words'); os.kill(os.getpid(), 9)\n",
-        ["broke off (its process was ended by SIGKILL; ", "uses up the machine's RAM"],
+        ["ended unexpectedly (its process was killed by SIGKILL; ", "when RAM runs out"],
         ["last words"],
     ),
     "os._exit": (
         "import os; os._exit(7)\n",
-        ["broke off (its process ended with exit code 7)"],
+        ["ended unexpectedly (its process ended with exit code 7)"],
         [],
     ),
     "unsupported": (
@@ -258,7 +258,7 @@ def test_a_failure_before_a_step_keeps_the_recording(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS + "model(torch.randn(8, 64).cuda())\n1 / 0\n")
     done = trainfit("simulate", *GPU, "--output", "r.tf", script, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert "what was recorded until then is in 'r.tf'" in done.stderr
+    assert "the recording so far is in 'r.tf'" in done.stderr
     summary = json_of(trainfit("show", "--json", "r.tf", cwd=tmp_path))
     assert summary["steps"] == 0
     assert summary["memory"]["allocated_bytes"] > 0
@@ -305,7 +305,7 @@ def test_a_script_of_garbage(tmp_path: Path) -> None:
         (["simulate", *GPU, "--output", "no/r", "s.py"], "'no/r': its folder does not exist"),
         (["simulate", *GPU, "--output", ".", "s.py"], "'.' is a folder; name a file in it"),
         (["show", "nothing.json"], "result file 'nothing.json': there is no such file"),
-        (["show", "s.py"], "result file 's.py': it is damaged or no result"),
+        (["show", "s.py"], "result file 's.py': damaged, or not a result file"),
         (["show", "."], "result file '.': Is a directory; check the path"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -324,8 +324,8 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["simulate", "--steps", "0", "s.py"], "'0' is no whole number from 1 on"),
-        (["simulate", "--time-limit", "nan", "s.py"], "'nan' is no number of seconds"),
+        (["simulate", "--steps", "0", "s.py"], "'0' is not an integer from 1 on"),
+        (["simulate", "--time-limit", "nan", "s.py"], "'nan' is a positive number of seconds"),
         (["simulate", "--out", "x", "s.py"], "unrecognized arguments: --out"),
         (["show"], "the following arguments are required: FILE"),
         (["paln"], "invalid choice: 'paln'"),

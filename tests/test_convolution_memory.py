@@ -1,4 +1,4 @@
-"""What a convolution takes besides its tensors: workspaces, layouts, algorithm trials."""
+"""What a convolution uses in addition to its tensors: workspaces, layouts, algorithm trials."""
 
 from __future__ import annotations
 

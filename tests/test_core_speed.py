@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.cpu.core_speed import CoreSpeeds, Pieces
+from trainfit.hardware.cpu.core_speed import CoreSpeeds, WorkPieces
 
 EVERY_S = 0.05
 FULL_NS = 50_000.0
 
 
-def pieces(speeds: list[np.ndarray], busy: list[float], full: float = FULL_NS) -> Pieces:
+def pieces(speeds: list[np.ndarray], busy: list[float], full: float = FULL_NS) -> WorkPieces:
     """One piece a core each 50 ms: a core's speeds, and the share in which it is busy."""
     rows = []
     for core, each in enumerate(speeds):
@@ -25,7 +25,7 @@ def pieces(speeds: list[np.ndarray], busy: list[float], full: float = FULL_NS) -
         rows.append(np.stack([at, np.full(len(each), float(core)), full / each, idle], 1))
     table = np.concatenate(rows)
     table = table[np.argsort(table[:, 0])]
-    return Pieces(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
+    return WorkPieces(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
 
 
 def halves(slow: float) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_a_processor_that_clocks_lower_with_all_cores_busy_is_at_full_speed() ->
     idle = one.idle.copy()
     second = (one.core == 1) & (one.at > 110)
     idle[second] = idle[second][0]  # from then on it works
-    seen = Pieces(one.at, one.core, one.took, idle)
+    seen = WorkPieces(one.at, one.core, one.took, idle)
     alone, both = seen.speeds([(100.0, 109.9), (110.1, 120.0)])
     assert alone is not None and both is not None
     assert (alone.busy_cores, both.busy_cores) == pytest.approx((1.0, 2.0), abs=0.05)
@@ -70,7 +70,7 @@ def test_spans_that_are_slow_all_along_are_told_by_the_others() -> None:
     idle = one.idle.copy()
     second = (one.core == 1) & (one.at > 110)
     idle[second] = idle[second][0]
-    seen = Pieces(one.at, one.core, one.took, idle)
+    seen = WorkPieces(one.at, one.core, one.took, idle)
     _, both = seen.speeds([(100.0, 109.9), (110.1, 120.0)])
     # The first core was seen fast while it worked; of the second nobody knows.
     assert both is not None

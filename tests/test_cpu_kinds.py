@@ -1,4 +1,4 @@
-"""Kinds of CPU by name and by /proc/cpuinfo, and the clock of a core at work."""
+"""Kinds of CPU by name and by /proc/cpuinfo, and the clock of a busy core."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_any_text_is_a_kind_or_one_line(text: str) -> None:
     try:
         assert find_cpu_kind(text) in KINDS
     except CpuKindError as error:
-        assert "known are Haswell" in str(error)
+        assert "available: Haswell" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def verdict(machine: Machine) -> Check:
 
 
 def commands(check: Check) -> str:
-    return "\n".join(remedy.command for remedy in check.remedies)
+    return "\n".join(remedy.command for remedy in check.fixes)
 
 
 def nodes(**accessible: bool) -> tuple[DeviceNode, ...]:
@@ -99,7 +99,7 @@ def test_a_crash_is_a_cause_and_a_kill_is_none(signal: int, cause: str) -> None:
 def test_a_gpu_that_is_seen_and_fails_is_not_said_to_be_unseen(
     words: str | None, cause: str
 ) -> None:
-    # Odd things beside it, of which none can be the cause where the GPU is seen.
+    # Odd things next to it, of which none can be the cause where the GPU is seen.
     odd = {
         "pci_devices": (),
         "library_versions": {"libcuda": "550.54.14", "libnvidia-ml": "535.1"},
@@ -114,7 +114,7 @@ def test_a_gpu_that_is_seen_and_fails_is_not_said_to_be_unseen(
 def test_a_full_gpu_names_those_that_are_free() -> None:
     busy = gpu(0, used_bytes=23 * GIB)
     check = verdict(failing("cuda:0: out of memory", 2, gpus=[busy, gpu(1)]))
-    first = check.remedies[0]
+    first = check.fixes[0]
     assert first.command == f"export CUDA_VISIBLE_DEVICES={gpu(1).uuid.value}"
     assert first.undo == "unset CUDA_VISIBLE_DEVICES"
     assert any(e.value == "23 GiB" for e in check.evidence)
@@ -154,7 +154,7 @@ def test_a_gpu_named_twice_hides_all() -> None:
 
 def test_a_job_of_slurm_is_told_to_ask_for_a_gpu() -> None:
     check = verdict(blind({"visible_devices": "NoDevFiles"}, surroundings={"scheduler": "slurm"}))
-    assert check.cause == "masked" and "--gres=gpu:1" in check.remedies[0].command
+    assert check.cause == "masked" and "--gres=gpu:1" in check.fixes[0].command
 
 
 # --- Device files -----------------------------------------------------------------------------
@@ -214,13 +214,13 @@ def test_a_gpu_that_is_kept_for_a_virtual_machine_needs_no_installation() -> Non
     check = verdict(blind(without_driver(pci_devices=held, library_versions={})))
     assert check.cause == "no_driver"
     assert commands(check) == "sudo driverctl unset-override 0000:01:00.0"
-    assert check.remedies[0].undo == "sudo driverctl set-override 0000:01:00.0 vfio-pci"
+    assert check.fixes[0].undo == "sudo driverctl set-override 0000:01:00.0 vfio-pci"
 
 
 def test_an_installed_driver_is_loaded_before_it_is_installed_again() -> None:
     check = verdict(blind(without_driver(pci_devices=bus("0000:01:00.0", driver=None))))
     assert check.cause == "no_driver" and "550.54.14" in check.why
-    assert check.remedies[0].command.startswith("sudo modprobe nvidia")
+    assert check.fixes[0].command.startswith("sudo modprobe nvidia")
 
 
 def test_a_slow_machine_without_a_driver_does_not_hang_in_it() -> None:
@@ -234,8 +234,8 @@ def test_a_slow_machine_without_a_driver_does_not_hang_in_it() -> None:
 def test_libraries_of_another_version_in_a_container_are_the_images() -> None:
     mixed = {"libcuda": "535.1.1", "libnvidia-ml": "550.54.14"}
     check = verdict(blind({"library_versions": mixed}, surroundings={"container": "docker"}))
-    assert check.cause == "version_mismatch" and "anew" in check.remedies[0].command
-    assert "on the host" in check.remedies[1].cost
+    assert check.cause == "version_mismatch" and "recreate" in check.fixes[0].command
+    assert "on the host" in check.fixes[1].cost
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_containers_image_does_not_say_how_the_host_is_installed() -> None:
         check = verdict(blind(cuda, surroundings={"container": "docker"}))
         assert check.cause == "no_driver"
         assert "ubuntu" not in commands(check) and "modprobe" not in commands(check)
-        assert "on the host" in check.remedies[0].cost
+        assert "on the host" in check.fixes[0].cost
 
 
 # --- WSL --------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_the_wheel_suits_driver_gpu_and_version(
             "--index-url https://download.pytorch.org/whl/nightly/cu130",
         ),
         ("2.9.0", "pip install --force-reinstall torch==2.9.0  # conda's: conda install"),
-        ("2.8.0a0+34c6371d24.nv25.08", "again from where it came"),
+        ("2.8.0a0+34c6371d24.nv25.08", "from its original source"),
     ],
 )
 def test_a_build_comes_back_from_the_index_that_has_it(version: str, command: str) -> None:
@@ -343,7 +343,7 @@ def test_a_new_gpu_gets_a_wheel_that_its_driver_serves() -> None:
     probe = TorchProbe(True, 1, "", ("sm_80", "sm_90"), ((12, 0),), "no kernel image is available")
     facts = healthy(cuda={"torch_probe": probe, "kernel_driver": "570.86.10"})
     check = verdict(facts)
-    assert check.cause == "no_kernel_image" and check.remedies[0].command.endswith("/cu128")
+    assert check.cause == "no_kernel_image" and check.fixes[0].command.endswith("/cu128")
 
 
 # --- The other checks -------------------------------------------------------------------------

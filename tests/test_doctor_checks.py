@@ -220,12 +220,10 @@ IDS = [cause for _, cause, _ in BAD]
 
 
 @pytest.mark.parametrize(("name", "cause", "changes"), BAD, ids=IDS)
-def test_each_cause_is_found_and_has_what_cures_it(
-    name: str, cause: str, changes: dict[str, Any]
-) -> None:
+def test_each_cause_is_found_and_has_a_fix(name: str, cause: str, changes: dict[str, Any]) -> None:
     check = the(name, made(**changes))
     assert (check.verdict, check.cause) == ("bad", cause)
-    assert check.why and check.evidence and check.remedies
+    assert check.why and check.evidence and check.fixes
 
 
 @pytest.mark.parametrize(("name", "cause", "changes"), BAD, ids=IDS)
@@ -310,12 +308,12 @@ def sound(check: Check) -> None:
     assert check.summary.isprintable(), "one line, without escapes"
     assert (check.verdict == "bad") == bool(check.cause)
     if check.verdict == "bad":
-        assert check.why and check.remedies
+        assert check.why and check.fixes
     if check.verdict == "cannot_tell":
         assert check.why, "it says what would be needed"
     if check.verdict == "good":
-        assert not check.remedies
-    for remedy in check.remedies:
+        assert not check.fixes
+    for remedy in check.fixes:
         assert remedy.command and remedy.undo and remedy.cost
         assert "None" not in remedy.command + remedy.undo
     for each in check.evidence:
@@ -394,7 +392,7 @@ def test_no_check_raises_whatever_the_values_are(data: st.DataObject) -> None:
 def test_a_machines_own_words_are_quoted_where_a_shell_reads_them() -> None:
     evil = generic(governor="powersave;reboot", limit_hz=None)
     check = the("frequency", made(cpu={"policies": (evil,)}))
-    for remedy in check.remedies:
+    for remedy in check.fixes:
         assert "powersave;reboot" in shlex.split(remedy.undo)
 
 
@@ -429,16 +427,16 @@ def test_a_quota_is_hidden_below_the_visible_cpus(cpus: int, quota: float) -> No
     assert (check.cause == "cpu_quota_hidden") == (quota < policy.QUOTA_SHARE * cpus)
 
 
-def test_the_cures_of_a_quota_name_this_machines_values() -> None:
+def test_the_fixes_of_a_quota_name_this_machines_values() -> None:
     docker = the("cores", made(cpu=QUOTA, surroundings={"container": "docker"}))
-    assert docker.remedies[0].command.startswith("export OMP_NUM_THREADS=4 ")
-    assert docker.remedies[1].command == "docker update --cpus=16 CONTAINER"
-    assert docker.remedies[1].undo == "docker update --cpus=4 CONTAINER"
-    assert "host" in docker.remedies[1].cost
+    assert docker.fixes[0].command.startswith("export OMP_NUM_THREADS=4 ")
+    assert docker.fixes[1].command == "docker update --cpus=16 CONTAINER"
+    assert docker.fixes[1].undo == "docker update --cpus=4 CONTAINER"
+    assert "host" in docker.fixes[1].cost
     pod = the("cores", made(cpu=QUOTA, surroundings={"container": "kubernetes"}))
-    assert pod.remedies[1].undo == "in the pod's spec: resources.limits.cpu: 4"
+    assert pod.fixes[1].undo == "in the pod's spec: resources.limits.cpu: 4"
     bare = the("cores", made(cpu=QUOTA))
-    assert bare.remedies[1].undo.endswith("user-$(id -u).slice CPUQuota=400%")
+    assert bare.fixes[1].undo.endswith("user-$(id -u).slice CPUQuota=400%")
 
 
 @given(st.integers(1, 12), st.integers(1, 64))
@@ -458,7 +456,7 @@ def test_a_hybrid_processor_is_good_and_its_fast_cores_are_named() -> None:
 
 def test_a_deliberate_affinity_is_no_fault() -> None:
     check = the("cores", made(cpu={"affinity": (0, 1, 2, 3), "usable_cores": 4.0}))
-    assert (check.verdict, check.summary[:25]) == ("good", "a job gets 4 of 16 logica")
+    assert (check.verdict, check.summary[:25]) == ("good", "usable: 4 of 16 logical C")
 
 
 def test_one_cpu_in_a_job_of_slurm_is_the_schedulers_matter() -> None:
@@ -481,7 +479,7 @@ def test_threads_against_usable_cores(threads: int, usable: float) -> None:
 def test_a_setting_that_is_no_number_is_said(text: str) -> None:
     check = the("threads", made(threads={"OMP_NUM_THREADS": text}))
     assert check.cause == "thread_setting_invalid"
-    assert check.remedies[0].undo == f"export OMP_NUM_THREADS={shlex.quote(text)}"
+    assert check.fixes[0].undo == f"export OMP_NUM_THREADS={shlex.quote(text)}"
 
 
 @pytest.mark.parametrize(
@@ -499,7 +497,7 @@ def test_settings_that_are_fine(variables: dict[str, str]) -> None:
 
 def test_the_undo_of_a_thread_setting_is_what_was_there() -> None:
     check = the("threads", made(threads={"MKL_NUM_THREADS": "99"}))
-    (remedy,) = check.remedies
+    (remedy,) = check.fixes
     assert (remedy.command, remedy.undo) == (
         "export MKL_NUM_THREADS=16",
         "export MKL_NUM_THREADS=99",
@@ -541,8 +539,8 @@ def test_the_same_governors_name_is_judged_by_its_driver() -> None:
 def test_clocks_that_follow_the_load_want_a_measurement(governor: str) -> None:
     check = the("frequency", made(cpu={"policies": (generic(governor=governor),)}))
     assert check.verdict == "cannot_tell"
-    assert check.remedies[-1].command == "sudo cpupower frequency-set -g performance"
-    assert check.remedies[-1].undo == f"sudo cpupower frequency-set -g {governor}"
+    assert check.fixes[-1].command == "sudo cpupower frequency-set -g performance"
+    assert check.fixes[-1].undo == f"sudo cpupower frequency-set -g {governor}"
 
 
 @given(st.integers(0, 255))
@@ -557,7 +555,7 @@ def test_the_undo_of_clocks_restores_each_core_as_it_was() -> None:
     fast = own_choice(cpus=tuple(range(8)))
     slow = own_choice(cpus=(8,), energy_preference="balance_power", limit_hz=3e9, hardware_hz=3e9)
     check = the("frequency", made(cpu={"policies": (fast, slow)}))
-    lesser, governor = check.remedies
+    lesser, governor = check.fixes
     assert lesser.command.startswith("echo performance | sudo tee ")
     place = "/sys/devices/system/cpu/cpu{}/cpufreq/energy_performance_preference"
     assert lesser.undo == (
@@ -571,7 +569,7 @@ def test_the_undo_of_clocks_restores_each_core_as_it_was() -> None:
 def test_different_governors_are_restored_core_by_core() -> None:
     policies = (generic(cpus=(0, 1)), generic(cpus=(2,), governor="powersave"))
     check = the("frequency", made(cpu={"policies": policies}))
-    assert check.remedies[0].undo == (
+    assert check.fixes[0].undo == (
         "sudo cpupower -c 0-1 frequency-set -g schedutil && "
         "sudo cpupower -c 2 frequency-set -g powersave"
     )
@@ -580,10 +578,10 @@ def test_different_governors_are_restored_core_by_core() -> None:
 def test_a_governor_that_is_not_offered_is_not_proposed() -> None:
     policies = (generic(governor="powersave", available_governors=("powersave", "schedutil")),)
     check = the("frequency", made(cpu={"policies": policies}))
-    assert check.remedies[0].command == "sudo cpupower frequency-set -g schedutil"
+    assert check.fixes[0].command == "sudo cpupower frequency-set -g schedutil"
     policies = (generic(governor="powersave", available_governors=("powersave",)),)
     check = the("frequency", made(cpu={"policies": policies}))
-    assert check.remedies[0].command.startswith("sudo modprobe cpufreq_performance && ")
+    assert check.fixes[0].command.startswith("sudo modprobe cpufreq_performance && ")
 
 
 @given(st.floats(0.3, 1.0))
@@ -599,10 +597,10 @@ def test_the_limit_of_acpi_cpufreq_leaves_out_the_boost() -> None:
     assert the("frequency", made(cpu={"policies": (epyc,)})).verdict == "good"
 
 
-def test_the_cure_of_a_limited_clock_names_both_limits() -> None:
+def test_the_fix_of_a_limited_clock_names_both_limits() -> None:
     slow = frequency(cpus=(8, 9), limit_hz=2e9)
     check = the("frequency", made(cpu={"policies": (frequency(cpus=tuple(range(8))), slow)}))
-    (remedy,) = check.remedies
+    (remedy,) = check.fixes
     assert remedy.command == "sudo cpupower -c 8-9 frequency-set -u 5000000kHz"
     assert remedy.undo == "sudo cpupower -c 8-9 frequency-set -u 2000000kHz"
 
@@ -611,9 +609,9 @@ def test_turbo_is_switched_on_by_the_file_that_was_read() -> None:
     folder = "/sys/devices/system/cpu"
     intel = the("frequency", made(cpu={"turbo": known(False, f"{folder}/intel_pstate/no_turbo")}))
     other = the("frequency", made(cpu={"turbo": known(False, f"{folder}/cpufreq/boost")}))
-    assert intel.remedies[0].command == f"echo 0 | sudo tee {folder}/intel_pstate/no_turbo"
-    assert intel.remedies[0].undo == f"echo 1 | sudo tee {folder}/intel_pstate/no_turbo"
-    assert other.remedies[0].command == f"echo 1 | sudo tee {folder}/cpufreq/boost"
+    assert intel.fixes[0].command == f"echo 0 | sudo tee {folder}/intel_pstate/no_turbo"
+    assert intel.fixes[0].undo == f"echo 1 | sudo tee {folder}/intel_pstate/no_turbo"
+    assert other.fixes[0].command == f"echo 1 | sudo tee {folder}/cpufreq/boost"
 
 
 def test_clocks_that_are_not_visible_cannot_be_told() -> None:
@@ -645,7 +643,7 @@ def test_idle_states_by_the_deepest_that_is_enabled(latency: float, disabled: bo
     check = the("idle", made(cpu={"idle_states": states}))
     slow = not disabled and latency >= policy.IDLE_LATENCY_S
     assert check.verdict == ("cannot_tell" if slow else "good")
-    assert bool(check.remedies) == slow
+    assert bool(check.fixes) == slow
 
 
 def test_idle_states_that_were_off_stay_off_after_the_undo() -> None:
@@ -654,7 +652,7 @@ def test_idle_states_that_were_off_stay_off_after_the_undo() -> None:
         IdleState("C6", 1e-4, True),
         IdleState("C10", 2e-3, False),
     )
-    remedy = the("idle", made(cpu={"idle_states": states})).remedies[1]
+    remedy = the("idle", made(cpu={"idle_states": states})).fixes[1]
     assert remedy.undo == "sudo cpupower idle-set -E && sudo cpupower idle-set -d 1"
     off = (IdleState("C1", 1e-6, True),)
     assert the("idle", made(cpu={"idle_states": off})).verdict == "good"
@@ -738,10 +736,10 @@ def test_shm_of_a_small_machine_is_half_its_ram_and_good() -> None:
         (None, "sudo mount -o remount,size=8g /dev/shm"),
     ],
 )
-def test_the_cure_of_a_small_shm_is_where_it_was_made(container: Any, start: str) -> None:
+def test_the_fix_of_a_small_shm_is_where_it_was_made(container: Any, start: str) -> None:
     of = made(memory={"shm_total_bytes": 64 << 20}, surroundings={"container": container})
     check = the("shm", of)
-    assert check.remedies[0].command.startswith(start)
+    assert check.fixes[0].command.startswith(start)
     assert "bus error" in check.summary
 
 
@@ -788,7 +786,7 @@ def test_the_usual_1024_files_are_enough_for_a_workstation_and_not_for_a_big_ser
     big = made(limits={"open_files": 1024}, cpu={"usable_cores": 128.0})
     check = the("files", big)
     assert check.cause == "open_files_limit_low"
-    assert (check.remedies[0].command, check.remedies[0].undo) == (
+    assert (check.fixes[0].command, check.fixes[0].undo) == (
         "ulimit -n 65536",
         "ulimit -n 1024",
     )
@@ -804,9 +802,9 @@ def test_the_usual_1024_files_are_enough_for_a_workstation_and_not_for_a_big_ser
 
 def test_open_files_are_not_raised_above_the_hard_limit() -> None:
     check = the("files", made(limits={"open_files": 100, "open_files_hard": 4096}))
-    assert check.remedies[0].command == "ulimit -n 4096"
+    assert check.fixes[0].command == "ulimit -n 4096"
     check = the("files", made(limits={"open_files": 100, "open_files_hard": 100}))
-    assert "limits.d" in check.remedies[0].command
+    assert "limits.d" in check.fixes[0].command
 
 
 def test_what_is_unlimited_is_good() -> None:
@@ -832,10 +830,10 @@ def test_numa_of_a_server_depends_on_how_a_job_is_started() -> None:
     of = made(cpu={"numa_nodes": TWO_NODES}, gpus=gpus, cuda={"torch": torch})
     check = the("numa", of)
     assert check.verdict == "cannot_tell"
-    assert check.remedies[0].command == "torchrun --numa-binding=node --nproc-per-node=4 train.py"
-    assert check.remedies[1].command.startswith("numactl --cpunodebind=0 --membind=0 ")
+    assert check.fixes[0].command == "torchrun --numa-binding=node --nproc-per-node=4 train.py"
+    assert check.fixes[1].command.startswith("numactl --cpunodebind=0 --membind=0 ")
     older = the("numa", made(cpu={"numa_nodes": TWO_NODES}, gpus=gpus))
-    assert [r.command.split()[0] for r in older.remedies] == ["numactl"]
+    assert [r.command.split()[0] for r in older.fixes] == ["numactl"]
 
 
 def test_numa_where_the_process_is_bound() -> None:
@@ -843,11 +841,11 @@ def test_numa_where_the_process_is_bound() -> None:
     near = the("numa", made(cpu=bound, gpus=[gpu(numa_node=1)]))
     assert (near.verdict, near.summary) == (
         "good",
-        "this process is bound to node 1, as GPU 0 is",
+        "this process is bound to node 1, that of GPU 0",
     )
     far = the("numa", made(cpu=bound, gpus=[gpu(numa_node=0)]))
-    assert far.remedies[0].command == "numactl --cpunodebind=0 --membind=0 python train.py"
-    assert far.remedies[0].undo == "taskset -c 8-15 python train.py"
+    assert far.fixes[0].command == "numactl --cpunodebind=0 --membind=0 python train.py"
+    assert far.fixes[0].undo == "taskset -c 8-15 python train.py"
 
 
 def test_numa_where_the_firmware_says_nothing() -> None:
@@ -946,7 +944,7 @@ def test_the_undo_of_application_clocks_is_their_former_setting() -> None:
             )
         ]
     )
-    assert the("gpu-clocks", of).remedies[0].undo == "sudo nvidia-smi -i 0 -ac 5001,585"
+    assert the("gpu-clocks", of).fixes[0].undo == "sudo nvidia-smi -i 0 -ac 5001,585"
 
 
 @given(st.floats(20, 120))
@@ -970,8 +968,8 @@ def test_temperature_without_a_known_limit() -> None:
 def test_power_limit(watts: float) -> None:
     check = the("gpu-power", made(gpus=[gpu(power_limit_w=watts)]))
     assert (check.verdict == "bad") == (watts < policy.POWER_SHARE * 72.0)
-    if check.remedies:
-        assert check.remedies[0].undo == f"sudo nvidia-smi -i 0 -pl {watts:.0f}"
+    if check.fixes:
+        assert check.fixes[0].undo == f"sudo nvidia-smi -i 0 -pl {watts:.0f}"
 
 
 def test_a_laptop_without_power_limits_is_not_judged() -> None:
@@ -1017,7 +1015,7 @@ def test_mig_says_what_a_job_gets() -> None:
     check = the("mig", made(gpus=[gpu(mig=True, mig_instances=("MIG-a", "MIG-b"))]))
     assert (check.verdict, check.summary) == (
         "good",
-        "GPU 0 (NVIDIA L4): split by MIG; a job gets one of 2 instances",
+        "GPU 0 (NVIDIA L4): split by MIG; a job can use one of 2 instances",
     )
     assert "CUDA_VISIBLE_DEVICES=MIG-a" in check.why
 
@@ -1045,7 +1043,7 @@ def test_other_processes_by_kind() -> None:
     assert the("gpu-processes", made(gpus=[own])).verdict == "good"
     assert "desktop (2 GiB)" in the("gpu-processes", made(gpus=[desktop])).summary
     check = the("gpu-processes", made(gpus=[nameless]))
-    assert (check.cause, check.remedies[0].command) == ("gpu_shared", "kill 7")
+    assert (check.cause, check.fixes[0].command) == ("gpu_shared", "kill 7")
     assert the("gpu-processes", made(gpus=[gpu(processes=unknown())])).verdict == "cannot_tell"
 
 
@@ -1055,10 +1053,10 @@ def test_the_free_gpu_is_named_by_its_uuid() -> None:
     # Of those that a mask leaves to the job, and of no others.
     for mask, wanted in (("0,1,2", free), ("0,1", fuller)):
         of = made(gpus=[busy, fuller, free], cuda={"visible_devices": mask})
-        remedy = CHECKS["gpu-processes"](of)[0].remedies[0]
+        remedy = CHECKS["gpu-processes"](of)[0].fixes[0]
         assert remedy.command.startswith(f"export CUDA_VISIBLE_DEVICES={wanted.uuid.value}  #")
         assert remedy.undo == f"export CUDA_VISIBLE_DEVICES={mask}"
-    alike = CHECKS["gpu-processes"](made(gpus=[busy, gpu(1, uuid=unknown())]))[0].remedies[0]
+    alike = CHECKS["gpu-processes"](made(gpus=[busy, gpu(1, uuid=unknown())]))[0].fixes[0]
     assert alike.command.startswith("export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1  #")
     assert alike.undo == "unset CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
 
@@ -1105,12 +1103,12 @@ def test_the_torchvision_of_a_torch(torch: str, vision: tuple[int, int] | None) 
     assert expected_torchvision(torch) == vision
 
 
-def test_the_cure_of_a_mismatch_takes_the_wheels_of_this_torch() -> None:
+def test_the_fix_of_a_mismatch_takes_the_wheels_of_this_torch() -> None:
     torch = TorchBuild("2.13.0+cpu", None, None, "/site")
     vision = TorchBuild("0.28.0+cu130", (13, 0), None, "/site")
     check = the("torchvision", made(cuda={"torch": torch, "torchvision": vision}))
     assert check.cause == "torchvision_build"
-    (remedy,) = check.remedies
+    (remedy,) = check.fixes
     index = "--index-url https://download.pytorch.org/whl"
     assert remedy.command.endswith(f"'torchvision==0.28.*' {index}/cpu")
     assert remedy.undo.endswith(f"torchvision==0.28.0+cu130 {index}/cu130")
@@ -1128,7 +1126,7 @@ def test_an_older_driver_of_the_same_cuda_works_and_is_said() -> None:
     check = the("cuda-compat", made(cuda={"nvml_cuda": (12, 2)}))
     assert (check.verdict, check.summary) == (
         "good",
-        "PyTorch for CUDA 12.6 on a driver for 12.2: it works",
+        "PyTorch for CUDA 12.6 on a driver for CUDA 12.2: compatible",
     )
     assert CHECKS["cuda-compat"](made(cuda={"nvml_cuda": (11, 8)})) == ()
     assert CHECKS["cuda-compat"](made(cuda={"nvml_cuda": (13, 0)})) == ()
@@ -1162,8 +1160,8 @@ def test_a_grant_of_slurm(grant: dict[str, str], cause: str) -> None:
 def test_other_schedulers_are_asked_in_their_own_words() -> None:
     of = made(surroundings={"scheduler": "sge", "scheduler_grant": {"NSLOTS": "4"}})
     check = the("scheduler", of)
-    assert check.remedies[1].command == "#$ -pe smp 16"
-    assert check.remedies[1].undo == "#$ -pe smp 4"
+    assert check.fixes[1].command == "#$ -pe smp 16"
+    assert check.fixes[1].undo == "#$ -pe smp 4"
     assert CHECKS["scheduler"](made()) == ()
 
 
@@ -1203,7 +1201,7 @@ def test_numa_binding_is_proposed_only_where_torchrun_has_it(version: str) -> No
     gpus = [gpu(n, numa_node=n) for n in range(2)]
     torch = TorchBuild(version, (12, 6), None, "/site")
     check = the("numa", made(cpu={"numa_nodes": TWO_NODES}, gpus=gpus, cuda={"torch": torch}))
-    assert [remedy.command.split()[0] for remedy in check.remedies] == ["numactl"]
+    assert [remedy.command.split()[0] for remedy in check.fixes] == ["numactl"]
 
 
 def test_pairs_that_are_not_known_are_not_judged() -> None:
@@ -1217,5 +1215,5 @@ def test_epp_is_proposed_only_where_the_hardware_follows_it() -> None:
     for driver, epp in (("intel_cpufreq", "balance_performance"), ("intel_pstate", None)):
         policies = (frequency(driver=driver, governor="schedutil", energy_preference=epp),)
         check = the("frequency", made(cpu={"policies": policies}))
-        assert len(check.remedies) == 1
-        assert "cpupower frequency-set" in check.remedies[0].command
+        assert len(check.fixes) == 1
+        assert "cpupower frequency-set" in check.fixes[0].command

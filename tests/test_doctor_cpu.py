@@ -69,7 +69,7 @@ def test_cores_that_are_alike_share_a_row() -> None:
         "12th Gen Intel(R) Core(TM) i9-12900K, 16 cores, 24 CPUs, driver intel_pstate (active), "
         "turbo on"
     )
-    assert lines[1] == "Governors on offer: performance, powersave"
+    assert lines[1] == "Available governors: performance, powersave"
     rows = [" ".join(line.split()) for line in lines]
     assert rows[3] == "CPUs kind governor EPP MHz now MHz allowed MHz max"
     assert rows[4:7] == [
@@ -77,7 +77,7 @@ def test_cores_that_are_alike_share_a_row() -> None:
         "8-11 performance powersave balance_performance 1725-3482 5200 5200",
         "16-23 efficiency powersave balance_performance 1600-2318 3900 3900",
     ]
-    assert rows[8] == "C-state of CPU 0 exit latency least stay"
+    assert rows[8] == "C-state of CPU 0 exit latency target residency"
     assert rows[13] == "C10 680 µs 2000 µs"
     assert any(row.startswith("? frequency intel_pstate powersave") for row in rows)
     assert rows[-1].startswith("trainfit doctor --only cores,threads,frequency,idle")
@@ -158,4 +158,4 @@ def test_as_a_user_runs_it(tmp_path: Path) -> None:
     assert json.loads(printed.stdout)["machine"]["cpu"]["policies"]
     for words in (["--only", "gpu"], ["--skip", "gpu"], ["--script", "x.py"]):
         wrong = run("doctor", "--cpu", *words, "--machine", path, cwd=tmp_path)
-        assert wrong.returncode == 2 and "--cpu shows the processor alone" in error_line(wrong)
+        assert wrong.returncode == 2 and "--cpu shows only the processor" in error_line(wrong)

@@ -55,14 +55,14 @@ def test_every_cause_of_the_table_has_a_machine() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in names() if document(n)["expected_cause"]])
-def test_a_cause_comes_with_its_cure_undo_and_cost(name: str) -> None:
+def test_a_cause_comes_with_its_fix_undo_and_cost(name: str) -> None:
     check = check_of(name)
     assert check.why
     if check.cause == "cpu_only_torch" and "no NVIDIA GPU either" in check.why:
-        assert not check.remedies
+        assert not check.fixes
         return
-    assert check.remedies
-    for remedy in check.remedies:
+    assert check.fixes
+    for remedy in check.fixes:
         assert remedy.command and remedy.undo and remedy.cost
 
 

@@ -10,7 +10,7 @@ from trainfit.results.machine.doctor import (
     DoctorResult,
     Evidence,
     Finding,
-    Remedy,
+    Fix,
     ScriptReport,
 )
 
@@ -21,7 +21,7 @@ BAD = Check(
     summary="/dev/shm has 64 MiB",
     why="Workers hand batches over through it. " * 5,
     evidence=(Evidence("size of /dev/shm", "64 MiB", "statvfs(/dev/shm)"),),
-    remedies=(Remedy("docker run --shm-size=8g " + "x" * 120, "leave it out", "RAM"),),
+    fixes=(Fix("docker run --shm-size=8g " + "x" * 120, "leave it out", "RAM"),),
 )
 GOOD = Check("numa", "good", "", "one NUMA node")
 UNSURE = Check("frequency", "cannot_tell", "", "no cpufreq here", "the host's /sys")
@@ -34,7 +34,7 @@ def result(*checks: Check, script: ScriptReport | None = None) -> DoctorResult:
 def test_bad_comes_first_and_good_is_one_line() -> None:
     text = doctor_text(result(GOOD, UNSURE, BAD))
     assert text.index("BAD") < text.index("?     frequency") < text.index("ok    numa")
-    assert text.startswith("1 bad, 1 cannot be told, 1 good (1.2 s)\n")
+    assert text.startswith("1 bad, 1 unknown, 1 good (1.2 s)\n")
     assert check_text(GOOD) == "ok    numa              one NUMA node"
 
 
@@ -44,7 +44,7 @@ def test_a_bad_check_says_everything_needed_to_act() -> None:
         assert part in text
     # A command is copied from the screen: it stays whole, all else is wrapped.
     (command,) = [line for line in text.splitlines() if "docker run" in line]
-    assert command.endswith(BAD.remedies[0].command)
+    assert command.endswith(BAD.fixes[0].command)
     assert all(len(line) <= WIDTH for line in text.splitlines() if line != command)
 
 
@@ -57,7 +57,7 @@ def test_foreign_text_cannot_reach_the_terminal() -> None:
     finding = Finding("rule" + nasty, "a.py" + nasty, 1, 1, "x" + nasty, "r" + nasty, "w" + nasty)
     check = Check(
         nasty, "bad", nasty, nasty, nasty, (Evidence(nasty, nasty, nasty),),
-        (Remedy(nasty, nasty, nasty),),
+        (Fix(nasty, nasty, nasty),),
     )  # fmt: skip
     script = ScriptReport("s" + nasty, ("a.py",), (finding,), (nasty,))
     text = doctor_text(result(check, script=script))

@@ -59,7 +59,7 @@ def checks(found: WorkerPools | None, cpus: float = 24, **variables: str) -> tup
 
 
 # --- What the screen says -----------------------------------------------------------------------
-def test_a_pool_of_each_worker_is_warned_of_with_number_and_cure(tmp_path: Path) -> None:
+def test_a_pool_of_each_worker_is_warned_of_with_number_and_fix(tmp_path: Path) -> None:
     found = pools(tmp_path)
     assert found.workers == 12
     (check,) = checks(found)
@@ -67,9 +67,9 @@ def test_a_pool_of_each_worker_is_warned_of_with_number_and_cure(tmp_path: Path)
     assert check.summary == "12 workers x 24 threads of OpenCV = 288 threads on 24 cores"
     text = " ".join(check_text(check).split())
     assert "data.py:11 runs cv2.resize in each worker" in text
-    assert "cure export OPENCV_FOR_THREADS_NUM=1 undo unset OPENCV_FOR_THREADS_NUM" in text
-    assert "cure cv2.setNumThreads(0) # in worker_init_fn" in text
-    assert "Not known for: builds of OpenCV with OpenMP or TBB" in text
+    assert "fix export OPENCV_FOR_THREADS_NUM=1 undo unset OPENCV_FOR_THREADS_NUM" in text
+    assert "fix cv2.setNumThreads(0) # in worker_init_fn" in text
+    assert "Not checked for: OpenCV builds with OpenMP or TBB" in text
 
 
 def test_as_a_user_runs_it(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_as_a_user_runs_it(tmp_path: Path) -> None:
     alone = run(*words, cwd=tmp_path)
     assert alone.returncode == 0
     said = " ".join(alone.stdout.split())
-    assert "OpenCV in 12 workers would take 288: --script tells" in said
+    assert "OpenCV in 12 workers would use 288: check with --script" in said
     done = run(*words, "--script", "train.py", "--output", "d.json", cwd=tmp_path)
     assert done.returncode == 1 and not done.stderr
     assert "BAD   threads           12 workers x 24 threads of OpenCV = 288 threads" in done.stdout
@@ -94,15 +94,15 @@ def test_a_library_that_is_only_imported_is_a_doubt(tmp_path: Path) -> None:
     data = DATA.replace("cv2.resize(image, (224, 224))", "image").replace("cv2.imread", "np.load")
     (check,) = checks(pools(tmp_path, data=data))
     assert check.verdict == "cannot_tell" and "= 288 threads on 24 cores" in check.summary
-    assert "data.py:2 imports cv2. Whether the workers call what starts its threads" in check.why
-    assert check.remedies
+    assert "data.py:2 imports cv2. Whether workers call what starts its threads" in check.why
+    assert check.fixes
 
 
 def test_few_threads_a_core_are_a_doubt(tmp_path: Path) -> None:
     few = pools(tmp_path, TRAIN.replace("12", "4"))
     (check,) = checks(few)
     assert check.verdict == "cannot_tell" and "= 96 threads" in check.summary
-    assert "From 4 threads a core on" in check.why
+    assert "From 4 threads per core on" in check.why
     (check,) = checks(pools(tmp_path, TRAIN.replace("12", "1")))
     assert check.verdict == "good"
 
@@ -135,8 +135,8 @@ def test_openblas_follows_its_variables(tmp_path: Path) -> None:
     found = pools(tmp_path, data=data.replace("cv2.resize(image, (224, 224))", "np.dot(image, 1)"))
     (check,) = checks(found)
     assert check.summary == "12 workers x 24 threads of OpenBLAS = 288 threads on 24 cores"
-    assert check.remedies[0].command == "export OPENBLAS_NUM_THREADS=1"
-    assert "a NumPy with MKL" in check.why
+    assert check.fixes[0].command == "export OPENBLAS_NUM_THREADS=1"
+    assert "NumPy with MKL" in check.why
     assert checks(found, OMP_NUM_THREADS="1")[0].verdict == "good"
     assert checks(found, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="24")[0].verdict == "good"
     (huge,) = checks(found, cpus=128)
@@ -209,9 +209,9 @@ def test_it_is_a_finding_from_the_jobs_cores_on(
     assert (check.verdict != "good") == (threads > 1 and number > usable)
     assert len(check.summary) < 100 and check.summary.isprintable()
     if check.verdict == "bad":
-        assert in_worker and number > 4 * usable and check.cause and check.remedies
+        assert in_worker and number > 4 * usable and check.cause and check.fixes
     if check.verdict == "cannot_tell":
-        assert check.why and check.remedies
+        assert check.why and check.fixes
 
 
 def test_the_table_of_the_docs_names_the_cause() -> None:

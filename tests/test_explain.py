@@ -1,4 +1,4 @@
-"""What ``trainfit memory`` works out of recordings: by hand, and beside direct simulation."""
+"""What ``trainfit memory`` works out of recordings: by hand, and next to direct simulation."""
 
 from __future__ import annotations
 
@@ -262,17 +262,17 @@ def test_what_grows_with_the_square_has_no_law(small: Recording) -> None:
 
     law = explain(source(contrastive(64)), source(contrastive(128), "b")).batches
     assert law is not None and law.law == "none"
-    assert "does not grow in proportion" in law.reason
+    assert "does not grow linearly" in law.reason
 
 
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ({"gpu": "H200"}, "are of two GPUs"),
-        ({"script": "other.py"}, "are of two scripts, 'train.py' and 'other.py'"),
-        ({"torch": "2.8.0"}, "are of two versions of PyTorch"),
+        ({"gpu": "H200"}, "differ in their GPUs"),
+        ({"script": "other.py"}, "differ in their scripts, 'train.py' and 'other.py'"),
+        ({"torch": "2.8.0"}, "differ in their versions of PyTorch"),
         ({"batch_size": 4}, "have the same batch size, 4; record one of them at another: train"),
-        ({"batch_size": None}, "does not know its batch size; give both, as in --batch-size 8,16"),
+        ({"batch_size": None}, "has no batch size; give both, as in --batch-size 8,16"),
     ],
 )
 def test_recordings_that_do_not_belong_together(
@@ -463,7 +463,7 @@ def test_version_1_is_still_explained(small: Recording, tmp_path: Path) -> None:
     assert report.second_run == ""
     text = " ".join(explain_text(report).split())
     assert "recorded by an older trainfit" in text
-    assert "with --batch-size A,B if they do not know theirs" in text
+    assert "with --batch-size A,B if they do not contain theirs" in text
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ MIB = 1 << 20
 NOT_SUPPORTED = {"error": "NVML_ERROR_NOT_SUPPORTED"}
 BLIND = {"error": "NVML_ERROR_UNKNOWN", "code": 999, "where": "nvmlInit"}
 
-#: A GeForce RTX 4090 at work on a desktop: one process computes, one draws.
+#: A GeForce RTX 4090 busy on a desktop: one process computes, one draws.
 RTX_4090: dict[str, Any] = {
     "index": 0,
     "name": "NVIDIA GeForce RTX 4090",
@@ -193,7 +193,7 @@ def test_a_tesla_t4_in_a_container() -> None:
     }
     (gpu,) = by_nvml(entry)
     assert gpu.reserved_bytes.state == "cannot_tell"
-    assert "this driver is older than the call" in gpu.reserved_bytes.reason
+    assert "this driver is too old for this call" in gpu.reserved_bytes.reason
     assert gpu.clock_reasons.value == ()
     assert (gpu.ecc.value, gpu.ecc_errors.value) == (True, 0)
     assert gpu.processes.value is not None
@@ -286,7 +286,7 @@ def test_values_that_cannot_be(key: str, field: str, value: Any) -> None:
     (gpu,) = by_nvml({key: value})
     fact = getattr(gpu, field)
     assert fact.state == "cannot_tell"
-    assert "cannot be" in fact.reason
+    assert "an invalid value" in fact.reason
 
 
 # --- GPUs where NVML is blind ---------------------------------------------------------------------

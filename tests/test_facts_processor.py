@@ -198,7 +198,7 @@ def test_a_server_of_two_sockets() -> None:
 
 
 def test_cores_by_cpuinfo_where_sysfs_is_hidden() -> None:
-    ids = [(0, 0), (0, 0), (0, 1), (1, 0)]  # core ids count anew in each package
+    ids = [(0, 0), (0, 0), (0, 1), (1, 0)]  # core ids restart in each package
     blocks = [
         f"processor: {cpu}\nphysical id: {package}\ncore id: {core}\n"
         for cpu, (package, core) in enumerate(ids)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.hardware import find_gpu
 from trainfit.memory.stream.growth import step_pattern
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Tracer
@@ -52,7 +53,7 @@ def test_the_same_in_each_call_is_no_growth(bytes_: int, calls: int) -> None:
 @pytest.mark.parametrize("tokens", [40])
 def test_the_peak_is_at_the_end_of_the_growth(tokens: int, tmp_path: Path) -> None:
     words = ["python", str(SCRIPT), f"--tokens={tokens}"]
-    with Tracer(parse_command(words), "RTX 4090") as tracer:
+    with Tracer(parse_command(words), find_gpu("RTX 4090")) as tracer:
         trace = tracer.trace(count="calls")
     assert trace.recording is not None
     # Prompt, tokens, and the next prompt, before which the cache was let go.
@@ -73,7 +74,7 @@ def test_it_is_called_a_cache_and_no_leak() -> None:
     (text,) = pattern_notes(pattern)
     assert text == (
         "memory grows by 8 KiB with each model call, as the KV cache of generated text does: the "
-        "figures are for the end of the 152 calls simulated, and each further one (a longer "
+        "figures are for the end of the 152 calls simulated, and each further call (a longer "
         "prompt, more new tokens) needs 8 KiB more; the GPU would be full after about 3,041,478 "
         "calls"
     )

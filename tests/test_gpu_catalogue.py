@@ -12,7 +12,14 @@ import pytest
 
 from trainfit import hardware
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
-from trainfit.hardware.gpu.catalogue import CURATED, GIB, MIB, CuratedGpu, usable_memory
+from trainfit.hardware.gpu.catalogue import (
+    ARCHITECTURES,
+    CURATED,
+    GIB,
+    MIB,
+    CuratedGpu,
+    usable_memory,
+)
 
 ALL = catalogue()
 BY_KEY = {spec.key: spec for spec in ALL}
@@ -185,7 +192,7 @@ def check_sane(spec: GpuSpec) -> None:
     assert spec.boost_clock_hz is None or 5e8 <= spec.boost_clock_hz <= 3.5e9
     least, most = spec.context_range_bytes
     assert 64 * MIB < least < spec.context_bytes < most < GIB
-    assert spec.architecture
+    assert ARCHITECTURES[spec.capability]
     assert ("bfloat16" in spec.tensor_flops) == (spec.supports_bf16 and spec.has_tensor_cores)
     assert ("float8" in spec.tensor_flops) == (spec.capability >= (8, 9))
     unsourced = {"memory_is_assumed", "sources"}
@@ -280,7 +287,8 @@ def test_the_memory_rule_meets_every_reported_total(card: CuratedGpu) -> None:
     derived = usable_memory(
         NOMINAL_GIB[card.key],
         spec.capability,
-        hbm=spec.architecture in {"Volta", "Hopper"} or spec.capability in {(6, 0), (8, 0)},
+        hbm=ARCHITECTURES[spec.capability] in {"Volta", "Hopper"}
+        or spec.capability in {(6, 0), (8, 0)},
         inline_ecc=card.inline_ecc,
         shared=False,
     )

@@ -60,7 +60,7 @@ def test_a_product_by_its_sizes(batches: int, rows: int, columns: int, depth: in
         return lambda: torch.bmm(left, right)
 
     (row,) = launched(act)
-    assert row["kind"] == "product" and row["dtype"] == "float16"
+    assert row["kind"] == "matmul" and row["dtype"] == "float16"
     assert (row["rows"], row["columns"], row["depth"]) == (rows, columns, depth)
     assert row["batches"] == batches
     assert row["flops"] == 2 * batches * rows * columns * depth

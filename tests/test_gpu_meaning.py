@@ -99,21 +99,21 @@ def test_a_figure_without_a_value_has_the_reason(fact: Fact[Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"utilisation": 0.0, "used_bytes": GIB}, "Nothing runs on it, and hardly any memory"),
-        ({"utilisation": 0.0}, "though 32% of its memory is held"),
-        ({"utilisation": 0.0, "used_bytes": None}, "Nothing runs on it."),
-        ({"utilisation": 0.03}, "Hardly anything runs on it, though 32%"),
-        ({"utilisation": 0.3}, "there is memory for a larger batch besides"),
-        ({"utilisation": 0.3, "used_bytes": 39 * GIB}, "Space is full and time is not"),
+        ({"utilisation": 0.0, "used_bytes": GIB}, "It is idle, and hardly any memory"),
+        ({"utilisation": 0.0}, "though 32% of its memory is used"),
+        ({"utilisation": 0.0, "used_bytes": None}, "It is idle."),
+        ({"utilisation": 0.03}, "It is almost idle, though 32%"),
+        ({"utilisation": 0.3}, "there is also memory for a larger batch"),
+        ({"utilisation": 0.3, "used_bytes": 39 * GIB}, "Memory is full but the GPU is not busy"),
         ({"utilisation": 0.7, "used_bytes": None}, "it waits for data, the CPU or launches."),
-        ({"power_w": 96.0}, "draws 30% of the power that it may: likely small kernels"),
-        ({}, "Busy: a kernel nearly always runs, at 90% of the power"),
-        ({"power_w": None}, "cannot be told without power"),
-        ({"power_limit_w": None}, "cannot be told without power"),
-        ({"memory_utilisation": 0.85, "power_w": 96.0}, "for 85% of the time: bandwidth likely"),
-        ({"utilisation": None, "power_w": 96.0}, "cannot be told: not supported. It draws 30%"),
-        ({"utilisation": None, "power_w": None}, "How busy it is cannot be told: not supported."),
-        ({"clock_reasons": ("hw_thermal_slowdown",)}, "held down (too hot)"),
+        ({"power_w": 96.0}, "draws 30% of its power limit: likely small kernels"),
+        ({}, "Busy: a kernel nearly always runs, at 90% of its power limit"),
+        ({"power_w": None}, "is not known without power"),
+        ({"power_limit_w": None}, "is not known without power"),
+        ({"memory_utilisation": 0.85, "power_w": 96.0}, "for 85% of the time: bandwidth is likely"),
+        ({"utilisation": None, "power_w": 96.0}, "is not known: not supported. It draws 30%"),
+        ({"utilisation": None, "power_w": None}, "Its utilization is not known: not supported."),
+        ({"clock_reasons": ("hw_thermal_slowdown",)}, "lowered (too hot)"),
     ],
 )
 def test_situations(changes: dict[str, Any], words: str) -> None:
@@ -123,14 +123,14 @@ def test_situations(changes: dict[str, Any], words: str) -> None:
 def test_a_busy_gpu_at_low_power_is_not_called_fully_used() -> None:
     """100% GPU-Util is time: the same figure at low and at high power reads differently."""
     low, high = (situation(gpu(utilisation=1.0, power_w=watts)) for watts in (60.0, 310.0))
-    assert "empty" in low and "Busy" not in low
-    assert "empty" not in high and "Busy" in high
+    assert "idle" in low and "Busy" not in low
+    assert "idle" not in high and "Busy" in high
 
 
 @pytest.mark.parametrize("reason", ["applications_clocks_setting", "hw_thermal_slowdown"])
 def test_low_power_at_a_lowered_clock_is_not_laid_to_small_kernels(reason: str) -> None:
     text = situation(gpu(power_w=96.0, clock_reasons=(reason,)))
-    assert "at 30% of the power" in text and "cannot be told apart" in text
+    assert "at 30% of its power limit" in text and "cannot be distinguished" in text
     assert "torch.compile" not in text
 
 
@@ -149,7 +149,7 @@ def test_a_power_limit_is_not_called_a_fault() -> None:
 
 def test_meanings_stand_beside_the_first_gpu_alone() -> None:
     text = gpus_now_text((gpu(0), gpu(1, utilisation=0.2)))
-    assert text.count("time: the share of the last moment") == 1
+    assert text.count("time: the share of the last 1/6 to 1 s") == 1
     first, second = text.split("GPU 1, ")
     assert all(figure in first for figure in FIGURES)
     assert "GPU-Util 20%; memory used 13.0 of 40.0 GiB (32%); memory traffic 41%" in second
@@ -157,7 +157,7 @@ def test_meanings_stand_beside_the_first_gpu_alone() -> None:
 
 def test_a_figure_that_only_a_later_gpu_has_is_explained_there() -> None:
     _, second = gpus_now_text((gpu(0, power_w=None), gpu(1))).split("GPU 1, ")
-    assert "load: the best hint" in second
+    assert "load: the best indicator" in second
 
 
 def test_no_gpu_has_no_text() -> None:

@@ -71,4 +71,4 @@ def test_figures_carry_ranges_that_the_report_shows() -> None:
     assert found.device_range_bytes[1] == found.reserved_range_bytes[1] + high
     text = " ".join(memory_section("Memory", found).split())
     assert "between device" in text
-    assert "of measured jobs lay above" in text
+    assert "of measured jobs used more" in text

@@ -110,11 +110,11 @@ def test_fused_adam_makes_no_temporary_of_foreach() -> None:
 @pytest.mark.parametrize(
     ("name", "optimizer", "reason"),
     [
-        ("sgd", torch.optim.SGD, "SGD keeps no less state than SGD without momentum"),
-        ("adam", torch.optim.Adam, "Adam keeps no less state than Adam"),
-        ("optimizer-8bit", torch.optim.SGD, "no 8-bit form of SGD without momentum"),
-        ("optimizer-8bit", torch.optim.NAdam, "no 8-bit form of NAdam"),
-        ("fused-optimizer", torch.optim.NAdam, "NAdam is fused already, or has no fused form"),
+        ("sgd", torch.optim.SGD, "SGD keeps at least as much state as SGD without momentum"),
+        ("adam", torch.optim.Adam, "Adam keeps at least as much state as Adam"),
+        ("optimizer-8bit", torch.optim.SGD, "no 8-bit version of SGD without momentum"),
+        ("optimizer-8bit", torch.optim.NAdam, "no 8-bit version of NAdam"),
+        ("fused-optimizer", torch.optim.NAdam, "NAdam is already fused, or has no fused version"),
     ],
 )
 def test_optimizers_that_win_nothing_do_not_apply(name: str, optimizer: Any, reason: str) -> None:
@@ -210,7 +210,7 @@ def test_gradients_set_to_none_are_freed(owner: str) -> None:
 
 def test_set_to_none_is_left_alone_where_it_is_on() -> None:
     finding = run(training(square), survey=True).findings["set-to-none"]
-    assert finding.reason == "zero_grad sets gradients to None already"
+    assert finding.reason == "zero_grad already sets gradients to None"
 
 
 # -- the model ---------------------------------------------------------------------------------

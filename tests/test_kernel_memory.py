@@ -1,4 +1,4 @@
-"""What kernels allocate besides their results, in bytes, with the source of each number."""
+"""What kernels allocate in addition to their results, in bytes, with the source of each number."""
 
 from __future__ import annotations
 

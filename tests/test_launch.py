@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import json_of, trainfit
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command, split_line
 from trainfit.plan.launch.line import launch
 from trainfit.plan.runs.tracing import Tracer
@@ -151,7 +152,7 @@ def simulated(tmp_path: Path, argument: str, before: str = "", words: str = "") 
     pytest.importorskip("accelerate")
     (tmp_path / "train.py").write_text(ACCELERATED.format(argument=argument, before=before))
     command = parse(f"{words} python train.py")
-    with Tracer(command, "RTX 4090", steps=1) as tracer:
+    with Tracer(command, find_gpu("RTX 4090"), steps=1) as tracer:
         outcome = tracer.trace().outcome
     assert outcome.status == "finished", outcome
     return outcome

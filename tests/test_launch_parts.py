@@ -34,9 +34,10 @@ LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
 OMP = VariableAdvice(
     "OMP_NUM_THREADS", "1", "environment", "", "too many threads", "", None, "", 3.0
 )
-WHY = SettingReason("OMP_NUM_THREADS", "1", None, "3 times as many", "measured")
-MKL = SettingReason("MKL_NUM_THREADS", None, None, "no library uses MKL", "measured")
-CORES = SettingReason("CPU affinity", None, None, "all cores are of one kind", "")
+ENV = "environment"
+WHY = SettingReason("OMP_NUM_THREADS", "1", None, "3 times as many", "measured", where=ENV)
+MKL = SettingReason("MKL_NUM_THREADS", None, None, "no library uses MKL", "measured", where=ENV)
+CORES = SettingReason("CPU affinity", None, None, "all cores are of one kind", "", where="wrapper")
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,9 @@ def test_one_that_was_not_measured_to_lose_is_kept_and_said() -> None:
 
 
 def test_a_variable_that_no_library_can_read_goes() -> None:
-    odd = SettingReason("OMP_NUM_THREADS", None, "abc", "libgomp ignores 'abc'", "assumed")
+    odd = SettingReason(
+        "OMP_NUM_THREADS", None, "abc", "libgomp ignores 'abc'", "assumed", where=ENV
+    )
     plan, parts = launched(result(reasons=(odd,)), f"OMP_NUM_THREADS=abc A=b {LINE}")
     assert plan.launch.startswith("A=b python")
     assert parts["OMP_NUM_THREADS"].status == "not set"
@@ -105,7 +108,7 @@ def test_a_change_of_the_script_has_to_win_something() -> None:
     assert changes_by_hand(plan.launch_parts) == []
     part = parts["num_workers"]
     assert (part.status, part.value) == ("kept", "1")
-    assert "too little for a change of the script" in part.reason
+    assert "too little to change the script" in part.reason
 
 
 def test_cores_that_the_command_chooses_are_kept() -> None:

@@ -86,9 +86,9 @@ def test_other_gpus_get_no_batch_size_and_no_price_either(
     assert "the largest batch is for the" in text and "cheapest" not in text
     assert main([*map(str, words), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    for offer in found["offers"]:
-        assert offer["enough"] is offer["run_s"] is offer["cost"] is None
-        assert offer["run_batch"] == 32
-        assert offer["samples_per_unit"] is None
+    for estimate in found["gpus"]:
+        assert estimate["at_saturation"] is estimate["run_s"] is estimate["cost"] is None
+        assert estimate["run_batch"] == 32
+        assert estimate["samples_per_unit"] is None
     assert any("full after about" in note for note in found["notes"])
     assert found["cheapest"] is None

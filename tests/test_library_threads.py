@@ -1,4 +1,4 @@
-"""Threads of native libraries: counted, held down, and found at work in a worker."""
+"""Threads of native libraries: counted, held down, and found busy in a worker."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers_probe import GIB, MIB, machine, probe
 from trainfit.loader.advice.other_changes import beyond
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff, Load, lognormal_costs
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Load, Transfer, lognormal_costs
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.garbage_collection import Pauses
 from trainfit.loader.tune.bottleneck import limit
@@ -26,7 +26,7 @@ DECODED = (
 
 
 def load(work_s: float = 0.08, wait_s: float = 0.0, **changes: Any) -> Load:
-    values: dict[str, Any] = {"cores": SIXTEEN, "hand_off": HandOff(0.001, 0.004, 0.0002)}
+    values: dict[str, Any] = {"cores": SIXTEEN, "transfer": Transfer(0.001, 0.004, 0.0002)}
     return Load((BatchCost(wait_s, work_s),), **values | changes)
 
 
@@ -55,12 +55,12 @@ def advised(
         (load(wait_s=0.5), LoaderSettings(4), {}, "workers"),
         (load(cores=Cores((1.0, 1.0))), LoaderSettings(4), {}, "cores"),
         (load(cores=Cores((1.0,) * 4, quota=1.5)), LoaderSettings(2), {}, "cores"),
-        (load(hand_off=HandOff(0.05)), LoaderSettings(8), {}, "hand_off"),
-        (load(hand_off=HandOff(0.01, 0.04)), LoaderSettings(8, pin_memory=True), {}, "hand_off"),
-        (load(hand_off=HandOff(0.001, 0, 0.05)), LoaderSettings(8), {"sampler_s": 0.049},
+        (load(transfer=Transfer(0.05)), LoaderSettings(8), {}, "transfer"),
+        (load(transfer=Transfer(0.01, 0.04)), LoaderSettings(8, pin_memory=True), {}, "transfer"),
+        (load(transfer=Transfer(0.001, 0, 0.05)), LoaderSettings(8), {"sampler_s": 0.049},
          "sampler"),
-        (load(hand_off=HandOff(0.001, 0, 0.05)), LoaderSettings(8), {"sampler_s": None},
-         "hand_off"),
+        (load(transfer=Transfer(0.001, 0, 0.05)), LoaderSettings(8), {"sampler_s": None},
+         "transfer"),
         (load(locked_share=0.6), LoaderSettings(4), {}, "lock"),
         (load(cores=Cores((1.0,) * 4, contention=1.0)), LoaderSettings(4), {"scaling": 1.0},
          "cores"),
@@ -105,7 +105,7 @@ def test_parts_that_leave_the_cpu() -> None:
 def test_reading_is_what_batches_wait_for() -> None:
     """A cache takes the waits away; GPU decoding leaves them."""
     parts = (CostPart("read", 0.5), CostPart("decode", 0.5, ("PIL.Image.load",)))
-    waiting = load(work_s=0.04, wait_s=0.04, cores=Cores((1.0,)), hand_off=HandOff())
+    waiting = load(work_s=0.04, wait_s=0.04, cores=Cores((1.0,)), transfer=Transfer())
     # Without decoding they only wait, whatever the cores are.
     found = advised(waiting, parts=parts)
     assert found["gpu_decoding"].batches_per_s == pytest.approx(4 / 0.04, rel=0.03)
@@ -142,14 +142,14 @@ def test_video() -> None:
 
 @pytest.mark.parametrize(("pin", "gain"), [(True, 44 / 14), (False, 1.0)])
 def test_fewer_bytes(pin: bool, gain: float) -> None:
-    slow = load(hand_off=HandOff(0.004, 0.040))
+    slow = load(transfer=Transfer(0.004, 0.040))
     found = advised(slow, LoaderSettings(8, pin_memory=pin), parts=DECODED)
     assert "uint8" not in advised(slow, LoaderSettings(8, pin_memory=pin))  # no images
     if gain == 1.0:
         assert "uint8" not in found  # unpinned, nobody copies while the consumer takes no time
     else:
         assert found["uint8"].gain == pytest.approx(gain, rel=0.03)
-        assert "are taken to be float32" in found["uint8"].evidence
+        assert "are assumed to be float32" in found["uint8"].evidence
         bytes_already = advised(
             slow, LoaderSettings(8, pin_memory=pin), parts=DECODED, float_bytes=0
         )
@@ -158,11 +158,11 @@ def test_fewer_bytes(pin: bool, gain: float) -> None:
 
 def test_fewer_tensors() -> None:
     """rf-detr#1399: 114 tensors at batch size 16, packed into 9 or so."""
-    slow = load(hand_off=HandOff(receive_s=114 * 0.281e-3, pin_s=0.041))
+    slow = load(transfer=Transfer(receive_s=114 * 0.281e-3, pin_s=0.041))
     found = advised(slow, LoaderSettings(16, pin_memory=True), batch_tensors=114, batch_size=16)[
         "fewer_tensors"
     ]
-    assert "114 tensors of a batch together into 10" in found.summary
+    assert "114 tensors of a batch into 10" in found.summary
     assert found.gain == pytest.approx(365.6 / 218.4, rel=0.05)
     assert "0.28 ms each" in found.evidence
     few = advised(slow, LoaderSettings(16, pin_memory=True), batch_tensors=2)
@@ -180,7 +180,7 @@ def test_uneven_batches() -> None:
 
 
 def test_a_slow_sampler() -> None:
-    slow = load(hand_off=HandOff(0.001, 0.0, 0.05))
+    slow = load(transfer=Transfer(0.001, 0.0, 0.05))
     found = advised(slow, LoaderSettings(8), sampler_s=0.049)
     assert found["sampler"].gain == pytest.approx(51 / 10, rel=0.05)
 
@@ -196,7 +196,7 @@ def test_storage_that_is_cold() -> None:
 def test_tiny_samples_in_memory() -> None:
     parts = (CostPart("collate", 0.6), CostPart("unknown", 0.4))
     found = advised(
-        load(work_s=0.01, hand_off=HandOff()), LoaderSettings(0), parts=parts,
+        load(work_s=0.01, transfer=Transfer()), LoaderSettings(0), parts=parts,
         batch_bytes=32 * 1024, samples=60_000,
     )  # fmt: skip
     assert found["batched_indexing"].gain > 100  # pytorch#154318

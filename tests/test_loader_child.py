@@ -21,18 +21,18 @@ import trainfit
 from helpers_cli import ROOT, SCRIPTS
 from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError
-from trainfit.loader.script import Found, workload_from, workload_of
+from trainfit.loader.script import LoaderObservation, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.dataloader.child import step_from
 from trainfit.plan.dataloader.measure import (
     Listener,
     LoadingOptions,
     Stage,
-    step_from,
     tune_command,
 )
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 from trainfit.results.runs.trace import Compute, TraceOutcome
 from trainfit.scripts.watch.dataloader import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
@@ -71,7 +71,8 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
 ) -> None:
     """Its data set is defined in the script: workers started by spawn must import that again."""
     monkeypatch.chdir(SCRIPTS)
-    options = LoadingOptions(gpu="RTX 4090", seconds=3.0, confirm=2, max_workers=5, ranks=2)
+    gpu = find_gpu("RTX 4090")
+    options = LoadingOptions(gpu=gpu, seconds=3.0, confirm=2, max_workers=5, ranks=2)
     words = ("python", "train.py", "--workers=2", "--samples=500")
     result = tuned(*words, options=options, STUB_METHODS="fork spawn")
     found = facts(result)
@@ -126,7 +127,7 @@ def test_a_script_that_cannot_be_stopped_and_a_rebuilt_loader_with_persistent_wo
     tuned: Callable[..., LoaderResult], tmp_path: Path
 ) -> None:
     """The original one is measured, as the user wrote it, and no worker is left."""
-    options = LoadingOptions(step=StepTime(0.25, source="given"))
+    options = LoadingOptions(step=Consumer(0.25, source="given"))
     result = tuned("python", write(tmp_path, "stubborn.py", PERSISTENT), options=options)
     found = facts(result)
     assert found["loader"] == "Own" and found["present"] == 3
@@ -160,11 +161,11 @@ library.impl("op", lambda x: x * 2, "CUDA")
 for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4):
     torch.ops.mine.op(batch.cuda())
 """
-    options = LoadingOptions(gpu="RTX 4090")
+    options = LoadingOptions(gpu=find_gpu("RTX 4090"))
     result = tuned("python", write(tmp_path, "odd.py", script), options=options)
     assert result.loader == "odd.py:7: TensorDataset, batch size 4"
     assert "could not be simulated (cannot simulate mine.op" in result.notes[-1]
-    assert result.step_s == 0 and "no step was simulated to bound it" in result.step_source
+    assert result.step_s == 0 and "no simulated step bounds it" in result.step_source
 
 
 @pytest.mark.slow
@@ -180,7 +181,7 @@ while True:
         (weight * batch.cuda()).sum().backward()
         weight.data -= weight.grad
 """
-    options = LoadingOptions(step=StepTime(0.1, source="given"), time_limit_s=20.0)
+    options = LoadingOptions(step=Consumer(0.1, source="given"), time_limit_s=20.0)
     result = tuned("python", write(tmp_path, "own.py", script), options=options)
     assert "made no optimizer step in 10 s; the loader that gave the last" in result.notes[-2]
 
@@ -283,9 +284,9 @@ def imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("absent.py:make", None, "no file 'absent.py'; check the path"),
         ("absent.part:make", None, "no module 'absent'; check the name"),
         ("mydata:absent", None, "mydata has no 'absent'; check the name"),
-        ("mydata:nothing", None, "gives a dict, which is neither"),
-        ("mydata.py:samples", None, "gives a data set (TensorDataset); add --batch-size N"),
-        ("mydata.py:make", 4, "which has a batch size; leave --batch-size out"),
+        ("mydata:nothing", None, "returns a dict; expected a DataLoader"),
+        ("mydata.py:samples", None, "returns a data set (TensorDataset); add --batch-size N"),
+        ("mydata.py:make", 4, "which has a batch size; remove --batch-size"),
         ("json.py:make", None, "Python has another module 'json'; rename the file"),
     ],
 )
@@ -302,8 +303,8 @@ def test_loaders_and_data_sets_by_name(imports: Path) -> None:
     assert workload_from("mydata:samples", 5).batch_size == 5
 
 
-def found(loader: Any, *, loaders: int = 1, on_gpu: bool = False) -> Found:
-    return Found(TraceOutcome("finished", 1, 1.0, loaders=loaders), loader, on_gpu)
+def found(loader: Any, *, loaders: int = 1, on_gpu: bool = False) -> LoaderObservation:
+    return LoaderObservation(TraceOutcome("finished", 1, 1.0, loaders=loaders), loader, on_gpu)
 
 
 def test_loaders_that_no_worker_can_help() -> None:
@@ -315,9 +316,9 @@ def test_loaders_that_no_worker_can_help() -> None:
     with pytest.raises(LoaderError, match=r"\(TensorDataset\) holds tensors on the GPU: .* keep"):
         workload_of(found(DataLoader(held_set)))
     plain = DataLoader(TensorDataset(torch.ones(2, 2)))
-    with pytest.raises(LoaderError, match=r"on the GPU already, .*; move them in the loop"):
+    with pytest.raises(LoaderError, match=r"already on the GPU, .*; move them in the loop"):
         workload_of(found(plain, on_gpu=True))
-    with pytest.raises(LoaderError, match="makes 2 DataLoaders, but none gave a batch"):
+    with pytest.raises(LoaderError, match="creates 2 DataLoaders, but none returned a batch"):
         workload_of(found(None, loaders=2))
     assert workload_of(found(plain)).name == "TensorDataset"
 
@@ -348,13 +349,15 @@ def test_the_step_is_predicted_else_bounded_by_its_work_else_takes_no_time() -> 
         model(torch.ones(64, 2048, device="cuda")).sum().backward()
         optimizer.step()
     recording = simulation.recording
-    compute = Compute(10**12, 20, 3, {"product/bfloat16": 10**12}, kernels=3)
+    compute = Compute(10**12, 20, 3, {"matmul/bfloat16": 10**12}, kernels=3)
     trace = TraceOutcome("finished", 1, 1.0, compute=compute, autocast="bfloat16")
     predicted = step_from(trace, gpu, recording)
     assert 0 < predicted.step_s < 0.01
-    assert predicted.source.startswith("the fast end of the 90% prediction interval for RTX 4090: ")
+    assert predicted.source.startswith(
+        "the lower bound of the 90% prediction interval for RTX 4090: "
+    )
     least = step_from(trace, gpu)
-    assert "no RTX 4090 makes the step in less than" in least.source and least.step_s > 0.001
+    assert "no RTX 4090 runs the step in less than" in least.source and least.step_s > 0.001
     # What torch.compile fuses was not seen; a device made to measure has no rates.
     compiled = dataclasses.replace(trace, compute=dataclasses.replace(compute, compiled=True))
     assert "no RTX 4090" in step_from(compiled, gpu, recording).source

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.loader.measure.run import Failure, Run, warm_up
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff, lognormal_costs
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer, lognormal_costs
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import Fitted, fit_contention
 from trainfit.loader.tune.search import (
@@ -32,8 +32,8 @@ def fitted(
     cores: float = 4, *, mean_s: float = 0.04, waits: bool = False, variation: float = 0.2
 ) -> Fitted:
     costs = lognormal_costs(mean_s, variation, 60, seed=5, work=not waits)
-    hand_off = HandOff(receive_s=5e-4, pin_s=2e-4, next_s=3e-4, latency_s=5e-4)
-    return Fitted(costs, costs, hand_off, hand_off, Cores((1.0,) * int(cores)), 0.03)
+    transfer = Transfer(receive_s=5e-4, pin_s=2e-4, next_s=3e-4, latency_s=5e-4)
+    return Fitted(costs, costs, transfer, transfer, Cores((1.0,) * int(cores)), 0.03)
 
 
 def goal(step_s: float = 0.0, present: LoaderSettings = PRESENT, most: int = 8) -> Goal:
@@ -111,7 +111,7 @@ def test_order_and_start_method_are_the_users() -> None:
 
 
 def test_nothing_differs_then_the_present_pinning_stays() -> None:
-    model = dataclasses.replace(fitted(), hand_off=HandOff(), cold_hand_off=HandOff())
+    model = dataclasses.replace(fitted(), transfer=Transfer(), cold_transfer=Transfer())
     for pinned in (False, True):
         present = LoaderSettings(1, pin_memory=pinned)
         assert search(model, goal(present=present)).best().pin_memory is pinned
@@ -212,7 +212,7 @@ def test_the_choice_the_present_a_rival_and_twice_the_choice_are_run() -> None:
         "recommended",
         "present",
         "fastest",
-        "beyond the knee",
+        "beyond the saturation point",
     ]
     for trial in confirmation.trials:
         assert trial.measured == pytest.approx(trial.predicted, rel=1e-6)
@@ -229,7 +229,11 @@ def test_a_rival_is_recommended_where_it_is_faster_than_the_model_said() -> None
 
     hurried = Confirmation(search(model, goal()), Surprising(model), 4, in_time=lambda: False)
     hurried.run()
-    assert {trial.why for trial in hurried.trials} <= {"recommended", "present", "beyond the knee"}
+    assert {trial.why for trial in hurried.trials} <= {
+        "recommended",
+        "present",
+        "beyond the saturation point",
+    }
     found = Confirmation(search(model, goal()), Surprising(model), 4).run()
     assert found.num_workers > chosen.num_workers
     assert Confirmation(search(model, goal()), Machine(model), 4).run() == chosen
@@ -366,7 +370,7 @@ def test_beyond_the_knee_is_no_candidate() -> None:
 def test_costs_of_width_share_the_cores() -> None:
     """A decoder with four threads: four workers of it are no faster than the cores."""
     wide = (BatchCost(0.0, 0.01, 4.0),)
-    model = Fitted(wide, wide, HandOff(), HandOff(), Cores((1.0,) * 4), 0.0)
+    model = Fitted(wide, wide, Transfer(), Transfer(), Cores((1.0,) * 4), 0.0)
     one = model.predict(LoaderSettings(1), Consumer(0.0)).batches_per_s
     four = model.predict(LoaderSettings(4), Consumer(0.0)).batches_per_s
     assert one == pytest.approx(100, rel=0.01)

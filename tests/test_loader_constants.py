@@ -15,7 +15,7 @@ from trainfit.hardware.cpu.core_speed import CoreSpeed
 from trainfit.loader.measure.instrument import WALL
 from trainfit.loader.measure.run import Run, warm_up
 from trainfit.loader.model.constants import fit
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import (
     Costs,
@@ -55,7 +55,7 @@ def run(
     count: int = 60,
 ) -> Run:
     """A run at this rate whose workers took the common batches in turn, so much slower on
-    cores, and waiting so much besides."""
+    cores, and waiting so much in addition."""
     workers = settings.num_workers
     handed = 5 + np.arange(warm_up(settings) + count) / rate
     size = len(handed)
@@ -100,15 +100,15 @@ def readings(truth: Fitted, **waits: float) -> Readings:
     return found
 
 
-def truth(cores: Cores = TWO_CORES, **hand_off: float) -> Fitted:
+def truth(cores: Cores = TWO_CORES, **transfer: float) -> Fitted:
     """A model like the one that is fitted to :func:`readings`."""
     found = Readings(MACHINE)
     found.runs["one"] = [run(LoaderSettings(1, 8), 1 / (WALLS.mean() + GAP_S))]
     fitted = fit(found, cores)
     assert fitted is not None
-    changed = dataclasses.replace(fitted.hand_off, **hand_off)
+    changed = dataclasses.replace(fitted.transfer, **transfer)
     costs = tuple(BatchCost(0.0, float(wall) + GAP_S) for wall in WALLS[:150])
-    return dataclasses.replace(fitted, costs=costs, hand_off=changed, cold_hand_off=changed)
+    return dataclasses.replace(fitted, costs=costs, transfer=changed, cold_transfer=changed)
 
 
 # --- What is read -----------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_what_takes_longer_to_arrive_while_cores_are_crowded_is_read(later_s: fl
     found.runs["one"] = [run(LoaderSettings(1, 4), 50.0)]
     fitted = fit(found, TWO_CORES)
     assert fitted is not None
-    assert fitted.hand_off.crowded_latency_s == pytest.approx(later_s, abs=1e-9)
+    assert fitted.transfer.crowded_latency_s == pytest.approx(later_s, abs=1e-9)
 
 
 # --- What is fitted ---------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_costs_and_hand_off_are_read() -> None:
     assert fitted is not None
     works = [cost.work_s for cost in fitted.costs]
     assert np.mean(works) == pytest.approx(WALLS[1:150].mean() + GAP_S, rel=0.01)
-    assert fitted.hand_off.receive_s == pytest.approx(0.001)
-    assert fitted.hand_off.next_s == pytest.approx(0.0008)
-    assert fitted.hand_off.receive_wait_s == pytest.approx(0.0005)
+    assert fitted.transfer.receive_s == pytest.approx(0.001)
+    assert fitted.transfer.next_s == pytest.approx(0.0008)
+    assert fitted.transfer.receive_wait_s == pytest.approx(0.0005)
     assert fitted.start_s == pytest.approx(0.1, rel=0.6)
 
 
@@ -274,7 +274,7 @@ def test_a_short_rate_alone_is_no_loss_from_taking_turns() -> None:
 def test_without_workers_nothing_contends() -> None:
     """What a process takes that has all threads was measured with all of them busy."""
     model = dataclasses.replace(
-        truth().with_contention(0.4), alone=(BatchCost(0.0, 0.01, 2.0),), hand_off=HandOff()
+        truth().with_contention(0.4), alone=(BatchCost(0.0, 0.01, 2.0),), transfer=Transfer()
     )
     alone = model.predict(LoaderSettings(0), Consumer(0.0)).batches_per_s
     assert alone == pytest.approx(100, rel=0.01)
@@ -292,7 +292,7 @@ def test_a_lock_is_no_contention() -> None:
 
 @pytest.mark.parametrize("crowded", [0.0, 0.002])
 def test_who_waits_for_a_lock_may_slow_who_has_it(crowded: float) -> None:
-    """Four workers are slower than two: both come out, whatever crowded cores do besides."""
+    """Four workers are slower than two: both come out, whatever crowded cores do in addition."""
     locked = dataclasses.replace(truth(crowded_wait_s=crowded), locked_share=0.7)
     found = readings(locked, two=0.009, over=0.03, tight=0.009)
     two = found.rate("two")

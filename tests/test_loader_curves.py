@@ -14,13 +14,13 @@ import helpers_facts as facts
 from trainfit.loader.model.dataloader import (
     BatchCost,
     Consumer,
-    HandOff,
     Load,
+    Transfer,
     lognormal_costs,
     simulate,
 )
 from trainfit.loader.model.events import Cores
-from trainfit.loader.tune.cores import loader_machine, model_cores
+from trainfit.loader.tune.machine_limits import loader_machine, model_cores
 from trainfit.results.loader import LoaderSettings
 
 
@@ -60,7 +60,7 @@ def rf_detr(pinned_serial_s: float, unpinned_serial_s: float) -> Load:
     )
     return Load(
         (BatchCost(0.0, 4 * 16 / 163),),
-        HandOff(receive_s=unpinned_serial_s, pin_s=pinned_serial_s - unpinned_serial_s),
+        Transfer(receive_s=unpinned_serial_s, pin_s=pinned_serial_s - unpinned_serial_s),
         cores=model_cores(machine, 0.0),
     )
 
@@ -94,7 +94,7 @@ def test_taking_a_batch_over_costs_by_tensor_and_by_byte(
 
     def rate(tensors: int) -> float:
         serial_s = each_s * tensors + byte_s * batch_size * nbytes
-        load = Load((BatchCost(0.0, 0.01),), HandOff(receive_s=serial_s))
+        load = Load((BatchCost(0.0, 0.01),), Transfer(receive_s=serial_s))
         return rates(load, (16,), batch_size, pin_memory=True)[16]
 
     assert rate(7 * batch_size + 2) == pytest.approx(today, rel=0.08)
@@ -164,7 +164,7 @@ def test_each_who_waits_prolongs_the_lock() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
 def test_a_share_of_a_batch_is_under_the_lock(share: float) -> None:
-    with pytest.raises(ValueError, match="under a lock"):
+    with pytest.raises(ValueError, match="locked share"):
         Load((BatchCost(0.0, 1.0),), locked_share=share)
 
 
@@ -180,7 +180,7 @@ def test_four_workers_are_never_the_smallest_under_a_quota(
     machine = loader_machine(facts.machine(cpu=cpu))
     load = Load(
         lognormal_costs(0.1, 0.3, 997, work=True),
-        HandOff(receive_s=0.002, pin_s=0.002),
+        Transfer(receive_s=0.002, pin_s=0.002),
         Consumer(step_s, step_s / 4),
         model_cores(machine, 0.02),
     )

@@ -1,4 +1,4 @@
-"""Runs beside other processes: made again, or not used, and no cause is concluded from them."""
+"""Runs alongside other processes: made again, or not used, and no cause is concluded from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FOUR = LoaderSettings(4)
 
 
 def with_others(found: Readings, cores: float, *names: str) -> Readings:
-    """The same runs, these kinds beside others that kept so many cores busy."""
+    """The same runs, these kinds next to others that kept so many cores busy."""
     runs = {
         name: [
             dataclasses.replace(each, others_cores=cores) if name in (names or (name,)) else each
@@ -89,21 +89,21 @@ def test_waiting_for_a_core_is_no_lock_whoever_has_it() -> None:
     assert fitted is not None and fitted.locked_share == 0.0
 
 
-def test_rates_beside_others_are_fitted_to_by_nothing() -> None:
+def test_rates_disturbed_are_fitted_to_by_nothing() -> None:
     slow = dataclasses.replace(truth().with_contention(0.3), locked_share=0.0)
     found = readings(slow)
     free = fit(with_others(found, 1.0), TWO_CORES)
     assert free is not None
-    assert (free.cores.sharing, free.hand_off.crowded_wait_s, free.hand_off.latency_s) == (0, 0, 0)
+    assert (free.cores.sharing, free.transfer.crowded_wait_s, free.transfer.latency_s) == (0, 0, 0)
     assert free.cores.contention == pytest.approx(0.3, abs=0.02)  # by CPU time, not by the rate
 
 
-def test_which_kinds_were_made_beside_others_only() -> None:
+def test_which_kinds_were_made_disturbed_only() -> None:
     found = with_others(readings(truth()), 1.5, "two")
-    assert found.beside_others() == {"two": 1.5}
+    assert found.disturbed() == {"two": 1.5}
     found.runs["two"][0] = dataclasses.replace(found.runs["two"][0], others_cores=0.0)
-    assert found.beside_others() == {}
-    assert readings(truth()).beside_others() == {}
+    assert found.disturbed() == {}
+    assert readings(truth()).disturbed() == {}
 
 
 @given(
@@ -147,7 +147,7 @@ def beside(settings: LoaderSettings, rate: float, cores: float = 1.0) -> Run:
     return dataclasses.replace(real(settings, rate), others_cores=cores)
 
 
-def test_a_real_run_beside_others_is_made_again() -> None:
+def test_a_real_run_disturbed_is_made_again() -> None:
     model = fitted(2)
     cores = iter([1.0, 0.0, 1.0, 0.9, 0.0, 0.0, 0.0])
     ran: list[LoaderSettings] = []
@@ -161,7 +161,7 @@ def test_a_real_run_beside_others_is_made_again() -> None:
     first, second = confirmation.trials
     assert ran == [first.settings] * 2 + [second.settings] * 2
     assert first.tries == second.tries == TRIES == 2
-    assert first.reliable == first.measured and not first.is_beside_others
+    assert first.reliable == first.measured and not first.is_disturbed
     assert second.run.others_cores == 0.9 and second.reliable is None
     cores, ran = iter([1.0] * 4), []
     hurried = Confirmation(search(model, goal()), runner, 2, in_time=lambda: False)
@@ -178,7 +178,7 @@ def test_a_try_that_fails_keeps_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("present", [LoaderSettings(0), FOUR])
-def test_rates_beside_others_choose_nothing(present: LoaderSettings) -> None:
+def test_rates_disturbed_choose_nothing(present: LoaderSettings) -> None:
     """More workers take more from a neighbour: they look faster then."""
     model = fitted(2)
 
@@ -210,19 +210,17 @@ def test_no_verdict_from_runs_beside_others(cores: float, verdict: str, keeps: b
     chosen = LoaderSettings(2)
     choice.see(chosen)
     trials = [trial(LoaderSettings(0), 20.0, cores), trial(chosen, 40.0, cores)]
-    found = decide(choice, trials, chosen, "unknown", beside_others=True)
+    found = decide(choice, trials, chosen, "unknown", disturbed=True)
     assert (found.verdict, found.keeps, found.is_open) == (verdict, keeps, verdict != "change")
     # A probe that nobody disturbed predicts, whatever became of the real runs.
     assert decide(choice, trials, chosen, "cores").verdict == "change"
 
 
-def test_a_gpu_that_never_waits_beside_others_does_not_without_them() -> None:
+def test_a_gpu_that_never_waits_disturbed_does_not_without_them() -> None:
     choice = search(fitted(2), goal(step_s=0.1, present=FOUR))
     run = dataclasses.replace(beside(FOUR, 10.0), waited=np.zeros(500))
     run = dataclasses.replace(run, waited=np.zeros(len(run.handed)))
-    found = decide(
-        choice, [Trial(FOUR, 10.0, run, "")], LoaderSettings(1), "gpu", beside_others=True
-    )
+    found = decide(choice, [Trial(FOUR, 10.0, run, "")], LoaderSettings(1), "gpu", disturbed=True)
     assert (found.verdict, found.keeps, found.is_open) == ("nothing_to_gain", True, False)
     assert "would do" not in found.reason
 
@@ -230,17 +228,17 @@ def test_a_gpu_that_never_waits_beside_others_does_not_without_them() -> None:
 def test_doubts_are_data() -> None:
     assert doubts(probe(), None, [trial(FOUR, 9.0, 0.2)], is_open=False) == ()
     kinds = {"1 worker": 1.0, "2 workers": 0.6, "no workers": 0.8}
-    seen = probe(beside_others=kinds)
+    seen = probe(disturbed=kinds)
     (found,) = doubts(seen, None, [trial(FOUR, 9.0, 0.8)], is_open=True)
     assert found.kind == "others" and found.decides and found.cores == pytest.approx(0.8)
     assert found.runs == (*kinds, "real run: 4 workers, prefetch 2")
     assert found.summary == (
-        "other processes kept 0.8 cores busy, beyond those that idled, in 4 runs (1 worker; "
+        "other processes competed for 0.8 cores in 4 runs (1 worker; "
         "2 workers; no workers; and 1 more)"
     )
-    assert "cannot be told, and the present ones stay" in found.meaning
+    assert "are unknown, so the present ones are kept" in found.meaning
     (found,) = doubts(probe(), seen, [], is_open=False)
-    assert found.runs[0] == "1 worker, one thread for each library" and not found.decides
+    assert found.runs[0] == "1 worker, one thread per library" and not found.decides
     (found,) = doubts(probe(), None, [trial(FOUR, 9.0, 0.8)], is_open=False)
     assert "were not used" in found.meaning
 
@@ -272,20 +270,20 @@ def test_what_is_left_open_is_said() -> None:
     found = open_result()
     assert found.is_left_open and found.measured(LoaderSettings(1)) is None
     text = " ".join(loader_text(found).split())
-    assert "CANNOT TELL which settings suit because" in text
-    assert "without them, by the CPU time of batches, not confirmed by any run: 4 workers" in text
+    assert "CANNOT TELL which settings are best because" in text
+    assert "from the CPU time of batches, not confirmed by a run): 4 workers" in text
     assert "predicted only; other processes disturbed 1 real run: not used" in text
-    assert "(measured beside other processes: not used)" in text
+    assert "(measured while other processes were busy: not used)" in text
     assert "Write" not in text
 
 
 def test_a_plan_says_it_too() -> None:
     loading = DataLoading(open_result(), 8, True, "loader", 2.0)
     text = " ".join(loading_section(loading, PLAN).split())
-    assert "cannot tell which part is the limit, nor which settings suit: because" in text
-    assert "not confirmed by any run: 4 workers" in text
+    assert "cannot tell which part is the limit, or which settings are best: because" in text
+    assert "not confirmed by a run): 4 workers" in text
     assert "others kept 1 core busy: it stays" in text
-    assert "the loader is the limit" not in text
+    assert "the DataLoader is the limit" not in text
     loading = DataLoading(open_result(), 8, True, "gpu", 2.0)
     assert "the GPU is the limit" in loading_section(loading, PLAN)
 
@@ -344,7 +342,7 @@ def test_beside_neighbours_the_loader_says_what_cannot_be_told(
     assert found["recommended"] == found["present"] and found["without_others"]
     (doubt,) = (each for each in found["doubts"] if each["kind"] == "others")
     assert doubt["decides"] and doubt["cores"] > 0.25 and doubt["runs"]
-    assert found["probe"]["beside_others"]
+    assert found["probe"]["disturbed"]
     assert "lock" not in found["reason"]
 
 

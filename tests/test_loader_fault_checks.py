@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from trainfit.loader.digests import digest
-from trainfit.loader.faults.constraints import HARMLESS, Bounds, bounds, fallback
+from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints, bounds, fallback
 from trainfit.loader.faults.pickling import (
     LARGE_BYTES,
     find_culprits,
@@ -36,7 +36,7 @@ from trainfit.loader.faults.preflight import (
     check_workers,
     judge_sampler,
 )
-from trainfit.loader.faults.sharding import Passes, check_sharding, judge
+from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, judge
 from trainfit.loader.measure.stderr import captured_stderr
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import Fault, LoaderSettings, StartMethod
@@ -205,8 +205,8 @@ class Stream(IterableDataset[Any]):
 def test_an_iterable_data_set_that_is_not_sharded_is_found() -> None:
     (fault,) = check_sharding(workload(Stream(200, False)))
     assert fault.kind == "iterable_not_sharded"
-    assert "of 64 samples of the second worker, 64 are samples of the first" in fault.evidence
-    assert "get_worker_info()" in fault.cure
+    assert "64 of the second worker's 64 samples are also the first worker's" in fault.evidence
+    assert "get_worker_info()" in fault.fix
 
 
 def test_a_sharded_one_is_left_alone() -> None:
@@ -218,7 +218,7 @@ def test_a_sharded_one_is_left_alone() -> None:
 def test_samples_with_noise_are_told_by_their_number_or_by_equal_seeds() -> None:
     (fault,) = check_sharding(workload(Stream(20, False, noise=True)))
     assert fault.kind == "iterable_not_sharded"
-    assert fault.evidence == "one worker gives 20 samples, two give 40"
+    assert fault.evidence == "one worker yields 20 samples, two yield 40"
     (fault,) = check_sharding(workload(Stream(1000, False, noise=True)))
     assert fault.kind == "iterable_perhaps_not_sharded"
 
@@ -259,8 +259,8 @@ def test_an_iterable_data_set_that_is_used_up_after_one_pass() -> None:
 
 
 def test_samples_that_are_all_alike_tell_nothing() -> None:
-    alike = Passes((("a",) * 64,), False)
-    assert judge(alike, Passes((("a",) * 64, ("a",) * 64), False), None) is None
+    alike = WorkerSamples((("a",) * 64,), False)
+    assert judge(alike, WorkerSamples((("a",) * 64, ("a",) * 64), False), None) is None
 
 
 class Breaks(IterableDataset[Any]):
@@ -315,7 +315,7 @@ def test_a_slow_sampler_by_its_numbers() -> None:
     (fault,) = judge_sampler(sampler, [0.001, 0.02, 0.03, 0.02], FORK, 0.1, None)
     # Two workers at 0.1 s give 20 batches/s: 20 ms for each are 40% of the main thread.
     assert "20 ms" in fault.evidence and "40%" in fault.evidence
-    assert "no more than 50 batches/s" in fault.evidence
+    assert "at most 50 batches/s" in fault.evidence
     assert "WeightedRandomSampler over 10 samples" in fault.summary
     (fault,) = judge_sampler(sampler, [3.0, *quick], FORK, 0.1, None)
     assert "3 s before an epoch's first batch" in fault.evidence
@@ -468,7 +468,7 @@ def test_what_is_written_to_stderr_is_kept_and_stderr_comes_back(capfd: Any) -> 
     assert capfd.readouterr().err == "after"
 
 
-# --- Bounds -----------------------------------------------------------------------------------
+# --- Constraints -------------------------------------------------------------------------------
 
 
 def fault(kind: str, settings: LoaderSettings | None = None) -> Fault:
@@ -524,7 +524,7 @@ WANTED = st.builds(
     st.sampled_from(METHODS),
 )
 SOME = st.builds(
-    Bounds,
+    SettingConstraints,
     st.none() | st.integers(0, 16),
     st.integers(0, 1),
     st.none() | st.integers(0, 64),
@@ -535,7 +535,7 @@ SOME = st.builds(
 
 @given(SOME, SOME, WANTED)
 def test_what_both_leave_is_what_each_leaves(
-    first: Bounds, second: Bounds, wanted: LoaderSettings
+    first: SettingConstraints, second: SettingConstraints, wanted: LoaderSettings
 ) -> None:
     both = first.merge(second)
     found = both.nearest(wanted)

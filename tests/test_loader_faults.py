@@ -20,7 +20,7 @@ from trainfit.hardware.host.files import RecordedFiles
 from trainfit.hardware.host.system import System
 from trainfit.loader.faults import stacks
 from trainfit.loader.faults.diagnose import diagnose, diagnose_run
-from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.tracebacks import parse
 from trainfit.loader.measure.oom_kills import OomKills, between, oom_kills
 from trainfit.loader.measure.run import Failure, Run, run_loader
@@ -53,7 +53,7 @@ def real(
     """The fault of a real run."""
     workload = Workload(DataLoader(Calls(function), 2))
     run = run_loader(workload, met, seconds=5.0, limit_s=limit_s, most_batches=12)
-    seen = Seen.of(run, limit_s=limit_s, **known)
+    seen = FailureContext.of(run, limit_s=limit_s, **known)
     return diagnose_run(run, workload if give_workload else None, seen)
 
 
@@ -72,8 +72,8 @@ def dies_of(number: signal.Signals) -> Callable[[int], Any]:
 def test_a_killed_worker_without_the_kernels_count_was_killed_by_somebody() -> None:
     fault = real(dies_of(signal.SIGKILL))
     assert fault.kind == "worker_killed"
-    assert fault.summary == "A worker was killed by somebody (SIGKILL)"
-    assert "-9" in fault.evidence and "cannot be told" in fault.evidence
+    assert fault.summary == "A worker was killed by another process (SIGKILL)"
+    assert "-9" in fault.evidence and "is unknown" in fault.evidence
     fault = real(dies_of(signal.SIGKILL), oom_kills=OomKills(0, 0))
     assert "the kernel counted no OOM kill" in fault.evidence
     assert fault.settings == FORK2
@@ -83,7 +83,7 @@ def test_a_killed_worker_with_the_kernels_count_is_the_oom_killers() -> None:
     fault = real(dies_of(signal.SIGKILL), oom_kills=OomKills(1, None))
     assert fault.kind == "worker_killed" and "OOM killer" in fault.summary
     assert "this cgroup's count of OOM kills rose by 1" in fault.evidence
-    assert "fewer workers (1 in place of 2)" in fault.cure
+    assert "fewer workers (1 instead of 2)" in fault.fix
 
 
 @pytest.mark.parametrize("kind", ["ConnectionResetError", "EOFError", "FileNotFoundError"])
@@ -121,8 +121,8 @@ def test_numbas_word_of_a_fork_names_the_cause() -> None:
     said = "Terminating: fork() called from a process already using GNU OpenMP, this is unsafe.\n"
     failure = Failure("RuntimeError", "DataLoader worker (pid(s) 5) exited unexpectedly", "")
     failure = dataclasses.replace(failure, worker_exits=(-15,))
-    fault = diagnose(failure, FORK2, None, Seen(output=said))
-    assert fault.kind == "worker_crashed" and "NUMBA_THREADING_LAYER" in fault.cure
+    fault = diagnose(failure, FORK2, None, FailureContext(output=said))
+    assert fault.kind == "worker_crashed" and "NUMBA_THREADING_LAYER" in fault.fix
     assert said.strip() in fault.evidence
 
 
@@ -137,7 +137,7 @@ def test_a_worker_that_exits() -> None:
 def test_the_process_that_iterates_may_die_too(code: int, kind: str) -> None:
     fault = diagnose(Failure(exit_code=code), FORK2)
     assert fault.kind == kind
-    assert fault.summary.startswith("The process that iterates")
+    assert fault.summary.startswith("The main process")
 
 
 def test_workers_that_were_terminated_after_one_died_do_not_hide_it() -> None:
@@ -162,13 +162,13 @@ SHM = (
 
 @pytest.mark.parametrize("message", SHM)
 def test_a_full_shm_is_named_by_its_messages(message: str) -> None:
-    seen = Seen(batch_bytes=100 << 20, shm_free_bytes=64 << 20)
+    seen = FailureContext(batch_bytes=100 << 20, shm_free_bytes=64 << 20)
     fault = diagnose(Failure("RuntimeError", message, message), LoaderSettings(8, 4), None, seen)
     assert fault.kind == "shm_full"
     # 33 batches of 100 MiB are 3.22 GiB; a quarter more in whole GiB is 5.
     assert "3.22 GiB" in fault.evidence and "64 MiB free" in fault.evidence
-    assert "--shm-size=5g" in fault.cure and "--ipc=host" in fault.cure
-    assert 'set_sharing_strategy("file_system")' in fault.cure
+    assert "--shm-size=5g" in fault.fix and "--ipc=host" in fault.fix
+    assert 'set_sharing_strategy("file_system")' in fault.fix
 
 
 def test_a_semaphore_that_finds_no_room_is_a_full_shm() -> None:
@@ -194,7 +194,7 @@ def test_a_full_disk_is_not_a_full_shm() -> None:
 
 def test_enough_shm_for_a_bus_error_says_so() -> None:
     message = SHM[0]
-    seen = Seen(batch_bytes=1 << 20, shm_free_bytes=1 << 34)
+    seen = FailureContext(batch_bytes=1 << 20, shm_free_bytes=1 << 34)
     fault = diagnose(Failure("RuntimeError", message, message), FORK2, None, seen)
     assert "that is enough" in fault.evidence
 
@@ -212,11 +212,11 @@ FILES = (
 
 @pytest.mark.parametrize("message", FILES)
 def test_too_many_open_files_by_their_messages(message: str) -> None:
-    seen = Seen(batch_tensors=114, open_files=1024)
+    seen = FailureContext(batch_tensors=114, open_files=1024)
     fault = diagnose(Failure("RuntimeError", message, ""), LoaderSettings(4, 2), None, seen)
     assert fault.kind == "open_files"
-    assert "114 tensors a batch are 1026 open files" in fault.evidence
-    assert "ulimit -n" in fault.cure and "file_system" in fault.cure
+    assert "114 tensors a batch need 1026 open files" in fault.evidence
+    assert "ulimit -n" in fault.fix and "file_system" in fault.fix
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_samples_that_differ_in_size() -> None:
     fault = real(lambda index: torch.zeros(index + 1))
     assert fault.kind == "collate" and "differ in size" in fault.summary
     assert "stack expects each tensor to be equal size" in fault.evidence
-    assert "no line of yours" in fault.evidence
+    assert "not in your code" in fault.evidence
 
 
 def test_an_exception_in_the_main_process() -> None:
@@ -313,7 +313,7 @@ def test_cuda_in_a_forked_worker() -> None:
         "must use the 'spawn' start method"
     )
     fault = diagnose(caught("RuntimeError", message), FORK2)
-    assert fault.kind == "cuda_in_worker" and "spawn" in fault.cure
+    assert fault.kind == "cuda_in_worker" and "spawn" in fault.fix
     assert "/home/me/train.py:12" in fault.evidence
 
 
@@ -367,7 +367,7 @@ def test_stop_iteration_in_a_sample_ends_the_loop_without_a_word() -> None:
         raise StopIteration
 
     fault = real(sample)
-    assert fault.kind == "no_batches" and "StopIteration" in fault.cure
+    assert fault.kind == "no_batches" and "StopIteration" in fault.fix
 
 
 def test_nothing_known_is_said_to_be_nothing() -> None:
@@ -389,7 +389,7 @@ def test_a_lock_held_while_forking_is_a_deadlock() -> None:
         fault = real(sample, limit_s=1.5)
     assert fault.kind == "deadlock" and "wait for a lock" in fault.summary
     assert "`with LOCK:`" in fault.evidence and "2 of 2 workers in" in fault.evidence
-    assert "forkserver" in fault.cure
+    assert "forkserver" in fault.fix
 
 
 def test_a_slow_data_set_is_not_a_deadlock() -> None:
@@ -401,7 +401,7 @@ def test_a_slow_data_set_is_not_a_deadlock() -> None:
 
     workload = Workload(DataLoader(Calls(sample), 2))
     run = run_loader(workload, LoaderSettings(1), seconds=60.0, limit_s=1.5)
-    fault = diagnose_run(run, workload, Seen.of(run, limit_s=1.5))
+    fault = diagnose_run(run, workload, FailureContext.of(run, limit_s=1.5))
     assert fault.kind == "slow_dataset"
 
 
@@ -411,18 +411,20 @@ def test_a_batch_that_cannot_be_sent_is_found() -> None:
     assert fault.kind == "collate"
     workload = Workload(DataLoader(Calls(lambda i: (x for x in ())), 2, collate_fn=list))
     run = run_loader(workload, FORK2, seconds=1.0, limit_s=1.5)
-    fault = diagnose_run(run, workload, Seen.of(run, limit_s=1.5))
+    fault = diagnose_run(run, workload, FailureContext.of(run, limit_s=1.5))
     assert fault.kind == "batch_not_picklable"
     assert "batch[0] (generator)" in fault.summary
 
 
 def test_lost_batches_with_too_many_tensors_are_too_many_files() -> None:
     text = idle_stacks()
-    seen = Seen(fetched=(4, 4), started=2, batch_tensors=200, open_files=300)
+    seen = FailureContext(fetched=(4, 4), started=2, batch_tensors=200, open_files=300)
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, seen).kind == "open_files"
-    seen = Seen(fetched=(4, 4), started=2, output="OSError: [Errno 24] Too many open files")
+    seen = FailureContext(
+        fetched=(4, 4), started=2, output="OSError: [Errno 24] Too many open files"
+    )
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, seen).kind == "open_files"
-    seen = Seen(fetched=(4, 4), started=2)
+    seen = FailureContext(fetched=(4, 4), started=2)
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, seen).kind == "batch_lost"
 
 
@@ -462,7 +464,7 @@ def idle_stacks() -> str:
 
 def in_library(path: str, function: str) -> Fault:
     text = main_waits() + "\n" + worker((path, 10, function), ("/home/me/data.py", 5, "load"))
-    seen = Seen(fetched=(0, 0), started=2, limit_s=20.0, alone_s=0.1)
+    seen = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=0.1)
     return diagnose(Failure(hung=True, stacks=text), FORK2, None, seen)
 
 
@@ -481,25 +483,28 @@ def test_the_library_that_workers_wait_in(path: str, library: str, cure: str) ->
     assert fault.kind == "deadlock" and f"wait inside {library}" in fault.summary
     assert "/home/me/data.py:5" in fault.evidence
     assert "without workers a batch takes 0.1 s" in fault.evidence
-    assert cure in fault.cure
+    assert cure in fault.fix
 
 
 def test_native_code_is_named_by_the_users_line_and_imports(tmp_path: Any) -> None:
     script = tmp_path / "data.py"
     script.write_text("import cv2 as cv\n\ndef load(path):\n    return cv.resize(path, (2, 2))\n")
     text = main_waits() + "\n" + worker((str(script), 4, "load"))
-    seen = Seen(fetched=(0, 0), started=2, limit_s=20.0, alone_s=0.1)
+    seen = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=0.1)
     fault = diagnose(Failure(hung=True, stacks=text), FORK2, None, seen)
-    assert "inside cv2" in fault.summary and "cv2.setNumThreads(0)" in fault.cure
+    assert "inside cv2" in fault.summary and "cv2.setNumThreads(0)" in fault.fix
 
 
 def test_what_cannot_be_told_is_said() -> None:
     text = main_waits() + "\n" + worker(("/home/me/data.py", 5, "load"))
     fault = diagnose(
-        Failure(hung=True, stacks=text), FORK2, None, Seen(fetched=(0, 0), started=2, limit_s=20.0)
+        Failure(hung=True, stacks=text),
+        FORK2,
+        None,
+        FailureContext(fetched=(0, 0), started=2, limit_s=20.0),
     )
-    assert fault.kind == "hung" and "cannot be told" in fault.summary
-    slow = Seen(fetched=(0, 0), started=2, limit_s=20.0, alone_s=15.0)
+    assert fault.kind == "hung" and "undetermined" in fault.summary
+    slow = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=15.0)
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, slow).kind == "slow_dataset"
 
 
@@ -510,14 +515,14 @@ def test_the_sampler_may_be_what_hangs() -> None:
         (f"{TORCH}/dataloader.py", 1539, "_try_put_index"),
         (f"{TORCH}/dataloader.py", 725, "__next__"),
     )
-    seen = Seen(fetched=(3, 3), started=2)
+    seen = FailureContext(fetched=(3, 3), started=2)
     fault = diagnose(Failure(hung=True, stacks=text), FORK2, None, seen)
     assert fault.kind == "slow_sampler" and "/home/me/sampler.py:9" in fault.evidence
 
 
 def test_workers_that_do_not_start() -> None:
     text = main_waits()
-    seen = Seen(fetched=(0, 0), started=0)
+    seen = FailureContext(fetched=(0, 0), started=0)
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, seen).kind == "start_hangs"
     pickling = thread(
         ("/usr/lib/python3.11/multiprocessing/reduction.py", 60, "dump"),
@@ -558,18 +563,18 @@ def test_a_script_without_a_main_guard() -> None:
         "        current process has finished its bootstrapping phase.\n"
     )
     failure = Failure("RuntimeError", message, message, worker_exits=(1,))
-    fault = diagnose(failure, spawn, None, Seen(started=0, output=said))
-    assert fault.kind == "no_main_guard" and "__main__" in fault.cure
+    fault = diagnose(failure, spawn, None, FailureContext(started=0, output=said))
+    assert fault.kind == "no_main_guard" and "__main__" in fault.fix
     output = "AttributeError: Can't get attribute 'D' on <module '__main__' (built-in)>"
-    fault = diagnose(failure, spawn, None, Seen(started=0, output=output))
+    fault = diagnose(failure, spawn, None, FailureContext(started=0, output=output))
     assert fault.kind == "not_importable" and "D in __main__" in fault.summary
     # Nothing was kept of stderr: the script's text may tell (pytest's has its guard).
-    fault = diagnose(failure, spawn, None, Seen(started=0))
+    fault = diagnose(failure, spawn, None, FailureContext(started=0))
     assert fault.kind in ("spawn_start", "no_main_guard") and "exit codes of workers: 1" in (
         fault.evidence
     )
     # Workers of an earlier fork that exit with 1 are another matter.
-    assert diagnose(failure, FORK2, None, Seen(started=0)).kind == "worker_exited"
+    assert diagnose(failure, FORK2, None, FailureContext(started=0)).kind == "worker_exited"
 
 
 # --- The kernel's counters, texts -------------------------------------------------------------
@@ -607,7 +612,7 @@ def test_seen_counts_what_a_run_noted() -> None:
 
     records = np.array([[100.0, 2.0, 1.0, 0.0], [102.0, 3.0, 1.0, 1.0]])
     run = Run(FORK2, 0.0, fetches=(records, records[:1]), started=(99.0, 98.0))
-    seen = Seen.of(run, limit_s=20.0)
+    seen = FailureContext.of(run, limit_s=20.0)
     assert seen.fetched == (2, 1) and seen.longest_s == 3.0 and seen.started == 2
     assert seen.silent_s == pytest.approx(98.0 + 20.0 - 105.0)
 
@@ -628,13 +633,13 @@ TEXTS = st.text(max_size=80) | st.sampled_from([*SHM, *FILES, idle_stacks(), "Ca
         TEXTS,
     ),
     st.sampled_from([FORK2, LoaderSettings(0)]),
-    st.builds(Seen, started=st.none() | st.integers(0, 2), output=TEXTS),
+    st.builds(FailureContext, started=st.none() | st.integers(0, 2), output=TEXTS),
 )
-def test_whatever_is_said_there_is_a_fault_with_a_cure(
-    failure: Failure, met: LoaderSettings, seen: Seen
+def test_whatever_is_said_there_is_a_fault_with_a_fix(
+    failure: Failure, met: LoaderSettings, seen: FailureContext
 ) -> None:
     fault = diagnose(failure, met, None, seen)
-    assert fault.kind and fault.summary and fault.evidence and fault.cure
+    assert fault.kind and fault.summary and fault.evidence and fault.fix
     assert len(fault.summary) < 300 and "\n" not in fault.summary
     if failure.hung:
         assert not fault.kind.startswith(("worker", "process"))

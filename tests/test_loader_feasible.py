@@ -59,7 +59,7 @@ def test_a_workers_memory_that_was_not_measured() -> None:
         ({"num_workers": 8}, {"open_files": 180}, ("196 open files", "180", "ulimit -n 4096")),
     ],
 )
-def test_each_bound_has_its_words_and_cure(
+def test_each_bound_has_its_words_and_fix(
     settings: dict[str, Any], bound: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     said = infeasible(LoaderSettings(**settings), probe(), machine(**bound))

@@ -12,7 +12,12 @@ import helpers_facts as facts
 import helpers_machines
 from trainfit.hardware.host.recorded import RecordedSystem
 from trainfit.hardware.host.survey import survey
-from trainfit.loader.tune.cores import available_bytes, loader_machine, model_cores, unknowns
+from trainfit.loader.tune.machine_limits import (
+    available_bytes,
+    loader_machine,
+    model_cores,
+    unknowns,
+)
 from trainfit.results.loader import LoaderMachine
 from trainfit.results.machine.machine import CoreKind
 
@@ -53,7 +58,7 @@ def test_docker_leaves_64_mib_of_shared_memory() -> None:
     assert found.shm_free_bytes is not None and 60 * MIB < found.shm_free_bytes < 64 * MIB
     assert found.available_bytes == 8 * GIB  # the cgroup's limit, not the host's 458 GiB
     told = unknowns(survey(helpers_machines.machine("container-quota")))
-    assert len(told) == 1 and told[0].startswith("what the cgroup's memory limit leaves cannot")
+    assert len(told) == 1 and told[0].startswith("the free part of the cgroup")
 
 
 def test_efficiency_cores_are_slower_than_their_clock() -> None:
@@ -149,9 +154,9 @@ def test_what_cannot_be_told_is_said() -> None:
 
 def test_no_cpu_and_no_rank() -> None:
     dark = facts.unknown()
-    with pytest.raises(ValueError, match="how many CPUs a job gets"):
+    with pytest.raises(ValueError, match="number of usable CPUs"):
         loader_machine(facts.machine(cpu={"affinity": dark, "logical_cpus": dark}))
-    with pytest.raises(ValueError, match="not 0"):
+    with pytest.raises(ValueError, match="got 0"):
         loader_machine(facts.machine(), 0)
 
 
@@ -162,7 +167,7 @@ def test_damaged_machines_give_cores_that_can_be_simulated(name: str, seed: int)
     try:
         found = loader_machine(machine, 1 + seed % 3)
     except ValueError as error:
-        assert "how many CPUs" in str(error)
+        assert "number of usable CPUs" in str(error)
         return
     cores = model_cores(found, 0.05)
     assert 0 < found.usable_cores <= len(found.affinity)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from trainfit.loader.model.dataloader import (
     BatchCost,
     Consumer,
-    HandOff,
     Load,
     Outcome,
+    Transfer,
     lognormal_costs,
     simulate,
 )
@@ -194,8 +194,8 @@ def test_no_run_beats_its_bounds(
     pin: bool,
 ) -> None:
     costs = tuple(BatchCost(a, b) for a, b in zip(wait, work, strict=False))
-    hand_off = HandOff(receive_s=0.01, pin_s=0.02, next_s=0.005)
-    load = Load(costs, hand_off, Consumer(step, step / 2), Cores((1.0,) * cores))
+    transfer = Transfer(receive_s=0.01, pin_s=0.02, next_s=0.005)
+    load = Load(costs, transfer, Consumer(step, step / 2), Cores((1.0,) * cores))
     batches = 40
     run = simulate(load, LoaderSettings(workers, prefetch, pin, in_order), batches)
     assert len(run.handed_s) == batches
@@ -234,7 +234,7 @@ def test_equal_costs_give_the_smaller_of_two_rates(cost: float, workers: int, st
 
 def test_without_workers_the_main_thread_does_everything() -> None:
     load = Load(
-        (BatchCost(0.1, 0.2),), HandOff(9.0, 0.3, 0.05), Consumer(0.5), Cores((1.0,))
+        (BatchCost(0.1, 0.2),), Transfer(9.0, 0.3, 0.05), Consumer(0.5), Cores((1.0,))
     )  # nothing is received from anybody
     assert simulate(load, LoaderSettings(0), 20).batches_per_s == pytest.approx(1 / 0.85)
     pinned = simulate(load, LoaderSettings(0, pin_memory=True), 20)
@@ -273,13 +273,13 @@ def test_a_step_that_works_takes_a_core_from_the_workers() -> None:
 # --- Hand-off ---------------------------------------------------------------------------------
 def test_the_pinning_thread_is_a_station_of_its_own() -> None:
     costs, step = waits([0.01]), Consumer(0.06)
-    hand_off = HandOff(receive_s=0.03, pin_s=0.02)
-    load = Load(costs, hand_off, step)
+    transfer = Transfer(receive_s=0.03, pin_s=0.02)
+    load = Load(costs, transfer, step)
     # In the main thread receiving adds to the step; in the pinning thread it overlaps with it.
     assert simulate(load, LoaderSettings(4), 200).batches_per_s == pytest.approx(1 / 0.09, rel=0.02)
     pinned = simulate(load, LoaderSettings(4, pin_memory=True), 200).batches_per_s
     assert pinned == pytest.approx(1 / 0.06, rel=0.02)
-    slow = Load(costs, HandOff(receive_s=0.03, pin_s=0.07), step)
+    slow = Load(costs, Transfer(receive_s=0.03, pin_s=0.07), step)
     assert simulate(slow, LoaderSettings(4, pin_memory=True), 200).batches_per_s == pytest.approx(
         10.0, rel=0.02
     )
@@ -287,17 +287,17 @@ def test_the_pinning_thread_is_a_station_of_its_own() -> None:
 
 def test_a_busy_worker_answers_late() -> None:
     # The worker makes its next batch while the main thread takes the one before from it.
-    hand_off = HandOff(receive_s=0.01, busy_wait_s=0.04)
-    busy = Load(waits([0.2]), hand_off, Consumer(0.16))
+    transfer = Transfer(receive_s=0.01, busy_wait_s=0.04)
+    busy = Load(waits([0.2]), transfer, Consumer(0.16))
     # 0.16 s of the step, 0.04 s until the worker answers, 0.01 s to take the batch.
     assert simulate(busy, LoaderSettings(1, 8), 200).batches_per_s == pytest.approx(
         1 / 0.21, rel=0.02
     )
     # It answers once its batch is made, whatever else it would have waited for.
-    short = Load(waits([0.03]), hand_off)
+    short = Load(waits([0.03]), transfer)
     assert simulate(short, LoaderSettings(1, 8), 400).batches_per_s > 1 / 0.05
     # A worker that waits for its turn answers at once.
-    idle = Load(waits([0.03]), hand_off, Consumer(0.5))
+    idle = Load(waits([0.03]), transfer, Consumer(0.5))
     assert simulate(idle, LoaderSettings(1, 2), 50).batches_per_s == pytest.approx(
         1 / 0.51, rel=0.02
     )

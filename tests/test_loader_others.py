@@ -11,7 +11,7 @@ from helpers_loader import machine
 from trainfit.hardware.cpu.core_speed import CoreSpeed, CoreSpeeds
 from trainfit.hardware.host.system import System
 from trainfit.loader.measure import other_processes as others
-from trainfit.loader.measure.other_processes import OthersWork
+from trainfit.loader.measure.other_processes import OtherProcessLoad
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.probe_runs import Readings
 from trainfit.loader.tune import probe as probing
@@ -48,7 +48,7 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
 
 
 def test_what_is_not_ours_is_others(counters: Counters) -> None:
-    work = OthersWork()
+    work = OtherProcessLoad()
     counters.now, counters.everyone = 2.0, 4.0
     counters.main, counters.worker, counters.ended = 0.5, 1.0, 0.5
     assert work.cores() == pytest.approx(1.0)
@@ -60,7 +60,7 @@ def test_what_is_not_ours_is_others(counters: Counters) -> None:
 
 def test_on_many_cores_others_are_in_nobodys_way(counters: Counters) -> None:
     counters.cpus = set(range(64))
-    work = OthersWork()
+    work = OtherProcessLoad()
     counters.now, counters.everyone, counters.main = 1.0, 34.0, 4.0
     assert work.cores() == 0.0
     counters.everyone = 63.0
@@ -88,7 +88,7 @@ def test_who_shares_a_containers_quota_is_in_the_way(
 
     counters.cpus = set(range(64))
     used(10.0)
-    work = OthersWork(system=System(tmp_path))
+    work = OtherProcessLoad(system=System(tmp_path))
     counters.now, counters.everyone, counters.main = 2.0, 3.0, 1.0
     used(13.0)
     assert work.cores() == pytest.approx(1.0)
@@ -105,10 +105,10 @@ def test_counters_that_cannot_be_read_say_nothing(
     def fails() -> SimpleNamespace:
         raise others.psutil.NoSuchProcess(1)
 
-    work = OthersWork()
+    work = OtherProcessLoad()
     assert work.cores() is None  # no time has passed
     counters.cpus = set()
-    elsewhere = OthersWork()
+    elsewhere = OtherProcessLoad()
     counters.now = 1.0
     assert elsewhere.cores() is None
     monkeypatch.setattr(others.psutil, "Process", fails)

@@ -21,7 +21,7 @@ from trainfit.loader.measure.instrument import (
 )
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.constants import _waits
-from trainfit.loader.model.dataloader import BatchCost, Consumer, Cores, HandOff, Load, simulate
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Cores, Load, Transfer, simulate
 from trainfit.loader.model.fitting import Fitted, alone_costs, costs_of
 from trainfit.loader.model.garbage_collection import Pauses, pauses_of
 from trainfit.loader.tune.probe import Measured
@@ -90,7 +90,7 @@ def test_a_prediction_is_of_no_more_collections_than_there_are_in_the_long_run(
     def predicted(first: int) -> float:
         pauses = pauses_of([records(70, first=first)])
         cores = Cores((1.0,) * workers)
-        fitted = Fitted(costs, (), HandOff(), HandOff(), cores, 0.0, pauses=pauses)
+        fitted = Fitted(costs, (), Transfer(), Transfer(), cores, 0.0, pauses=pauses)
         measured = Measured(cast(Probe, None), fitted)
         return measured.predict(settings, Consumer(0.0), 20 / workers * each_s).batches_per_s
 
@@ -140,7 +140,7 @@ def test_the_model_makes_them_by_each_workers_own_count() -> None:
 
 def test_who_takes_a_batch_waits_for_its_workers_collection() -> None:
     """A batch is ready, but its worker's other thread hands it over."""
-    waits = HandOff(latency_s=0.006)  # arrives in the middle of the next batch
+    waits = Transfer(latency_s=0.006)  # arrives in the middle of the next batch
     load = Load((BatchCost(0.0, BATCH_S),), waits, pauses=Pauses((0.0, PAUSE_S), 2))
     waited = simulate(load, LoaderSettings(1, 4), 40).waited_s
     assert max(waited) == pytest.approx(PAUSE_S + BATCH_S, rel=0.1)

@@ -1,4 +1,4 @@
-"""Several ranks with a loader each: one rank's share in the model, and the others at work."""
+"""Several ranks with a loader each: one rank's share in the model, and the others running."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers_loader import machine, probe, result
 from trainfit.loader.measure.ranks import alone_note, others, share_of
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import Fitted
 from trainfit.loader.tune import tuning
@@ -33,7 +33,7 @@ TWO = LoaderSettings(2)
 
 def model(cores: Cores) -> Fitted:
     costs = (BatchCost(0.0, 0.01),)
-    return Fitted(costs, costs, HandOff(), HandOff(), cores, 0.03)
+    return Fitted(costs, costs, Transfer(), Transfer(), cores, 0.03)
 
 
 def share(cores: int, ranks: int, quota: float | None = None) -> LoaderMachine:
@@ -79,7 +79,7 @@ def test_a_quota_is_divided() -> None:
     assert rank.predict(TWO, Consumer(0.0)).batches_per_s == pytest.approx(150, rel=0.05)
 
 
-# -- the others at work ------------------------------------------------------------------------
+# -- the others running ------------------------------------------------------------------------
 
 
 class Logged(Dataset[Any]):
@@ -195,7 +195,6 @@ def test_tuning_for_ranks_confirms_beside_the_others(
         workload,
         share(2, 2),
         Consumer(0.0),
-        "given",
         ranks=2,
         whole=whole,
         seconds=1.0,
@@ -222,7 +221,7 @@ def test_threads_of_libraries_are_held_down_for_one_ranks_share_too(
 
     monkeypatch.setattr(tuning, "probe_workload", probed)
     found = tuning.tune(
-        *(workload, share(2, 2), Consumer(0.0), "given"),
+        *(workload, share(2, 2), Consumer(0.0)),
         ranks=2,
         whole=whole,
         seconds=1.0,
@@ -278,7 +277,7 @@ def test_ranks_are_said() -> None:
     assert "2.98× (predicted) for each rank" in text
     assert "Machine (the share of one of 2 ranks)" in text
     assert "2.67 usable (of 8 logical allowed" in text
-    assert "1 real run, each with 2 copies of the loader at work, differed by -3%" in text
+    assert "1 real run, each with 2 copies of the DataLoader running, differed by -3%" in text
     assert "rank" not in loader_text(result())
 
 

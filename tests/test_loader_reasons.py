@@ -14,10 +14,10 @@ import helpers_machines
 from helpers_loader import probe, result
 from trainfit.hardware.host.recorded import RecordedSystem
 from trainfit.hardware.host.survey import survey
-from trainfit.loader import here
+from trainfit.loader import local_tuning
 from trainfit.loader.advice.affinity import cores, why_none
 from trainfit.loader.advice.reasons import setting_reasons
-from trainfit.loader.advice.thread_reasons import Present, with_present
+from trainfit.loader.advice.thread_reasons import VariableValue, with_present
 from trainfit.loader.advice.threads import variables
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.loader import (
@@ -48,7 +48,7 @@ def seen(settings: LoaderSettings, rate: float, **more: Any) -> Candidate:
 
 
 def reasons(
-    found: LoaderResult, present: dict[str, Present] | None = None
+    found: LoaderResult, present: dict[str, VariableValue] | None = None
 ) -> dict[str, SettingReason]:
     made = setting_reasons(found, present or {}, "all alike")
     names = [each.name for each in made]
@@ -78,8 +78,7 @@ def test_what_else_changed_with_the_workers_is_named() -> None:
                confirmed=())
     )["num_workers"]  # fmt: skip
     assert found.reason == (
-        "2 → 4: 5 → 10 batches/s, together with prefetch_factor, pin_memory, one thread for each "
-        "library"
+        "2 → 4: 5 → 10 batches/s, together with prefetch_factor, pin_memory, one thread per library"
     )
     assert found.evidence == "predicted"
 
@@ -124,7 +123,7 @@ def test_prefetching_and_pinning() -> None:
     assert "asynchronous only from pinned memory" in found["pin_memory"].reason
     assert "not pinned: 9 against 9.8 batches/s predicted" in found["pin_memory"].reason
     found = reasons(result(present=TWO, recommended=TWO, candidates=candidates, step_s=0.0))
-    assert "is not known" in found["pin_memory"].reason and not found["pin_memory"].evidence
+    assert "is unknown" in found["pin_memory"].reason and not found["pin_memory"].evidence
     even = (seen(TWO, 9.8), seen(pinned, 9.8))
     found = reasons(result(present=TWO, recommended=TWO, candidates=even, confirmed=()))
     assert (
@@ -141,13 +140,13 @@ def test_keeping_workers_from_epoch_to_epoch() -> None:
     assert found.reason == "starting 4 workers takes 0.4 s, an epoch 1 s (40.0%)"
     assert (found.value, found.present) == ("True", "False")
     unknown = reasons(result(recommended=kept, probe=probe(samples=None)))["persistent_workers"]
-    assert "is not known" in unknown.reason
+    assert "is unknown" in unknown.reason
 
 
 def test_without_workers() -> None:
     found = reasons(result(present=TWO, recommended=LoaderSettings(0)))
     assert (found["prefetch_factor"].value, found["prefetch_factor"].present) == (None, "2")
-    assert "PyTorch refuses it" in found["prefetch_factor"].reason
+    assert "PyTorch rejects the option" in found["prefetch_factor"].reason
     assert "no workers" in found["persistent_workers"].reason
     assert "no workers" in found["OMP_NUM_THREADS"].reason
 
@@ -162,11 +161,11 @@ def test_what_cannot_be_told_stays() -> None:
             reason="others",
             doubts=(doubt,),
         ),
-        {"OMP_NUM_THREADS": Present("2", "shell")},
+        {"OMP_NUM_THREADS": VariableValue("2", "shell")},
     )
     for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"):
         assert found[name].value == found[name].present and not found[name].evidence
-        assert found[name].reason == "kept, as it cannot be told: others"
+        assert found[name].reason == "kept, as the best value is unknown: others"
     assert found["OMP_NUM_THREADS"].value == "2" and not found["OMP_NUM_THREADS"].evidence
 
 
@@ -189,7 +188,7 @@ def threaded(**changes: Any) -> LoaderResult:
 
 
 def test_a_variable_of_the_command_that_was_measured_to_lose() -> None:
-    present = {"OPENBLAS_NUM_THREADS": Present("8", "command")}
+    present = {"OPENBLAS_NUM_THREADS": VariableValue("8", "command")}
     found = threaded()
     (advice,) = with_present(found, present)
     assert (advice.present, advice.set_by) == ("8", "command")
@@ -202,13 +201,13 @@ def test_a_variable_of_the_command_that_was_measured_to_lose() -> None:
         "command",
         "measured",
     )
-    assert blas.reason == "one thread for each library of a worker (8 now): 5.8 → 17.3 batches/s"
+    assert blas.reason == "one thread per library of a worker (8 now): 5.8 → 17.3 batches/s"
     assert told["OMP_NUM_THREADS"].value is None
     assert told["OMP_NUM_THREADS"].reason == (
-        "the other variables hold down the libraries that have threads"
+        "the other variables limit the libraries that have threads"
     )
     assert told["MKL_NUM_THREADS"].reason == (
-        "no library of a worker has threads by it (pools: openblas 2)"
+        "no library of a worker takes its thread count from it (pools: openblas 2)"
     )
 
 
@@ -228,14 +227,24 @@ def test_held_down_without_a_gain() -> None:
         recommended=TWO, variables=(), candidates=(seen(TWO, 5.0), seen(HELD, 4.9)),
         confirmed=(ran(TWO, 4.9), ran(HELD, 4.8)),
     )  # fmt: skip
-    told = reasons(found, {"OMP_NUM_THREADS": Present("2", "shell")})
+    told = reasons(found, {"OMP_NUM_THREADS": VariableValue("2", "shell")})
     assert told["OPENBLAS_NUM_THREADS"] == SettingReason(
         "OPENBLAS_NUM_THREADS", None, None,
-        "threads held to 1: 4.8 batches/s, as it is 4.9: no gain", "measured",
+        "threads limited to 1: 4.8 batches/s, now 4.9: no gain", "measured", where="environment",
     )  # fmt: skip
     omp = told["OMP_NUM_THREADS"]
     assert (omp.value, omp.present, omp.set_by) == ("2", "2", "shell")
-    assert omp.reason.startswith("kept: threads held to 1")
+    assert omp.reason.startswith("kept: threads limited to 1")
+
+
+def test_each_reason_says_where_its_setting_belongs() -> None:
+    found = reasons(result(cores=CoreAdvice("taskset -c 0-7", tuple(range(8)), "", "")))
+    where = {name: each.where for name, each in found.items()}
+    assert where.pop("CPU affinity") == "wrapper"
+    arguments = {field.name for field in dataclasses.fields(LoaderSettings)}
+    assert {"num_workers", "pin_memory"} <= set(where) & arguments
+    for name, place in where.items():
+        assert place == ("argument" if name in arguments else "environment"), name
 
 
 def test_libraries_that_start_no_threads() -> None:
@@ -250,12 +259,12 @@ def test_libraries_that_start_no_threads() -> None:
     loaded = probe(started_threads=0, thread_pools={"opencv": 8, "numexpr": 8})
     assert {"NUMEXPR_NUM_THREADS", "cv2.setNumThreads"} <= set(reasons(result(probe=loaded)))
     unknown = reasons(result(probe=probe(started_threads=None)))["OMP_NUM_THREADS"]
-    assert "was not measured" in unknown.reason and not unknown.evidence
+    assert "were not measured" in unknown.reason and not unknown.evidence
 
 
 @pytest.mark.parametrize("value", ["0", "abc", "-1", ""])
 def test_a_value_that_is_ignored_is_not_carried_on(value: str) -> None:
-    present = {"OMP_NUM_THREADS": Present(value, "command")}
+    present = {"OMP_NUM_THREADS": VariableValue(value, "command")}
     found = reasons(result(probe=probe(started_threads=0)), present)["OMP_NUM_THREADS"]
     assert (found.value, found.present, found.set_by) == (None, value, "command")
     assert found.reason.startswith(f"{value!r} is ignored (OpenMP expects a positive integer)")
@@ -276,12 +285,14 @@ def test_what_was_measured_to_win_goes_before_a_rule() -> None:
     st.sampled_from([TWO, HELD, LoaderSettings(0)]),
     st.dictionaries(
         st.sampled_from(["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]),
-        st.builds(Present, st.text(max_size=4), st.sampled_from(["command", "script", "shell"])),
+        st.builds(
+            VariableValue, st.text(max_size=4), st.sampled_from(["command", "script", "shell"])
+        ),
     ),
     st.booleans(),
 )
 def test_whatever_is_set_each_has_one_reason(
-    recommended: LoaderSettings, present: dict[str, Present], tried: bool
+    recommended: LoaderSettings, present: dict[str, VariableValue], tried: bool
 ) -> None:
     found = threaded(recommended=recommended, **({} if tried else {"held": None, "variables": ()}))
     told = reasons(dataclasses.replace(found, variables=with_present(found, present)), present)
@@ -319,14 +330,14 @@ def test_who_set_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BY_COMMAND", "1")
     monkeypatch.setenv("BY_SCRIPT", "2")
     monkeypatch.setenv("BY_SHELL", "3")
-    found = here._present(
+    found = local_tuning._present(
         {"BY_COMMAND": "1", "BY_SCRIPT": "1"},
         {"BY_COMMAND": "1", "BY_SCRIPT": "1", "BY_SHELL": "3"},
     )
     assert {name: found[name] for name in ("BY_COMMAND", "BY_SCRIPT", "BY_SHELL")} == {
-        "BY_COMMAND": Present("1", "command"),
-        "BY_SCRIPT": Present("2", "script"),
-        "BY_SHELL": Present("3", "shell"),
+        "BY_COMMAND": VariableValue("1", "command"),
+        "BY_SCRIPT": VariableValue("2", "script"),
+        "BY_SHELL": VariableValue("3", "shell"),
     }
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.hardware.cpu.core_speed import Pieces
+from trainfit.hardware.cpu.core_speed import WorkPieces
 from trainfit.loader.measure.instrument import CORE, local
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.fitting import costs_of
+from trainfit.loader.model.noise_correction import Slowing, with_speeds
 from trainfit.loader.model.sensitivity import SENSITIVITY, sensitivity
-from trainfit.loader.model.undisturbed import Slowing, with_speeds
 from trainfit.results.loader import LoaderSettings
 
 SECONDS = 12.0
@@ -30,7 +30,7 @@ def machine(
     spread: float = 0.1,
     batch_s: float = 0.02,
     seed: int = 0,
-) -> tuple[Run, Pieces]:
+) -> tuple[Run, WorkPieces]:
     """Two workers, each on a core that a neighbour slows for half the time, a second or so each.
 
     Half the time, whatever the seed: a machine that was hardly ever slowed tells little.
@@ -55,7 +55,7 @@ def machine(
         cpu = work / 2 / speed(core, began) ** power
         fetches.append(np.stack([began, cpu, cpu, 0 * began, np.full(len(began), core)], 1))
     run = Run(LoaderSettings(2, 2), 0.0, began=0.0, fetches=tuple(fetches))
-    return run, Pieces(*pieces.T)
+    return run, WorkPieces(*pieces.T)
 
 
 @settings(max_examples=25)
@@ -96,7 +96,7 @@ def test_what_nobody_saw_has_the_usual_power() -> None:
     assert sensitivity([[dataclasses.replace(run, fetches=nowhere)]], pieces) == SENSITIVITY
     unplaced = dataclasses.replace(run, fetches=tuple(each[:, :CORE] for each in run.fetches))
     assert sensitivity([[unplaced]], pieces) == SENSITIVITY
-    empty = Pieces(*np.zeros((4, 0)))
+    empty = WorkPieces(*np.zeros((4, 0)))
     for found in (sensitivity([[run]], empty), sensitivity([], pieces), sensitivity([[]], pieces)):
         assert found == SENSITIVITY
 

@@ -22,12 +22,12 @@ from trainfit.hardware.host.recorded import RecordedSystem
 from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.thread_variables import is_one_thread_to_mkl, misread_lines
 from trainfit.loader.advice.threads import variables
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import Fitted
 from trainfit.loader.tune.bottleneck import limit
-from trainfit.loader.tune.cores import loader_machine, model_cores
 from trainfit.loader.tune.feasible import infeasible, oversubscribed
+from trainfit.loader.tune.machine_limits import loader_machine, model_cores
 from trainfit.loader.tune.search import Goal, search
 from trainfit.loader.tune.verdicts import nothing_ran
 from trainfit.plan.command.core_wrapper import CoreWrapper, core_wrapper
@@ -42,7 +42,7 @@ SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))
 
 def model(cores: Cores) -> Fitted:
     costs = (BatchCost(0.0, 0.01),)
-    return Fitted(costs, costs, HandOff(), HandOff(), cores, 0.03)
+    return Fitted(costs, costs, Transfer(), Transfer(), cores, 0.03)
 
 
 def rates(found: LoaderMachine) -> list[float]:
@@ -192,9 +192,9 @@ def test_data_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     done = trainfit("loader", "--probe-time", "1", *words, cwd=tmp_path)
     assert done.returncode == 2
     said = error_line(done)
-    assert said.startswith("data.py:Gone: Gone, batch size 4: no run of the loader came through: ")
+    assert said.startswith("data.py:Gone: Gone, batch size 4: every run of the loader failed: ")
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/0.jpg'; " in said
-    assert "CANNOT TELL which settings suit" in done.stdout
+    assert "CANNOT TELL which settings are best" in done.stdout
 
 
 def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 def test_the_last_fault_says_why_nothing_ran() -> None:
     faults = [Fault("a", "with workers", "", ""), Fault("b", "without any", "", "")]
-    assert nothing_ran(faults) == "no run of the loader came through: without any"
-    assert nothing_ran([]) == "no run of the loader came through"
+    assert nothing_ran(faults) == "every run of the loader failed: without any"
+    assert nothing_ran([]) == "every run of the loader failed"
 
 
 # --- What the command says of cores, data that only a worker misses -----------------------------

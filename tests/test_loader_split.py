@@ -28,18 +28,25 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.loader.profile.batch_profile import (
     LEAST_LOOKS,
     PARTS,
-    Looks,
+    StackSample,
+    StackSamples,
     Watcher,
-    Weighed,
     parts_of,
     share,
     split,
     stack_of,
 )
 from trainfit.scripts.sample_costs.call_sites import NOTHING, Callee, callee, is_mapped, named
-from trainfit.scripts.sample_costs.cost_rules import RULES, Judged, Place, judge, rule_of, shown
+from trainfit.scripts.sample_costs.cost_rules import (
+    RULES,
+    Classification,
+    StackFrame,
+    judge,
+    rule_of,
+    shown,
+)
 
-USER = Place("__main__", "MyData.__getitem__", "self.transform")
+USER = StackFrame("__main__", "MyData.__getitem__", "self.transform")
 
 
 # --- The rules, on stacks -----------------------------------------------------------------------
@@ -124,56 +131,62 @@ def test_names_that_only_begin_like_a_library_are_not_it() -> None:
 
 
 def test_the_innermost_recognised_function_counts() -> None:
-    load = Place("PIL.ImageFile", "ImageFile.load")
-    resize = Place("PIL.Image", "Image.resize")
-    read = Place("_io", "BufferedReader.read")
+    load = StackFrame("PIL.ImageFile", "ImageFile.load")
+    resize = StackFrame("PIL.Image", "Image.resize")
+    read = StackFrame("_io", "BufferedReader.read")
     assert judge([resize, USER]).kind == "transform"
     # Pillow decodes when an image is first used: even where resizing is what uses it.
-    assert judge([load, resize, USER]) == Judged("decode", "PIL.ImageFile.ImageFile.load")
-    assert judge([read, load, resize, USER]) == Judged("read", "io.BufferedReader.read")
+    assert judge([load, resize, USER]) == Classification("decode", "PIL.ImageFile.ImageFile.load")
+    assert judge([read, load, resize, USER]) == Classification("read", "io.BufferedReader.read")
 
 
 def test_arithmetic_belongs_to_whom_it_is_done_for() -> None:
-    add = Place("numpy", "ufunc")
+    add = StackFrame("numpy", "ufunc")
     assert judge([add, USER]).kind == "transform"
-    assert judge([add, Place("h5py._hl.dataset", "Dataset.__getitem__"), USER]).kind == "read"
-    assert judge([add, Place("__main__", "decode_depth"), USER]) == Judged("decode", "decode_depth")
+    assert judge([add, StackFrame("h5py._hl.dataset", "Dataset.__getitem__"), USER]).kind == "read"
+    assert judge([add, StackFrame("__main__", "decode_depth"), USER]) == Classification(
+        "decode", "decode_depth"
+    )
 
 
 def test_the_users_names_say_it_where_no_library_does() -> None:
-    inner = Place("lab.ops", "RandomJitter.__call__")
-    assert judge([inner, USER]) == Judged("transform", "lab.ops.RandomJitter.__call__")
+    inner = StackFrame("lab.ops", "RandomJitter.__call__")
+    assert judge([inner, USER]) == Classification("transform", "lab.ops.RandomJitter.__call__")
     # Here only the caller's line says what it is called for.
-    assert judge([Place("lab.ops", "work"), USER]) == Judged("transform", "self.transform")
-    assert judge([Place("lab.ops", "decode_row"), USER]).kind == "decode"
+    assert judge([StackFrame("lab.ops", "work"), USER]) == Classification(
+        "transform", "self.transform"
+    )
+    assert judge([StackFrame("lab.ops", "decode_row"), USER]).kind == "decode"
 
 
 def test_what_cannot_be_told_is_unknown_and_named() -> None:
-    here = Place("__main__", "MyData.__getitem__")
-    assert judge([here]) == Judged(None, "MyData.__getitem__")
-    assert judge([Place("lab.ops", "load_one", "load"), here]) == Judged(None, "lab.ops.load_one")
-    assert judge([]) == Judged(None, "")
+    here = StackFrame("__main__", "MyData.__getitem__")
+    assert judge([here]) == Classification(None, "MyData.__getitem__")
+    assert judge([StackFrame("lab.ops", "load_one", "load"), here]) == Classification(
+        None, "lab.ops.load_one"
+    )
+    assert judge([]) == Classification(None, "")
 
 
 def test_waiting_names_who_waits_and_for_what() -> None:
-    lock = Place("_thread", "lock.acquire")
-    stack = [lock, Place("threading", "Condition.wait"), Place("queue", "Queue.get")]
-    judged = judge([*stack, Place("lab.ops", "Prefetcher.next"), USER])
-    assert judged == Judged("wait", "lab.ops.Prefetcher.next waits (queue.Queue.get)")
+    lock = StackFrame("_thread", "lock.acquire")
+    stack = [lock, StackFrame("threading", "Condition.wait"), StackFrame("queue", "Queue.get")]
+    judged = judge([*stack, StackFrame("lab.ops", "Prefetcher.next"), USER])
+    assert judged == Classification("wait", "lab.ops.Prefetcher.next waits (queue.Queue.get)")
 
 
 def test_in_collation_only_reading_and_decoding_are_not_collation() -> None:
-    stack = Place("torch._C", "_VariableFunctionsClass.stack")
-    collate = Place("lab.data", "pack", "torch.stack")
-    assert judge([stack, collate], collating=True) == Judged("collate", "torch.stack")
-    assert judge([collate], collating=True) == Judged("collate", "lab.data.pack")
-    jpeg = Place("PIL.ImageFile", "ImageFile.load")
+    stack = StackFrame("torch._C", "_VariableFunctionsClass.stack")
+    collate = StackFrame("lab.data", "pack", "torch.stack")
+    assert judge([stack, collate], collating=True) == Classification("collate", "torch.stack")
+    assert judge([collate], collating=True) == Classification("collate", "lab.data.pack")
+    jpeg = StackFrame("PIL.ImageFile", "ImageFile.load")
     assert judge([jpeg, collate], collating=True).kind == "decode"
 
 
 def test_copies_from_a_mapped_file_are_reading() -> None:
-    copy = Place("numpy", "array", mapped=True)
-    assert judge([copy, USER]) == Judged("read", "numpy.array of a mapped file")
+    copy = StackFrame("numpy", "array", mapped=True)
+    assert judge([copy, USER]) == Classification("read", "numpy.array of a mapped file")
 
 
 def test_names_are_those_that_users_know() -> None:
@@ -190,17 +203,19 @@ def test_no_rule_is_hidden_by_an_earlier_one() -> None:
 
 
 # --- Shares -------------------------------------------------------------------------------------
-STACKS: dict[str, tuple[Place, ...]] = {
-    "read": (Place("_io", "FileIO.read"),),
-    "decode": (Place("cv2", "imdecode"),),
-    "transform": (Place("cv2", "resize"),),
-    "collate": (Place("torch.utils.data._utils.collate", "collate"),),
-    "unknown": (Place("time", "sleep"),),
+STACKS: dict[str, tuple[StackFrame, ...]] = {
+    "read": (StackFrame("_io", "FileIO.read"),),
+    "decode": (StackFrame("cv2", "imdecode"),),
+    "transform": (StackFrame("cv2", "resize"),),
+    "collate": (StackFrame("torch.utils.data._utils.collate", "collate"),),
+    "unknown": (StackFrame("time", "sleep"),),
 }
 
 
-def looks(seconds: dict[str, float], count: int = LEAST_LOOKS) -> Looks:
-    return Looks(tuple(Weighed(STACKS[each], s) for each, s in seconds.items()), count, 3)
+def looks(seconds: dict[str, float], count: int = LEAST_LOOKS) -> StackSamples:
+    return StackSamples(
+        tuple(StackSample(STACKS[each], s) for each, s in seconds.items()), count, 3
+    )
 
 
 def test_shares_are_those_of_the_time_not_of_the_looks() -> None:
@@ -226,8 +241,8 @@ def test_too_few_looks_say_nothing() -> None:
 
 def test_the_longest_functions_are_named_and_the_rare_are_not() -> None:
     names = {"a": 0.5, "b": 3.0, "c": 1.0, "d": 2.0, "rare": 0.01}
-    weighed = tuple(Weighed((Place("lab", name),), s) for name, s in names.items())
-    (part,) = parts_of(Looks(weighed, LEAST_LOOKS, 1))
+    weighed = tuple(StackSample((StackFrame("lab", name),), s) for name, s in names.items())
+    (part,) = parts_of(StackSamples(weighed, LEAST_LOOKS, 1))
     assert part.what == ("lab.b", "lab.d", "lab.c")
 
 

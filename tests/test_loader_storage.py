@@ -25,9 +25,9 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.loader.profile import data_files, page_cache
 from trainfit.loader.profile.data_files import FileWatch
 from trainfit.loader.profile.storage_cost import (
-    Pass,
+    BatchPass,
+    ObservedFile,
     Readings,
-    SeenFile,
     measure_storage,
     storage_cost,
     total_bytes,
@@ -37,15 +37,15 @@ from trainfit.results.loader import StorageCost
 MIB = 1 << 20
 
 
-def files(*first_batches: int, nbytes: int = MIB) -> tuple[SeenFile, ...]:
-    return tuple(SeenFile(f"/data/{i}", nbytes, b) for i, b in enumerate(first_batches))
+def files(*first_batches: int, nbytes: int = MIB) -> tuple[ObservedFile, ...]:
+    return tuple(ObservedFile(f"/data/{i}", nbytes, b) for i, b in enumerate(first_batches))
 
 
 def readings(**words: Any) -> Readings:
     made: dict[str, Any] = {
         "files": files(0, 1),
-        "warm": (Pass((0.1, 0.2), 2 * MIB, 0), Pass((0.3, 0.4), 2 * MIB, 0)),
-        "cold": (Pass((1.0, 3.0), 2 * MIB, 2 * MIB),),
+        "warm": (BatchPass((0.1, 0.2), 2 * MIB, 0), BatchPass((0.3, 0.4), 2 * MIB, 0)),
+        "cold": (BatchPass((1.0, 3.0), 2 * MIB, 2 * MIB),),
         "stayed": 0.0,
         "filesystems": ("ext4",),
     }
@@ -69,33 +69,35 @@ def test_seconds_are_of_the_same_batches_warm_and_cold() -> None:
 
 def test_drift_of_the_machine_does_not_look_cold() -> None:
     # The machine gets slower from pass to pass; storage costs nothing.
-    warm = tuple(Pass((each, each)) for each in (1.0, 3.0, 5.0))
-    cold = tuple(Pass((each, each), 0, MIB) for each in (2.0, 4.0))
+    warm = tuple(BatchPass((each, each)) for each in (1.0, 3.0, 5.0))
+    cold = tuple(BatchPass((each, each), 0, MIB) for each in (2.0, 4.0))
     made = cost(readings(warm=warm, cold=cold))
     assert made.warm_s == made.cold_s == 3.0
 
 
 def test_a_pass_that_time_cut_off_counts_only_what_it_made() -> None:
-    short = readings(cold=(Pass((1.0,), MIB, MIB),))
+    short = readings(cold=(BatchPass((1.0,), MIB, MIB),))
     assert cost(short).warm_s == pytest.approx(0.2)  # of the first batch only
     assert cost(short).cold_s == pytest.approx(1.0)
-    cut = readings(warm=(*readings().warm, Pass((9.0,))))
+    cut = readings(warm=(*readings().warm, BatchPass((9.0,))))
     assert cost(cut).warm_s == pytest.approx(0.25)
 
 
 def test_what_was_not_read_from_storage_is_not_cold() -> None:
-    still = readings(cold=(Pass((1.0, 3.0), 2 * MIB, 0),), stayed=0.9)
+    still = readings(cold=(BatchPass((1.0, 3.0), 2 * MIB, 0),), stayed=0.9)
     made = cost(still)
     assert made.cold_s is None
     assert made.read_bytes is None
-    assert "90% of their pages stayed" in made.reason
-    unsure = cost(readings(cold=(Pass((1.0, 3.0), 2 * MIB, 0),), stayed=None))
+    assert "90% of their pages remained" in made.reason
+    unsure = cost(readings(cold=(BatchPass((1.0, 3.0), 2 * MIB, 0),), stayed=None))
     assert unsure.cold_s is None
-    assert "could not be dropped" in unsure.reason
+    assert "could not be evicted" in unsure.reason
 
 
 def test_a_network_that_does_not_count_can_be_cold_all_the_same() -> None:
-    made = cost(readings(cold=(Pass((1.0, 3.0), 2 * MIB, 0),), stayed=0.0, filesystems=("nfs4",)))
+    made = cost(
+        readings(cold=(BatchPass((1.0, 3.0), 2 * MIB, 0),), stayed=0.0, filesystems=("nfs4",))
+    )
     assert made.cold_s == pytest.approx(2.0)
     assert made.read_bytes is None
 
@@ -103,7 +105,7 @@ def test_a_network_that_does_not_count_can_be_cold_all_the_same() -> None:
 def test_partly_cold_is_said() -> None:
     made = cost(readings(stayed=0.4))
     assert made.cold_s == pytest.approx(2.0)
-    assert "40% of its files' pages stayed" in made.reason
+    assert "40% of its files' pages remained" in made.reason
 
 
 def test_files_in_memory_are_never_cold() -> None:
@@ -113,21 +115,21 @@ def test_files_in_memory_are_never_cold() -> None:
 
 
 def test_a_cache_that_is_too_small_is_said() -> None:
-    warm = (Pass((0.1, 0.2), 2 * MIB, 2 * MIB),)
+    warm = (BatchPass((0.1, 0.2), 2 * MIB, 2 * MIB),)
     assert "do not stay in the page cache" in cost(readings(warm=warm)).reason
 
 
 def test_without_files_there_is_nothing_cold() -> None:
-    quiet = (Pass((0.1, 0.2), 100, 0),)
+    quiet = (BatchPass((0.1, 0.2), 100, 0),)
     made = cost(Readings(warm=quiet), available=10)
     assert (made.cold_s, made.files, made.file_bytes, made.cached_share) == (None, 0, None, None)
     assert "reads no file" in made.reason
-    loud = cost(Readings(warm=(Pass((0.1, 0.2), 20 * MIB, 0),)))
-    assert "10.0 MiB, but of no file that was seen" in loud.reason
+    loud = cost(Readings(warm=(BatchPass((0.1, 0.2), 20 * MIB, 0),)))
+    assert "10.0 MiB, but from no observed file" in loud.reason
 
 
 def test_files_read_more_than_once_or_unseen_are_said() -> None:
-    warm = (Pass((0.1, 0.2), 40 * MIB, 0),)
+    warm = (BatchPass((0.1, 0.2), 40 * MIB, 0),)
     assert "20.0 MiB, of which 1.0 MiB came from storage" in cost(readings(warm=warm)).reason
 
 
@@ -174,7 +176,7 @@ def test_without_a_number_of_samples_the_folder_says_it_or_nobody() -> None:
 def test_the_share_is_one_and_the_total_is_at_least_what_was_seen(
     first: list[int], samples: int, available: int
 ) -> None:
-    ten = (Pass((0.1,) * 10),)
+    ten = (BatchPass((0.1,) * 10),)
     read = readings(files=files(*first), warm=ten)
     total = total_bytes(read, samples, 100)
     assert total is not None
@@ -418,7 +420,7 @@ def test_a_mapped_file_that_this_process_uses_is_not_called_cold(tmp_path: Path)
     dataset.rows.sum()  # in the page table of this process, which the fork cannot empty
     made = measured(dataset)
     assert made.cold_s is None
-    assert "stayed" in made.reason or "in memory" in made.reason
+    assert "remained" in made.reason or "in memory" in made.reason
 
 
 def test_data_in_memory_has_no_files() -> None:

@@ -47,10 +47,10 @@ def row(text: str, name: str) -> str:
     ("verdict", "words"),
     [
         ("change", "CHANGE the settings: 8.33 → 24.8 batches/s, 2.98× (predicted)\n"),
-        ("keep", "KEEP the settings: none is better by more than 2% (8.33 batches/s, predicted)"),
+        ("keep", "KEEP the settings: no other is more than 2% faster (8.33 batches/s, predicted)"),
         ("nothing_to_gain", "NOTHING TO GAIN: the GPU is the limit (8.33 batches/s, predicted)"),
         ("no_setting_helps", "NO SETTING HELPS: the limit is the storage (8.33 batches/s, pred"),
-        ("cannot_tell", "CANNOT TELL which settings suit\n"),
+        ("cannot_tell", "CANNOT TELL which settings are best\n"),
     ],
 )
 def test_verdicts(verdict: Any, words: str) -> None:
@@ -64,7 +64,7 @@ def test_present_and_recommended_stand_beside_each_other_with_what_was_measured(
     assert row(told, "recommended").split() == (
         ["recommended", "4", "2", "yes", "yes", "yes", "24.8", "24.1", "1%", "(measured", "2%)"]
     )
-    assert "confidence: 1 real run differed by -3% from what was predicted" in told
+    assert "confidence: 1 real run differed by -3% from the prediction" in told
 
 
 def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
@@ -96,7 +96,7 @@ def test_without_real_runs_and_without_a_step_that_is_said() -> None:
     text = loader_text(result(confirmed=(), step_s=0.0, step_source="nobody said"))
     told = " ".join(text.split())
     assert "confidence: predicted only, not confirmed by a real run" in told
-    assert "was taken to last no time (nobody said)" in told and "--step-time 40ms" in told
+    assert "is assumed as 0 (nobody said)" in told and "--step-time 40ms" in told
     assert row(text, "present").split()[-1] == "-"  # how long it waits means nothing
 
 
@@ -107,8 +107,8 @@ def test_predictions_off_the_mark_are_said_to_be() -> None:
         Confirmed(LoaderSettings(8), 25.0, None, None, 0, 0.0),
     )
     told = " ".join(loader_text(result(confirmed=runs)).split())
-    assert "2 real runs differed by -44% to +5% from what was predicted" in told
-    assert "trust the measured rates" in told
+    assert "2 real runs differed by -44% to +5% from the prediction" in told
+    assert "use the measured rates" in told
     assert "also run 8 2 no no yes 25.0 too slow" in told
 
 
@@ -120,7 +120,7 @@ def test_what_a_batch_costs() -> None:
         "decode 71%, 85.2 ms: Pictures._decode, PIL.Image.open",
         "not split 4%, 4.8 ms",
         "content 4 MiB in 2 tensors",
-        "hand-off 900 µs (1.2 ms while a worker makes the next), 700 µs more to pin it",
+        "hand-off 900 µs (1.2 ms while a worker loads the next), 700 µs more to pin it",
         "storage 120 ms a batch from the page cache, 190 ms from storage (2 MiB read)",
         "a worker 180 MiB of RAM of its own; starts in 12 ms by fork, 2.9 s by spawn",
         "two workers 1.94 times the rate of one (one more busy core slows all by 2.0%)",
@@ -139,7 +139,7 @@ def test_what_was_not_measured_is_left_out_or_said() -> None:
     )
     text = loader_text(result(probe=bare))
     told = " ".join(" ".join(section(text, "A batch")).split())
-    assert "in a worker not measured: no run with workers came through" in told
+    assert "in a worker not measured: no run with workers succeeded" in told
     assert "cold: cannot tell (the cache cannot be dropped)" in told
     assert "hand-off" not in told and "a worker " not in told.replace("in a worker", "")
     unknown = machine(available_bytes=None, shm_free_bytes=None, open_files=None)
@@ -203,10 +203,10 @@ def test_threads_advice_faults_and_notes() -> None:
     assert "OMP_NUM_THREADS=1: one is enough" in threads and "evidence: 8 of 2 cores" in threads
     assert "cv2.setNumThreads(0) (worker_init_fn): 8 workers" in threads
     assert "taskset -c 0-3: the fast cores" in threads
-    advice = section(text, "Beyond the settings")
+    advice = section(text, "Other changes")
     assert advice[0].split() == ["2.40×", "keep", "it", "in", "RAM", "(60.0", "batches/s)"]
     assert "shm_full: bus error (with 8 workers, prefetch 2)" in text
-    assert "cure: --shm-size 8g" in text and "evidence: Trace deep" in text
+    assert "fix: --shm-size 8g" in text and "evidence: Trace deep" in text
     assert section(text, "Notes") == ["  - n"]
     assert section(text, "Write") == [
         "  DataLoader(…, num_workers=4, prefetch_factor=2, pin_memory=True, "
@@ -265,7 +265,7 @@ def test_the_launch_line_is_the_plans() -> None:
     assert section(loader_text(given), "Write")[-1] == "  OMP_NUM_THREADS=1 taskset -c 0-3 COMMAND"
     ranks = dataclasses.replace(CORES, prefix="torchrun --numa-binding=node --nproc-per-node=2")
     told = section(loader_text(result(cores=ranks, launch="torchrun … python a.py")), "Write")
-    assert told[-1].endswith("--nproc-per-node=2 …  (in the place of python)")
+    assert told[-1].endswith("--nproc-per-node=2 …  (instead of python)")
 
 
 def test_a_bound_of_the_step_is_called_one() -> None:

@@ -133,7 +133,7 @@ def test_a_word_within_a_name_is_no_module() -> None:
     parts = (CostPart("transform", 0.9, ("mydata.augment.flip", "torchvision.io.decode_jpeg")),)
     seen = {"threads": 5.0, "parts": parts}
     assert lines(seen) == []
-    assert "of which library is not known" in verdict(probe(**seen), machine(), EIGHT)
+    assert "library unknown" in verdict(probe(**seen), machine(), EIGHT)
 
 
 def test_threads_that_were_not_measured() -> None:
@@ -157,7 +157,7 @@ def test_the_main_process_under_a_quota(workers: int, value: str) -> None:
         ("OMP_NUM_THREADS", value),
         ("MKL_NUM_THREADS", value),
     ]
-    assert "16 cores; a job gets 2 cores" in found[0].evidence
+    assert "16 cores; usable: 2 cores" in found[0].evidence
     set_already = {"OMP_NUM_THREADS": value, "MKL_NUM_THREADS": value}
     assert variables(probe(), small, LoaderSettings(workers), set_already) == ()
 
@@ -212,7 +212,7 @@ def test_the_node_of_the_gpu() -> None:
     found = cores(seen, LoaderSettings(8))
     assert found is not None
     assert found.prefix == "taskset -c 32-63,96-127"
-    assert "GPU 5 hangs on node 1 of 2" in found.evidence
+    assert "GPU 5 is attached to NUMA node 1 of 2" in found.evidence
     assert "numactl --cpunodebind=1 --membind=1" in found.reason
     assert cores(seen, LoaderSettings(40)) is None  # 32 cores there: leaving half out costs more
 

@@ -68,7 +68,6 @@ def tuned(data: Any, batch_size: int | None = 4, step_s: float = 0.0, **more: An
         workload,
         MACHINE,
         Consumer(step_s),
-        "given",
         **({"seconds": SECONDS, "confirm": 2} | settings),
     )
 
@@ -83,7 +82,7 @@ def test_a_probe_reads_what_batches_cost() -> None:
     assert probe.faults == () and measured.fitted is not None
     assert probe.kind == "map" and probe.batch_size == 4 and probe.samples == 400
     assert probe.batch_bytes == 4 * 64 * 4 == probe.float_bytes
-    # Other tests beside it keep the cores busy, and a wait may be taken for work then.
+    # Other tests next to it keep the cores busy, and a wait may be taken for work then.
     assert probe.fetch_s is not None and probe.fetch_s >= 0.0065
     assert probe.fetch_cpu_s is not None and probe.fetch_cpu_s < probe.fetch_s / 2
     assert probe.start_s["fork"] > 0 and probe.worker_private_bytes
@@ -123,7 +122,7 @@ def test_threads_of_libraries_are_probed_both_ways() -> None:
     assert result.held.parts == result.probe.parts
     held = {each.settings.library_threads for each in result.candidates}
     assert held == {None, 1}
-    told = any("with one thread for each library" in note for note in result.notes)
+    told = any("with one thread per library" in note for note in result.notes)
     assert told is not result.is_left_open
     named = {each.name for each in result.variables}
     chosen = result.recommended
@@ -266,9 +265,7 @@ def test_what_was_measured_is_kept_before_each_risk() -> None:
 
     progress = Kept()
     workload = Workload(DataLoader(Sleeping(), 4))
-    result = tune(
-        workload, MACHINE, Consumer(0.0), "given", seconds=SECONDS, confirm=2, progress=progress
-    )
+    result = tune(workload, MACHINE, Consumer(0.0), seconds=SECONDS, confirm=2, progress=progress)
     assert [len(each.confirmed) for each in progress.kept] == [0, 1, 2][: len(progress.kept)]
     assert len(progress.kept) == 1 + len(result.confirmed)
 

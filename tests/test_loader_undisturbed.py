@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.cpu.core_speed import CoreSpeed, Pieces
+from trainfit.hardware.cpu.core_speed import CoreSpeed, WorkPieces
 from trainfit.loader.measure.instrument import BEGAN, CPU, PROCESS_CPU, WALL
 from trainfit.loader.measure.run import Run
-from trainfit.loader.model.probe_runs import Readings
-from trainfit.loader.model.sensitivity import SENSITIVITY
-from trainfit.loader.model.undisturbed import (
+from trainfit.loader.model.noise_correction import (
     Slowing,
     quietest,
     span,
     working_share,
 )
+from trainfit.loader.model.probe_runs import Readings
+from trainfit.loader.model.sensitivity import SENSITIVITY
 from trainfit.results.loader import LoaderMachine, LoaderSettings
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, None, None)
@@ -128,7 +128,7 @@ def test_a_probes_readings_are_brought_to_full_speed_together() -> None:
     slowed = dataclasses.replace(slowed, **later)  # type: ignore[arg-type]
     at = np.arange(49.0, 63.0, 0.02)
     took = np.where(at < 58, 50_000.0, 50_000.0 * 1.5 ** (1 / SENSITIVITY))
-    seen = Pieces(at, np.zeros(len(at)), took, np.zeros(len(at)))
+    seen = WorkPieces(at, np.zeros(len(at)), took, np.zeros(len(at)))
     readings = Readings(MACHINE, {"one": [quick], "turn": [slowed]}).with_speeds(seen)
     slowing = readings.slowing(seen)
     assert slowing.sensitivity == SENSITIVITY  # the batches do not say on which core they were

@@ -75,7 +75,9 @@ def test_gpuhunts_names_are_the_catalogues(name: str, memory: float, keys: list[
 
 def test_offers_without_a_gpu_or_a_price_are_left_out() -> None:
     assert prices(Item(None, None, 0.1), Item("T4", 16, 0.0), Item("L4", 24, 0.8)) == {"L4": 0.8}
-    with pytest.raises(PriceFileError, match="no GPU of the catalogue is on offer; give a file"):
+    with pytest.raises(
+        PriceFileError, match="it has no price for any GPU of the catalogue; give a file"
+    ):
         prices(Item("MI300X", 192, 3.0))
 
 

@@ -48,7 +48,7 @@ def product(machine: Machine, dtype: str, side: int = 8192) -> float:
     """FLOP/s of a square one."""
     flops = 2 * side**3
     sides = {"rows": side, "columns": side, "depth": side}
-    return flops / seconds(machine, "product", dtype, flops=flops, **sides)
+    return flops / seconds(machine, "matmul", dtype, flops=flops, **sides)
 
 
 @given(share=st.floats(0.2, 1.5), gpu=st.sampled_from(("RTX 4090", "A40", "H100 PCIe")))

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.steps import StepPattern
 
 GIB = 1 << 30
 #: Of a GPU of 24 GiB, 2 GiB are left free.
-JUDGE = cast(Judge, SimpleNamespace(capacity_bytes=24 * GIB, usable_bytes=22 * GIB))
+JUDGE = cast(MemoryModel, SimpleNamespace(capacity_bytes=24 * GIB, usable_bytes=22 * GIB))
 LOSSES = StepPattern("growing", 6, (), (), growth_bytes_per_step=512)
 
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.options.detected import CommandOptions, read_options
 from trainfit.plan.options.names import NAMES, tunable_of, without_negation
+from trainfit.plan.options.observed import ObservedSettings
 from trainfit.plan.options.proof import _effect
-from trainfit.plan.options.seen import Seen
-from trainfit.plan.options.supposed import CommandOptions, read_options
 from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
 from trainfit.results.plan.launch import ScriptOption
 from trainfit.results.runs.steps import StepMakeup
@@ -25,7 +25,7 @@ from trainfit.scripts.parsed_options import of_argparse
 #: A command that is there, and needs no script.
 TOOL = ("python", "-m", "json.tool")
 #: What most scripts show.
-SEEN = Seen(
+SEEN = ObservedSettings(
     loader_batch=8,
     call_batch=8,
     has_loader=True,
@@ -46,7 +46,10 @@ def options_of(parser: argparse.ArgumentParser, *words: str) -> tuple[ScriptOpti
 
 
 def read(
-    parser: argparse.ArgumentParser, *words: str, seen: Seen = SEEN, before: tuple[str, ...] = TOOL
+    parser: argparse.ArgumentParser,
+    *words: str,
+    seen: ObservedSettings = SEEN,
+    before: tuple[str, ...] = TOOL,
 ) -> CommandOptions:
     found = read_options(parse_command([*before, *words]), options_of(parser, *words), seen)
     assert found.command.fill() == [*before, *words], "at present it is the user's command"
@@ -249,17 +252,20 @@ def test_an_evaluations_batch_size_of_the_same_value() -> None:
 
 def test_values_that_are_no_numbers() -> None:
     parser = argument("--batch_size", type=lambda text: int(float(text)))
-    assert "no whole number" in left(read(parser, "--batch_size", "8.0"), "batch_size")
+    assert "not an integer" in left(read(parser, "--batch_size", "8.0"), "batch_size")
     found = read(argument("--batch_size", type=int, choices=(8, 16), default=8))
     assert "certain values" in left(found, "batch_size")
 
 
 def test_a_batch_size_that_shows_in_the_models_calls_alone() -> None:
     parser = argument("--batch_size", type=int, default=8)
-    for seen in (Seen(call_batch=8), Seen(loader_batch=1, call_batch=8, has_loader=True)):
+    for seen in (
+        ObservedSettings(call_batch=8),
+        ObservedSettings(loader_batch=1, call_batch=8, has_loader=True),
+    ):
         found = read(parser, seen=seen).option("batch_size")
         assert found is not None and found.source == "calls"
-    other = read(parser, seen=Seen(loader_batch=16, call_batch=8, has_loader=True))
+    other = read(parser, seen=ObservedSettings(loader_batch=16, call_batch=8, has_loader=True))
     assert "the DataLoader has 16" in left(other, "batch_size")
 
 
@@ -411,7 +417,7 @@ def _timm() -> argparse.ArgumentParser:
 def test_precisions(
     parser: argparse.ArgumentParser,
     words: str,
-    seen: Seen,
+    seen: ObservedSettings,
     present: str,
     other: str,
     float16: str | None,
@@ -435,7 +441,7 @@ def test_precisions(
     ],
 )
 def test_precisions_that_are_not_what_was_seen(
-    parser: argparse.ArgumentParser, words: str, seen: Seen, says: str | None
+    parser: argparse.ArgumentParser, words: str, seen: ObservedSettings, says: str | None
 ) -> None:
     found = read(parser, *words.split(), seen=seen)
     if says is None:

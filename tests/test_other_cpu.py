@@ -23,6 +23,7 @@ from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader import other_cpu
 from trainfit.plan.dataloader.other_cpu import CoreHere, core_factor, other_input
 from trainfit.plan.dataloader.section import with_loading
+from trainfit.plan.launch.build import with_launch
 from trainfit.report.plan.text import plan_text
 from trainfit.results.loader import CoreAdvice, LoaderResult, LoaderSettings
 from trainfit.results.plan.result import HostCpu, PlanResult
@@ -55,15 +56,15 @@ def test_the_words_of_a_processor() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("there", "'there' is no processor: write cores=2,ghz=2.2,kind=skylake (or some of it)"),
-        ("", "is no processor"),
-        ("cores=", "is no processor"),
+        ("there", "expected cores=2,ghz=2.2,kind=skylake, a part of it, or here, got 'there'"),
+        ("", "a part of it, or here, got ''"),
+        ("cores=", "got 'cores='"),
         ("cores=0", "cores=0: expected a number above 0, at most 4096"),
         ("cores=nan", "expected a number"),
         ("cores=2,ghz=3400", "ghz=3400: expected a number above 0, at most 20"),
         ("cores=2,cores=3", "cores= is given twice"),
         ("cores=2,vcpus=4", "leave one out"),
-        ("kind=pentium", "unknown kind of CPU 'pentium'; known are Haswell"),
+        ("kind=pentium", "unknown CPU type 'pentium'; available: Haswell"),
     ],
 )
 def test_what_is_no_processor(text: str, told: str) -> None:
@@ -92,7 +93,7 @@ def test_without_a_kind_work_per_clock_is_alike_within_all_kinds() -> None:
     assert factor is not None and factor.value == pytest.approx(0.5)
     per_clock = [kind.per_clock / ZEN4.per_clock for kind in KINDS]
     assert factor.low < 0.5 * min(per_clock) and factor.high > 0.5 * max(per_clock)
-    assert "as much work per clock as this core (Zen 4)" in factor.basis[-1]
+    assert "the same work per clock as this core (Zen 4)" in factor.basis[-1]
 
 
 def test_a_core_of_no_known_kind_may_be_any() -> None:
@@ -117,11 +118,11 @@ def test_cores_alone_are_as_fast_as_here() -> None:
     assert found is not None
     assert found.batches_per_s == pytest.approx(2 / CPU_S)
     assert found.range == (found.batches_per_s, found.batches_per_s)
-    assert found.basis == ("each core taken to be as fast as this machine's",)
+    assert found.basis == ("every core is assumed as fast as this machine's",)
     kind = other_input(result(), said("cores=2,kind=skylake"), HERE)
     assert kind is not None
     assert kind.batches_per_s == pytest.approx(2 / CPU_S / ZEN4.per_clock)
-    assert any("no ghz= is given" in each for each in kind.basis)
+    assert any("ghz= is not given" in each for each in kind.basis)
 
 
 def test_this_machines_own_cores_need_no_scale() -> None:
@@ -193,7 +194,7 @@ def test_a_loader_whose_workers_fail_has_none_there() -> None:
     found = other_input(result(limit="main_process"), said("cores=8"), HERE)
     assert found is not None and found.num_workers == 0
     assert found.batches_per_s == pytest.approx(1 / CPU_S)
-    assert "batches can be made in the main process only" in found.basis
+    assert "batches can only be loaded in the main process" in found.basis
 
 
 # -- in a plan ---------------------------------------------------------------------------------
@@ -208,7 +209,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(found: LoaderResult, cpu: HostCpu | None, here: CoreHere | None = HERE) -> PlanResult:
     line = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
     plan = dataclasses.replace(PLAN, cpu=cpu)
-    return with_loading(plan, parse_command(shlex.split(line)), lambda _: found, here=here)
+    command = parse_command(shlex.split(line))
+    return with_launch(with_loading(plan, command, lambda _: found, here=here), command)
 
 
 @pytest.mark.usefixtures("script")
@@ -238,12 +240,12 @@ def test_the_words_of_another_processors_input() -> None:
     text = plan_text(planned(result(), said("cores=2,ghz=2,kind=skylake")))
     flat = " ".join(text.split())
     assert "2 cores at 2 GHz (Skylake): at most 6.21 batches/s (5.28 to 7.29)" in flat
-    assert "with num_workers=2; the loader is the limit there by up to 4x" in flat
+    assert "with num_workers=2; the DataLoader is the limit there by up to 4x" in flat
     assert "assumed: this core at 4 GHz (measured by MD5, ±8%); work per clock" in flat
     flat = " ".join(plan_text(planned(result(), said("vcpus=64,ghz=3,kind=rome"))).split())
     assert "32 cores (64 threads) at 3 GHz (Zen 2)" in flat and "the GPU is the limit there" in flat
     flat = " ".join(plan_text(planned(result(), said("cores=5,ghz=3"))).split())
-    assert "which part is the limit there is within that range" in flat
+    assert "either part may be the limit there" in flat
     colab = find_rented("Colab T4")
     assert colab is not None
     flat = " ".join(plan_text(planned(result(), rented_cpu(colab))).split())

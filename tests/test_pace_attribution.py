@@ -25,7 +25,7 @@ from helpers_pace import (
 from trainfit.pace.explain.attribution import Evidence, attribute, causes
 from trainfit.pace.explain.statistics import Sample
 from trainfit.pace.machine.device import Kernels
-from trainfit.pace.machine.simulated import Traits, Work
+from trainfit.pace.machine.simulated import MachineTraits, SimulatedWork
 from trainfit.results.machine.pace import Arm
 
 SEEDS = range(3)
@@ -34,7 +34,7 @@ SEEDS = range(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("name", "traits", "work", "found"), SINGLE)
 def test_each_cause_alone_is_found(
-    name: str, traits: Traits, work: Work, found: frozenset[str], seed: int
+    name: str, traits: MachineTraits, work: SimulatedWork, found: frozenset[str], seed: int
 ) -> None:
     result = measured(traits, work, seed)
     assert result.rates[0].is_slower
@@ -47,7 +47,7 @@ def test_each_cause_alone_is_found(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("work", [work for _, _, work, _ in SOUND])
-def test_a_healthy_machine_has_no_cause(work: Work, seed: int) -> None:
+def test_a_healthy_machine_has_no_cause(work: SimulatedWork, seed: int) -> None:
     found = measured(HEALTHY, work, seed, hz=(15.0, 30.0, 60.0))
     assert not any(rate.is_slower for rate in found.rates)
     assert found.attribution is None and found.advice == ()
@@ -55,7 +55,7 @@ def test_a_healthy_machine_has_no_cause(work: Work, seed: int) -> None:
 
 @pytest.mark.parametrize(("name", "traits", "work", "pair"), PAIRS)
 def test_two_causes_are_both_found(
-    name: str, traits: Traits, work: Work, pair: frozenset[str]
+    name: str, traits: MachineTraits, work: SimulatedWork, pair: frozenset[str]
 ) -> None:
     found = measured(traits, work)
     assert set(causes(found.attribution)) == pair
@@ -66,7 +66,7 @@ def test_two_causes_are_both_found(
     [(FREQUENCY, ACT, "cpu_frequency"), (C_STATES, WAITING, "c_states")],
 )
 def test_without_the_right_to_hold_idle_states_the_cpus_own_time_tells(
-    traits: Traits, work: Work, cause: str
+    traits: MachineTraits, work: SimulatedWork, cause: str
 ) -> None:
     found = measured(without(traits, can_hold=False), work)
     assert causes(found.attribution) == (cause,)
@@ -133,18 +133,18 @@ def test_a_slow_core_without_slow_work_is_neither_clock_nor_idle_state_for_sure(
                  why_not={"no_idle_states": "no right"})
     )  # fmt: skip
     assert not found.findings
-    assert "cannot be told" in found.cannot_tell
-    assert found.would_tell == ("forbidding deep idle states meanwhile: no right",)
+    assert "could not be determined" in found.cannot_tell
+    assert found.would_tell == ("disabling deep idle states meanwhile: no right",)
 
 
-def test_what_forbidding_idle_states_does_not_cure_is_the_clock() -> None:
+def test_what_forbidding_idle_states_does_not_fix_is_the_clock() -> None:
     found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 10, "no_idle_states": 20}))
     assert causes(found) == ("cpu_frequency",)
-    assert "it is not waking up" in found.findings[0].evidence[1]
+    assert "not the wake-up" in found.findings[0].evidence[1]
 
 
-def test_a_keep_alive_that_cures_while_kernels_take_as_long_is_not_the_gpus_clock() -> None:
-    """The thread that keeps the GPU at work may keep a core awake, too."""
+def test_a_keep_alive_that_helps_while_kernels_take_as_long_is_not_the_gpus_clock() -> None:
+    """The thread that keeps the GPU busy may keep a core awake, too."""
     found = attribute(
         evidence(
             {"sleep": 20, "back_to_back": 10, "spin": 10, "gpu_awake": 11}, gpu=(5.0, 5.0),
@@ -180,7 +180,7 @@ def test_calls_that_are_bound_by_launches_may_be_slow_for_their_caches() -> None
         "cache_or_contention",
     )
     waits = attribute(evidence(walls, gpu=(2.0, 2.0)))  # no CPU time: nobody knows
-    assert not waits.findings and "stays whatever" in waits.cannot_tell
+    assert not waits.findings and "remains when" in waits.cannot_tell
 
 
 def test_a_slower_arm_is_nobodys_part() -> None:
@@ -199,7 +199,7 @@ def test_calls_without_a_gpu_have_no_arms_of_it() -> None:
 
 def test_what_nothing_explains_cannot_be_told() -> None:
     found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 20}, cpu=(10.0, 10.0)))
-    assert not found.findings and "stays whatever" in found.cannot_tell
+    assert not found.findings and "remains when" in found.cannot_tell
 
 
 def test_without_the_arm_that_works_nothing_is_claimed() -> None:

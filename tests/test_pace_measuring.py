@@ -1,4 +1,4 @@
-"""The whole of it on simulated machines: rates, kinds of calls, cures, failures, interrupts."""
+"""The whole of it on simulated machines: rates, kinds of calls, fixes, failures, interrupts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from helpers_pace import (
 )
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.machine.simulated import (
+    MachineTraits,
     SimulatedCallee,
     SimulatedFixer,
     SimulatedMachine,
-    Traits,
 )
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.machine.pace import pace_text
@@ -34,7 +34,7 @@ from trainfit.results.machine.pace import PaceResult
 
 
 def test_the_seeds_case() -> None:
-    """30 Hz takes 7 to 8 ms more than 60 Hz and than 14.4 ms offline; performance cures it."""
+    """30 Hz takes 7 to 8 ms more than 60 Hz and than 14.4 ms offline; performance fixes it."""
     found = measured(FREQUENCY, ACT, hz=(30.0, 60.0), fix="governor")
     assert found.back_to_back is not None
     slow, fast = found.rates
@@ -42,18 +42,18 @@ def test_the_seeds_case() -> None:
     assert fast.calls.p50 == pytest.approx(found.back_to_back.calls.p50, rel=0.03)
     assert 7e-3 <= slow.calls.p50 - fast.calls.p50 <= 8e-3
     assert slow.is_slower and not fast.is_slower
-    assert found.cure is not None and found.cure.is_cured
-    assert found.cure.after.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
+    assert found.fix_trial is not None and found.fix_trial.is_fixed
+    assert found.fix_trial.after.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
     text = pace_text(found)
-    assert "CPU FREQUENCY" in text and "--fix governor cures it" in text
+    assert "CPU FREQUENCY" in text and "--fix governor fixes it" in text
 
 
 def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:
     found = measured(HEALTHY, ACT, hz=(30.0, 120.0))
     slow = found.rates[1]
     assert not slow.is_reached and found.rates[0].is_reached
-    assert slow.missed_share == 1.0 and slow.again_share == 1.0
-    assert "120 Hz cannot be reached: a call takes 14" in pace_text(found)
+    assert slow.missed_share == 1.0 and slow.consecutive_share == 1.0
+    assert "120 Hz cannot be reached" in pace_text(found)
 
 
 class Chunked(SimulatedCallee):
@@ -71,7 +71,7 @@ class Chunked(SimulatedCallee):
         self.number += 1
 
 
-def chunked(traits: Traits) -> PaceResult:
+def chunked(traits: MachineTraits) -> PaceResult:
     machine = SimulatedMachine(traits, ACT)
     return measure(Chunked(machine), machine, Options((30.0,), 20.0), target="chunked")
 
@@ -84,7 +84,7 @@ def test_calls_that_only_pop_a_queue_are_told_apart() -> None:
     assert rate.pops is not None and rate.pops.p50 < 1e-4
     assert rate.pops.count == pytest.approx(4 * rate.calls.count, rel=0.1)
     text = pace_text(found)
-    assert "the work is done in every 5th call" in text
+    assert "every 5th call does the work" in text
     assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
@@ -102,7 +102,7 @@ def test_each_rate_has_its_row_though_the_work_is_rare() -> None:
     assert [rate.calls.count for rate in found.rates] == [3, 5]
     assert found.rates[0].ratio is not None and not found.rates[0].is_slower
     (before,) = said
-    assert "every 30th call, every 1 s at this rate; 4 s hold 3 of 5 blocks" in before
+    assert "every 30th call does the work, every 1 s at this rate; 4 s hold 3 of 5 blocks" in before
     assert "--duration 6.7 all" in before
     text = pace_text(found)
     assert "\n30 Hz " in text and "\n60 Hz " in text
@@ -121,7 +121,7 @@ def test_a_rate_that_the_time_is_too_short_for_is_said_before_and_after() -> Non
     assert (missing.hz, missing.least_s, missing.wanted_s) == (15.0, 7.1, 36.0)
     assert said[0] == f"15 Hz: {missing.text}"
     text = pace_text(found)
-    assert "15 Hz was not measured: the work is done in every 100th call, every 6.67 s" in text
+    assert "15 Hz was not measured: every 100th call does the work, every 6.67 s" in text
     assert "--duration 7.1 has one, --duration 36 one in each" in text.replace("\n    ", " ")
     assert "60 Hz: too few calls to compare" in text
     assert text.endswith("15 Hz was not measured")
@@ -146,38 +146,38 @@ def test_a_period_that_shows_late_leaves_no_rate_out(monkeypatch: pytest.MonkeyP
 
 
 def test_slow_calls_by_chance_are_no_kind() -> None:
-    found = measured(Traits(hiccups=0.2), HEAVY)
+    found = measured(MachineTraits(hiccups=0.2), HEAVY)
     assert found.period == 1
 
 
 @pytest.mark.parametrize(
     ("traits", "work", "fix"), [(FREQUENCY, ACT, "spin"), (C_STATES, WAITING, "qos")]
 )
-def test_cures_are_proved(traits: Traits, work: object, fix: str) -> None:
+def test_fixes_are_proved(traits: MachineTraits, work: object, fix: str) -> None:
     found = measured(traits, work, fix=fix)  # type: ignore[arg-type]
-    assert found.cure is not None and found.cure.is_cured
-    assert found.cure.change.high < 1 and found.cure.recovered.value > 0.7
-    assert found.cure.before.is_slower and found.cure.cost and found.cure.undo
+    assert found.fix_trial is not None and found.fix_trial.is_fixed
+    assert found.fix_trial.change.high < 1 and found.fix_trial.recovered.value > 0.7
+    assert found.fix_trial.before.is_slower and found.fix_trial.cost and found.fix_trial.undo
 
 
-def test_a_cure_of_something_else_does_not_cure_and_is_taken_back() -> None:
+def test_a_fix_of_something_else_does_not_help_and_is_undone() -> None:
     machine = SimulatedMachine(GPU_CLOCKS, HEAVY)
     options = Options((30.0,), 6.0, fix="governor")
     found = measure(SimulatedCallee(machine), machine, options, fixer=SimulatedFixer(machine))
-    assert found.cure is not None and not found.cure.is_cured
+    assert found.fix_trial is not None and not found.fix_trial.is_fixed
     assert any("did not help" in note for note in found.notes)
     assert machine.traits == GPU_CLOCKS
 
 
-def test_nothing_to_cure() -> None:
+def test_nothing_to_fix() -> None:
     found = measured(HEALTHY, ACT, fix="spin")
-    assert found.cure is not None and not found.cure.is_cured
-    assert any("nothing to cure" in note for note in found.notes)
+    assert found.fix_trial is not None and not found.fix_trial.is_fixed
+    assert any("nothing to fix" in note for note in found.notes)
 
 
-def test_a_cure_that_is_not_allowed_says_why_and_loses_nothing() -> None:
+def test_a_fix_that_is_not_allowed_says_why_and_loses_nothing() -> None:
     found = measured(without(C_STATES, can_hold=False), WAITING, fix="qos")
-    assert found.cure is None and found.attribution is not None
+    assert found.fix_trial is None and found.attribution is not None
     assert "--fix qos: /dev/cpu_dma_latency cannot be written by this user" in found.notes
 
 

@@ -9,9 +9,9 @@ import pytest
 from trainfit.hardware.cpu.idle_usage import clock_here, idle_seconds, throttle_count
 from trainfit.hardware.host.system import System
 from trainfit.pace.machine.device import Clocks, NoDevice
-from trainfit.pace.machine.facts import power_facts
 from trainfit.pace.machine.host import PROBE_S, RealHost
-from trainfit.pace.machine.observing import Observer
+from trainfit.pace.machine.power_settings import power_facts
+from trainfit.pace.machine.readings import Observer
 
 CPUS = "sys/devices/system/cpu"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.pace.calls.call_pattern import Rhythm, rhythm
+from trainfit.pace.calls.call_pattern import CallPattern, rhythm
 from trainfit.pace.calls.loop import settling_s
 from trainfit.pace.calls.pacer import Pacer
 from trainfit.pace.calls.schedule import (
@@ -22,7 +22,7 @@ from trainfit.pace.calls.schedule import (
 )
 from trainfit.pace.explain.data_quality import machine_warnings, warnings_of
 from trainfit.pace.explain.statistics import (
-    Counted,
+    RateCounts,
     Sample,
     estimate,
     is_slower,
@@ -68,13 +68,13 @@ def test_a_period_is_found_wherever_the_count_begins(period: int, phase: int, fi
         block(list(walls[:split]), first=first),
         block(list(walls[split:]), first=first + split),
     ]
-    assert rhythm(blocks) == Rhythm(period, phase % period)
-    assert list(Rhythm(period, phase % period).of(blocks[1])) == list(work[split:])
+    assert rhythm(blocks) == CallPattern(period, phase % period)
+    assert list(CallPattern(period, phase % period).of(blocks[1])) == list(work[split:])
 
 
 def test_calls_that_were_not_noted_leave_a_hole() -> None:
     walls = [0.02 if n % 5 == 0 else 5e-5 for n in range(60)]
-    assert rhythm([block(walls[:20]), block(walls[33:], first=33)]) == Rhythm(5, 0)
+    assert rhythm([block(walls[:20]), block(walls[33:], first=33)]) == CallPattern(5, 0)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_calls_that_were_not_noted_leave_a_hole() -> None:
     ],
 )
 def test_calls_of_one_kind(walls: list[float]) -> None:
-    assert rhythm([block(walls)] if walls else []) == Rhythm()
+    assert rhythm([block(walls)] if walls else []) == CallPattern()
 
 
 # --- Statistics ---------------------------------------------------------------------------------
@@ -140,10 +140,10 @@ def test_slower_is_a_share_a_time_and_no_chance(
 
 def test_misses_and_what_follows_them() -> None:
     walls = [0.01, 0.05, 0.05, 0.01, 0.05, 0.01, 0.01, 0.01]
-    found = summary([block(walls, late=1e-4)], Counted(Rhythm(), None))
+    found = summary([block(walls, late=1e-4)], RateCounts(CallPattern(), None))
     assert found is not None
     assert found.misses == 3 and found.missed_share == pytest.approx(3 / 8)
-    assert found.again_share == pytest.approx(1 / 3)
+    assert found.consecutive_share == pytest.approx(1 / 3)
     assert found.overrun is not None and found.overrun.count == 3
     assert found.overrun.most == pytest.approx(0.05 + 1e-4 - 1 / 30)
     assert found.late is not None and found.late.p50 == pytest.approx(1e-4)
@@ -151,8 +151,8 @@ def test_misses_and_what_follows_them() -> None:
 
 
 def test_no_calls_no_summary() -> None:
-    assert summary([block([])], Counted(Rhythm(), None)) is None
-    with pytest.raises(ValueError, match="no values"):
+    assert summary([block([])], RateCounts(CallPattern(), None)) is None
+    with pytest.raises(ValueError, match="empty list"):
         spread(np.zeros(0))
 
 
@@ -162,20 +162,25 @@ def test_doubts_are_said() -> None:
     assert warnings_of(sample(even), "30 Hz") == []
     (few,) = warnings_of(sample(even[:5]), "30 Hz", 39.5)
     assert few == "30 Hz: 5 calls with work: too few for p95; --duration 40 gives about 20"
-    assert warnings_of(sample(even[:1]), "30 Hz")[0].endswith("too few for p95; 20 are enough")
+    assert warnings_of(sample(even[:1]), "30 Hz")[0].endswith("too few for p95; 20 are needed")
     odd = even.copy()
     odd[7] = 0.2
-    assert "far beyond the others (up to 200 ms)" in warnings_of(sample(odd), "30 Hz")[0]
+    assert "calls are outliers (up to 200 ms)" in warnings_of(sample(odd), "30 Hz")[0]
     wide = np.linspace(0.01, 0.03, 60)
     said = " ".join(warnings_of(sample(wide), "30 Hz"))
-    assert "calls vary" in said and "slower while this was measured" in said
+    assert "calls vary" in said and "slower during the measurement" in said
     assert warnings_of(sample(), "30 Hz") == []
 
 
 def test_doubts_about_the_machine_are_said() -> None:
     seen = Readings(throttled=3, others_cores=1.4, gpu_slowed=True)
     said = " ".join(machine_warnings([block([0.01], readings=seen)], 4.0, 0.01))
-    for words in ("first call took 4 s", "1.4 cores busy", "heat 3 times", "the GPU was slowed"):
+    for words in (
+        "first call took 4 s",
+        "used 1.4 cores",
+        "throttled 3 times",
+        "the GPU throttled",
+    ):
         assert words in said
     assert machine_warnings([block([0.01])], 0.012, 0.01) == []
 

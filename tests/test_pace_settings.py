@@ -101,8 +101,8 @@ def test_all_or_none(root: Path, made: Settings, monkeypatch: pytest.MonkeyPatch
     ("text", "words"),
     [
         ("{", "cannot be read"),
-        ("[]", "none of trainfit's files"),
-        ('{"format": "other"}', "none of trainfit's files"),
+        ("[]", "is not a trainfit file"),
+        ('{"format": "other"}', "is not a trainfit file"),
         (
             '{"format": "trainfit-pace-undo", "boot": "11111111-2222", "files": {"a": 1}}',
             "damaged",
@@ -120,7 +120,7 @@ def test_a_state_file_that_is_none(made: Settings, text: str, words: str) -> Non
 def test_without_a_state_file_nothing_is_changed(root: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(SettingsError, match="without it nothing is changed"):
+    with pytest.raises(SettingsError, match="nothing is changed without it"):
         Settings(root, blocked / "state" / "undo.json").change({GOVERNOR: "performance"})
     assert governors(root)[0] == "powersave"
 

@@ -23,6 +23,7 @@ from trainfit.plan.dataloader.section import (
     predicted_step,
     with_loading,
 )
+from trainfit.plan.launch.build import with_launch
 from trainfit.report.plan.text import plan_text
 from trainfit.report.sizes import WIDTH
 from trainfit.results.files.errors import TrainfitError
@@ -57,7 +58,8 @@ def planned(
             raise found
         return found
 
-    return with_loading(plan, parse_command(shlex.split(line)), tune, **options)
+    command = parse_command(shlex.split(line))
+    return with_launch(with_loading(plan, command, tune, **options), command)
 
 
 def rate(rate: float, alone: float | None = None, **changes: Any) -> LoaderResult:
@@ -151,7 +153,8 @@ def test_a_batch_that_the_data_set_does_not_fill_is_not_tuned_at() -> None:
         return result()
 
     small = dataclasses.replace(PLAN, samples=20)
-    plan = with_loading(small, parse_command(shlex.split(LINE)), tune)
+    command = parse_command(shlex.split(LINE))
+    plan = with_launch(with_loading(small, command, tune), command)
     assert seen == ["--batch_size=8"]
     assert "--batch_size=24" in plan.launch
     assert "tuned at batch size 8, not at 24: the data set has only 20 samples" in str(plan.notes)
@@ -166,7 +169,7 @@ def test_without_a_placeholder_for_the_batch_size() -> None:
 def test_a_placeholder_that_does_not_reach_the_loader_is_noted() -> None:
     notes = "\n".join(planned(result(), LINE.replace(":1}", ":6}")).notes)
     assert "the command says num_workers 6, the DataLoader (train.py:12" in notes
-    assert "has 1: put {num_workers} into the option from which it takes it" in notes
+    assert "has 1: put {num_workers} into the option that sets it" in notes
 
 
 def test_no_workers_and_a_prefetch_factor() -> None:
@@ -243,7 +246,7 @@ def test_the_whole_section() -> None:
         12.5,
         12.6,
         step_s=0.04,
-        step_source="no RTX 4090 makes the step in less than 40 ms (…)",
+        step_source="no RTX 4090 runs the step in less than 40 ms (…)",
         verdict="no_setting_helps",
         limit="cores",
         reason="8 cores are busy with decoding",
@@ -257,8 +260,8 @@ Data loading (train.py:12: Pictures, batch size 8)
                   batches/s predicted
   recommended     num_workers=4, prefetch_factor=2, pin_memory=True, persistent_workers=True: 12.5
                   batches/s predicted
-  the GPU         at most 25 batches/s (no RTX 4090 makes the step in less than 40 ms (…))
-  the loader is the limit by up to 2x if the GPU is as fast as it can be
+  the GPU         at most 25 batches/s (no RTX 4090 runs the step in less than 40 ms (…))
+  the DataLoader is the limit by up to 2x if the GPU reaches the lower bound of its step time
     8 cores are busy with decoding
     1.9x with: decoded samples in RAM: cache=True
   details, at the present batch size:
@@ -268,16 +271,17 @@ Data loading (train.py:12: Pictures, batch size 8)
 
 def test_the_loader_is_the_limit_of_a_step_that_is_known() -> None:
     text = words(rate(12.5, step_s=0.04), step_is_bound=False)
-    assert "the loader is the limit by 2x with" in text
+    assert "the DataLoader is the limit by 2x with" in text
     assert "the GPU 25 batches/s (given)" in text
 
 
 def test_the_gpu_is_the_limit() -> None:
     text = words(rate(25.0, 77.5, step_s=0.04, verdict="nothing_to_gain"))
-    assert "the GPU is the limit, even as fast as it can be: the loader could feed 3.1x as" in text
+    limit = "the GPU is the limit even at the lower bound of its step time"
+    assert f"{limit}: the DataLoader could feed 3.1x as" in text
     text = words(rate(25.0, 77.5, step_s=0.04), step_is_bound=False)
-    assert "the GPU is the limit: the loader could feed 3.1x as much" in text
-    assert "the GPU is the limit: the loader keeps up" in words(
+    assert "the GPU is the limit: the DataLoader could feed 3.1x as much" in text
+    assert "the GPU is the limit: the DataLoader keeps up" in words(
         rate(25.0, 25.1, step_s=0.04), step_is_bound=False
     )
 
@@ -295,7 +299,7 @@ def test_settings_that_stay() -> None:
 
 def test_without_a_step_time_nothing_is_claimed() -> None:
     text = words(rate(99.0, step_s=0.0, step_source="as fast as the loader can"))
-    assert "its step's time is not known (as fast as the loader can)" in text
+    assert "step time not known (as fast as the loader can)" in text
     assert "cannot tell which part is the limit: no step time is known; give --step-time" in text
 
 

@@ -51,7 +51,7 @@ ACT_SPEED = Speed(
     curve=(step(8, 0.0791, 101.0), step(24, 0.22, 109.0)),
     knee=8,
     mfu=0.2,
-    by_kind_s={"product": 0.07},
+    by_kind_s={"matmul": 0.07},
     constants="fitted",
     epoch_s=12.0,
 )
@@ -203,7 +203,7 @@ def test_micro_batches_and_shapes() -> None:
     assert "DOES NOT FIT, 20 ms" in text
     unknown = dataclasses.replace(shapes, longest=None, reason="its samples are made on the fly")
     text = words(dataclasses.replace(ACT, shapes=unknown))
-    assert "longest: cannot tell, its samples are made on the fly" in text
+    assert "longest not known: its samples are made on the fly" in text
 
 
 def test_a_job_that_does_not_fit() -> None:
@@ -225,7 +225,7 @@ def test_what_fits_only_together_and_what_does_not() -> None:
     nothing = with_now(plan, largest_batch=0, recommended_batch=0)
     nothing = dataclasses.replace(nothing, remedies=None, other_amp=None, recommended=None)
     text = words(nothing)
-    assert "(nothing simulated fits). Not even one sample fits." in text
+    assert "(no simulated size fits). Not even one sample fits." in text
     assert "- no single GPU of the catalogue" in text
     assert "python train.py" not in text
 
@@ -236,8 +236,8 @@ def test_other_batch_sizes_that_cannot_be_told() -> None:
         unknown, recommended=None, basis="one trace", basis_detail="no DataLoader was seen"
     )
     text = words(plan)
-    assert "Other batch sizes: cannot tell (79.1 ms a step, 101 samples/s)." in text
-    assert "batch size cannot tell other batch sizes: no DataLoader was seen" in text
+    assert "Other batch sizes are not known (79.1 ms a step, 101 samples/s)." in text
+    assert "batch size other batch sizes are not known: no DataLoader was seen" in text
 
 
 def test_what_the_user_has_to_do_stands_below_the_command() -> None:
@@ -254,7 +254,7 @@ def test_notes_that_change_the_figures_come_first_and_the_rest_is_counted() -> N
         ACT,
         notes=tuple(f"note {name}" for name in "abcdef"),
         structured_notes=(Note("note", "the script broke off", severity="changes the figures"),),
-        assumptions={"unique() of unknown data was taken to keep all 3 values (at a.py:3)": 2},
+        assumptions={"unique() of unknown data was assumed to keep all 3 values (at a.py:3)": 2},
     )
     text = words(plan)
     assert "Notes - the script broke off - assumed: unique() of unknown data" in text
@@ -428,13 +428,14 @@ def test_any_result_fits_on_the_screen(data: st.DataObject) -> None:
 
 def test_assumptions_that_differ_in_numbers_are_one() -> None:
     assumptions = {
-        f"unique() of unknown data was taken to keep all {n} values (at /x/train.py:{line})": times
+        f"unique() of unknown data was assumed to keep all {n} values "
+        f"(at /x/train.py:{line})": times
         for n, line, times in ((9, 3, 1), (12, 3, 10), (10, 7, 4))
     }
     (note,) = complete((), (), assumptions)
     assert note == Note(
         "assumption",
-        "unique() of unknown data was taken to keep all 9 to 12 values",
+        "unique() of unknown data was assumed to keep all 9 to 12 values",
         15,
         ("/x/train.py:3", "/x/train.py:7"),
         "may change the figures",

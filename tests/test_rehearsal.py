@@ -28,7 +28,7 @@ from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.rehearsal import utilization as utilisation
 from trainfit.loader.rehearsal.idle_causes import explain, made_at
 from trainfit.loader.rehearsal.run import rehearse
-from trainfit.loader.rehearsal.utilization import Observed, busy_shares
+from trainfit.loader.rehearsal.utilization import RehearsalRecord, busy_shares
 from trainfit.plan.dataloader.rehearse import with_prediction
 from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.report.sizes import WIDTH
@@ -81,12 +81,12 @@ def observed(
     total: float | None = None,
     next_cpu: float = 0.0,
     **more: Any,
-) -> Observed:
+) -> RehearsalRecord:
     """Of each batch how long it is waited for and how long its step takes, one after another."""
     waited, steps = (np.array([b[i] for b in batches]) for i in (0, 1))
     handed = 100 + np.cumsum(waited) + np.append(0.0, np.cumsum(steps)[:-1])
     end = float(handed[-1] + steps[-1] - 100) if batches else 0.0
-    return Observed(
+    return RehearsalRecord(
         settings or LoaderSettings(2),
         began=100.0,
         ended=100 + (total if total is not None else end + tail),
@@ -146,7 +146,7 @@ def test_a_loader_that_keeps_up_has_its_start_alone() -> None:
     idle, dips = explain(seen)
     assert [dip.cause for dip in dips] == ["start_up"]
     assert idle["start_up"] == pytest.approx(1.5)
-    assert set(idle) == {"start_up", "hand_over"}
+    assert set(idle) == {"start_up", "transfer"}
     rates = utilisation.steady_rates(seen, 8)
     assert rates is not None and rates.waiting_share < 0.002
     assert rates.samples_per_s == pytest.approx(8 * rates.batches_per_s)
@@ -165,7 +165,7 @@ def test_one_late_batch_is_a_dip_with_its_place() -> None:
     assert late.start_s - 1e-6 <= handed - 100.8 and handed - 100 <= late.end_s + 1e-6
     assert idle["slow_batch"] == pytest.approx(0.8, abs=0.001)
     assert late.what == (
-        "batch 31 came 800 ms late: 900 ms in its worker, where the median batch takes 500 ms"
+        "batch 31 came 800 ms late: 900 ms in its worker, the median batch needs 500 ms"
     )
 
 
@@ -179,7 +179,7 @@ def test_workers_that_are_too_slow_starve_all_the_time() -> None:
     assert starving.end_s - starving.start_s > 0.9 * seen.total_s
 
 
-def records(seen: Observed, ready_s: float) -> Any:
+def records(seen: RehearsalRecord, ready_s: float) -> Any:
     """Workers in turn made each batch so long before it was handed over."""
     workers = seen.settings.num_workers
     rows = [
@@ -198,10 +198,10 @@ def test_waiting_for_a_batch_that_was_made_is_hand_over(in_order: bool) -> None:
     assert made_at(ready) == pytest.approx(seen.handed - 0.025)
     idle, _ = explain(ready)
     # 5 ms of each wait pass before the batch is made: too little to call it starving.
-    assert "starving" not in idle and idle["hand_over"] == pytest.approx(1.8, abs=0.02)
+    assert "starving" not in idle and idle["transfer"] == pytest.approx(1.8, abs=0.02)
     made_late = dataclasses.replace(seen, made=records(seen, 0.001))
     idle, _ = explain(made_late)
-    assert idle["starving"] > 1.6 and idle["hand_over"] < 0.1
+    assert idle["starving"] > 1.6 and idle["transfer"] < 0.1
 
 
 def test_epoch_boundaries_and_filling_queues_are_told_from_starving() -> None:
@@ -225,7 +225,7 @@ def test_without_workers_the_main_process_makes_every_batch() -> None:
 def test_a_batch_that_is_waited_for_at_the_end_is_late_or_never_comes() -> None:
     batches = [(0.5, STEP)] + [READY] * 20
     idle, dips = explain(observed(batches, tail=3.0))
-    assert dips[-1].what == "still waited for at the end"
+    assert dips[-1].what == "still pending at the end"
     assert idle["slow_batch"] == pytest.approx(3.0)
     idle, _ = explain(observed(batches, tail=3.0, failed=True))
     assert idle["end"] == pytest.approx(3.0)
@@ -348,7 +348,7 @@ def test_an_interrupt_keeps_what_was_seen(workers: int) -> None:
 
 
 def test_what_cannot_be_rehearsed() -> None:
-    with pytest.raises(LoaderError, match=r"never busy.*--step-time"):
+    with pytest.raises(LoaderError, match=r"leaves the GPU idle.*--step-time"):
         run(Numbers(4), LoaderSettings(0), 1.0, step_s=0.0)
     with pytest.raises(LoaderError, match="--duration"):
         run(Numbers(4), LoaderSettings(0), 0.0)
@@ -369,7 +369,7 @@ RESULT = Rehearsal(
     overall=Rates(0.0, 3.0, 50, 0.667, 0.3, 16.7, 533.0),
     steady=Rates(0.5, 2.5, 48, 0.768, 0.2, 19.2, 614.0),
     timeline=Timeline(0.5, (0.0, 1.0, 0.5, 1.0, 0.75, 0.75)),
-    idle_s={"start_up": 0.5, "epoch": 0.4, "hand_over": 0.1},
+    idle_s={"start_up": 0.5, "epoch": 0.4, "transfer": 0.1},
     dips=(
         Dip("start_up", 0.0, 0.5, 0.5, 0, 1, "the first batch came after 500 ms"),
         Dip("epoch", 1.1, 1.5, 0.4, 25, 1, "the first batch came after 400 ms"),
@@ -386,7 +386,7 @@ python train.py
   train.py:9: Images, batch size 32, against a GPU step of 40 ms (given)
   num_workers=4, prefetch_factor=2, persistent_workers=False, pin_memory=True (the script's own)
 
-GPU utilisation over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
+GPU utilization over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
   100% │    ████    ████
    75% │    ████    ████████████
    50% │    ████████████████████
@@ -399,14 +399,15 @@ GPU utilisation over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
 The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
-                                       persistent_workers=True would keep the workers
-    hand-over          100 ms   3.3%   until batches that were ready had come from their workers
+                                       persistent_workers=True keeps the workers
+    transfer           100 ms   3.3%   transfer of ready batches to the main process
 
 Rates (after the start)
   19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches
-  an epoch (40 batches) takes 1.5 s
+  an epoch (40 batches) needs 1.5 s
 
-The loader costs 20% of the GPU's time; next: trainfit loader --step-time 40ms -- python train.py"""
+The DataLoader costs 20% of the GPU's time; next: trainfit loader --step-time 40ms -- \
+python train.py"""
 
 
 def test_text() -> None:
@@ -427,21 +428,21 @@ def last(**changes: Any) -> str:
 def test_verdicts() -> None:
     keeps_up = dataclasses.replace(RESULT.steady, waiting_share=0.01)
     assert last(steady=keeps_up).startswith("Nothing to gain")
-    assert "even at the least step time" in last(steady=keeps_up, step_is_bound=True)
+    assert "even at the lower bound of the step time" in last(steady=keeps_up, step_is_bound=True)
     assert "the real step is longer" in last(step_is_bound=True)
     assert last(command="--loader data:make").endswith("loader --step-time 40ms --loader data:make")
     assert "longer --duration" in last(steady=None)
     assert last(ended="interrupted").startswith("Interrupted")
     fault = Fault("exception", "it\x1b[31m raised", "at line 3", "mend it")
     failed = rehearsal_text(dataclasses.replace(RESULT, ended="fault", fault=fault))
-    assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Cure: mend it" in failed
-    assert failed.endswith("The loader FAILED; above is what was seen until then")
+    assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Fix: mend it" in failed
+    assert failed.endswith("The DataLoader FAILED; above are the results so far")
 
 
 def test_what_hand_over_can_be_tried_with() -> None:
     unpinned = dataclasses.replace(RESULT, settings=LoaderSettings(4))
-    assert "--pin-memory tries" in rehearsal_text(unpinned)
-    little = dataclasses.replace(unpinned, idle_s={"start_up": 0.5, "hand_over": 0.01})
+    assert "--pin-memory tests" in " ".join(rehearsal_text(unpinned).split())
+    little = dataclasses.replace(unpinned, idle_s={"start_up": 0.5, "transfer": 0.01})
     assert "--pin-memory" not in rehearsal_text(little)
 
 
@@ -451,7 +452,7 @@ def test_what_the_loaders_model_said_stands_beside() -> None:
     assert with_prediction(RESULT, tuned).predicted == Predicted(18.5, 0.25)
     for other, says in (
         (dataclasses.replace(tuned, step_s=0.05), "a step of 50ms: rehearse with --step-time 50ms"),
-        (loader_result(step_s=0.04, candidates=()), "not among its candidates"),
+        (loader_result(step_s=0.04, candidates=()), "do not include these settings"),
         (
             dataclasses.replace(
                 tuned, candidates=(dataclasses.replace(said, infeasible="1 GiB of RAM"),)
@@ -519,7 +520,7 @@ def test_durations() -> None:
     assert duration("1.5s") == duration("1.5") == 1.5
     assert duration("800us") == pytest.approx(8e-4)
     for bad in ("0", "0ms", "-1s", "soon", "", "nan", "1h", "1e400", "3601"):
-        with pytest.raises(Exception, match="no time above 0"):
+        with pytest.raises(Exception, match="expected a time above 0"):
             duration(bad)
 
 
@@ -539,7 +540,7 @@ def test_a_script_is_rehearsed_and_shown_again(tmp_path: Path) -> None:
     assert "Numbers, batch size 4" in found["loader"]
     shown = trainfit("show", "r.json", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert shown.returncode == 0 and shown.stdout.isascii()
-    assert "GPU utilisation over" in shown.stdout and "E epoch boundary" in shown.stdout
+    assert "GPU utilization over" in shown.stdout and "E epoch boundary" in shown.stdout
 
 
 @pytest.mark.slow
@@ -562,7 +563,7 @@ def test_interrupted_on_a_gpu_by_name(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         text, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert text.rstrip().endswith("Interrupted: this is what was seen until then")
+    assert text.rstrip().endswith("Interrupted: results so far")
     result = Rehearsal.load(tmp_path / "r.json")
     assert result.ended == "interrupted" and result.step_is_bound and result.step_s > 0
     assert result.overall is not None and result.overall.batches > 0

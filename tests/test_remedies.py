@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.plan.remedies.catalogue import BY_NAME, KINDS, NAMES, instructions, source_line
 from trainfit.plan.remedies.cost import cost_percent, extra_compute, ordered
-from trainfit.plan.remedies.kinds import BY_NAME, KINDS, NAMES, instructions, source_line
 from trainfit.report.plan.remedies import inference_section, remedies_section
 from trainfit.report.sizes import WIDTH
 from trainfit.results.plan.result import (
@@ -155,7 +155,7 @@ def test_the_section() -> None:
     assert "CHANGES TRAINING: another optimizer" in text
     assert "[accumulate]: DOES NOT FIT" in text
     assert "        python train.py --b=4" in text
-    assert "saves no memory here: inplace (±0), channels-last (+512 MiB)" in text
+    assert "no memory saved here: inplace (±0), channels-last (+512 MiB)" in text
     assert "global-pooling was tried and failed: the script failed at a.py:3" in text
     assert "nothing to win" not in text
 
@@ -165,7 +165,7 @@ def test_what_could_not_be_tried() -> None:
     assert remedies_section(none) == "Remedies: none could be tried: no step"
     nothing = dataclasses.replace(REMEDIES, items=(failed("sgd"),))
     text = remedies_section(nothing)
-    assert "none of those that apply lowers the memory" in text
+    assert "none of the applicable ones lowers the memory" in text
     assert "sgd was tried and failed: because" in text
 
 
@@ -210,7 +210,7 @@ def test_inference_with_and_without_gradients() -> None:
     text = inference_section(Inference(True, figures(1), figures(3)))
     assert "under torch.no_grad()  allocated 1.00 GiB" in text
     assert "with gradients         allocated 3.00 GiB" in text
-    assert "wrap the calls of the model in `with torch.no_grad():`" in text
+    assert "wrap the model calls in `with torch.no_grad():`" in text
     other = inference_section(Inference(False, figures(1), None, "the script failed\x1b"))
     assert "with gradients         not simulated: the script failed\\x1b" in other
     assert "wrap" not in other

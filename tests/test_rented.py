@@ -81,4 +81,4 @@ def test_a_plan_for_a_rented_machine_has_its_processor(tmp_path: Path) -> None:
     said = ("--gpu=Kaggle 2xT4", "--cpu=cores=8,ghz=3.5,kind=12th gen")
     plan = json_of(trainfit("plan", *said, *words, cwd=tmp_path))
     assert plan["cpu"]["name"] == "" and plan["cpu"]["kind"] == "Alder Lake"
-    assert any(note.endswith("the processor is that of --cpu") for note in plan["notes"])
+    assert any(note.endswith("--cpu gives the processor") for note in plan["notes"])

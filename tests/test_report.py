@@ -152,8 +152,8 @@ def test_whether_the_recommended_batch_was_simulated(check: BatchCheck | None, w
             StepPattern("irregular", 4, (9 << 30, 2 << 30, 3 << 30, 1 << 30), (1,) * 4),
             "the peaks of 4 steps lie between 1.00 GiB and 9.00 GiB (step 1)",
         ),
-        (StepPattern("unknown", 1, (1,), (1,)), "1 optimizer step cannot tell whether memory"),
-        (StepPattern("unknown", 3, (1,), (1,)), "3 optimizer steps that differ cannot tell"),
+        (StepPattern("unknown", 1, (1,), (1,)), "1 optimizer step cannot show whether memory"),
+        (StepPattern("unknown", 3, (1,), (1,)), "3 optimizer steps that differ cannot show"),
     ],
     ids=lambda value: getattr(value, "course", ""),
 )
@@ -183,7 +183,7 @@ def test_a_present_batch_size_that_does_not_fit() -> None:
     text = plan_text(plan)
     assert "Memory at batch size 64, AMP bfloat16: DOES NOT FIT\n" in text
     assert section(text, "Batch size").endswith(
-        "  the present batch size, 64, does not fit. What would:\n"
+        "  the present batch size, 64, does not fit. What would help:\n"
         "  - batch size 24, as in the command below\n"
         "  - AMP off: up to batch size 15\n"
         "  - a larger GPU, at batch size 64: L40S, A40, H100, H200"
@@ -196,7 +196,7 @@ def test_not_even_one_sample_fits() -> None:
     )
     text = plan_text(plan)
     assert section(text, "Batch size").endswith(
-        "  not even one sample fits. What would:\n  - AMP off: up to batch size 15"
+        "  not even one sample fits. What would help:\n  - AMP off: up to batch size 15"
     )
     assert "Launch" not in text
     alone = dataclasses.replace(plan, other_amp=None)

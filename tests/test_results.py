@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_loader import result as loader_result
+from trainfit.hardware import find_gpu
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.notes import Note
@@ -236,7 +237,7 @@ def test_a_plan_of_version_3_is_read() -> None:
 
 def test_speed_survives_json() -> None:
     now = StepSpeed(8, 0.1, (0.08, 0.12), 0.09, 0.05, 0.0, "bandwidth", 80.0)
-    speed = Speed(now, (now,), 8, 0.3, {"product": 0.09}, "assumed", 12.5, ("a note",))
+    speed = Speed(now, (now,), 8, 0.3, {"matmul": 0.09}, "assumed", 12.5, ("a note",))
     plan = dataclasses.replace(PLAN, speed=speed)
     assert PlanResult.from_json(plan.to_json(), Path("plan.json")) == plan
     assert speed.at(8) == now and speed.at(16) is None
@@ -284,13 +285,13 @@ def without(key: str) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is damaged or no result"),
-        ("{", "it is damaged or no result"),
-        (PLAN.to_json()[:-20], "it is damaged or no result"),
-        ("[" * 100_000, "it is damaged or no result"),
-        ("[]", "it is no result of trainfit"),
-        ("null", "it is no result of trainfit"),
-        ('{"a": 1}', "it is no result of trainfit"),
+        ("", "damaged, or not a result file"),
+        ("{", "damaged, or not a result file"),
+        (PLAN.to_json()[:-20], "damaged, or not a result file"),
+        ("[" * 100_000, "damaged, or not a result file"),
+        ("[]", "not a result of trainfit"),
+        ("null", "not a result of trainfit"),
+        ('{"a": 1}', "not a result of trainfit"),
         (change(format="trainfit-memory"), "its format is 'trainfit-memory'"),
         (change(format=None), "its format is None"),
         (change(version=VERSION + 1), f"version {VERSION + 1} is newer than this trainfit reads"),
@@ -307,7 +308,7 @@ def without(key: str) -> str:
         (change(notes=[1]), "PlanResult.notes[0] is 1, not str"),
         (change(basis="a guess"), "PlanResult.basis is 'a guess'"),
         (change(assumptions={"x": None}), "PlanResult.assumptions.x is None"),
-        (change(seconds=1).replace('"seconds": 1', '"seconds": NaN'), "NaN is no JSON"),
+        (change(seconds=1).replace('"seconds": 1', '"seconds": NaN'), "NaN is not valid JSON"),
     ],
 )
 def test_damaged_newer_and_foreign_plans(text: str, says: str, tmp_path: Path) -> None:
@@ -358,7 +359,7 @@ def test_a_plan_fits_if_any_batch_size_does(
 def test_requests_and_outcomes_survive_json(tmp_path: Path) -> None:
     request = TraceRequest(
         target=Target("script", "train.py", ("--a", "ü\n")),
-        gpu="RTX 4090",
+        gpu=find_gpu("RTX 4090"),
         steps=3,
         recording="r",
         outcome="o",

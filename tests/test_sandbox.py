@@ -458,5 +458,5 @@ def test_a_full_disk(home: Path, request_of: SandboxRequest) -> None:
     words = [*prefix, f'{mounts} && exec "$0" "$@"']
     ran = run_protected(code, home / "work", home.parent / "s", request_of, prefix=words)
     assert ran.code == 0, ran.output
-    assert "layer that takes what the script writes is full" in ran.output
+    assert "layer for the script's writes is full" in ran.output
     assert tree(home) == before

@@ -13,8 +13,8 @@ from trainfit.hardware.host.system import System
 from trainfit.hardware.storage.mounts import Mount, _mount, read_mounts
 from trainfit.report.protection_text import protection_notes
 from trainfit.results.runs.sandbox import Protection
-from trainfit.scripts.sandbox.layer import Layer, Written, is_in_layer, written
-from trainfit.scripts.sandbox.places import places
+from trainfit.scripts.sandbox.layer import Layer, LayerContents, is_in_layer, written
+from trainfit.scripts.sandbox.mount_plan import places
 
 
 def mount(point: str, filesystem: str = "ext4") -> Mount:
@@ -117,7 +117,7 @@ def test_later_layers_count_last(tmp_path: Path) -> None:
     (tmp_path / "two" / "removed").mkdir()
     (tmp_path / "two" / "removed" / "a#removed").touch()
     pairs = [("/home", str(one)), ("/home", str(two))]
-    assert written(pairs) == Written({"/home/b": 3}, ("/home/a",))
+    assert written(pairs) == LayerContents({"/home/b": 3}, ("/home/a",))
 
 
 # -- words -----------------------------------------------------------------------------------
@@ -130,12 +130,12 @@ def test_nothing_is_said_of_a_script_that_writes_nothing() -> None:
 
 def test_what_is_said() -> None:
     (line,) = protection_notes(Protection("overlay", files=2, bytes=3 << 20))
-    assert "wrote 2 files (3 MiB)" in line and "nothing of yours was changed" in line
+    assert "wrote 2 files (3 MiB)" in line and "your files were not changed" in line
     (line,) = protection_notes(Protection("overlay", removed=1))
     assert "removed 1 file in" in line
     (line,) = protection_notes(Protection("redirection", "no namespaces", guarded=False))
     assert "no namespaces" in line and "C code" in line
     assert protection_notes(Protection("none")) == [
-        "the script's files were not protected: --allow-writes"
+        "the script's files were not protected (--allow-writes)"
     ]
     assert protection_notes(Protection("overlay", notes=("a daemon",))) == ["a daemon"]

@@ -10,6 +10,7 @@ import pytest
 
 from helpers_cli import error_line, json_of, trainfit
 from helpers_sandbox import tree
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.failures import shortfall
 from trainfit.plan.runs.tracing import ProtectionError, Tracer
@@ -54,7 +55,7 @@ def command_in(work: Path, request: SandboxRequest) -> Command:
 
 
 def traced(work: Path, request: SandboxRequest, *, warm: bool = False) -> TraceOutcome:
-    with Tracer(command_in(work, request), "RTX 4090", steps=3, warm=warm) as tracer:
+    with Tracer(command_in(work, request), find_gpu("RTX 4090"), steps=3, warm=warm) as tracer:
         return tracer.trace().outcome
 
 
@@ -82,7 +83,7 @@ def test_simulate_shows_what_would_have_been_written(work: Path) -> None:
     assert (kept / "last.pt").stat().st_size > 16384
     (log,) = kept.glob("runs/*/log.txt")
     assert log.read_text() == "0\n"  # it was stopped within its second step
-    assert "nothing of yours was changed" in " ".join(done.stdout.split())
+    assert "your files were not changed" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["own process", "forked"])
@@ -107,7 +108,7 @@ def test_what_was_measured_before_too_much_was_written(
     before = tree(work)
     request = SandboxRequest(limit_bytes=20_000_000)
     command = command_in(work, request)
-    with Tracer(command, "RTX 4090", steps=3) as tracer:
+    with Tracer(command, find_gpu("RTX 4090"), steps=3) as tracer:
         trace = tracer.trace()
     assert (trace.outcome.status, trace.outcome.steps) == ("failed", 2)
     said = shortfall(trace, command)
@@ -150,7 +151,7 @@ def test_writes_are_allowed_or_kept(work: Path) -> None:
 
 def test_what_a_sandboxed_script_cannot_do() -> None:
     asked = EOFError("EOF when reading a line")
-    assert "asks a question on standard input" in hint(asked)
+    assert "reads from standard input" in hint(asked)
     assert hint(ValueError("x")) == hint(OSError(28, "No space left on device")) == ""
 
 

@@ -16,7 +16,7 @@ import pytest
 from helpers_cli import environment
 from trainfit.results.plan.launch import ScriptOption
 from trainfit.scripts.option_words import place_of
-from trainfit.scripts.stem import Arguments
+from trainfit.scripts.template_process import Arguments
 from trainfit.scripts.watch.options import OptionsWatch
 from trainfit.simgpu.patching import PatchSet
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END
-from trainfit.simgpu.recording.settling import MOST_STEPS, Judgement, StepUse, judge, step_uses
+from trainfit.simgpu.recording.settling import MOST_STEPS, CourseFinding, StepUse, judge, step_uses
 
 SIZES = st.integers(1, 1 << 40).map(lambda size: size * 512)
 STEP = st.builds(StepUse, SIZES, SIZES, SIZES, st.integers(1, 10_000))
@@ -38,7 +38,7 @@ def test_what_steps_take() -> None:
 
 @given(first=STEP, steady=STEP, count=st.integers(2, 20))
 def test_equal_steps_have_settled(first: StepUse, steady: StepUse, count: int) -> None:
-    assert judge([first] + [steady] * count) == Judgement("settled", first=2, period=1)
+    assert judge([first] + [steady] * count) == CourseFinding("settled", first=2, period=1)
 
 
 @given(first=STEP, cycle=st.lists(STEP, min_size=2, max_size=5), rest=st.integers(0, 5))
@@ -46,7 +46,7 @@ def test_a_repeated_cycle_has_settled(first: StepUse, cycle: list[StepUse], rest
     assume(len(set(cycle)) == len(cycle))
     times = 2 if len(cycle) > 1 else 4
     steps = [first, *cycle * times, *cycle[:rest]]
-    assert judge(steps) == Judgement("settled", first=2, period=len(cycle))
+    assert judge(steps) == CourseFinding("settled", first=2, period=len(cycle))
 
 
 @given(first=STEP, warm=st.lists(STEP, min_size=1, max_size=6, unique=True), steady=STEP)
@@ -62,7 +62,7 @@ def test_late_settling_takes_more_evidence(
 @given(start=SIZES, growth=SIZES, count=st.integers(6, 30))
 def test_equal_growth_is_measured_exactly(start: int, growth: int, count: int) -> None:
     uses = ends(7 * 512, *(start + growth * step for step in range(count - 1)))
-    assert judge(uses) == Judgement("growing", growth_bytes=growth)
+    assert judge(uses) == CourseFinding("growing", growth_bytes=growth)
 
 
 @given(start=SIZES, growths=st.lists(SIZES, min_size=5, max_size=20))
@@ -85,7 +85,7 @@ def test_what_shrinks_at_the_end_does_not_grow(values: list[int]) -> None:
 def test_no_judgement_claims_what_was_not_seen(steps: list[StepUse]) -> None:
     judgement = judge(steps)
     if len(steps) < 3:
-        assert judgement == Judgement("unknown")
+        assert judgement == CourseFinding("unknown")
     if judgement.course == "settled":
         assert judgement.first is not None and judgement.period is not None
         seen = steps[judgement.first - 1 :]
@@ -117,7 +117,7 @@ def test_a_part_that_grows_counts_where_the_whole_varies() -> None:
     whole = ends(9, 50, 10, 60, 20, 40, 30, 55)
     assert judge(whole).course == "irregular"
     parts = [[0, 1, 2, 3, 4, 5, 6], [50, 9, 58, 17, 36, 25, 49]]
-    assert judge(whole, parts) == Judgement("growing", growth_bytes=1)
+    assert judge(whole, parts) == CourseFinding("growing", growth_bytes=1)
 
 
 def test_the_second_steps_peak_stands_on_what_the_first_left() -> None:

@@ -729,7 +729,7 @@ def test_simulate_as_a_decorator() -> None:
 
 
 def test_no_recording_before_the_beginning() -> None:
-    with pytest.raises(RuntimeError, match="nothing was simulated"):
+    with pytest.raises(RuntimeError, match="nothing has been simulated"):
         _ = trainfit.simulate(GPU).recording
 
 
@@ -892,7 +892,7 @@ def test_nothing_stays_patched_after_out_of_memory(pytorch_before: dict[str, Any
 
 def test_simulations_do_not_nest(pytorch_before: dict[str, Any]) -> None:
     with trainfit.simulate(GPU):
-        with pytest.raises(RuntimeError, match="do not nest"):
+        with pytest.raises(RuntimeError, match="cannot be nested"):
             trainfit.simulate("A100-80GB").__enter__()
         assert "4090" in torch.cuda.get_device_name()
         assert torch.zeros(3, device="cuda").is_cuda

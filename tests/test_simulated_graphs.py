@@ -101,7 +101,7 @@ def work_of(rows: list[tuple[str, int]]) -> Work:
 @given(inside=st.integers(0, 5), outside=st.integers(0, 5))
 def test_a_graphs_kernels_take_no_launches_of_their_own(inside: int, outside: int) -> None:
     costs = HostCosts()
-    rows = [("graph", inside), *[("product", 1)] * inside, *[("pointwise", 0)] * outside]
+    rows = [("graph", inside), *[("matmul", 1)] * inside, *[("pointwise", 0)] * outside]
     _, total = issue_seconds(work_of(rows), costs)
     assert total == pytest.approx(costs.forward_s + (1 + outside) * costs.launch_s)
 
@@ -252,7 +252,7 @@ def test_a_captured_step_counts_at_each_replay(sim: Simulation) -> None:
     assert sim.steps == 5
     recording = sim.recording
     assert steady(recording) > 1
-    products = Work.of_steady_step(recording).is_kind("product").sum()
+    products = Work.of_steady_step(recording).is_kind("matmul").sum()
     assert products == 2  # forward, and the weight's gradient
 
 

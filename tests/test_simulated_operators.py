@@ -384,7 +384,7 @@ def test_torch_compile_is_left_out_and_said(sim: Simulation) -> None:
         return x * 2
 
     double(model(random(2, 64))).sum().backward()
-    assert "torch.compile was left out" in assumptions(sim)
+    assert "torch.compile was skipped" in assumptions(sim)
 
 
 def test_many_layers_run_forward_and_backward(sim: Simulation) -> None:
@@ -572,15 +572,15 @@ def test_generation_ends_at_its_length() -> None:
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (lambda x: x[x > 0], "indexing by an unknown mask was taken to select all of its 20"),
+        (lambda x: x[x > 0], "indexing by an unknown mask was assumed to select all 20"),
         (lambda x: (x > 0).nonzero(), "nonzero() of unknown data"),
         (lambda x: torch.masked_select(x, x > 0), "masked_select() by an unknown mask"),
         (lambda x: torch.unique(x), "unique() of unknown data"),
-        (lambda x: bool((x > 0).any()), "a condition on GPU data was taken as False"),
-        (lambda x: x.argmax().item(), "an integer read from GPU data was taken as 1"),
+        (lambda x: bool((x > 0).any()), "a condition on GPU data was assumed to be False"),
+        (lambda x: x.argmax().item(), "an integer read from GPU data was assumed to be 1"),
         (lambda x: torch.bincount(x.argmax(1)), "bincount() of unknown data"),
-        (lambda x: torch.equal(x, x + 1), "two GPU tensors were taken as equal"),
-        (lambda x: torch.allclose(x, x + 1), "two GPU tensors were taken as close"),
+        (lambda x: torch.equal(x, x + 1), "two GPU tensors were assumed to be equal"),
+        (lambda x: torch.allclose(x, x + 1), "two GPU tensors were assumed to be close"),
     ],
 )
 def test_what_depends_on_unknown_data_states_its_assumption(
@@ -726,6 +726,6 @@ def test_compiled_callables_are_named_once_with_the_line_that_calls_them(sim: Si
     notes = sim.recording.header["assumptions"]
     assert list(notes.values()) == [1, 1]
     first, second = notes
-    assert first.startswith("torch.compile was left out: a Sequential ran in eager mode (at ")
-    assert second.startswith("torch.compile was left out: double() ran in eager mode (at ")
+    assert first.startswith("torch.compile was skipped: a Sequential ran in eager mode (at ")
+    assert second.startswith("torch.compile was skipped: double() ran in eager mode (at ")
     assert f"({'at '}{__file__}:" in second and double.__name__ == "double"

@@ -19,7 +19,7 @@ from trainfit.speed.model.efficiency import DEFAULT, Efficiency
 from trainfit.speed.model.host import HostCosts, issue_seconds
 from trainfit.speed.model.kernel_times import KernelTimes, clock_share, peak_flops
 from trainfit.speed.model.scaling import NotAffineError, WorkLaw
-from trainfit.speed.model.step import Costed, Machine, step_time
+from trainfit.speed.model.step import Machine, TimedWork, step_time
 from trainfit.speed.model.timeline import Timeline
 from trainfit.speed.model.work import COLUMNS, Work
 
@@ -42,7 +42,7 @@ def row(kind: str, dtype: str = "float16", **values: int) -> list[int]:
 def product(rows: int, columns: int, depth: int, batches: int = 1, **values: int) -> list[int]:
     flops = 2 * rows * columns * depth * batches
     sizes = {"rows": rows, "columns": columns, "depth": depth, "batches": batches}
-    return row("product", flops=flops, **sizes, **values)
+    return row("matmul", flops=flops, **sizes, **values)
 
 
 def work(*rows: list[int], phases: tuple[str, ...] = ()) -> Work:
@@ -125,7 +125,7 @@ def test_deep_products_of_few_tiles_are_split_over_the_multiprocessors() -> None
 def test_the_larger_of_arithmetic_and_traffic_counts() -> None:
     computes = product(8192, 8192, 8192)
     moves = row("pointwise", read=1 << 28, written=1 << 28)
-    both = [max(a, b) for a, b in zip(computes, row("product", read=1 << 28), strict=True)]
+    both = [max(a, b) for a, b in zip(computes, row("matmul", read=1 << 28), strict=True)]
     a, b, c = times(computes, moves, both)
     assert a <= c <= a * 1.1 and b > 0
 
@@ -378,7 +378,7 @@ def test_an_empty_step_takes_no_time() -> None:
 def test_what_kinds_take_adds_up() -> None:
     found = step_time(work(product(4096, 4096, 4096), moving(1e-3), moving(1e-4)), machine())
     assert sum(found.by_kind_s.values()) == pytest.approx(found.gpu_s)
-    assert set(found.by_kind_s) == {"product", "pointwise"}
+    assert set(found.by_kind_s) == {"matmul", "pointwise"}
 
 
 # --- Every batch size ---------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_other_kernels_are_no_law() -> None:
     first, second = work(moving(1e-3)), work(moving(1e-3), moving(1e-3))
     with pytest.raises(NotAffineError, match="1 kernels at batch size 2, 2 at 4"):
         WorkLaw.between(first, 2, second, 4)
-    with pytest.raises(NotAffineError, match="kernel 0 is another"):
+    with pytest.raises(NotAffineError, match="kernel 0 differs"):
         WorkLaw.between(first, 2, work(row("fill", written=8)), 4)
 
 
@@ -453,7 +453,7 @@ def test_a_timeline_is_what_launching_kernels_one_by_one_makes(
         timeline.pause(before)
         if part:
             rows = [row(kind, read=read, launches=launches) for kind, read, launches in part]
-            costed = Costed(work(*rows), machine)
+            costed = TimedWork(work(*rows), machine)
             costed.launch(timeline)
             took += (costed.seconds + costed.copies).tolist()
     waits = [kind != "pointwise" for kind, *_ in kernels]

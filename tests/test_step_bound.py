@@ -89,7 +89,7 @@ def test_recordings_of_earlier_versions() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["product/float32", "product/bfloat16", "convolution/tfloat32"]),
+        st.sampled_from(["matmul/float32", "matmul/bfloat16", "convolution/tfloat32"]),
         st.integers(0, 10**16),
     ),
     st.integers(0, 10**6),
@@ -129,7 +129,7 @@ AMP = 'with torch.autocast("cuda", torch.bfloat16)'
 def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, context: str) -> Compute:
     (tmp_path / "train.py").write_text(SCRIPT.format(before=before, context=context))
     monkeypatch.chdir(tmp_path)
-    with Tracer(parse_command(["python", "train.py"]), "RTX 3090", steps=2) as tracer:
+    with Tracer(parse_command(["python", "train.py"]), find_gpu("RTX 3090"), steps=2) as tracer:
         outcome = tracer.trace().outcome
     assert outcome.compute is not None, outcome
     return outcome.compute
@@ -138,7 +138,7 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, context
 def test_the_work_of_a_linear_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and weight gradient are products of 2·64·4096² FLOPs each; the input has none."""
     compute = traced(tmp_path, monkeypatch, FLOAT, AMP)
-    assert compute.flops_of == {"product/bfloat16": 2 * 2 * 64 * 4096**2}
+    assert compute.flops_of == {"matmul/bfloat16": 2 * 2 * 64 * 4096**2}
     assert compute.flops == sum(compute.flops_of.values())
     parameters = 4 * 4096**2
     # Fused AdamW reads parameter, gradient and two states and writes all but the gradient, and
@@ -169,7 +169,7 @@ def test_the_work_of_what_pytorchs_counter_gets_wrong(
 ) -> None:
     (tmp_path / "train.py").write_text(MIXED)
     monkeypatch.chdir(tmp_path)
-    with Tracer(parse_command(["python", "train.py"]), "RTX 3090", steps=2) as tracer:
+    with Tracer(parse_command(["python", "train.py"]), find_gpu("RTX 3090"), steps=2) as tracer:
         compute = tracer.trace().outcome.compute
     assert compute is not None
     once = 2 * 8 * 64 * 8 * 8 * 9  # the input has no gradient: forward, and that of the weights
@@ -177,17 +177,17 @@ def test_the_work_of_what_pytorchs_counter_gets_wrong(
     pairs = 8 * (64 * 65 // 2)
     assert compute.flops_of == {
         "convolution/tfloat32": 2 * once,
-        "product/tfloat32": 3 * recurrent,
+        "matmul/tfloat32": 3 * recurrent,
         "attention/float16": 2 * pairs * (2 + 5) * 32,
     }
 
 
 @pytest.mark.slow
 def test_float32_and_what_may_be_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(traced(tmp_path, monkeypatch, FLOAT, PLAIN).flops_of) == {"product/float32"}
+    assert set(traced(tmp_path, monkeypatch, FLOAT, PLAIN).flops_of) == {"matmul/float32"}
     allowed = "torch.backends.cuda.matmul.allow_tf32 = True; model = torch.compile(model)"
     compute = traced(tmp_path, monkeypatch, allowed, PLAIN)
-    assert set(compute.flops_of) == {"product/tfloat32"}
+    assert set(compute.flops_of) == {"matmul/tfloat32"}
     assert compute.compiled
 
 

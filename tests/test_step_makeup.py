@@ -313,7 +313,7 @@ def test_without_a_placeholder_it_is_said_what_changes_and_what_keeps_it() -> No
     assert "from 32 to 96" in note and "x.py:12" in note and "{grad_accum:4}" in note
     assert "to come nearest to it (24)" in note
     note = accumulation_for(command, seen(), 8, 64).action
-    assert "from 32 to 256" in note and "only a batch size of at most 32 can keep it" in note
+    assert "from 32 to 256" in note and "only a batch size of at most 32 keeps it" in note
     note = accumulation_for(command, seen(loop="Lightning"), 8, 16).action
     assert "accumulate_grad_batches" in note and "to 2 instead of 4" in note
     assert accumulation_for(command, seen(1), 8, 64).action == ""

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import trainfit as package
 from helpers_cli import SCRIPTS, json_of, trainfit
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.plan.sizing.batch_scaling import steady_work
@@ -239,7 +240,7 @@ def test_what_is_done_once_is_no_part_of_a_step() -> None:
     one, other = speed(alone, 32, machine), speed(several, 32, machine)
     assert one is not None and other is not None
     assert one.now.seconds == pytest.approx(other.now.seconds, rel=0.02)
-    assert "one step was made" in one.notes[0] and not other.notes
+    assert "only one step was simulated" in one.notes[0] and not other.notes
     assert len(Work.of_step(alone, 0).table) > len(ones.table)
 
 
@@ -335,7 +336,7 @@ def test_the_same_work_in_one_batch_or_in_four(tmp_path: Path) -> None:
     for batch, accumulate in ((1024, 4), (4096, 1)):
         options = [f"--batch_size={batch}", f"--accumulate={accumulate}"]
         command = parse_command(["python", str(script), "--loop=generated", *options])
-        with Tracer(command, "T4", steps=3) as tracer:
+        with Tracer(command, find_gpu("T4"), steps=3) as tracer:
             recording = tracer.trace().recording
         assert recording is not None
         found = speed(recording, batch, machine_of(package.simulate("T4").gpu))
@@ -351,7 +352,7 @@ def test_the_same_work_in_one_batch_or_in_four(tmp_path: Path) -> None:
 )
 def test_loops_of_libraries(loop: str, library: str) -> None:
     command = parse_command([sys.executable, str(SCRIPT), f"--loop={loop}", "--accumulate=2"])
-    with Tracer(command, "T4") as tracer:
+    with Tracer(command, find_gpu("T4")) as tracer:
         trace = tracer.trace()
     assert trace.recording is not None, trace.output
     makeup = trace.recording.makeup

@@ -18,7 +18,7 @@ from trainfit.results.runs.kernels import KINDS, MARKS
 from trainfit.speed.model.efficiency import FITTED, Efficiency
 from trainfit.speed.model.host import HostCosts
 from trainfit.speed.model.scaling import WorkLaw
-from trainfit.speed.model.step import Costed, Machine, step_time
+from trainfit.speed.model.step import Machine, TimedWork, step_time
 from trainfit.speed.model.timeline import Timeline
 from trainfit.speed.model.work import COLUMNS, Work
 
@@ -63,7 +63,7 @@ def step(*rows: Row) -> float:
 
 def once(*rows: Row) -> float:
     timeline = Timeline()
-    Costed(work(*rows), MACHINE).launch(timeline)
+    TimedWork(work(*rows), MACHINE).launch(timeline)
     return timeline.end_s
 
 
@@ -124,7 +124,7 @@ def test_a_kernel_that_waits_does_not_hold_up_another_stream() -> None:
 def test_what_the_cpu_waits_for(wait: Row, passed: float) -> None:
     rows = [computing(0.01), copying(0.02, 1), row("event", 1, rows=1), copying(0.01, 1), wait]
     timeline = Timeline()
-    Costed(work(*rows), MACHINE).launch(timeline)
+    TimedWork(work(*rows), MACHINE).launch(timeline)
     assert timeline.cpu_s == pytest.approx(passed, rel=1e-2)
     assert timeline.end_s == pytest.approx(0.03, rel=1e-2)
     assert timeline.end_of(0) == pytest.approx(max(0.01, passed), rel=1e-2)
@@ -206,7 +206,7 @@ def test_events_keep_their_numbers_at_every_batch_size() -> None:
     law = WorkLaw.between(steps[0], 8, steps[1], 16)
     for batch in (8, 16, 32):
         timeline = Timeline()
-        Costed(law.at(batch), MACHINE).launch(timeline)
+        TimedWork(law.at(batch), MACHINE).launch(timeline)
         assert timeline.end_s == pytest.approx(2e-3 * batch, rel=1e-2)
 
 

@@ -1,4 +1,5 @@
-"""torchvision's compiled operators on the simulated device, beside whichever build is installed."""
+"""torchvision's compiled operators on the simulated device, next to whichever build is
+installed."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_b
 from trainfit.results.loader import Candidate, LoaderResult, LoaderSettings
 from trainfit.results.plan.result import DataLoading, PlanResult
 from trainfit.results.plan.speed import Speed, StepSpeed
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
-STEP = StepTime(0.24, 0.12, source="given")
+STEP = Consumer(0.24, 0.12, source="given")
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ def test_measured_beside_predicted(prediction: Prediction) -> None:
     assert result.good
     # The time from the first step to the second is warm-up.
     assert result.step_seconds == (0.11, 0.1, 0.12)
-    assert result.notes == ("device memory is the GPU's, less what others held before (counted)",)
+    assert result.notes == (
+        "device memory is that of the GPU, less the memory of other processes before (counted)",
+    )
     text = verification_text(result)
     assert "allocated    3.91 GiB   3.91 GiB         0 B (+0.0%)" in text
     assert "110 ms, from 100 to 120 ms in 3 steps" in text
@@ -175,7 +177,7 @@ def test_the_range_that_a_result_states_is_its_own(prediction: Prediction) -> No
     outcome = dataclasses.replace(MEASURED, reserved_bytes=6000 * MIB)
     result = compare(stated, Replayed(outcome), tolerance=None)
     assert result.good
-    assert verification_text(result).endswith("As predicted (stated range: the result's own)")
+    assert verification_text(result).endswith("As predicted (stated range: that of the result)")
     assert result.compared["device"].high_bytes == 6500 * MIB
     # Exact as allocated memory may be: a segment of the allocator is never too far off.
     assert result.compared["allocated"].low_bytes == 3998 * MIB
@@ -196,9 +198,9 @@ def test_what_is_not_known_is_no_failure(prediction: Prediction) -> None:
 @pytest.mark.parametrize(
     ("predicted", "status", "good", "says"),
     [
-        (True, "out_of_memory", False, "WRONG: it was predicted to fit, and ran out"),
+        (True, "out_of_memory", False, "WRONG: predicted to fit, but ran out"),
         (False, "out_of_memory", True, "As predicted: it does not fit"),
-        (False, "finished", False, "WRONG: it was predicted not to fit, and runs"),
+        (False, "finished", False, "WRONG: predicted not to fit, but runs"),
     ],
 )
 def test_whether_it_fits_is_a_prediction(
@@ -225,8 +227,8 @@ def test_differences_of_the_runs_are_stated(prediction: Prediction) -> None:
         ({"status": "ended"}, "ended without an optimizer step; verify a command that trains"),
         ({"status": "failed", "message": "KeyError: 1", "location": "train.py:3"},
          "the script failed (KeyError: 1) at train.py:3 after 3.0 s"),
-        ({"status": "exited", "message": "exit code 2"}, "ended itself with exit code 2"),
-        ({"status": "died", "message": "its process was ended by SIGKILL"}, "by SIGKILL"),
+        ({"status": "exited", "message": "exit code 2"}, "exited with exit code 2"),
+        ({"status": "died", "message": "its process was killed by SIGKILL"}, "by SIGKILL"),
         ({"status": "timeout"}, "the time limit was reached after 3.0 s"),
     ],
 )  # fmt: skip
@@ -247,7 +249,7 @@ def test_a_run_on_the_cpu(prediction: Prediction) -> None:
 def test_without_a_gpu_nothing_is_run(prediction: Prediction) -> None:
     class Absent(Replayed):
         def probe(self, python: str, limit_s: float) -> Device:
-            raise NoGpuError("verify on", "no driver", "run it where one is")
+            raise NoGpuError("verify on", "no driver", "run it on a machine with a GPU")
 
     gpu = Absent(MEASURED)
     with pytest.raises(NoGpuError, match="no GPU to verify on"):
@@ -359,7 +361,7 @@ def real_run(folder: Path, extra: str = "", steps: int = 4, wanted: int = 3) -> 
     """A run on a GPU whose context is 700 MiB and of which others hold 300."""
     (folder / "train.py").write_text(TRAIN.format(extra=extra))
     command = parse_command(["python", str(folder / "train.py"), "1024", str(steps)])
-    machine = ThisMachine(StandIn("RTX 4090", told(700, 300)))
+    machine = ThisMachine(StandIn(find_gpu("RTX 4090"), told(700, 300)))
     return machine.run(command, wanted, 120.0)
 
 
@@ -475,7 +477,7 @@ def test_without_a_gpu_there_is_one_line(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("none.json",), "result file 'none.json': there is no such file"),
-        (("s.py",), "result file 's.py': it is damaged or no result"),
+        (("s.py",), "result file 's.py': damaged, or not a result file"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], says: str, tmp_path: Path) -> None:

@@ -126,10 +126,10 @@ def test_arguments_that_name_the_gpu_name_the_cpu(word: str, there: str) -> None
     ("status", "message", "words"),
     [
         ("failed", "RuntimeError: no GPU", "fails there at a.py:3: RuntimeError: no GPU; let it"),
-        ("exited", "exit code 4", "ends itself with exit code 4; let it"),
+        ("exited", "exit code 4", "exits with exit code 4; let it"),
         ("ended", "", "ended after 7 s and 1 of 3 steps; let it make more"),
         ("timeout", "", "time limit was reached at a.py:3 after 7 s and 1 of 3 steps"),
-        ("died", "its process was ended by SIGKILL", "ended by SIGKILL; let it"),
+        ("died", "its process was killed by SIGKILL", "killed by SIGKILL; let it"),
     ],
 )
 def test_why_nothing_was_measured(
@@ -158,7 +158,7 @@ def test_a_failing_script_is_run_again_with_the_cpu_for_its_gpu(planned: PlanRes
     assert asked == [("calls", False), ("calls", True)]
     assert found is not None and found.stand_in and found.step_seconds == (0.5, 0.2, 0.3)
     text = " ".join(versus_cpu_section(found, SPEED).split())
-    assert "300 ms a call" in text and "the CPU took its place, without autocast" in text
+    assert "300 ms a call" in text and "it ran on the CPU instead, without autocast" in text
 
 
 def measured(*steps: float, gpu: tuple[float, float] | None = (0.008, 0.014)) -> VersusCpu:
@@ -189,7 +189,7 @@ def section(found: VersusCpu, speed: Speed | None = SPEED) -> str:
 def test_the_verdict_in_words() -> None:
     text = section(measured(0.2, 0.21, 0.22))
     assert "210 ms a step, 38.1 samples/s (median of 3 steps, 200 ms to 220 ms, 2 threads" in text
-    assert "the GPU is 14 to 28 times as fast; an epoch takes 10 s on it, 3 min 30 s on the" in text
+    assert "the GPU is 14 to 28 times as fast; an epoch needs 10 s on it, 3 min 30 s on the" in text
     slower = section(measured(0.001))
     assert "no: the CPU is faster, the GPU reaches 0.071 to 0.12 of its rate" in slower
     assert "cannot tell: the GPU is 0.71 to 1.2 times as fast" in section(measured(0.01))

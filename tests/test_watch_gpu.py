@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import trainfit
-from helpers_watch import recorded
+from helpers_recorder import recorded
 from trainfit.results.watch import tables
 from trainfit.simgpu.cuda import clock
 from trainfit.simgpu.patching import PatchSet

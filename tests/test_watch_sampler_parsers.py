@@ -27,8 +27,11 @@ PARSERS = (
 )
 #: Pieces of real texts, so that rubbish comes near to what is parsed.
 PIECES = st.sampled_from(
-    [b"cpu ", b"some avg10=", b"total=", b"(", b")", b"0", b"7 ", b"\n", b"sda ", b"eth0:", b"-1 "]
-    + [b"nr_periods ", b"nr_throttled ", b"throttled_usec ", b"read_bytes:", b"RANK=", b"\0", b"/"]
+    [
+        *(b"cpu ", b"some avg10=", b"total=", b"(", b")", b"0", b"7 ", b"\n", b"sda ", b"eth0:"),
+        *(b"nr_periods ", b"nr_throttled ", b"throttled_usec ", b"read_bytes:", b"RANK=", b"/"),
+        *(b"-1 ", b"\0"),
+    ]
 )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from helpers_watch import recorded
+from helpers_recorder import recorded
 from trainfit.results.watch import tables
 from trainfit.watch.recorder.step import phases as ph
 from trainfit.watch.recorder.step.phases import PhaseClock

@@ -1,1 +1,1 @@
-"""The truth campaign: memory measured on a real GPU. See README.md beside this."""
+"""The truth campaign: memory measured on a real GPU. See README.md next to this."""

@@ -1,6 +1,6 @@
 """The truth campaign: measures GPU memory in at least 60 training jobs, each in a process of
 its own, and in some 900 single kernels, and the step times of ten jobs at five batch sizes each.
-One command, resumable; see README.md beside this.
+One command, resumable; see README.md next to this.
 
     python bench/gpu/campaign.py [--out DIR] [--only PATTERN] [--quick] [--time-limit S]
 
@@ -42,7 +42,7 @@ FAMILIES = (
 )  # fmt: skip
 QUICK_FAMILIES = ("convolutions", "optimizers")
 
-#: What each model needs besides torch (a test compares this with models.py).
+#: What each model needs in addition to torch (a test compares this with models.py).
 NEEDS = {"act_lerobot": "lerobot", "tv": "torchvision", "timm": "timm", "hf": "transformers"}
 
 
@@ -101,7 +101,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--ready", type=int, default=3, metavar="N",
-        help="processes kept prepared beside the one that measures (3)",
+        help="processes kept prepared next to the one that measures (3)",
     )  # fmt: skip
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="also pack all into one .tar")
     parser.add_argument("--list", action="store_true", help="show what would be measured")
@@ -442,7 +442,7 @@ def merge_kernels(out: Path) -> None:
 
 
 def rebuild(bundle: Path, out: Path) -> None:
-    """The bundle anew, with each file once."""
+    """The bundle rewritten, with each file once."""
     scratch = bundle.with_name(bundle.name + ".part")
     with tarfile.open(scratch, "w") as archive:
         for path in sorted(out.glob("*.json*")):

@@ -1,4 +1,4 @@
-"""What single kernels allocate besides their results: one row per call, all in kernels.json.
+"""What single kernels allocate in addition to their results: one row per call, all in kernels.json.
 
 Each row is one operator on fresh operands, called twice: the first call may also take what a
 library keeps (cuBLAS's workspace) or tries out (``cudnn.benchmark``), the second is a step's.
@@ -346,7 +346,7 @@ def _norm(layer: str, precision: str, shape: list[int], channels_last: bool, par
         made = nn.GroupNorm(8, shape[1])
     else:
         made = nn.LayerNorm(shape[1:])
-    # Under autocast a norm keeps float32 parameters beside half-precision images.
+    # Under autocast a norm keeps float32 parameters next to half-precision images.
     made = made.cuda() if layer == "BatchNorm2d" else made.to("cuda", _DTYPES[precision])
     x = _random(*shape, precision=precision)
     if channels_last:

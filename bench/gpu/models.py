@@ -134,7 +134,7 @@ class ResNet(nn.Module):
 
 
 def through(blocks: nn.ModuleList, x: Tensor, checkpointing: bool) -> Tensor:
-    """``x`` through ``blocks``, whose activations are computed anew when checkpointing."""
+    """``x`` through ``blocks``, whose activations are recomputed when checkpointing."""
     for block in blocks:
         x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
     return x

@@ -56,7 +56,7 @@ def make_states(rng: np.random.Generator, frames: int, fps: float) -> np.ndarray
     hertz = rng.uniform(0.15, 0.4, STATE_DIM)
     phase = rng.uniform(0, 2 * np.pi, STATE_DIM)
     # A blob runs round an ellipse: its two numbers share a frequency, a quarter turn apart, so it
-    # never stands still and each frame looks different from the ones beside it.
+    # never stands still and each frame looks different from its neighbours.
     for column, row in BLOB_STATE.values():
         hertz[row] = hertz[column]
         phase[row] = phase[column] + np.pi / 2

@@ -41,7 +41,7 @@ class ACTConfig:
 class FrozenBatchNorm2d(nn.Module):
     """Batch norm whose statistics and affine terms never change.
 
-    All four tensors are float32 buffers, not parameters. Under autocast the product with them
+    All four tensors are float32 buffers, not parameters. Under autocast the matmul with them
     promotes the feature map back to float32, as torchvision's layer of the same name does.
     """
 

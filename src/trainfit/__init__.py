@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from trainfit.version import __version__
 
 if TYPE_CHECKING:
     from trainfit import pace, watch
@@ -15,7 +15,7 @@ __all__ = ["__version__", "pace", "simulate", "watch", "why_no_gpu"]
 
 
 def why_no_gpu() -> str:
-    """Why PyTorch sees no GPU in this process, with evidence and cure; or that it sees one.
+    """Why PyTorch sees no GPU in this process, with evidence and fix; or that it sees one.
 
     Asks in fresh processes, as PyTorch keeps its first answer; takes up to 20 seconds on a
     machine whose driver hangs, a few otherwise. Changes nothing and raises nothing.

@@ -1,4 +1,4 @@
-"""Writes the composed machines beside this file, and the table in README.md.
+"""Writes the composed machines next to this file, and the table in README.md.
 
     python tests/machines/compose.py
 
@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import catalogue  # noqa: E402  (beside this file)
+import catalogue  # noqa: E402  (next to this file)
 
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 
@@ -55,7 +55,7 @@ def readme(machines: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Write everything anew; a machine that is no longer composed is removed."""
+    """Rewrite everything; a machine that is no longer composed is removed."""
     composed = documents()
     machines = dict(composed)
     for path in sorted(HERE.glob("*.json")):

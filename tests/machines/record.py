@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import compose  # noqa: E402  (beside this file)
+import compose  # noqa: E402  (next to this file)
 
 from trainfit.hardware.host.recorded import Recorder  # noqa: E402
 from trainfit.hardware.host.survey import survey  # noqa: E402

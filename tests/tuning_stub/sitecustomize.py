@@ -13,7 +13,7 @@ import time
 import types
 
 
-def tune(workload, machine, consumer, step_source, *, command, loader, progress, **options):
+def tune(workload, machine, consumer, *, command, loader, progress, **options):
     from helpers_loader import result
 
     whole = options.pop("whole", None)
@@ -41,7 +41,7 @@ def tune(workload, machine, consumer, step_source, *, command, loader, progress,
         loader=loader,
         machine=machine,
         step_s=consumer.step_s,
-        step_source=step_source,
+        step_source=consumer.source,
         notes=(json.dumps(seen),),
     )
 

@@ -1,1 +1,1 @@
-"""The commands: options, calls, exit codes; nothing is computed here."""
+"""Command line: parses options, calls the packages below, sets exit codes."""

@@ -1,4 +1,4 @@
-"""Options and checks that several verbs share."""
+"""Options and checks shared by several commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device_memory(parser: argparse.ArgumentParser) -> None:
-    """Add what says how much of the GPU is not PyTorch's."""
+    """Add the options for GPU memory that PyTorch does not use."""
     parser.add_argument(
         "--profile",
         type=Path,
@@ -58,44 +58,45 @@ def add_device_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force-profile",
         action="store_true",
-        help="use the profile although it is of another GPU or driver",
+        help="use the profile even if it was measured on another GPU or driver",
     )
     parser.add_argument(
         "--other-processes",
         type=memory_size,
         metavar="SIZE",
-        help="GPU memory that other processes hold, as in 800MiB (default: what they hold "
-        "now on this machine's GPU, 0 on a named one)",
+        help="GPU memory that other processes use, such as 800MiB (default: current use on this "
+        "machine's GPU, 0 for a GPU given by name)",
     )
 
 
 def add_simulation(parser: argparse.ArgumentParser) -> None:
-    """Add what every simulated run takes: ``--steps`` and ``--time-limit``."""
+    """Add the options of every simulated run: ``--steps`` and ``--time-limit``."""
     parser.add_argument(
         "--steps",
         type=whole_number,
         default=None,
         metavar="N",
-        help="optimizer steps to simulate (default: until memory has settled, 3 to 12)",
+        help="optimizer steps to simulate (default: until memory no longer changes from step to "
+        "step, 3 to 12)",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         default=600.0,
         metavar="S",
-        help="seconds that one simulated run may take (default 600)",
+        help="time limit of one simulated run in seconds (default 600)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
 def add_protection(parser: argparse.ArgumentParser) -> None:
-    """Add what may come of the files that a script writes."""
+    """Add the options for files that a script writes."""
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--allow-writes",
         action="store_true",
-        help="let the script write what it always writes (default: into a scratch layer that is "
-        "dropped at the end)",
+        help="let the script write its files (default: writes go to a scratch layer that is "
+        "discarded at the end)",
     )
     choice.add_argument(
         "--keep-writes",
@@ -118,25 +119,24 @@ def sandbox_request(options: argparse.Namespace) -> SandboxRequest:
     parent = folder if folder.is_dir() else folder.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UsageError(
-            f"--keep-writes {options.keep_writes!r}: {str(parent)!r} cannot be written; name "
+            f"--keep-writes {options.keep_writes!r}: {str(parent)!r} is not writable; name "
             "another folder"
         )
     return SandboxRequest(keep=str(folder))
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
-    """Add in which form the result is given: ``--json`` and ``--output``."""
+    """Add the options for the form of the result: ``--json`` and ``--output``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The GPU to simulate, the name that finds it again, its constants, and the rates of the
-    user's calibration profile (``None``: there is none that holds for it)."""
+    """The GPU to simulate, its constants, and the rates of the user's calibration profile
+    (``None``: there is none that holds for it)."""
 
     gpu: GpuSpec
-    name: str
     constants: DeviceConstants
     rates: Rates | None = None
 
@@ -144,7 +144,8 @@ class Device:
 def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> Device:
     """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's.
 
-    Without ``--gpu`` it is this machine's GPU, else the profile's.
+    Without ``--gpu`` it is this machine's GPU, else the profile's. Raises ``GpuNameError`` for a
+    bad name, :class:`UsageError` with no name and no GPU.
     """
     profile = Profile.load(options.profile) if options.profile is not None else None
     if options.force_profile and profile is None:
@@ -152,11 +153,17 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
     here = local_gpu() if options.gpu is None else None
     usage = local_usage() if here is not None else None
     driver = usage.driver if usage is not None else None
-    if options.gpu is None and here is None and profile is not None:
+    if options.gpu is not None:
+        gpu = find_gpu(options.gpu)
+    elif here is not None:
+        gpu = here
+    elif profile is not None:
         gpu = gpu_of_profile(profile)
-        name = gpu.key
     else:
-        gpu, name = (here, here.key) if here is not None else chosen_gpu(options.gpu)
+        raise UsageError(
+            'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
+            "or give a size, as in --gpu custom:24GiB"
+        )
     notes: tuple[str, ...] = ()
     if profile is not None:
         if options.gpu is not None:
@@ -172,7 +179,7 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
     if others >= gpu.memory_bytes:
         raise UsageError(
             f"other processes hold {others} of the {gpu.memory_bytes} bytes of {gpu.key}: "
-            "nothing is left; end them, or correct --other-processes"
+            "none is free; stop them, or correct --other-processes"
         )
     constants = device_constants(
         gpu,
@@ -184,7 +191,7 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
     )
     # A profile that was forced is another GPU's, or a rehearsal's.
     rates = profile.rates if profile is not None and not notes else None
-    return Device(gpu, name, constants, rates)
+    return Device(gpu, constants, rates)
 
 
 def _driver_here(gpu: GpuSpec) -> str | None:
@@ -200,22 +207,6 @@ def _driver_here(gpu: GpuSpec) -> str | None:
 def _loads_eagerly(environment: Mapping[str, str]) -> bool:
     """Lazy is the default of PyTorch since 1.13, and of CUDA since 12.2."""
     return environment.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
-
-
-def chosen_gpu(name: str | None) -> tuple[GpuSpec, str]:
-    """The GPU to simulate and the name that finds it again.
-
-    Raises ``GpuNameError`` for a bad name, :class:`UsageError` with no name and no GPU.
-    """
-    if name is not None:
-        return find_gpu(name), name
-    gpu = local_gpu()
-    if gpu is None:
-        raise UsageError(
-            'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
-            "or give a size, as in --gpu custom:24GiB"
-        )
-    return gpu, gpu.key
 
 
 def split_command(
@@ -239,7 +230,7 @@ def split_command(
 
 def progress(text: str) -> None:
     """One line on standard error; results alone go to standard output."""
-    # In one piece: several threads may have something to say.
+    # Written at once: several threads may write.
     sys.stderr.write(f"trainfit: {printable(text)} …\n")
     sys.stderr.flush()
 
@@ -259,16 +250,16 @@ def output_file(text: str) -> Path:
     if path.is_dir():
         raise UsageError(f"output file {text!r} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise UsageError(f"output file {text!r}: its folder does not exist; make it first")
+        raise UsageError(f"output file {text!r}: its folder does not exist; create it first")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"output file {text!r}: its folder cannot be written; name another")
+        raise UsageError(f"output file {text!r}: its folder is not writable; name another")
     return path
 
 
 def whole_number(text: str) -> int:
     """An argparse type: 1, 2, 3 …"""
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
 
 
@@ -276,7 +267,7 @@ def memory_size(text: str) -> int:
     """An argparse type: ``800MiB``, ``1.5GiB``, ``2GB``, or a plain number of bytes."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 800MiB or 1.5GiB")
+        raise argparse.ArgumentTypeError(f"expected a size such as 800MiB or 1.5GiB, got {text!r}")
     return int(float(found["number"]) * _UNITS[found["unit"].lower()])
 
 
@@ -287,7 +278,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
     return value
 
 
@@ -297,7 +288,7 @@ def duration(text: str, what: str = "time", example: str = "30s or 0.5") -> floa
     value = float(found["number"]) * _TIME_UNITS[found["unit"]] if found is not None else -1.0
     if not 0 < value <= 3600:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no {what} above 0 (up to an hour); write {example}"
+            f"expected a {what} above 0 and up to an hour, such as {example}, got {text!r}"
         )
     return value
 
@@ -309,5 +300,5 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 1 (or 100%)")
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to below 1 (100%), got {text!r}")
     return value

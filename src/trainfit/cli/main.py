@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
-from trainfit import __version__
 from trainfit.hardware import GpuNameError
 from trainfit.report.sizes import printable
 from trainfit.results.files.errors import TrainfitError
+from trainfit.version import __version__
 
 _VERBS = (
     *("plan", "simulate", "memory", "loader", "rehearse", "watch", "compare", "pace", "show"),
@@ -58,7 +58,7 @@ def _run(verb: ModuleType, options: argparse.Namespace, command: Sequence[str]) 
         print("trainfit: interrupted", file=sys.stderr)
         return 143 if isinstance(interrupt, _Terminated) else 130
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; nothing may be flushed to it at exit.
+        # The reader (head, less) has closed the pipe; nothing may be flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -80,7 +80,7 @@ def _report(error: Exception) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM came: children are ended as on Ctrl-C."""
+    """Handle SIGTERM: stop child processes as on Ctrl-C."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``--cpu``: the processor beside the GPU, in words."""
+"""``--cpu``: parses the description of the CPU of the machine with the GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def processor(text: str) -> HostCpu | None:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in (*_LIMITS, "kind") or not value:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no processor: write {_EXAMPLE} (or some of it), or here"
+                f"expected {_EXAMPLE}, a part of it, or here, got {text!r}"
             )
         if name in found:
             raise argparse.ArgumentTypeError(f"{name}= is given twice in {text!r}: leave one out")
@@ -50,7 +50,7 @@ def processor(text: str) -> HostCpu | None:
 
 
 def rented_cpu(machine: RentedMachine) -> HostCpu:
-    """What a job on one GPU of a rented machine has; its clock with all cores at work."""
+    """The CPU share of a job on one GPU of a rented machine, at its all-core clock."""
     return HostCpu(
         machine.cores,
         machine.hz[1],

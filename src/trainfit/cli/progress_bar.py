@@ -109,13 +109,13 @@ class TerminalProgress(Progress, Listener):
     # -- measurements ----------------------------------------------------------------------
 
     def stage(self, stage: Stage) -> None:
-        """Something else is measured."""
+        """Begin another measurement."""
         if stage.share is not None and self._measuring_since is None:
             self._measuring_since = stage.elapsed_s
         self.tick(stage)
 
     def tick(self, stage: Stage) -> None:
-        """It goes on; the share that is done gives the time of everything."""
+        """Update the progress; the share that is done gives the total time."""
         text = f"{stage.elapsed_s:.0f} s: {printable(stage.text)}"
         about = self._about(stage)
         if about is not None:
@@ -124,7 +124,7 @@ class TerminalProgress(Progress, Listener):
         self._bars.update(self._all, description=text, total=about, completed=done, visible=True)
 
     def _about(self, stage: Stage) -> float | None:
-        """Seconds that everything is estimated to take."""
+        """Estimated seconds of everything."""
         if stage.share is None or self._measuring_since is None:
             return None
         measured = stage.elapsed_s - self._measuring_since
@@ -134,7 +134,7 @@ class TerminalProgress(Progress, Listener):
 
 
 class ProgressLines(Progress, Listener):
-    """A line for each thing begun, once in a row; a context manager."""
+    """Plain progress lines, one for each thing begun; a context manager."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -168,13 +168,13 @@ Shown = TerminalProgress | ProgressLines
 
 
 def shown_progress() -> Shown:
-    """What suits standard error."""
+    """The progress display that suits standard error."""
     is_dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
     return TerminalProgress() if sys.stderr.isatty() and not is_dumb else ProgressLines()
 
 
 def status_text(status: RunStatus) -> str:
-    """How far a run is: "step 2 of 3 to 12, 40% of the time in its DataLoader"."""
+    """Progress of a run: "step 2 of 3 to 12, 40% of the time in its DataLoader"."""
     most = f"{status.least}" if status.least == status.most else f"{status.least} to {status.most}"
     text = f"step {status.steps} of {most}"
     if status.loading_share >= _LEAST_LOADING:

@@ -1,4 +1,4 @@
-"""The short answer of a plan on standard output, in colour on a terminal; the whole on demand."""
+"""Prints a plan on standard output: one screen, in colour on a terminal, or the whole report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         "-v",
         "--explain",
         action="store_true",
-        help="the whole report: breakdown, remedies, notes and where the figures are from",
+        help="show the whole report: memory breakdown, remedies, notes and the sources of the "
+        "figures",
     )
 
 

@@ -1,1 +1,1 @@
-"""Judges a machine and a script: what is good, what is bad and why, and what cures it."""
+"""Diagnoses a machine and a script: what is good, what is bad and why, and how to fix it."""

@@ -41,8 +41,8 @@ def chosen(only: Sequence[str] | None, skip: Sequence[str]) -> tuple[str, ...]:
     """The names to check; raises :class:`CheckNameError` for one that is not known."""
     for name in (*(only or ()), *skip):
         if name not in NAMES:
-            raise CheckNameError(f"there is no check {name!r}; known are {', '.join(NAMES)}")
+            raise CheckNameError(f"unknown check {name!r}; available: {', '.join(NAMES)}")
     left = tuple(name for name in NAMES if (only is None or name in only) and name not in skip)
     if not left:
-        raise CheckNameError("--only and --skip leave no check; name fewer in --skip")
+        raise CheckNameError("--only and --skip leave no check to run; list fewer in --skip")
     return left

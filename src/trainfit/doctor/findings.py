@@ -1,4 +1,4 @@
-"""How checks are written: three verdicts, and evidence that names its source."""
+"""Constructors of findings: three verdicts, and evidence that names its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from trainfit.results.files.facts import Fact
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 T = TypeVar("T")
 
@@ -30,12 +30,12 @@ def bad(
     summary: str,
     why: str,
     found: Sequence[Evidence],
-    remedies: Sequence[Remedy],
+    remedies: Sequence[Fix],
 ) -> Check:
     """Something costs the job its GPU, speed or memory; ``cause`` is a stable identifier."""
     return Check(name, "bad", cause, summary, why, tuple(found), tuple(remedies))
 
 
 def unsure(name: str, summary: str, needed: str, found: Sequence[Evidence] = ()) -> Check:
-    """It cannot be told; ``needed`` says what would be needed to tell."""
+    """Undetermined; ``needed`` says what would be needed to tell."""
     return Check(name, "cannot_tell", "", summary, needed, tuple(found))

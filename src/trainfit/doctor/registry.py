@@ -1,4 +1,4 @@
-"""All checks of the machine besides whether PyTorch sees the GPU, in the order of the report."""
+"""All checks of the machine except whether PyTorch sees the GPU, in the order of the report."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ GIB: Final = 1 << 30
 # --- Processor --------------------------------------------------------------------------------
 
 #: Logical CPUs for each GPU below which the input starves it: a process that launches kernels,
-#: its pin-memory thread, and one worker. Colab's two vCPUs beside a T4 are the known case
+#: its pin-memory thread, and one worker. Colab's two vCPUs with a T4 are the known case
 #: (the reason that a T4 trained far slower there than in another cloud).
 LEAST_CPUS_PER_GPU: Final = 3
 

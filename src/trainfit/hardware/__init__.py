@@ -1,4 +1,4 @@
-"""What a machine is (read through `system`), and GPUs by name; needs neither a GPU nor torch."""
+"""Facts of a machine (read through `system`), and GPUs by name; needs neither a GPU nor torch."""
 
 from trainfit.hardware.gpu.context_memory import device_constants
 from trainfit.hardware.gpu.local_gpu import local_gpu

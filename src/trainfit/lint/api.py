@@ -10,10 +10,10 @@ from pathlib import Path
 
 from trainfit.lint.flow import follow
 from trainfit.lint.imports import read_files
-from trainfit.lint.pools import worker_pools
 from trainfit.lint.project import Project
 from trainfit.lint.rules import RULES
 from trainfit.lint.source import ScriptError, UnreadableError
+from trainfit.lint.thread_pools import worker_pools
 from trainfit.results.machine.doctor import Finding, ScriptReport
 
 
@@ -30,7 +30,7 @@ def read_script(path: Path) -> ScriptReport:
     except UnreadableError as error:
         raise ScriptError(path, error.reason, error.remedy) from None
     for name in sorted(project.too_deep):
-        unread.append(f"{name}: nested too deeply in part, which is not followed")
+        unread.append(f"{name}: partly nested too deeply; that part is skipped")
     order = {file.source.name: file.number for file in files}
     findings = sorted(found.values(), key=lambda f: (order[f.file], f.line, f.column, f.rule))
     return ScriptReport(

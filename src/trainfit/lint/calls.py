@@ -1,4 +1,4 @@
-"""What a call gives back: PyTorch's constructors, tensors' methods, the user's own functions."""
+"""Abstract values of calls: PyTorch's constructors, tensors' methods, the user's own functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether gradients are recorded at a place in a script: yes, no, or it cannot be told."""
+"""Whether autograd is enabled at a place in a script: yes, no, or unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainfit.lint.index import Function, Index, is_literal, path_of
 from trainfit.lint.project import Project
 
 Recording = Literal["on", "off", "maybe"]
-#: Callers of callers that are asked; beyond, it cannot be told.
+#: Levels of callers that are examined; beyond, it is unknown.
 _DEPTH: Final = 24
 
 

@@ -1,4 +1,4 @@
-"""What the names in a script stand for, by its imports; and the user's own files among these."""
+"""Resolution of a script's names by its imports, and the user's own files among these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_FILES: Final = 200
 MAX_CHARACTERS: Final = 4_000_000
 
 #: Modules that are re-exported from elsewhere, longest first: the name that rules know.
-_FURTHER: Final = "were read, which are many; nothing further is"
+_FURTHER: Final = "were read, the limit; further ones are skipped"
 _CANONICAL: Final = (
     ("torch.nn.parallel.data_parallel.DataParallel", "torch.nn.DataParallel"),
     ("torch.nn.parallel.DataParallel", "torch.nn.DataParallel"),

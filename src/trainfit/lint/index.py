@@ -1,4 +1,4 @@
-"""Where things stand in a script: parents, functions, loops, guards, call sites."""
+"""Index of a script: parents, functions, loops, guards, call sites."""
 
 from __future__ import annotations
 

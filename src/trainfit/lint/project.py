@@ -1,4 +1,4 @@
-"""A script and its own files as one: who defines what, who calls whom, what steps are."""
+"""A script and its own files as one project: definitions, call graph, training steps."""
 
 from __future__ import annotations
 

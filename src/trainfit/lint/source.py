@@ -105,7 +105,7 @@ def load(path: Path, name: str) -> Source:
     except (RecursionError, MemoryError, SystemError):
         raise UnreadableError("it is nested too deeply", "split the expression") from None
     except (ValueError, OverflowError) as error:
-        raise UnreadableError(f"it is no Python source ({error})", "give a Python file") from None
+        raise UnreadableError(f"it is not Python source ({error})", "give a Python file") from None
     return Source(path, name, tuple(text.split("\n")), tree)
 
 
@@ -120,9 +120,9 @@ def unparsed(node: ast.AST) -> str:
 def _content(path: Path) -> bytes:
     try:
         if path.is_dir():
-            raise UnreadableError("it is a directory", "give the script in it")
+            raise UnreadableError("it is a directory", "give the path of the script in it")
         if path.exists() and not path.is_file():
-            raise UnreadableError("it is no regular file", "give a Python file")
+            raise UnreadableError("it is not a regular file", "give a Python file")
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def _decoded(content: bytes) -> str:
         raise UnreadableError(
             f"it is not UTF-8: byte 0x{content[error.start]:02x} at line {line}"
             if encoding.startswith("utf-8")
-            else f"it is not {encoding}, as it says: byte {error.start}",
+            else f"it declares {encoding}, but byte {error.start} is not",
             "save it as UTF-8",
         ) from None
     except (LookupError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""PyTorch's names as the reading of scripts needs them."""
+"""Names of PyTorch's functions that the reading of scripts uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an expression's value is, as far as the script itself says: the lattice and its facts.
+"""Abstract values of expressions: the lattice and its facts.
 
 A value is described only where the reading is certain; everything else is :data:`UNKNOWN`, about
 which no rule says anything.

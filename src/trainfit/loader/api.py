@@ -8,11 +8,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.system import System
-from trainfit.loader.here import tune_here
+from trainfit.loader.local_tuning import tune_here
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.progress import Progress
-from trainfit.loader.tune.cores import loader_machine
+from trainfit.loader.tune.machine_limits import loader_machine
 from trainfit.loader.tune.probe import SECONDS, probe_workload
 from trainfit.loader.tune.tuning import CONFIRM
 from trainfit.results.loader import LoaderResult, Probe
@@ -59,8 +59,7 @@ def tune(
     workload = Workload.of(source, batch_size)
     return tune_here(
         workload,
-        Consumer(step_s),
-        "given" if step_s else AS_FAST,
+        Consumer(step_s, source="given" if step_s else AS_FAST),
         ranks=ranks,
         loader=workload.name,
         seconds=seconds,

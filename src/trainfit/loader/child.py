@@ -1,6 +1,6 @@
-"""Measures a script's DataLoader: ``main()`` with a request file as argument.
+"""Measures a script's DataLoader, in a process of its own.
 
-This is a child process. It runs the script on the simulated GPU until its first step, takes
+It runs the script on the simulated GPU until its first step, takes
 the loader that fed it, and calls a function on that, as if the script's process did: the script
 is ``__main__``, for workers that are started by spawn import it again, and nothing of the
 simulation is left. What is measured forks from here.
@@ -19,28 +19,29 @@ import faulthandler
 import importlib
 import json
 import os
-import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.progress import Reporter, current, tell_to
-from trainfit.loader.script import Found, Script, workload_from, workload_of
-from trainfit.results.files.decoding import decode
+from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.exchange import write_whole
 from trainfit.results.runs.loading import (
+    Consumer,
     LoadingOutcome,
     LoadingRequest,
     LoadingStatus,
-    StepTime,
 )
+from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import TraceOutcome
 
-_TICK_S = 0.02
+#: The training step of what a script did until its first: what became of the run, and its
+#: recording (``None``: no script was run).
+StepOf = Callable[[TraceOutcome, Recording | None], Consumer]
 #: The environment before a script could change it.
 _STARTED_WITH = dict(os.environ)
 #: Seconds after the time limit at which the process ends even where nobody ends it.
@@ -48,16 +49,17 @@ _LAST_RESORT_S = 60.0
 
 
 class Child:
-    """One request."""
+    """One request; where that says no step, ``step_of`` gives it."""
 
-    def __init__(self, request: LoadingRequest) -> None:
-        self._request = request
+    def __init__(self, request: LoadingRequest, step_of: StepOf) -> None:
+        self._request, self._step_of = request, step_of
         self._folder = Path(request.folder)
         self._process, self._parent = os.getpid(), os.getppid()
         self._began = time.monotonic()
         self._progress = Reporter(self._folder, self._alive)
         tell_to(self._progress)
         self._trace: TraceOutcome | None = None
+        self._recording: Recording | None = None
         self._loader = ""
 
     def run(self) -> None:
@@ -72,7 +74,7 @@ class Child:
             request.gpu,
             request.command,
             request.script_limit_s,
-            recording=self._folder / "recording.trainfit" if request.step is None else None,
+            records=request.step is None,
             late=self._late,
             use=lambda found: self._measure(lambda: self._scripts(found)),
         ).run()
@@ -93,9 +95,10 @@ class Child:
         self._loader = f"{self._loader}: {_in_words(workload)}"
         return workload
 
-    def _scripts(self, found: Found) -> Workload | None:
+    def _scripts(self, found: LoaderObservation) -> Workload | None:
         """The script's; ``None`` where the script itself is what to tell of."""
         trace = self._trace = found.trace
+        self._recording = found.recording
         usable = trace.status in ("finished", "ended")
         usable |= trace.status in ("unsupported", "timeout") and found.loader is not None
         if not usable:
@@ -130,17 +133,13 @@ class Child:
             self._finish("measured")
         faulthandler.cancel_dump_traceback_later()
 
-    def _step(self) -> StepTime:
-        """The training step; the parent works it out from the simulated one."""
+    def _step(self) -> Consumer:
+        """The training step; what was recorded of it is let go before anything is measured."""
         if self._request.step is not None:
             return self._request.step
         trace = self._trace or TraceOutcome(status="ended", steps=0, seconds=0.0)
-        trace.save(self._folder / "simulated.json")
-        answer = self._folder / "step.json"
-        while not answer.is_file():
-            self._alive()
-            time.sleep(_TICK_S)
-        return decode(StepTime, json.loads(answer.read_text()))
+        recording, self._recording = self._recording, None
+        return self._step_of(trace, recording)
 
     # -- ending --------------------------------------------------------------------------
 
@@ -167,11 +166,10 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
     """Find the settings that suit the loader."""
     step = request.step
     assert step is not None
-    here: Any = importlib.import_module("trainfit.loader.here")
-    return here.tune_here(
+    local_tuning: Any = importlib.import_module("trainfit.loader.local_tuning")
+    return local_tuning.tune_here(
         workload,
-        Consumer(step.step_s, step.work_s, step.pageable_s),
-        step.source,
+        step,
         ranks=request.ranks,
         command=request.command,
         loader=loader,
@@ -218,13 +216,3 @@ def _line(error: Exception) -> str:
 def _cause(error: Exception) -> str:
     """The traceback of what the user's callable raised."""
     return "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-
-
-def main() -> None:
-    """The child process's entry point."""
-    request = LoadingRequest.from_json(Path(sys.argv[1]).read_text())
-    if request.target is None:
-        sys.argv = [sys.argv[0]]
-    Child(request).run()
-    sys.stdout.flush()
-    sys.stderr.flush()

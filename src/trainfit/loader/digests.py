@@ -1,4 +1,4 @@
-"""Digests of samples, to tell whether two are the same."""
+"""Digests of samples, to compare samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement tells while it goes on: what it does now, and what it has so far."""
+"""Progress of a measurement: the current activity and the partial result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Progress(Protocol):
         """Keep a result (with ``to_json``) in case that what comes next ends the process."""
 
 
-class Silent:
-    """A progress that nobody is told of."""
+class NullProgress:
+    """A progress that is reported to nobody."""
 
     def __call__(self, text: str, share: float | None = None) -> None:
         pass
@@ -30,7 +30,7 @@ class Silent:
         pass
 
 
-class Part:
+class PartialProgress:
     """A part of a larger measurement: its shares from 0 to 1 are some of the whole's."""
 
     def __init__(self, whole: Progress, begin: float, end: float) -> None:
@@ -60,7 +60,7 @@ class Reporter:
         write_whole(self._folder / "partial.json", result.to_json())
 
 
-_current: Progress = Silent()
+_current: Progress = NullProgress()
 
 
 def current() -> Progress:

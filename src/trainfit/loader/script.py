@@ -1,4 +1,4 @@
-"""Gets at a DataLoader: the one that feeds a user's script, or one that a callable makes."""
+"""Obtains a DataLoader: the one that feeds a user's script, or one that a callable returns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.entrypoint import UnknownNameError, named
-from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.results.machine.gpu_spec import GpuSpec
+from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import Status, Target, TraceOutcome
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.scripts.watch.autocast import AutocastSwitch
@@ -36,23 +36,25 @@ _PATIENCE_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class LoaderObservation:
     """What a script showed until its first step.
 
-    ``loader`` is ``None`` where none gave a batch. Nothing of the simulation is left, and no
-    worker of the script's; ``sys.modules["__main__"]`` is the script still.
+    ``loader`` is ``None`` where none gave a batch, ``recording`` where none was wanted.
+    Nothing of the simulation is left, and no worker of the script's; ``sys.modules["__main__"]``
+    is the script still.
     """
 
     trace: TraceOutcome
     loader: DataLoader[Any] | None
     on_gpu: bool
+    recording: Recording | None = None
 
 
 class Script:
     """A user's script on the simulated GPU, until its first optimizer step is made.
 
     Args:
-        recording: the file to write the simulated step to (``None``: nobody needs it).
+        records: is the recording of the simulated step needed?
         late: called with the outcome when the time is over; the process ends then.
         use: called with what was found (with the status "timeout" where batches came, but no
             step within half of the limit). That happens after the script was unwound, or within
@@ -62,20 +64,19 @@ class Script:
     def __init__(
         self,
         target: Target,
-        gpu: str,
+        gpu: GpuSpec,
         command: str,
         limit_s: float,
-        recording: Path | None,
+        records: bool,
         late: Callable[[TraceOutcome], None],
-        use: Callable[[Found], None],
+        use: Callable[[LoaderObservation], None],
     ) -> None:
-        spec = find_gpu(gpu)
-        self._recording = recording
+        self._records = records
         self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
-        self._simulation = Simulation(spec, limited=False, command=command)
+        self._simulation = Simulation(gpu, limited=False, command=command)
         self._loaders = LoaderTracker(keep=True)
         self._step = StepWatch(self._simulation, self._loaders)
-        half = torch.bfloat16 if spec.supports_bf16 else torch.float16
+        half = torch.bfloat16 if gpu.supports_bf16 else torch.float16
         self._autocast = AutocastSwitch(None, half)
         self._watch = Interventions(self._simulation, (), survey=False)
         self._patches = PatchSet()
@@ -178,41 +179,41 @@ class Script:
             **details,
         )
 
-    def _found(self) -> Found:
+    def _found(self) -> LoaderObservation:
         assert self._outcome is not None
         self._loaders.shut_down()
         gc.collect()
-        if self._recording is not None:
+        recording = None
+        if self._records:
             recording = with_makeup(self._simulation.recording, self._step.makeup())
-            recording.save(self._recording)
-        return Found(self._outcome, self._loaders.loader(), self._loaders.gives_gpu_tensors())
+        loader, on_gpu = self._loaders.loader(), self._loaders.gives_gpu_tensors()
+        return LoaderObservation(self._outcome, loader, on_gpu, recording)
 
 
-def workload_of(found: Found) -> Workload:
+def workload_of(found: LoaderObservation) -> Workload:
     """Of the script's loader; raises :class:`LoaderError` where it cannot be measured."""
     loader = found.loader
     if loader is None:
         made = found.trace.loaders
         if made:
             raise LoaderError(
-                f"it makes {made} DataLoader{'s' if made > 1 else ''}, but none gave a batch "
-                "before the first step; name what makes the one to tune with "
-                "--loader MODULE:CALLABLE"
+                f"it creates {made} DataLoader{'s' if made > 1 else ''}, but none returned "
+                "a batch before the first step; specify the one to tune "
+                "with --loader MODULE:CALLABLE"
             )
         raise LoaderError(
-            "it makes no DataLoader: there is nothing to tune; name what makes one with "
-            "--loader MODULE:CALLABLE"
+            "it creates no DataLoader: nothing to tune; specify one with --loader MODULE:CALLABLE"
         )
     if is_simulated(loader.dataset):
         raise LoaderError(
-            f"its data set ({type(loader.dataset).__name__}) holds tensors on the GPU: only the "
-            "main process can read them, and no worker helps; keep them on the CPU, or index "
-            "them in the loop without a DataLoader"
+            f"its data set ({type(loader.dataset).__name__}) holds tensors on the GPU: only "
+            "the main process can read them, so workers do not help; keep them on the CPU, or "
+            "index them in the loop without a DataLoader"
         )
     if found.on_gpu:
         raise LoaderError(
-            "its DataLoader gives batches that are on the GPU already, which only the main "
-            "process can; move them in the loop with .to(device, non_blocking=True) instead"
+            "its DataLoader returns batches already on the GPU, which only the "
+            "main process can do; move them in the loop with .to(device, non_blocking=True) instead"
         )
     return Workload(loader)
 
@@ -229,8 +230,8 @@ def workload_from(place: str, batch_size: int | None) -> Workload:
     if isinstance(value, DataLoader):
         if batch_size is not None:
             raise LoaderError(
-                f"--loader {place!r}: it gives a DataLoader, which has a batch size; leave "
-                "--batch-size out"
+                f"--loader {place!r}: it returns a DataLoader, which has a batch "
+                "size; remove --batch-size"
             )
         return Workload(value)
     is_dataset = isinstance(value, IterableDataset) or (
@@ -238,12 +239,12 @@ def workload_from(place: str, batch_size: int | None) -> Workload:
     )
     if not is_dataset:
         raise LoaderError(
-            f"--loader {place!r}: it gives {_named(value)}, which is neither a DataLoader nor a "
-            "data set; return one"
+            f"--loader {place!r}: it returns {_named(value)}; expected a DataLoader or a data set"
         )
     if batch_size is None:
         raise LoaderError(
-            f"--loader {place!r}: it gives a data set ({type(value).__name__}); add --batch-size N"
+            f"--loader {place!r}: it returns a data set ({type(value).__name__}); add --batch-size "
+            "N"
         )
     return Workload.of(value, batch_size)
 

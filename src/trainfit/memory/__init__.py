@@ -1,1 +1,1 @@
-"""What takes the memory: streams of every batch size, replay, ranges, what fits."""
+"""Memory of a job: streams of every batch size, replay, intervals, what fits."""

@@ -1,4 +1,4 @@
-"""Measures what a process takes of a GPU outside PyTorch's allocator, and workspaces.
+"""Measures GPU memory outside PyTorch's allocator, and workspaces.
 
 Runs in a fresh process (``main``), on a real GPU or on a simulated one that answers the same
 calls. What is read is the device's used memory less what the allocator reserved; the process
@@ -23,7 +23,7 @@ from trainfit.results.runs.measurement import (
 )
 from trainfit.scripts.measuring import attempt, describe, half_precision, serve
 
-#: Sides of square matrix products: cuBLAS loads another kernel for each kind of size.
+#: Sides of square matmuls: cuBLAS loads another kernel for each kind of size.
 _SIDES = (64, 512, 2048)
 #: (samples, input channels, output channels, height and width, kernel size): shapes of
 #: ResNet and VGG, the first with two numbers of samples.
@@ -67,7 +67,7 @@ def measure_memory(*, context_only: bool = False) -> MemoryReadings:
 
 
 def _cublas_workspace() -> int:
-    """Bytes of PyTorch's allocator that stay taken after a first matrix product."""
+    """Bytes of PyTorch's allocator that stay allocated after a first matmul."""
     square = torch.zeros(64, 64, device="cuda")
     before = torch.cuda.memory_allocated(0)
     square @ square
@@ -147,7 +147,7 @@ _STAGES: dict[str, Callable[[], None]] = {
 
 
 def measure_workspaces() -> WorkspaceReadings:
-    """What convolutions take besides operands and results, as the heuristics choose."""
+    """Convolution workspaces in addition to operands and results, as the heuristics choose."""
     found: list[ConvolutionWorkspace] = []
     failed: dict[str, str] = {}
     for shape in _CONVOLUTIONS:
@@ -192,7 +192,7 @@ def _pair(
 
 
 def _besides(function: Callable[[], Any]) -> int:
-    """The most that ``function`` had allocated besides what it leaves, in bytes."""
+    """Peak bytes that ``function`` allocated beyond what it leaves allocated."""
     function()  # the first call loads kernels and plans
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats(0)

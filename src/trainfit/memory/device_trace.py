@@ -1,4 +1,4 @@
-"""Replays what a real GPU's caching allocator did, event by event, through our model of it.
+"""Replays the events of a real GPU's caching allocator through our model of it.
 
 A trace says which requests came (allocations and frees, in order, with their streams) and
 what the allocator made of them (addresses, segments). The model is given the requests and
@@ -321,7 +321,7 @@ class _Run:
         if emptied or (gives and self._choose("s")):
             self.model.empty_cache()
             if self.cursor == start:
-                raise _Difference(f"event {start}: the model has nothing to give back")
+                raise _Difference(f"event {start}: the model has nothing to free")
             return
         assert request is not None
         self._allocate(request)

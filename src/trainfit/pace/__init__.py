@@ -1,4 +1,4 @@
-"""Inference at a fixed rate: is it slower than back to back, why, and does a cure help?
+"""Inference at a fixed rate: is it slower than back to back, why, and does a fix help?
 
 ``trainfit.pace(function, hz=[15, 30, 60])`` measures; ``trainfit.pace.tick(30)`` looks at a turn of
 the user's own loop; ``trainfit.pace.Pacer(30)`` keeps a loop's pace.
@@ -35,13 +35,13 @@ def pace(
     from trainfit.hardware.host.survey import survey
     from trainfit.hardware.host.system import System
     from trainfit.pace.calls.callee import Function
-    from trainfit.pace.machine.facts import power_facts
     from trainfit.pace.machine.host import RealHost
+    from trainfit.pace.machine.power_settings import power_facts
     from trainfit.pace.measuring import Options, measure
 
     rates = tuple(float(each) for each in hz)
     if not rates or min(rates) <= 0 or seconds <= 0:
-        raise ValueError("rates and seconds are above 0")
+        raise ValueError("rates and seconds must be above 0")
     options = Options(rates, float(seconds), fix=fix)
     name = getattr(function, "__qualname__", type(function).__name__)
     facts = power_facts(survey(System()))

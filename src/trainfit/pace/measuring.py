@@ -1,5 +1,5 @@
-"""The whole of it: calls back to back and at each rate, interleaved; why, where paced ones are
-slower; a cure, and the proof of it.
+"""The whole measurement: calls back to back and at each rate, interleaved; the cause of slower
+paced calls; a fix, and its proof.
 
 A machine's speed drifts within seconds, so that every arm comes in several blocks, between blocks
 of what it is compared with (A/B/A).
@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from trainfit.pace.calls.call_pattern import Rhythm, are_mixed, rhythm
+from trainfit.pace.calls.call_pattern import CallPattern, are_mixed, rhythm
 from trainfit.pace.calls.callee import Callee
 from trainfit.pace.calls.loop import OF_THE_GPU, Caller, CallError, Plan
 from trainfit.pace.calls.schedule import (
@@ -25,12 +25,12 @@ from trainfit.pace.calls.schedule import (
     too_short,
     with_durations,
 )
-from trainfit.pace.explain.advising import advice
+from trainfit.pace.explain.advice import advice
 from trainfit.pace.explain.attribution import TRIED, Evidence, attribute
 from trainfit.pace.explain.data_quality import FEW, machine_warnings, warnings_of
+from trainfit.pace.explain.fix_trial import Proof, prove
 from trainfit.pace.explain.fixes import Fixer
-from trainfit.pace.explain.proving import Proof, prove
-from trainfit.pace.explain.statistics import Counted, Sample, summary
+from trainfit.pace.explain.statistics import RateCounts, Sample, summary
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.machine.host import Host
 from trainfit.results.files.errors import TrainfitError
@@ -74,7 +74,7 @@ Ended = Literal["finished", "failed", "interrupted"]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure: calls a second, seconds for each rate, and a cure to prove."""
+    """What to measure: calls a second, seconds for each rate, and a fix to try."""
 
     hz: tuple[float, ...] = (15.0, 30.0, 60.0)
     seconds: float = 10.0
@@ -94,8 +94,8 @@ def measure(
     machine: Mapping[str, str] | None = None,
 ) -> PaceResult:
     """Measure, and say what it means. What a call raises ends it, as Ctrl-C does: the result has
-    what there is by then (``ended``). ``say`` is told before the measurement what the time is too
-    short for."""
+    what there is by then (``ended``). ``say`` is called before the measurement with what the time
+    is too short for."""
     session = Session(callee, host, options, fixer or Fixer(), progress or _silent)
     failure: CallFailure | None = None
     ended: Ended = "finished"
@@ -167,14 +167,14 @@ class Session:
         times, none = tuple(walls), (0.0,) * len(walls)
         self._first_calls = Block("back_to_back", None, "profile", first, none, none, times, none)
 
-    def _rhythm(self) -> Rhythm:
+    def _rhythm(self) -> CallPattern:
         """Of all calls so far but the very first, which is like no other."""
         first = [self._first_calls] if self._first_calls is not None else []
         return rhythm([*first, *self._blocks])
 
     def _baseline(self) -> None:
         rates = list(self._options.hz)
-        text = f"back to back and at {', '.join(f'{hz:g}' for hz in rates)} Hz, in turns"
+        text = f"back to back and at {', '.join(f'{hz:g}' for hz in rates)} Hz, interleaved"
         for number in range(ROUNDS):
             self._progress(text, 0.05 + 0.4 * number / ROUNDS)
             period = self._rhythm().period
@@ -245,12 +245,12 @@ class Session:
     def _of(self, arm: Arm, hz: float | None, phase: Phase) -> list[Block]:
         return [b for b in self._blocks if b.arm == arm and b.hz == hz and b.phase == phase]
 
-    def _counted(self) -> Counted:
+    def _counted(self) -> RateCounts:
         found = self._rhythm()
         reference = Sample.of(self._of("back_to_back", None, "baseline"), found)
-        return Counted(found, fast_probe(self._blocks), reference if reference.count else None)
+        return RateCounts(found, fast_probe(self._blocks), reference if reference.count else None)
 
-    def _summaries(self, counted: Counted) -> tuple[RateSummary, ...]:
+    def _summaries(self, counted: RateCounts) -> tuple[RateSummary, ...]:
         made = [summary(self._of("sleep", hz, "baseline"), counted) for hz in self._options.hz]
         return tuple(each for each in made if each is not None)
 
@@ -311,7 +311,7 @@ class Session:
             rates=rates,
             attribution=self._attribution,
             advice=advice(self._attribution, machine),
-            cure=self._proof.cure if self._proof is not None else None,
+            fix_trial=self._proof.fix_trial if self._proof is not None else None,
             warnings=tuple(said),
             notes=tuple(self._notes(rates)),
             ended=ended,
@@ -332,11 +332,13 @@ class Session:
         seconds, found = self._options.seconds, []
         for hz in sorted(set(self._options.hz) - {each.hz for each in rates}):
             if ended != "finished":
-                found.append(Unmeasured(hz, "the measurement ended before a call of it counted"))
+                found.append(
+                    Unmeasured(hz, "the measurement ended before one of its calls counted")
+                )
             elif not scheduled(hz, period, seconds).blocks:
                 found.append(too_short(hz, period, seconds))
             else:  # the period showed only when most blocks had been made
-                why = f"none of its calls that count did the work, as every {period}th call does"
+                why = f"none of its counted calls did the work, as every {period}th call does"
                 found.append(with_durations(hz, period, why))
         return tuple(found)
 
@@ -345,14 +347,14 @@ class Session:
         late = [each.hz for each in rates if (each.device_s or 0.0) > _ASYNC * each.calls.p50]
         if late:
             said.append(
-                "calls return before the GPU is done: their times are of launching; end them with "
-                ".cpu() or torch.cuda.synchronize(), as a robot has to"
+                "calls return before the GPU has finished: only launch time is measured; "
+                "end them with .cpu() or torch.cuda.synchronize(), as a robot must"
             )
         slower = [each for each in rates if each.is_slower]
         if len(slower) > 1 and self._attribution is not None:
             said.append(
-                f"the cause was looked for at {self._attribution.hz:g} Hz, where calls take the "
-                "longest; other rates that are slower, too, were not looked into"
+                f"the cause was determined at {self._attribution.hz:g} Hz, "
+                "where calls are slowest; other slow rates were not analyzed"
             )
         return said
 

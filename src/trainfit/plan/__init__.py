@@ -1,1 +1,1 @@
-"""Plans: which runs there are to make, child processes, prices of remedies, the decision."""
+"""Plans a job: simulated runs in child processes, remedies, batch size, launch command."""

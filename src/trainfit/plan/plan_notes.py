@@ -1,4 +1,4 @@
-"""Which notes a plan has, but for those of the step that finds them."""
+"""Notes of a plan, other than those of the step that finds them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from trainfit.memory.stream.fit import LARGEST
 from trainfit.memory.stream.replay import Stream
 from trainfit.plan.amp.choice import AmpSetting
 from trainfit.plan.notes import CHANGES, MAY_CHANGE, Notes
-from trainfit.plan.options.supposed import CommandOptions
+from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.planned_job import PlannedJob
 from trainfit.plan.runs.failures import INTERRUPTED, shortfall
 from trainfit.plan.runs.full_batches import is_full
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batches import Batches
 from trainfit.plan.sizing.effective_batch import Accumulation
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.files.words import count, size
 from trainfit.results.plan.result import Remedies
 from trainfit.simgpu.recording.settling import LEAST_STEPS
 
 
-def note_first_run(notes: Notes, judge: Judge, first: Trace, whole: Trace | None) -> None:
+def note_first_run(
+    notes: Notes, memory_model: MemoryModel, first: Trace, whole: Trace | None
+) -> None:
     """That figures are of calls of the model (``whole`` is the run with all of them), and what
     the run itself says."""
     if whole is not None:
         calls = count(first.outcome.steps, "call")
         notes.append(f"the script does not train: figures are of {calls} of the model")
-        peaks = [judge.shown(Stream.of(recording_of(t)))[0] for t in (first, whole)]
+        peaks = [memory_model.shown(Stream.of(recording_of(t)))[0] for t in (first, whole)]
         if peaks[1].peak_allocated > peaks[0].peak_allocated:
             all_calls = count(whole.outcome.forward.calls, "call")
             notes.add(
@@ -44,13 +46,13 @@ def note_steps(job: PlannedJob, asked: int | None) -> None:
     first = job.first
     what = shortfall(first, job.command)
     if what is not None:
-        job.notes.add(f"{what}; planned from what it did until then", CHANGES, first=True)
+        job.notes.add(f"{what}; planned from what it did before that", CHANGES, first=True)
         return
     wanted = asked or LEAST_STEPS
     if first.outcome.status == "ended" and first.outcome.steps < wanted:
         what = "call" if job.infers else "optimizer step"
         steps = count(first.outcome.steps, what)
-        more = "; a second step can need more" if first.outcome.steps == 1 else ""
+        more = "; a second step may need more" if first.outcome.steps == 1 else ""
         job.notes.add(
             f"the script ended after {steps} of the {wanted} asked for{more}",
             MAY_CHANGE,
@@ -73,7 +75,7 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
     is_used = found.limits is not None and found.limits.trains is not None
     if job.noise_scale is not None and not is_used:
         notes.append(
-            "--noise-scale changes nothing here: it takes gradients, a batch size that fits, "
+            "--noise-scale has no effect here: it needs gradients, a batch size that fits, "
             "and step times that are predicted for several"
         )
 
@@ -91,7 +93,7 @@ def note_interrupt(
     others: Sequence[AmpSetting],
     remedies: Remedies | None,
 ) -> None:
-    """What is missing of a plan that the user ended early."""
+    """Parts missing in a plan that the user interrupted."""
     here = present.batches
     missing = {
         "other batch sizes": not here.pair and here.basis == "one trace",

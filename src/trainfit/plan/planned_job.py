@@ -17,7 +17,7 @@ from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batches import Batches, BatchSizes
 from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.shapes import VaryingShapes, varying_shapes
 from trainfit.plan.speed import step_seconds
 from trainfit.results.plan.result import BatchShapes, Configuration, Recorded
@@ -31,7 +31,7 @@ class PlannedJob:
     """A command on a GPU, with ``first``, its run as it is written, at ``batch`` samples (``None``:
     not known).
 
-    ``judge`` knows what the job's process uses of the GPU; steps are costed on ``machine``.
+    ``memory_model`` knows what the job's process uses of the GPU; steps are costed on ``machine``.
     ``infers``: steps are calls of the model, because the script does not train. ``noise_scale`` is
     the gradients', in samples, as the user said. ``pattern`` says how memory goes on, ``shapes``
     what stands for batches that vary in shape (``None``: they do not), ``pairs`` the pairs of batch
@@ -41,7 +41,7 @@ class PlannedJob:
     command: Command
     gpu: GpuSpec
     machine: Machine
-    judge: Judge
+    memory_model: MemoryModel
     runs: Runs
     notes: Notes
     first: Trace
@@ -72,11 +72,11 @@ class PlannedJob:
         return BatchSizes(
             self.command,
             self.runs,
-            self.judge,
+            self.memory_model,
             self.machine,
             self.notes,
             None if self.infers else self.noise_scale,
-            Growth.of(self.pattern, self.judge),
+            Growth.of(self.pattern, self.memory_model),
             self.shapes,
         )
 
@@ -84,11 +84,11 @@ class PlannedJob:
         """What a run at ``batch`` needs, with what is known of other batch sizes."""
         recording = recording_of(trace)
         stream = Stream.of(recording)
-        shown, fits = self.judge.shown(stream)
+        shown, fits = self.memory_model.shown(stream)
         return Configuration(
             batch_size=self.batch,
             amp=trace.outcome.autocast or "off",
-            memory=self.judge.figures(shown, context_parts(recording)),
+            memory=self.memory_model.figures(shown, context_parts(recording)),
             fits=fits,
             by_kind_bytes=by_kind(recording, stream, shown),
             by_module_bytes=by_module(recording, stream, shown),
@@ -135,10 +135,10 @@ class PlannedJob:
         if trace is None:
             return found
         longest = recording_of(trace)
-        shown, fits = self.judge.shown(Stream.of(longest))
+        shown, fits = self.memory_model.shown(Stream.of(longest))
         return dataclasses.replace(
             found,
-            longest=self.judge.figures(shown, context_parts(longest)),
+            longest=self.memory_model.figures(shown, context_parts(longest)),
             longest_fits=fits,
             longest_step_s=step_seconds(longest, self.machine),
         )
@@ -157,7 +157,7 @@ def planned_job(
     command: Command,
     gpu: GpuSpec,
     machine: Machine,
-    judge: Judge,
+    memory_model: MemoryModel,
     runs: Runs,
     notes: Notes,
     first: Trace,
@@ -167,13 +167,13 @@ def planned_job(
     noise_scale: float | None,
 ) -> PlannedJob:
     """What the first run says of the job; see :class:`PlannedJob`."""
-    peak = judge.shown(Stream.of(recording_of(first)))[0].peak_reserved
+    peak = memory_model.shown(Stream.of(recording_of(first)))[0].peak_reserved
     pairs = pairs_of(batch, most_full(first, batch)) if batch is not None else ()
     return PlannedJob(
         command,
         gpu,
         machine,
-        judge,
+        memory_model,
         runs,
         notes,
         first,

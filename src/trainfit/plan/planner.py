@@ -1,4 +1,4 @@
-"""From a training command to a batch size that fits, with the reasons."""
+"""What simulated runs of a training command tell: which batch sizes fit, the best, and why."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from trainfit.plan.amp.settings import (
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.launch.allocator_trial import allocator_trial
-from trainfit.plan.launch.build import with_launch
 from trainfit.plan.launch.line import ACCELERATE
 from trainfit.plan.notes import MAY_CHANGE, Notes
+from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.options.proof import accumulates
-from trainfit.plan.options.supposed import CommandOptions
 from trainfit.plan.plan_notes import (
     note_accumulation,
     note_batches,
@@ -35,7 +34,7 @@ from trainfit.plan.plan_notes import (
     note_steps,
 )
 from trainfit.plan.planned_job import PlannedJob, planned_job
-from trainfit.plan.remedies.kinds import NAMES
+from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.plan.remedies.trials import Job
 from trainfit.plan.remedies.trying import try_remedies
 from trainfit.plan.runs.first_run import FirstRun
@@ -45,7 +44,7 @@ from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
 from trainfit.plan.sizing.confirmation import confirmed
 from trainfit.plan.sizing.effective_batch import Accumulation, accumulation_for
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.speed import machine_of, speed, step_seconds
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.notes import complete
@@ -59,11 +58,10 @@ class Settings:
     """What the user set: see ``trainfit plan --help``.
 
     ``headroom`` is a share of the GPU (``None``: up to the prediction interval's upper bound);
-    ``steps`` of ``None`` are until memory has settled.
-    ``remedies`` are names of remedies to try; ``None``: all where the job does not fit. ``cpu`` is
-    the processor beside the GPU, ``rates`` are what a calibration profile measured,
-    ``noise_scale`` is the gradients', in samples. ``rented`` says which machine the GPU is of, in
-    words (empty: none was named).
+    ``steps`` of ``None`` are until memory has settled. ``remedies`` are names of remedies to try;
+    ``None``: all where the job does not fit. ``cpu`` is the CPU of the machine with the GPU,
+    ``rates`` are what a calibration profile measured, ``noise_scale`` is the gradients', in
+    samples. ``rented`` says which machine the GPU is of, in words (empty: none was named).
     """
 
     headroom: float | None = None
@@ -76,33 +74,36 @@ class Settings:
     rented: str = ""
 
 
-def plan(
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """What simulated runs tell of a plan, which has no launch line yet; the command's tunables,
+    also those that the user has not marked; and the user's interrupt, if one ended the runs."""
+
+    result: PlanResult
+    options: CommandOptions
+    interrupt: KeyboardInterrupt | None = None
+
+
+def simulated(
     command: Command,
     gpu: GpuSpec,
-    gpu_name: str,
     settings: Settings,
     progress: Callable[[str], None] = lambda text: None,
     constants: DeviceConstants | None = None,
-    interrupted: Callable[[PlanResult], None] = lambda result: None,
-    understood: Callable[[CommandOptions], None] = lambda options: None,
-) -> PlanResult:
-    """Plan ``command`` for ``gpu``; ``gpu_name`` is what the user called it.
+) -> Simulated:
+    """Run ``command`` on the simulated ``gpu``: memory, batch size, precision, remedies, speed.
 
     ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
-    Upon a ``KeyboardInterrupt``, which goes on, ``interrupted`` is given what was known by then,
-    if that is anything. ``understood`` is given the command with the tunables that the user has
-    not marked, before that.
 
     Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the
-    batch size has no effect.
+    batch size has no effect, ``KeyboardInterrupt`` where nothing was known by then.
     """
     started = time.monotonic()
     with (
         Tracer(
             command,
-            gpu_name,
-            gpu_memory_bytes=gpu.memory_bytes,
+            gpu,
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
             constants=constants,
@@ -118,12 +119,8 @@ def plan(
         except KeyboardInterrupt as error:
             interrupt = error
             result = planner.so_far(error)
-    understood(planner.options)
     result = dataclasses.replace(result, seconds=time.monotonic() - started)
-    if interrupt is not None:
-        interrupted(result)
-        raise interrupt
-    return result
+    return Simulated(result, planner.options, interrupt)
 
 
 class _Planner:
@@ -157,7 +154,7 @@ class _Planner:
         return dataclasses.replace(result, interrupted=True)
 
     def run(self) -> PlanResult:
-        """From the first run to the launch line."""
+        """From the first run to what is recommended."""
         job = self._job()
         flipped = opposite_amp(job)
         job.start_runs(flipped)
@@ -180,19 +177,20 @@ class _Planner:
         note_batches(job, chosen.batches)
         remedies = None if job.infers else self._remedies(job, present, flipped)
         inference = (
-            gradients_both_ways(self._runs, job.judge, job.batch, job.first) if job.infers else None
+            gradients_both_ways(self._runs, job.memory_model, job.batch, job.first)
+            if job.infers
+            else None
         )
         note_interrupt(job, present, others, remedies)
         kept = self._accumulation(job, chosen)
         note_accumulation(job.notes, kept)
-        result = dataclasses.replace(
+        return dataclasses.replace(
             self._result(job, present, chosen),
             other_amp=others[0].configuration if others else None,
             remedies=remedies,
             inference=inference,
             amp_choice=choice,
         )
-        return with_launch(result, self._command)
 
     def _job(self) -> PlannedJob:
         """The command as it is written, and what its process uses of the GPU."""
@@ -203,24 +201,26 @@ class _Planner:
         note_options(notes, self.options)
         if self._settings.rented:
             notes.add(self._settings.rented, MAY_CHANGE)
-        judge = Judge(
+        memory_model = MemoryModel(
             self._gpu,
             allocator_settings(self._command),
             self._settings.headroom or 0.0,
             self._constants.used(LIBRARIES),
             self._constants.other_processes_bytes,
         )
-        note_first_run(notes, judge, first, whole)
+        note_first_run(notes, memory_model, first, whole)
         recording = recording_of(first)
-        judge = dataclasses.replace(judge, context=context_parts(recording))
+        memory_model = dataclasses.replace(memory_model, context=context_parts(recording))
         if self._settings.headroom is None:
-            judge = dataclasses.replace(judge, headroom=judge.margin(recording))
+            memory_model = dataclasses.replace(
+                memory_model, headroom=memory_model.margin(recording)
+            )
         settings, profile = self._settings, self._constants.profile
         return planned_job(
             self._command,
             self._gpu,
             machine_of(self._gpu, settings.cpu, settings.rates, profile),
-            judge,
+            memory_model,
             self._runs,
             notes,
             first,
@@ -233,8 +233,8 @@ class _Planner:
         """Tell of the job as it is, as long as the other runs go on."""
         if self._runs.is_over:
             return
-        shown, fits = job.judge.shown(Stream.of(job.recording))
-        figures = job.judge.figures(shown, context_parts(job.recording))
+        shown, fits = job.memory_model.shown(Stream.of(job.recording))
+        figures = job.memory_model.figures(shown, context_parts(job.recording))
         self._progress.first_answer(
             FirstAnswer(
                 batch_size=job.batch,
@@ -262,7 +262,7 @@ class _Planner:
         return accumulation_for(self._command, makeup, job.batch, best)
 
     def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
-        """What was asked for; of itself where the job does not fit."""
+        """The remedies to try: those asked for, or all if the job does not fit."""
         names = self._settings.remedies
         if names is None:
             names = () if present.configuration.fits else NAMES
@@ -271,7 +271,7 @@ class _Planner:
         planned = Job(
             command=self._command,
             runs=self._runs,
-            judge=job.judge,
+            memory_model=job.memory_model,
             batch=job.batch,
             law=present.batches.law,
             largest=present.batches.largest,
@@ -288,11 +288,11 @@ class _Planner:
             command=self._command.line(),
             gpu=self._gpu.key,
             gpu_memory_bytes=self._gpu.memory_bytes,
-            headroom_share=job.judge.headroom,
+            headroom_share=job.memory_model.headroom,
             headroom_is_set=self._settings.headroom is not None,
             steps=first.outcome.steps,
             now=present.configuration,
-            recommended=job.judge.figures(peak) if peak is not None else None,
+            recommended=job.memory_model.figures(peak) if peak is not None else None,
             other_amp=None,
             basis=here.basis,
             basis_detail=here.basis_detail,
@@ -325,7 +325,7 @@ class _Planner:
             step=job.recording.makeup,
             shapes=job.batch_shapes(),
             batch_check=chosen.batches.check,
-            allocator=allocator_trial(self._command, job.judge, chosen),
+            allocator=allocator_trial(self._command, job.memory_model, chosen),
             loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
             sample_loading_s=sample_loading_s(first),
         )
@@ -343,8 +343,8 @@ def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, 
 
 def _other_gpus(job: PlannedJob) -> tuple[str, ...]:
     """GPUs of the catalogue on which the present batch size runs, smallest first."""
-    need = job.judge.unlimited(Stream.of(job.recording)).peak_reserved
-    libraries = {part.name for part in job.judge.context}
+    need = job.memory_model.unlimited(Stream.of(job.recording)).peak_reserved
+    libraries = {part.name for part in job.memory_model.context}
     able = [
         gpu
         for gpu in catalogue()

@@ -14,7 +14,7 @@ from trainfit.plan.sizing.batch_scaling import Pair, steady_work, work_law
 from trainfit.results.machine.profile import Rates
 from trainfit.results.plan.result import HostCpu
 from trainfit.results.plan.speed import KNEE, PacedCalls, SlowedCall, Speed, StepSpeed
-from trainfit.results.runs.loading import StepTime as GivenStep
+from trainfit.results.runs.loading import Consumer
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.speed.model.efficiency import FITTED, RANGE
@@ -134,8 +134,8 @@ def constants_of(machine: Machine) -> str:
     clock = f"assumed CPU: {machine.core_hz / 1e9:.3g} GHz"
     if machine.core_measured:
         clock = (
-            f"launches as by a core that was measured ({machine.core_speed:.2g} times the "
-            f"reference's speed at {REFERENCE_HZ / 1e9:g} GHz)"
+            f"measured CPU: {machine.core_speed:.2g} times the "
+            f"reference's speed at {REFERENCE_HZ / 1e9:g} GHz"
         )
     copies = f"copies over PCIe at {machine.pinned_bytes_per_s / 1e9:.3g} GB/s"
     return f"{source}{clock}, {copies}" + ("" if machine.profile else " (assumed)")
@@ -190,35 +190,35 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     notes = []
     if recording.steps == 1:
         notes.append(
-            "one step was made, and the first differs: its time is without set-up, uploads of "
-            "parameters and making the optimizer's state; what else is done once is in it"
+            "only one step was simulated: set-up, parameter uploads and creating the optimizer's "
+            "state are left out of its time, other work that is done once is not"
         )
     makeup = recording.makeup
     if makeup is not None and makeup.effective_batch is None:
-        notes.append(f"samples/s cannot be told: {makeup.why}")
+        notes.append(f"samples/s is not known: {makeup.why}")
     return tuple(notes)
 
 
-def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> GivenStep:
+def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Consumer:
     """The shortest time that a step is likely to take between two batches of the DataLoader, with
     where it is from: who keeps up with that keeps up.
 
-    An optimizer step with gradient accumulation takes several batches.
+    An optimizer step with gradient accumulation uses several batches.
     """
     low, high = step.range_s
     batches = batches_per_step(makeup)
     source = (
-        f"the fast end of the 90% prediction interval for {gpu}: {1e3 * low:.3g} to "
+        f"the lower bound of the 90% prediction interval for {gpu}: {1e3 * low:.3g} to "
         f"{1e3 * high:.3g} ms"
     )
     if batches > 1:
         source += f", for {batches} batches (gradient accumulation)"
     busy = (step.core_s or 0.0) / step.seconds if step.seconds > 0 else 0.0
-    return GivenStep(low / batches, low / batches * min(1.0, busy), source=source)
+    return Consumer(low / batches, low / batches * min(1.0, busy), source=source)
 
 
 def batches_per_step(makeup: StepMakeup | None) -> int:
-    """Batches of the DataLoader that an optimizer step takes; 1 where that is not known."""
+    """Batches of the DataLoader that an optimizer step uses; 1 where that is not known."""
     return (makeup.loader_batches if makeup is not None else None) or 1
 
 
@@ -259,8 +259,8 @@ def batch_sizes(largest: int) -> list[int]:
 def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | None:
     """The smallest batch size that is nearly as fast as any, by samples a second.
 
-    With the gradients' ``noise_scale`` B, in samples, by those that a loss takes: with a batch
-    size b as many as 1 + b / B times the least (McCandlish et al., "An Empirical Model of
+    With the gradients' ``noise_scale`` B, in samples, by those that the same loss needs: with a
+    batch size b as many as 1 + b / B times the least (McCandlish et al., "An Empirical Model of
     Large-Batch Training", 2018).
     """
     rates = [_rate(each) for each in curve]

@@ -1,9 +1,9 @@
 """How fast a GPU could at best be with a step: a lower bound of its time, no prediction.
 
-A loader that keeps up with the bound keeps up with the GPU; the real step takes longer, often
+A loader that keeps up with the bound keeps up with the GPU; the real step is longer, often
 several times as long. Kernels of one stream run one after the other. Some compute and others
 move, so that the first two of these times add up; each is launched meanwhile, so that the step
-takes their sum or the third, whichever is more:
+needs their sum or the third, whichever is more:
 
 - arithmetic: the FLOPs of matrix products, convolutions and attention at the GPU's dense peak
   for the dtype of their operands (as sold: with FP32 accumulation, at the boost clock, without
@@ -27,7 +27,7 @@ from trainfit.hardware.gpu.custom import is_made_up
 from trainfit.results.runs.trace import Compute
 
 #: From one operator of eager PyTorch to the next at the least: launching an empty kernel alone
-#: takes a CPU about two microseconds, and PyTorch's dispatch comes on top.
+#: needs about two microseconds of a CPU, and PyTorch's dispatch comes on top.
 LEAST_LAUNCH_S: Final = 2e-6
 #: cuDNN may multiply less than the formula counts: a quarter, by Winograd's F(4x4, 3x3) (Lavin
 #: and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015, section 4.3).
@@ -99,14 +99,14 @@ def _tensor_rate(rates: Mapping[str, float], dtype: str) -> float | None:
 
 def _why(compute: Compute, gpu: GpuSpec, seconds: float, *, is_work: bool, moves: bool) -> str:
     if not seconds:
-        reason = "the script is compiled" if compute.compiled else "nothing was counted"
-        return f"the least time of a step is not known: {reason}; give --step-time"
-    bound = f"no {gpu.key} makes the step in less than {1e3 * seconds:.3g} ms"
+        reason = "the script is compiled" if compute.compiled else "no operation was counted"
+        return f"the lower bound of the step time is not known: {reason}; give --step-time"
+    bound = f"no {gpu.key} runs the step in less than {1e3 * seconds:.3g} ms"
     text = f"{compute.kernels} kernels of {1e6 * LEAST_LAUNCH_S:g} us at least"
     if is_work:
         text = f"{compute.flops / 1e12:.3g} TFLOP at the dense peak"
         if moves:
             text += f" and {compute.moved_bytes / 1e9:.3g} GB that no cache holds"
     if is_made_up(gpu, "fp32_flops"):
-        return f"{bound}: {text}; a device made to measure has no rates: give --step-time"
-    return f"{bound}: {text}; the real step takes longer"
+        return f"{bound}: {text}; a custom GPU specification has no rates: give --step-time"
+    return f"{bound}: {text}; the real step is longer"

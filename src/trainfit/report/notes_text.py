@@ -17,7 +17,7 @@ _PARTS = 2
 
 
 def profile_note(profile: str) -> list[str]:
-    """What a result says of the calibration profile that it used; nothing without one."""
+    """The note on the calibration profile that was used; nothing without one."""
     return [f"CUDA context and libraries from the profile {profile}"] if profile else []
 
 

@@ -1,4 +1,4 @@
-"""What is said of the files that a script wrote while it ran for trainfit."""
+"""Notes on the files that a script wrote in a simulated run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def protection_notes(protection: Protection | None) -> list[str]:
 
 def _kind(protection: Protection) -> list[str]:
     if protection.kind == "none":
-        return ["the script's files were not protected: --allow-writes"]
+        return ["the script's files were not protected (--allow-writes)"]
     parts = [_dropped(protection)] if protection.files or protection.removed else []
     if protection.kind == "redirection":
         how = "Python's file calls were redirected to a scratch layer"
@@ -35,4 +35,4 @@ def _dropped(protection: Protection) -> str:
         wrote += f" and removed {protection.removed}" if protection.files else ""
     if not protection.files:
         wrote = f"the script removed {count(protection.removed, 'file')}"
-    return f"{wrote} in a scratch layer: nothing of yours was changed"
+    return f"{wrote} in a scratch layer: your files were not changed"

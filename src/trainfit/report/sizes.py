@@ -1,4 +1,4 @@
-"""How figures and user text are written for people."""
+"""Formats sizes, times, rates and user text."""
 
 from __future__ import annotations
 

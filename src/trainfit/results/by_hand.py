@@ -1,4 +1,4 @@
-"""A hand formula's parts beside the simulated ones. All sizes are bytes.
+"""Parts of a hand formula and of the simulation. All sizes are bytes.
 
 Format history
     1   first version
@@ -34,7 +34,7 @@ class HandRow:
 @dataclasses.dataclass(frozen=True)
 class Cause:
     """A reason for a part of the difference: ``nbytes`` is what it adds to the simulated figure
-    (negative: what it takes away), ``rows`` the same by the rows it belongs to.
+    (negative: what it removes), ``rows`` the same by the rows it belongs to.
 
     ``operators`` are those with the largest part, where that says something.
     """
@@ -57,7 +57,7 @@ class ModelPart:
 @dataclasses.dataclass(frozen=True)
 class HandReport:
     """The formula ``parameters x bytes + activations x bytes + input, and 10 to 30% for the
-    rest`` beside the peak of a recording.
+    rest`` compared with the peak of a recording.
 
     ``rows`` sum up to ``by_hand`` and to the simulated peak, ``allocated``; ``causes`` and
     ``unexplained`` to the difference. ``unexplained_rows`` has the parts of the latter, which can

@@ -7,6 +7,8 @@ Format history
     1   first version
     2   what other processes did to runs (``Doubt``), and a reason for each setting
         (``SettingReason``)
+    3   "fix" of a fault (was "cure"), "disturbed" runs of a probe (was "beside_others"), the limit
+        "transfer" (was "hand_off"), "used_pools" of a probe
 """
 
 from __future__ import annotations
@@ -14,17 +16,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key, rename_value
 from trainfit.results.plan.launch import Evidence
 from trainfit.results.runs.sandbox import Protection
 
 FORMAT: Final = "trainfit-loader"
 VERSION: Final = 3
 
-_AGAIN: Final = "make it again with `trainfit loader --output FILE`"
+_REMAKE: Final = "re-create it with `trainfit loader --output FILE`"
 _WANTED: Final = "give a file that `trainfit loader --output` wrote"
+
+
+def upgrade_terms(document: dict[str, Any], within: str = "") -> None:
+    """From version 2 to 3, for a loader's result at the path ``within`` (ends with a dot)."""
+    for place in ("faults", "probe.faults", "held.faults", "confirmed.fault"):
+        rename_key(document, within + place, "cure", "fix")
+    for place in ("probe", "held"):
+        rename_key(document, within + place, "beside_others", "disturbed")
+    rename_value(document, within.rstrip("."), "limit", "hand_off", "transfer")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {2: upgrade_terms}
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 DatasetKind = Literal["map", "iterable"]
@@ -52,13 +67,15 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
-            raise ValueError(f"num_workers is 0 or more, not {self.num_workers}")
+            raise ValueError(f"expected num_workers of 0 or more, got {self.num_workers}")
         if self.prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor is 1 or more, not {self.prefetch_factor}")
+            raise ValueError(f"expected prefetch_factor of 1 or more, got {self.prefetch_factor}")
         if self.worker_threads < 1:
-            raise ValueError(f"a worker has one thread or more, not {self.worker_threads}")
+            raise ValueError(f"expected one thread or more for a worker, got {self.worker_threads}")
         if self.library_threads is not None and self.library_threads < 1:
-            raise ValueError(f"a library has one thread or more, not {self.library_threads}")
+            raise ValueError(
+                f"expected one thread or more for a library, got {self.library_threads}"
+            )
 
     @property
     def tokens(self) -> int:
@@ -66,11 +83,11 @@ class LoaderSettings:
         return self.num_workers * self.prefetch_factor
 
 
-#: Cores that others keep busy on average, beyond those that idle, above which a run is one beside
-#: others: its rate tells of both.
-BESIDE_OTHERS: Final = 0.25
+#: Cores that others keep busy on average, beyond those that idle, above which a run counts as
+#: disturbed: its rate depends on both.
+DISTURBED_CORES: Final = 0.25
 
-#: Bytes of the checkpoint that is saved to see what that takes: some 20 to 50 ms.
+#: Bytes of the checkpoint that is saved to measure the time of that: some 20 to 50 ms.
 SAVE_BYTES: Final = 32 << 20
 
 
@@ -83,7 +100,7 @@ def steady(settings: LoaderSettings) -> LoaderSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong with the loader, with its cure.
+    """A fault of the DataLoader, with its fix.
 
     ``kind`` is a stable identifier ("worker_killed", "worker_exception", "shm_full",
     "deadlock", "not_picklable", "iterable_not_sharded", "slow_sampler", "main_process_only",
@@ -93,7 +110,7 @@ class Fault:
     kind: str
     summary: str
     evidence: str
-    cure: str
+    fix: str
     settings: LoaderSettings | None = None
 
 
@@ -112,7 +129,7 @@ class CostPart:
 
 @dataclasses.dataclass(frozen=True)
 class StorageCost:
-    """What a batch takes when its files are in the page cache (warm) and when they are not.
+    """Time of a batch with its files in the page cache (warm) and without (cold).
 
     ``read_bytes`` is what one batch read from storage when cold; ``cached_share`` how much of
     the files that were seen can stay in the page cache (1: all of them fit in free RAM).
@@ -138,11 +155,11 @@ class Probe:
     ``variation`` is the standard deviation of ``fetch_s`` divided by its mean.
     ``receive_s`` is the CPU time of taking a batch from the workers' queue, ``receive_busy_s``
     the wall time of the same while the worker that made it makes the next one;
-    ``pin_s`` is the copy to pinned memory, ``next_s`` what ``next`` takes besides,
+    ``pin_s`` is the copy to pinned memory, ``next_s`` the rest of ``next``,
     ``latency_s`` what passes in pipes until threads wake.
-    ``start_s`` is what starting one worker takes, by start method.
+    ``start_s`` is the time to start one worker, by start method.
     ``scaling`` is the rate of two workers divided by that of one.
-    ``sampler_s`` is what the sampler takes for the indices of one batch.
+    ``sampler_s`` is the time of the sampler for the indices of one batch.
     """
 
     dataset: str
@@ -184,11 +201,11 @@ class Probe:
     others_cores: float | None = None
     """Cores that other processes kept busy in the probe's runs, beyond those that idled; ``None``:
     not told."""
-    beside_others: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Kinds of runs ("2 workers", …) that were only made beside other processes, and how many
+    disturbed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Kinds of runs ("2 workers", …) that were only made with other processes busy, and how many
     cores these kept busy."""
     collecting: float | None = None
-    """Of a worker's CPU time for batches, what Python's garbage collection takes."""
+    """Share of a worker's CPU time for batches that Python's garbage collection uses."""
     started_threads: int | None = None
     """Threads that libraries started in a worker for its first batch: those of pools that are
     used, and not only there; ``None``: not told."""
@@ -218,7 +235,7 @@ class Candidate:
     ``oversubscribed`` says why it is slower than so many workers promise, or is empty.
 
     ``batches_per_s`` is with the consumer, ``alone_batches_per_s`` what the loader would give
-    to one that takes no time. ``save_s`` is what saving a checkpoint (``SAVE_BYTES``) would take
+    to a step time of 0. ``save_s`` is what saving a checkpoint (``SAVE_BYTES``) would take
     while the workers go on.
     """
 
@@ -236,7 +253,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Confirmed:
-    """A real run of the loader beside what the model said before it.
+    """A real run of the DataLoader, with the model's prediction before it.
 
     ``measured_batches_per_s`` and ``waiting_share`` are ``None`` where the run failed.
     ``context_switches_per_batch`` and ``private_bytes`` are of all workers together.
@@ -260,12 +277,12 @@ class Confirmed:
     """Cores that other processes kept busy meanwhile, beyond those that idled; ``None``: not
     told."""
     tries: int = 1
-    """How often it was made: again where other processes were at work, the quietest counts."""
+    """Number of runs: repeated where other processes were busy; the least disturbed counts."""
 
     @property
-    def is_beside_others(self) -> bool:
+    def is_disturbed(self) -> bool:
         """Does the rate tell as much of other processes as of these settings?"""
-        return (self.others_cores or 0.0) > BESIDE_OTHERS
+        return (self.others_cores or 0.0) > DISTURBED_CORES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,11 +304,11 @@ class Doubt:
     decides: bool = False
 
 
-#: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help),
-#: "cores", "disk", "hand_off" (taking batches over), "lock" (workers wait for one another),
+#: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help), "cores",
+#: "disk", "transfer" (of batches to the main process), "lock" (workers wait for one another),
 #: "sampler", "main_process" (num_workers=0 is all that works).
 Limit = Literal[
-    "gpu", "workers", "cores", "disk", "hand_off", "lock", "sampler", "main_process", "unknown"
+    "gpu", "workers", "cores", "disk", "transfer", "lock", "sampler", "main_process", "unknown"
 ]
 
 
@@ -321,10 +338,6 @@ class VariableAdvice:
     gain: float | None = None
 
 
-#: The name of the reason for the CPUs that a job runs on.
-CPU_AFFINITY: Final = "CPU affinity"
-
-
 @dataclasses.dataclass(frozen=True)
 class SettingReason:
     """One setting of a launch, with why it has its value: also one that is left as it is.
@@ -332,7 +345,8 @@ class SettingReason:
     ``name`` is what the user would search for ("num_workers", "OMP_NUM_THREADS", "CPU affinity").
     ``value`` is the recommended one and ``present`` the user's, as they are written (``None``: it
     is not set, nor is it to be); ``set_by`` is who set a variable. ``reason`` is one line, true of
-    what was measured here, and ``evidence`` what it rests on.
+    what was measured here, and ``evidence`` what it rests on. ``where`` it belongs: arguments are
+    the DataLoader's (files of earlier versions say that of all).
     """
 
     name: str
@@ -341,6 +355,7 @@ class SettingReason:
     reason: str
     evidence: Evidence
     set_by: SetBy = ""
+    where: Literal["argument", "environment", "wrapper"] = "argument"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,7 +424,7 @@ class LoaderResult:
     save_alone_s: float | None = None
     """What saving a checkpoint (``SAVE_BYTES``) took without workers."""
     held: Probe | None = None
-    """The probe again, with one thread for each library in a worker; ``None``: not made, as a
+    """A second probe, with one thread for each library in a worker; ``None``: not made, as a
     batch starts none of their threads."""
     seconds: float = 0.0
     torch: str = ""
@@ -456,12 +471,12 @@ class LoaderResult:
         return next((each for each in self.candidates if steady(each.settings) == wanted), None)
 
     def measured(self, settings: LoaderSettings) -> Confirmed | None:
-        """The real run of these settings, if there was one that neither failed nor was made beside
+        """The real run of these settings, if there was one that neither failed nor was disturbed by
         other processes."""
         wanted = steady(settings)
         found = (each for each in self.confirmed if steady(each.settings) == wanted)
         usable = (each for each in found if each.measured_batches_per_s is not None)
-        return next((each for each in usable if not each.is_beside_others), None)
+        return next((each for each in usable if not each.is_disturbed), None)
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
@@ -474,9 +489,18 @@ class LoaderResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> LoaderResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     @classmethod
     def load(cls, path: Path) -> LoaderResult:
         """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

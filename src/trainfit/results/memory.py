@@ -63,7 +63,7 @@ class Remaining:
     """What is there between steps, by kind.
 
     ``after_step`` is alive when the last optimizer step ends, ``kept`` of it since the step
-    before (``None`` after one step only): what differs is made anew in each step.
+    before (``None`` after one step only): what differs is allocated in each step.
     """
 
     after_step_bytes: Mapping[str, int]

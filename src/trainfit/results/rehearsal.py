@@ -5,6 +5,7 @@ measured (or cannot be told), 0 is measured.
 
 Format history
     1   first version
+    2   the cause "transfer" (was "hand_over"), "fix" of a fault (was "cure")
 """
 
 from __future__ import annotations
@@ -12,17 +13,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key, rename_value
 from trainfit.results.loader import Fault, LoaderSettings
 from trainfit.results.runs.sandbox import Protection
 
 FORMAT: Final = "trainfit-rehearsal"
-VERSION: Final = 1
+VERSION: Final = 2
 
-_AGAIN: Final = "make it again with `trainfit rehearse --output FILE`"
+_REMAKE: Final = "re-create it with `trainfit rehearse --output FILE`"
 _WANTED: Final = "give a file that `trainfit rehearse --output` wrote"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_key(document, "fault", "cure", "fix")
+    rename_key(document, "idle_s", "hand_over", "transfer")
+    rename_value(document, "dips", "cause", "hand_over", "transfer")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
 
 #: Why the GPU is idle.
 #: "start_up": until the first batch; "warm_up": until the queues are full for the first time;
@@ -30,7 +41,7 @@ _WANTED: Final = "give a file that `trainfit rehearse --output` wrote"
 #: "starving": batches are made slower than they are used, all the time;
 #: "main_process": there are no workers, each batch is made while the GPU waits;
 #: "slow_batch": a batch came late, while they come in time as a rule;
-#: "hand_over": what ``next`` takes for a batch that is ready;
+#: "transfer": the time of ``next`` for a batch that is ready;
 #: "end": after the last step (the loader failed, or had no batch left).
 Cause = Literal[
     "start_up",
@@ -39,7 +50,7 @@ Cause = Literal[
     "starving",
     "main_process",
     "slow_batch",
-    "hand_over",
+    "transfer",
     "end",
 ]
 
@@ -57,7 +68,7 @@ class Timeline:
 
     def __post_init__(self) -> None:
         if self.window_s <= 0:
-            raise ValueError(f"a window is longer than 0 s, not {self.window_s}")
+            raise ValueError(f"expected a window longer than 0 s, got {self.window_s}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,9 +180,18 @@ class Rehearsal:
     @classmethod
     def from_json(cls, text: str, path: Path) -> Rehearsal:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     @classmethod
     def load(cls, path: Path) -> Rehearsal:
         """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -296,8 +296,8 @@ class TimedBatch:
 class TimedSteps:
     """Step times of a job at several batch sizes (``case.batch`` is the first).
 
-    ``operator_s`` is what an operator takes the machine's core (``speed.dispatch_probe``), ``None``
-    where that was not measured.
+    ``operator_s`` is the time of an operator on the machine's core (``speed.dispatch_probe``),
+    ``None`` where that was not measured.
     """
 
     simulated: bool
@@ -318,7 +318,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise ResultFileError(path, "there is no such file", "check the path") from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
+        raise ResultFileError(path, f"it is damaged ({error})", "re-measure it") from None
 
 
 def read_truth(path: Path) -> AnyTruth | None:
@@ -328,7 +328,7 @@ def read_truth(path: Path) -> AnyTruth | None:
     """
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ResultFileError(path, "it is no truth file", "give a file of bench/gpu")
+        raise ResultFileError(path, "not a truth file", "give a file of bench/gpu")
     version = document.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
         reason = f"its format version {version!r} is not one that this trainfit reads ({VERSION})"
@@ -336,7 +336,7 @@ def read_truth(path: Path) -> AnyTruth | None:
     try:
         return _decoded(document)
     except DecodingError as error:
-        raise ResultFileError(path, f"it is damaged ({error})", "measure it again") from None
+        raise ResultFileError(path, f"it is damaged ({error})", "re-measure it") from None
 
 
 def _decoded(document: dict[str, Any]) -> AnyTruth | None:

@@ -1,4 +1,4 @@
-"""Runs a user's script as Python would, and tells what became of it.
+"""Runs a user's script as Python would, and reports the outcome.
 
 What a run on the simulated GPU and one on a real GPU have in common. The script is
 ``__main__``, sees its own arguments, and is stopped from within the optimizer step that

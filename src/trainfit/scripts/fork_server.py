@@ -9,8 +9,8 @@ Lines on standard input are ``run FOLDER``, ``grow FOLDER`` and ``stop FOLDER``.
 exit code (negative: signal) is in ``FOLDER/code``. The end of the input ends everything.
 
 ``grow`` is ``run`` for runs that differ in nothing that a script sees before it looks at its
-arguments: they are forked from a child that has come that far (:mod:`trainfit.scripts.stem`),
-if there can be one.
+arguments: they are forked from a child that has come that far
+(:mod:`trainfit.scripts.template_process`), if there can be one.
 
 Each run has a sandbox of its own, as ``FOLDER/sandbox.json`` asks
 (:mod:`trainfit.scripts.sandbox`).
@@ -46,7 +46,7 @@ _STALLED_S, _LEAST_S = 6.0, 0.1
 
 
 class Server:
-    """Forks runs as it is told on the descriptor ``control``.
+    """Forks runs on requests from the descriptor ``control``.
 
     ``tell_code`` is given the folder and the exit code of each run that has ended.
     """

@@ -1,4 +1,5 @@
-"""Reads a launcher's words by the launcher's own code: ``main()`` with its name and words.
+"""Parses a launcher's arguments with the launcher's own code: ``main()`` with its name and
+arguments.
 
 This is a child process of the user's interpreter, in which the launcher is installed. The answer
 (:class:`trainfit.results.runs.launcher.Launched`) is the last line that it prints. Nothing is
@@ -116,7 +117,7 @@ def main() -> None:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             answer = read(launcher, words)
     except (SystemExit, argparse.ArgumentError):  # argparse has said why, in the last line
-        lines = said.getvalue().strip().splitlines() or ["no reason is given"]
+        lines = said.getvalue().strip().splitlines() or ["no reason given"]
         answer = Launched(error=lines[-1])
     except Exception as error:  # whatever a library's own checks raise
         answer = Launched(error=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Threads that native libraries keep ready in a process, and how they are held down.
+"""Thread pools of native libraries in a process, and how they are limited.
 
 What OpenMP, OpenBLAS, MKL and BLIS have is asked of threadpoolctl, which knows their ways;
 OpenCV, numba, NumExpr and Arrow have pools of their own and calls for them. FFmpeg's threads

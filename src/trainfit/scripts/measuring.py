@@ -1,9 +1,8 @@
-"""What measuring processes have in common: the device, its name, and how they end."""
+"""Shared code of measuring processes: the device, its name, and how they end."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-from trainfit.hardware import find_gpu
 from trainfit.results.runs.measurement import Device, MeasuringOutcome, MeasuringRequest, StandIn
 
 
@@ -23,10 +21,7 @@ def device(stand_in: StandIn | None) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
     from trainfit.simgpu.session import Simulation
 
-    gpu = find_gpu(stand_in.gpu)
-    if stand_in.gpu_memory_bytes is not None:
-        gpu = dataclasses.replace(gpu, memory_bytes=stand_in.gpu_memory_bytes)
-    return Simulation(gpu, constants=stand_in.constants)
+    return Simulation(stand_in.gpu, constants=stand_in.constants)
 
 
 def describe() -> Device:

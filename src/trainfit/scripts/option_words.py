@@ -1,4 +1,4 @@
-"""Where the words of a command line say an option, as argparse and click read them."""
+"""Positions of an option in a command line, as argparse and click parse it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class OptionPlace:
     """``words[at]`` names an option, by ``flag``; its value is ``words[value_at][start:]``
     (``value_at`` of ``None``: it stands without one)."""
 
@@ -24,7 +24,7 @@ def place_of(
     *,
     switch: bool = False,
     bare: bool = False,
-) -> Place | None:
+) -> OptionPlace | None:
     """The last place in ``words`` that says the option with these ``flags``, which is the one that
     counts; ``None`` where none does.
 
@@ -40,11 +40,11 @@ def place_of(
         if not flag:
             continue
         if joined is not None:
-            found = Place(at, flag, at, joined)
+            found = OptionPlace(at, flag, at, joined)
         elif switch or (bare and not _is_value(words, at + 1)):
-            found = Place(at, flag)
+            found = OptionPlace(at, flag)
         elif at + 1 < len(words):
-            found = Place(at, flag, at + 1)
+            found = OptionPlace(at, flag, at + 1)
     return found
 
 

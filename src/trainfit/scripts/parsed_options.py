@@ -1,4 +1,4 @@
-"""What the parser of a command line knows of its options: argparse's, click's, draccus', absl's.
+"""The options that a command line's parser defines: argparse's, click's, draccus', absl's.
 
 One function for each kind of parser, after it has parsed. They look at what is there and may raise
 whatever an odd parser raises: :mod:`trainfit.scripts.watch.options` calls them so that no script

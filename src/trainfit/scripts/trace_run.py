@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from trainfit.hardware import find_gpu
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
 from trainfit.results.runs.steps import StepMakeup
@@ -31,7 +30,7 @@ from trainfit.scripts import sandbox
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
 from trainfit.scripts.launch_in_place import LaunchInPlace
-from trainfit.scripts.stem import Stem
+from trainfit.scripts.template_process import Stem
 from trainfit.scripts.watch.accelerate import AccelerateWatch
 from trainfit.scripts.watch.amp import AmpWatch
 from trainfit.scripts.watch.autocast import AutocastSwitch
@@ -57,17 +56,17 @@ class Runner:
 
     def __init__(self, request: TraceRequest, stem: Stem | None = None) -> None:
         self._stem = stem
-        gpu = find_gpu(request.gpu)
-        if request.gpu_memory_bytes is not None:
-            gpu = dataclasses.replace(gpu, memory_bytes=request.gpu_memory_bytes)
         self._request = request
         self._simulation = Simulation(
-            gpu, limited=request.limited, constants=request.constants, command=request.command
+            request.gpu,
+            limited=request.limited,
+            constants=request.constants,
+            command=request.command,
         )
         self._loaders = LoaderTracker(request.loader, sample=request.sample)
         self._step = StepWatch(self._simulation, self._loaders)
         self._autocast = AutocastSwitch(
-            request.amp, torch.bfloat16 if gpu.supports_bf16 else torch.float16
+            request.amp, torch.bfloat16 if request.gpu.supports_bf16 else torch.float16
         )
         self._accelerate = AccelerateWatch()
         self._amp = AmpWatch(self._accelerate)
@@ -133,11 +132,11 @@ class Runner:
         self._watch.join()
         self._simulation.pause()
         if not self._simulation.is_untouched or self._interventions.optimizers:
-            return "something was simulated already"
+            return "something was already simulated"
         if self._loaders.count or self._autocast.made:
-            return "a DataLoader or an autocast region was made already"
+            return "a DataLoader or an autocast region already exists"
         if self._accelerate.where is not None:
-            return "Accelerate has asked the environment already"
+            return "Accelerate has already read the environment"
         self._printed = Path(self._request.outcome).with_name("output.txt").read_bytes()
         return ""
 
@@ -160,7 +159,7 @@ class Runner:
         if os.getpid() != self._process:
             return False
         if self._stem is not None:
-            self._stem.give_up("the script did not look at its arguments")
+            self._stem.give_up("the script did not read its arguments")
         return True
 
     # -- while it runs ---------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import FrameType
 from typing import Final
 
-from trainfit.results.runs.steps import Loop
+from trainfit.results.runs.steps import Framework
 
 #: Modules in whose frames an optimizer step is made, and whose loop that is.
-_LOOPS: Final[tuple[tuple[str, Loop], ...]] = (
+_LOOPS: Final[tuple[tuple[str, Framework], ...]] = (
     ("lightning.", "Lightning"),
     ("pytorch_lightning.", "Lightning"),
     ("transformers.trainer", "Transformers"),
@@ -16,7 +16,7 @@ _LOOPS: Final[tuple[tuple[str, Loop], ...]] = (
 )
 
 
-def loop_of(frame: FrameType | None) -> Loop:
+def loop_of(frame: FrameType | None) -> Framework:
     """The loop in ``frame`` and its callers; empty: the script's own."""
     names = []
     while frame is not None:

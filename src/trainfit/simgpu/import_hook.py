@@ -1,4 +1,4 @@
-"""Tells when a module has been imported, if it ever is."""
+"""Calls back when a module has been imported, if it ever is."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Simulation:
             ``PYTORCH_ALLOC_CONF``.
         limited: ``False`` lets memory grow past the GPU's capacity, to measure a job that
             does not fit.
-        constants: what the process takes besides PyTorch's memory; by default the
+        constants: what the process uses in addition to PyTorch's memory; by default the
             catalogue's for this GPU.
         command: the launch command, for the recording's header.
 
@@ -111,7 +111,7 @@ class Simulation:
     def __enter__(self) -> Simulation:
         global _active
         if _active is not None:
-            raise RuntimeError("a simulation is active already; simulations do not nest")
+            raise RuntimeError("a simulation is already active; simulations cannot be nested")
         self._final = None
         self._build()
         _active = self
@@ -144,7 +144,7 @@ class Simulation:
         if self._final is not None:
             return self._final
         if not self._live:
-            raise RuntimeError("nothing was simulated yet")
+            raise RuntimeError("nothing has been simulated yet")
         return self._record()
 
     def rename(self, command: str) -> None:
@@ -157,11 +157,11 @@ class Simulation:
         return not (self._recorder.op_count or self._recorder.step or self._modules.calls)
 
     def pause(self) -> None:
-        """What passes from now on takes the script no time, until :meth:`go_on`."""
+        """What passes from now on costs the script no time, until :meth:`go_on`."""
         self._time.enter()
 
     def go_on(self) -> None:
-        """The script is at work again, maybe in a process that was forked meanwhile."""
+        """The script runs again, maybe in a process that was forked meanwhile."""
         self._time.leave()
 
     @property
@@ -180,7 +180,7 @@ class Simulation:
         return self._graphs.warm_up_steps
 
     def step_uses(self) -> list[StepUse]:
-        """What each optimizer step completed so far took of memory."""
+        """Memory use of each optimizer step completed so far."""
         self._memory.flush()
         return self._recorder.step_uses()
 
@@ -481,7 +481,7 @@ def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     if held:
         current_engine().assume(
             "a parameter changed the device while a graph held it: it was replaced, and an "
-            "optimizer made before keeps the old one"
+            "optimizer created before keeps the old one"
         )
     return not held
 
@@ -492,7 +492,7 @@ def _watched_apply(
     """``Module._apply`` that tells ``moved`` of every module whose own tensors were moved.
 
     Some modules keep a tensor computed from their parameters: ``torch.nn.utils.weight_norm``
-    does, until its hook computes it anew in each forward call. Its graph holds on to the
+    does, until its hook recomputes it in each forward call. Its graph holds on to the
     parameters, which could not change their device then; so it is let go first.
     """
 

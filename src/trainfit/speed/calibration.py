@@ -1,4 +1,4 @@
-"""Measures how fast a GPU is: matrix products, memory, launches, copies from the host.
+"""Measures how fast a GPU is: matmuls, memory, launches, copies from the host.
 
 Runs in a process of its own (``main``), on a real GPU or on a simulated one, whose clock is
 a lower bound and no prediction: a rehearsal's rates only show that all is measured.
@@ -62,7 +62,7 @@ def _subjects() -> Iterator[tuple[str, Callable[[], tuple[float, ...]]]]:
 
 
 def _matmul(dtype: torch.dtype, *, tf32: bool = False) -> tuple[float, ...]:
-    """Dense FLOP/s of a square product; zeros would be too easy on power and clocks."""
+    """Dense FLOP/s of a square matmul; zeros would draw too little power and raise clocks."""
     side = _side(dtype)
     left = torch.randn(side, side, device="cuda").to(dtype)
     right = torch.randn(side, side, device="cuda").to(dtype)

@@ -2,7 +2,7 @@
 
 Runs in a process of its own (``main``), whose environment shows PyTorch no GPU. Steps end with
 the optimizer's step, or with a call of the model; how long the script waits for its DataLoader is
-measured beside.
+measured separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainfit.results.plan.versus_cpu import CpuRunOutcome, CpuRunRequest
 from trainfit.results.runs.trace import Status
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet
-from trainfit.speed.stand_in import cpu_for_cuda
+from trainfit.speed.cpu_redirection import cpu_for_cuda
 
 
 class CpuRun(ScriptRun):

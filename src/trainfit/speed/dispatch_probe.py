@@ -1,4 +1,4 @@
-"""How long PyTorch takes this machine's core for an operator: eager Python, no GPU needed.
+"""Measures PyTorch's CPU time per operator on this machine: eager mode, no GPU needed.
 
 Runs in a process of its own (``main``), with the user's interpreter and PyTorch. What it times
 is what launching a model's kernels is made of as well: Python, autograd's bookkeeping and the
@@ -18,7 +18,7 @@ import torch
 from trainfit.results.files.exchange import write_whole
 
 #: Operators forward in one chain (as many go backward), seconds of all chains, and the share of
-#: them that were at least as fast as what is told: others were disturbed.
+#: them that were at least as fast as the reported rate: others were disturbed.
 _OPERATORS, _SECONDS, _FAST = 64, 0.8, 0.1
 
 

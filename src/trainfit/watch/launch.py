@@ -23,10 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trainfit import __version__
 from trainfit.hardware.gpu.lookup import GpuNameError, find_gpu
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.watch.run import Ending, RunHeader, WatchedGpu
+from trainfit.version import __version__
 from trainfit.watch.recorder.process import COMMAND, FOLDER, STARTED
 
 _INJECTED: Final = Path(__file__).with_name("recorder") / "inject"

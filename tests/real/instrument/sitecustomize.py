@@ -100,7 +100,7 @@ def _held(optimizers):
 
 
 def _serve_torchvision():
-    """Where torchvision's extension cannot load (a CUDA wheel beside a CPU build of PyTorch):
+    """Where torchvision's extension cannot load (a CUDA wheel next to a CPU build of PyTorch):
     the schemas that its import needs, and a non-maximum suppression in Python."""
     import importlib.util
     from pathlib import Path

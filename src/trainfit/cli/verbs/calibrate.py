@@ -16,8 +16,8 @@ from trainfit.results.runs.measurement import StandIn
 PARSER: dict[str, Any] = {
     "help": "measure this machine's GPU and write a profile for plan and simulate",
     "description": "Measure the GPU: the CUDA context and what libraries add to it, workspaces, "
-    "rates of matrix products and copies, the cost of a launch. It takes under three minutes; "
-    "nothing else should use the GPU meanwhile.",
+    "rates of matmuls and copies, the cost of a kernel launch. Needs less than three minutes, "
+    "during which nothing else should use the GPU.",
 }
 
 
@@ -27,32 +27,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         default="profile.json",
-        help="where the profile goes (default profile.json)",
+        help="file to write the profile to (default profile.json)",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         default=180.0,
         metavar="S",
-        help="seconds that it may take; what is not measured by then is left out (default 180)",
+        help="time limit in seconds; what has not been measured by then is left out (default 180)",
     )
     parser.add_argument(
         "--rehearse",
         metavar="GPU",
-        help="run all of it on a simulated GPU instead; plan refuses such a profile",
+        help="run everything on a simulated GPU instead; plan refuses such a profile",
     )
     parser.add_argument(
         "--other-processes",
         type=memory_size,
         default=0,
         metavar="SIZE",
-        help="with --rehearse: what others hold of the simulated GPU",
+        help="with --rehearse: memory of the simulated GPU that other processes use",
     )
     parser.add_argument("--json", action="store_true", help="print the profile's JSON instead")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.rehearse is not None:
         gpu = find_gpu(options.rehearse)
         others = options.other_processes
-        stand_in = StandIn(gpu.key, device_constants(gpu, other_processes_bytes=others))
+        stand_in = StandIn(gpu, device_constants(gpu, other_processes_bytes=others))
     output = output_file(options.output)
     profile = calibrate(Processes(stand_in), options.time_limit, progress)
     profile.save(output)
@@ -70,5 +70,5 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(profile.to_json())
     else:
         print(f"{profile_text(profile)}\n\nProfile: {printable(str(output))}")
-        print("(use it: `trainfit plan --profile FILE …`; show it again with `trainfit show`)")
+        print("(use it with `trainfit plan --profile FILE …`, show it with `trainfit show FILE`)")
     return 0

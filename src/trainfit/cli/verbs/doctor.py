@@ -1,4 +1,4 @@
-"""``trainfit doctor``: what this machine is, what is wrong with it, and what cures it."""
+"""``trainfit doctor``: what this machine is, what is wrong with it, and how to fix it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit import __version__
 from trainfit.cli.common import UsageError, output_file
 from trainfit.doctor.diagnose import NAMES, chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
@@ -21,12 +20,14 @@ from trainfit.report.machine.cpu import CHECKS, cpu_text
 from trainfit.report.machine.doctor import doctor_text
 from trainfit.results.files import documents
 from trainfit.results.machine.doctor import DoctorResult
+from trainfit.version import __version__
 
 PARSER: dict[str, Any] = {
-    "help": "say why PyTorch sees no GPU, and what else costs a job speed or memory here",
-    "description": "Check this machine (and a script): why PyTorch sees no GPU, and what else "
-    "costs a job speed or memory, each with its evidence, the command that cures it, its undo "
-    "and its cost. Changes nothing. Exit code 1 if something is bad.",
+    "help": "find out why PyTorch sees no GPU, and what makes jobs slow or short of memory",
+    "description": "Check this machine (and a script): why PyTorch sees no GPU, and what makes a "
+    "job slow or short of memory. Each finding has its evidence, the command that "
+    "fixes it, its undo and its cost. Changes nothing. Exit code 1 if something is "
+    "bad.",
     "usage": "trainfit doctor [options]",
 }
 
@@ -43,40 +44,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     known = ", ".join(NAMES)
     parser.add_argument(
-        "--only", type=_names, metavar="NAMES", help=f"make these checks alone, of: {known}"
+        "--only", type=_names, metavar="NAMES", help=f"run only these checks, of: {known}"
     )
     parser.add_argument(
-        "--skip", type=_names, default=(), metavar="NAMES", help="leave these checks out"
+        "--skip", type=_names, default=(), metavar="NAMES", help="skip these checks"
     )
     parser.add_argument(
         "--cpu",
         action="store_true",
-        help="the processor as a table: governor and clocks by group of cores, C-states",
+        help="show the processor as a table: governor and clocks by group of cores, C-states",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     parser.add_argument("--output", metavar="FILE", help="also write the result to a file")
     parser.add_argument(
-        "--record", metavar="FILE", help="also write down the machine, for others to replay"
+        "--record", metavar="FILE", help="also record the machine to a file that --machine reads"
     )
     parser.add_argument(
-        "--machine", type=Path, metavar="FILE", help="check a recorded machine instead of this"
+        "--machine", type=Path, metavar="FILE", help="check a recorded machine instead of this one"
     )
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Check and print; returns the exit code."""
     if options.machine is not None and options.record is not None:
-        raise UsageError("--record writes down this machine; leave --machine out")
+        raise UsageError("--record records this machine; leave --machine out")
     if options.data is not None and options.machine is None and not os.path.exists(options.data):
         raise UsageError(f"--data {options.data!r}: there is no such file; check the path")
     if options.cpu and (options.only or options.skip or options.script or options.data):
         raise UsageError(
-            "--cpu shows the processor alone; leave --only, --skip, --script, --data out"
+            "--cpu shows only the processor; leave --only, --skip, --script and --data out"
         )
     names = chosen(CHECKS if options.cpu else options.only, options.skip)
     output = output_file(options.output) if options.output is not None else None

@@ -13,12 +13,12 @@ from typing import Any
 from trainfit.cli.common import UsageError, duration, whole_number
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
-from trainfit.plan.gpus.comparison import Job, offers
+from trainfit.plan.gpus.comparison import Job, compare_gpus
 from trainfit.plan.gpus.job import job_of_plan, job_of_recordings
 from trainfit.plan.gpus.market import MARKET, market_prices
 from trainfit.plan.gpus.prices import Prices, load_prices
 from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.comparison import offers_text
+from trainfit.report.gpus.comparison import comparison_text
 from trainfit.report.gpus.explained import explained
 from trainfit.results.machine.gpus import GpusResult
 from trainfit.results.plan.result import PlanResult
@@ -46,8 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="what the figures mean for a job (default: of this machine's GPU); with --for, what "
-        "more of each does for that job",
+        help="explain what the figures mean for a job (default: of this machine's GPU); with "
+        "--for, what 10%% more of each would change for that job",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     _add_job(parser)
@@ -67,24 +67,27 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=whole_number,
         metavar="N",
-        help="what the whole run sees (default: the data set once, where its size is known)",
+        help="samples in the whole run (default: one epoch, if the size of the data set is known)",
     )
     parser.add_argument(
         "--price",
         type=Path,
         metavar="FILE",
         help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44; or '
-        "gpuhunt: what providers ask (needs trainfit[prices] and a network)",
+        "gpuhunt: current prices of cloud providers (needs trainfit[prices] and a network)",
     )
     parser.add_argument(
-        "--budget", type=_amount, metavar="X", help="what the run may cost, in the file's currency"
+        "--budget",
+        type=_amount,
+        metavar="X",
+        help="budget for the run, in the currency of the price file",
     )
     parser.add_argument(
         "--measured",
         type=_measured,
         metavar="GPU=TIME",
-        help='a step of the job as it is that you measured, as in "RTX 3090=0.21s": the others are '
-        "scaled by it",
+        help='measured time of a step of the unchanged job, as in "RTX 3090=0.21s": scales the '
+        "predictions for all GPUs",
     )
 
 
@@ -135,14 +138,14 @@ def _compare(options: argparse.Namespace) -> int:
         job = dataclasses.replace(job, samples=options.samples)
     if options.budget is not None and job.samples is None:
         raise UsageError(
-            "--budget needs the run's length: the size of the data set is not known; add --samples "
-            "N, what the whole run sees"
+            "--budget needs the run's length: the size of the data set is not known; add "
+            "--samples N, the samples in the whole run"
         )
     measured = options.measured
     if measured is not None:
         measured = find_gpu(measured[0]), measured[1]
     distinct = list({gpu.key: gpu for gpu in gpus}.values())
-    result = offers(
+    result = compare_gpus(
         job,
         distinct,
         prices,
@@ -151,7 +154,7 @@ def _compare(options: argparse.Namespace) -> int:
         exact=bool(options.names),
         explain=options.explain,
     )
-    print(result.to_json() if options.json else offers_text(result))
+    print(result.to_json() if options.json else comparison_text(result))
     return 0 if result.fits else 1
 
 
@@ -175,7 +178,7 @@ def _amount(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e12:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount above 0")
+        raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
     return value
 
 
@@ -183,9 +186,7 @@ def _measured(text: str) -> tuple[str, float]:
     """An argparse type: ``RTX 3090=0.21s``."""
     name, found, time = text.rpartition("=")
     if not found or not name.strip():
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is no measured step; write GPU=TIME, as in "RTX 3090=0.21s"'
-        )
+        raise argparse.ArgumentTypeError(f'expected GPU=TIME, as in "RTX 3090=0.21s", got {text!r}')
     return name.strip(), duration(time, "step time", "0.21 or 210ms")
 
 

@@ -18,17 +18,19 @@ from trainfit.cli.common import (
     whole_number,
 )
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 PARSER: dict[str, Any] = {
     "help": "the DataLoader settings that keep the GPU from waiting, with the fewest workers",
     "description": "Run a training command on a simulated GPU up to its first step, measure the "
-    "DataLoader that fed it, predict every setting of it and confirm the best in real runs.",
+    "DataLoader that fed it, predict its rate for every setting and confirm the "
+    "best settings in real runs.",
     "epilog": "example: trainfit loader --step-time 40ms -- python train.py --epochs 3",
     "usage": "trainfit loader [options] -- COMMAND\n"
     "       trainfit loader [options] --loader MODULE:CALLABLE",
@@ -50,14 +52,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=20.0,
         metavar="S",
-        help="seconds to measure what batches cost (default 20)",
+        help="seconds to measure the cost of a batch (default 20)",
     )
     parser.add_argument(
         "--confirm",
         type=_confirm,
         default=_CONFIRM,
         metavar="N",
-        help="real runs of the best settings, 0 to 4 (default 4)",
+        help="number of real runs of the best settings, 0 to 4 (default 4)",
     )
     parser.add_argument(
         "--max-workers", type=whole_number, metavar="N", help="recommend no more than N workers"
@@ -65,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--any-order",
         action="store_true",
-        help="batches may come in another order than the sampler's (in_order=False)",
+        help="allow batches to arrive out of the sampler's order (in_order=False)",
     )
     add_ranks(parser)
     add_source(parser)
@@ -74,47 +76,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="seconds for everything; once probed, what there is by then is told (default 600)",
+        help="time limit of the whole command in seconds; when it is reached after the probe, the "
+        "results so far are shown (default 600)",
     )
     add_protection(parser)
     add_result(parser)
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """Add what says how long the GPU works between two batches."""
+    """Add the options for the time of a GPU step."""
     parser.add_argument(
         "--step-time",
         type=step_time,
         metavar="S",
-        help="time of a training step without the loader: 0.04 or 40ms; default: no time, or "
-        "the fast end of what is predicted for --gpu",
+        help="time of a training step without the DataLoader, 0.04 or 40ms (default: the lower "
+        "bound of the prediction for --gpu; 0 without --gpu)",
     )
     parser.add_argument(
         "--gpu",
         metavar="NAME",
-        help='GPU to simulate the script on ("RTX 4090"); without --step-time, the fast end of '
-        "the step's predicted time on it is used",
+        help='GPU to simulate the script on ("RTX 4090"); without --step-time, the lower bound of '
+        "its predicted step time is used",
     )
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add who else shares the machine."""
+    """Add the option for other training processes on the machine."""
     parser.add_argument(
         "--ranks",
         type=whole_number,
         default=1,
         metavar="N",
-        help="training processes that share this machine, each with such a loader (default 1)",
+        help="training processes on this machine, each with its own DataLoader (default 1)",
     )
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add what says which loader."""
+    """Add the options that select a DataLoader."""
     parser.add_argument(
         "--loader",
         metavar="MODULE:CALLABLE",
-        help="in a command's place: what returns a DataLoader or a data set, without arguments; "
-        "also path/to/file.py:CALLABLE",
+        help="instead of a command: a callable without arguments that returns a DataLoader or a "
+        "data set; also path/to/file.py:CALLABLE",
     )
     parser.add_argument(
         "--batch-size", type=whole_number, metavar="N", help="for a data set of --loader"
@@ -130,8 +133,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     if options.time_limit <= options.probe_time:
         raise UsageError(
-            f"--time-limit {options.time_limit:g} is for everything, and --probe-time "
-            f"{options.probe_time:g} is a part of it: raise the one, or lower the other"
+            f"--time-limit {options.time_limit:g} includes --probe-time {options.probe_time:g}: "
+            "raise --time-limit or lower --probe-time"
         )
     output = output_file(options.output) if options.output is not None else None
     parsed = source(options, command)
@@ -150,8 +153,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _check_ran(result: LoaderResult) -> None:
     """Raise :class:`ScriptError` where no settings of the loader gave a batch."""
     if not result.candidates and result.faults:
-        cure = result.faults[-1].cure
-        raise ScriptError(f"{result.loader}: {result.reason}; {cure}")
+        fix = result.faults[-1].fix
+        raise ScriptError(f"{result.loader}: {result.reason}; {fix}")
 
 
 def source(
@@ -165,7 +168,7 @@ def source(
             )
         return _parse(command, verb)
     if command:
-        raise UsageError("--loader and a command: give one of them, and leave the other out")
+        raise UsageError("give either --loader or a command, not both")
     if options.gpu is not None and options.step_time is None:
         raise UsageError("--loader has no step to simulate: give its time, as in --step-time 40ms")
     return None
@@ -181,10 +184,10 @@ def _parse(command: Sequence[str], verb: str) -> Command:
 
 
 def loading_options(options: argparse.Namespace) -> LoadingOptions:
-    """What the options say of the measurement."""
+    """The options of the measurement."""
     return LoadingOptions(
         step=given_step(options.step_time),
-        gpu=options.gpu,
+        gpu=find_gpu(options.gpu) if options.gpu is not None else None,
         seconds=options.probe_time,
         confirm=options.confirm,
         max_workers=options.max_workers,
@@ -197,9 +200,9 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
     )
 
 
-def given_step(step_s: float | None) -> StepTime | None:
+def given_step(step_s: float | None) -> Consumer | None:
     """What ``--step-time`` says; nothing is known of how busy it keeps a core."""
-    return StepTime(step_s, source="given") if step_s is not None else None
+    return Consumer(step_s, source="given") if step_s is not None else None
 
 
 def step_time(text: str) -> float:
@@ -210,5 +213,7 @@ def step_time(text: str) -> float:
 def _confirm(text: str) -> int:
     """An argparse type: 0 to 4."""
     if text not in map(str, range(_CONFIRM + 1)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs from 0 to {_CONFIRM}")
+        raise argparse.ArgumentTypeError(
+            f"expected a number of runs from 0 to {_CONFIRM}, got {text!r}"
+        )
     return int(text)

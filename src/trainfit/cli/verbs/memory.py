@@ -21,11 +21,12 @@ from trainfit.results.plan.result import FORMAT as PLAN
 from trainfit.results.plan.result import PlanResult
 
 PARSER: dict[str, Any] = {
-    "help": "explain what takes the memory, when, what stays, and what grows",
-    "description": "Explain a recording of `trainfit simulate`: what is at the peak and when it "
-    "is, what stays between steps, optimizers beside each other, fragmentation and the "
-    "allocator settings that would help. With a second recording of the same script at "
-    "another batch size also how memory grows with it, and where that law ends.",
+    "help": "explain what uses the memory, when, what stays, and what grows",
+    "description": "Explain a recording of `trainfit simulate`: what is allocated at the peak and "
+    "when that is, what stays between steps, a comparison of optimizers, "
+    "fragmentation and the allocator settings that would help. With a second "
+    "recording of the same script at another batch size, also how memory grows "
+    "with the batch size, and up to where.",
     "usage": "trainfit memory [options] RECORDING [RECORDING2]",
 }
 
@@ -39,19 +40,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=batch_sizes,
         metavar="N[,N2]",
         default=(),
-        help="batch sizes of recordings that do not know theirs",
+        help="batch sizes of recordings that do not contain theirs",
     )
     parser.add_argument(
         "--by-hand",
         action="store_true",
-        help="the usual formula (parameters x 16 bytes, each layer's result, 10 to 30%%) beside "
-        "the simulated peak, with the reasons for each difference",
+        help="compare the usual formula (parameters x 16 bytes, each layer's result, 10 to 30%%) "
+        "with the simulated peak, with the reason for each difference",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 
@@ -64,14 +65,14 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             f"{len(files)} recording; give a second recording, or one batch size"
         )
     if options.by_hand and options.second is not None:
-        raise UsageError("--by-hand takes one recording; leave the second out")
+        raise UsageError("--by-hand expects one recording; leave the second out")
     given = [*options.batch_size, None, None]
     sources = [_source(file, batch) for file, batch in zip(files, given, strict=False)]
     with shown_progress() as progress:
         progress("explaining " + " and ".join(each.file for each in sources))
         if options.by_hand:
-            beside = by_hand(sources[0])
-            print(beside.to_json() if options.json else by_hand_text(beside))
+            comparison = by_hand(sources[0])
+            print(comparison.to_json() if options.json else by_hand_text(comparison))
             return 0
         report = explain(*sources)
     print(report.to_json() if options.json else explain_text(report))
@@ -94,13 +95,13 @@ def _source(path: Path, batch_size: int | None) -> Source:
 
 
 def _no_recording(path: Path) -> ResultFileError:
-    again = "record the run: trainfit simulate --gpu GPU -- python train.py"
-    text = documents.read(path, again)
+    record_it = "record the run: trainfit simulate --gpu GPU -- python train.py"
+    text = documents.read(path, record_it)
     if documents.format_of(text) != PLAN:
-        return ResultFileError(path, "it is damaged or no recording", again)
+        return ResultFileError(path, "damaged, or not a recording", record_it)
     result = PlanResult.from_json(text, path)
     return ResultFileError(
         path,
-        "it is a plan, which holds figures and no allocations",
+        "a plan holds figures, not allocations",
         f"record the run: trainfit simulate --gpu {shlex.quote(result.gpu)} -- {result.command}",
     )

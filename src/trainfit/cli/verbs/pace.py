@@ -1,4 +1,4 @@
-"""``trainfit pace``: inference at a fixed rate, why it is slow, and the proof of the cure."""
+"""``trainfit pace``: inference at a fixed rate, why it is slow, and a trial of the fix."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.system import System
 from trainfit.pace.calls.callee import Callee, Command, function_of
 from trainfit.pace.explain.fixes import Fixer
-from trainfit.pace.machine.facts import power_facts
 from trainfit.pace.machine.host import RealHost
+from trainfit.pace.machine.power_settings import power_facts
 from trainfit.pace.machine.settings import Settings
 from trainfit.pace.measuring import Options, measure
 from trainfit.plan.dataloader.measure import Stage
@@ -31,9 +31,10 @@ from trainfit.report.sizes import printable
 from trainfit.results.files.errors import TrainfitError
 
 PARSER: dict[str, Any] = {
-    "help": "inference at a fixed rate: why paced calls are slower, and the proof of a cure",
-    "description": "Call something back to back and at fixed rates. Where paced calls are slower, "
-    "keep the core, the GPU or nothing awake in between, in turns, and say which it was.",
+    "help": "inference at a fixed rate: why paced calls are slower, and which fix helps",
+    "description": "Time calls back to back and at fixed rates. Where paced calls are slower, "
+    "keep the core, the GPU or neither busy between calls, in turns, to find the "
+    "cause.",
     "epilog": "example: trainfit pace policy.py:act --setup policy.py:load --hz 15,30,60",
     "usage": "trainfit pace [options] MODULE:CALLABLE\n"
     "       trainfit pace [options] -- COMMAND     (answers each line with one)\n"
@@ -62,19 +63,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--setup",
         metavar="MODULE:FN",
-        help="called once before; what it returns is the callable's argument",
+        help="called once before the measurement; its return value is the callable's argument",
     )
     parser.add_argument(
         "--fix",
         choices=("spin", "qos", "governor"),
-        help="try a cure and measure before and after: wait at work, forbid deep idle states, set "
-        "the performance governor (kept if it helped)",
+        help="apply a fix and measure before and after: busy-wait, forbid deep idle states, or "
+        "set the performance governor (kept if it helped)",
     )
     parser.add_argument(
-        "--undo", action="store_true", help="bring back what --fix governor changed, and end"
+        "--undo", action="store_true", help="restore what --fix governor changed, and exit"
     )
     parser.add_argument(
-        "--no-attribution", action="store_true", help="measure, and do not look for the cause"
+        "--no-attribution", action="store_true", help="measure only, do not look for the cause"
     )
     add_result(parser)
 
@@ -122,12 +123,12 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if result.ended == "interrupted":
         sys.stdout.flush()
         raise KeyboardInterrupt
-    unfixed = wanted.fix is not None and result.cure is None
+    unfixed = wanted.fix is not None and result.fix_trial is None
     return 2 if result.ended == "failed" or unfixed or not result.rates else 0
 
 
 class _TargetError(UsageError):
-    """The user's own code failed; ``script_output`` is shown below as theirs."""
+    """Exception in the user's code; ``script_output`` is shown below as its output."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -136,7 +137,7 @@ class _TargetError(UsageError):
 
 def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
     if options.target is not None and command:
-        raise UsageError("a callable and a command: give one of them, and leave the other out")
+        raise UsageError("give either a callable or a command, not both")
     if options.target is None and not command:
         raise UsageError(
             "nothing to call: name a callable, as in `trainfit pace policy.py:act`, or write a "
@@ -147,7 +148,7 @@ def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
         raise UsageError(f"--fix {options.fix}: {why}")
     if command:
         if options.setup is not None:
-            raise UsageError("--setup is for a callable; a command sets itself up")
+            raise UsageError("--setup is for a callable; leave it out with a command")
         return Command(command)
     try:
         return function_of(options.target, options.setup)
@@ -163,7 +164,7 @@ def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
 
 def _undo(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.target is not None or command or options.fix is not None:
-        raise UsageError("--undo stands alone: it brings back what --fix governor changed")
+        raise UsageError("--undo restores what --fix governor changed; leave everything else out")
     settings = Settings()
     back = settings.undo()
     for path, value in back.items():
@@ -181,7 +182,7 @@ def rates(text: str) -> tuple[float, ...]:
         found = ()
     if not 0 < len(found) <= _MOST_RATES or not all(0 < each <= _MOST_HZ for each in found):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of up to {_MOST_RATES} rates above 0 (and up to {_MOST_HZ:g}); "
-            "write 15,30,60"
+            f"expected up to {_MOST_RATES} rates above 0 and up to {_MOST_HZ:g}, such as "
+            f"15,30,60, got {text!r}"
         )
     return tuple(dict.fromkeys(found))

@@ -6,11 +6,9 @@ import argparse
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import (
-    Device,
     UsageError,
     add_device_memory,
     add_gpu,
@@ -25,25 +23,18 @@ from trainfit.cli.common import (
     whole_number,
 )
 from trainfit.cli.processor import processor, rented_cpu
-from trainfit.cli.progress_bar import Shown, shown_progress
+from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import add_explain, print_plan
 from trainfit.cli.verbs.loader import given_step, step_time
 from trainfit.hardware.gpu.rented import find_rented
-from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
-from trainfit.plan.dataloader.other_cpu import CoreHere
-from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
-from trainfit.plan.options.loader_options import with_loader_options
-from trainfit.plan.options.supposed import CommandOptions
-from trainfit.plan.planner import Settings, plan
-from trainfit.plan.real_machine.this_cpu import measured_cpu
-from trainfit.plan.real_machine.versus_cpu import with_cpu
-from trainfit.plan.remedies.kinds import NAMES
-from trainfit.results.loader import LoaderResult
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
+from trainfit.plan.planner import Settings
+from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.results.plan.result import HostCpu, PlanResult
 
 PARSER: dict[str, Any] = {
-    "help": "what a training command needs of GPU memory, and its best batch size",
+    "help": "predict the GPU memory of a training command, its best batch size and launch command",
     "description": "Simulate a training command on a GPU and plan its batch size. "
     "Write tunables into the command with their present values.",
     "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
@@ -60,9 +51,8 @@ _WITH_VALUE = (
 )
 
 _UNSAID = HostCpu(None, None)
-#: Seconds of probing, and how often that all of the measuring may take at most.
+#: Seconds of probing the DataLoader.
 _PROBE_S = 20.0
-_MEASURING = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -80,8 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--noise-scale",
         type=whole_number,
         metavar="SAMPLES",
-        help="noise scale of the gradients, if you know it: the larger a batch is beside it, the "
-        "more samples a loss takes, and the smaller is the batch that is recommended",
+        help="gradient noise scale, if you know it: a batch that is large compared to it needs "
+        "more samples for the same loss, so that a smaller one is recommended",
     )
     add_simulation(parser)
     add_protection(parser)
@@ -92,8 +82,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=processor,
         default=_UNSAID,
         metavar="cores=N,ghz=X,kind=NAME",
-        help="the processor beside the GPU: what it launches, and the input it gives; vcpus=N "
-        "instead of cores=N where two are one core; kind is 'ice lake', 'milan', '12th gen', …; "
+        help="CPU of the machine with the GPU, which launches kernels and runs the DataLoader; "
+        "vcpus=N instead of cores=N where two vCPUs are one core; kind is 'ice lake', "
+        "'milan', '12th gen', …; "
         "'here': this machine's, measured (default: the rented machine's of --gpu, else an assumed "
         "CPU of 3 GHz)",
     )
@@ -109,11 +100,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="all",
         metavar="NAME,…",
-        help="try what lowers the memory, also where the job fits; all, or those in --remedies=A,B "
-        f"({', '.join(NAMES)})",
+        help=f"try remedies that lower the memory even if the job fits: all, or those in "
+        f"--remedies=A,B ({', '.join(NAMES)})",
     )
     choice.add_argument(
-        "--no-remedies", action="store_true", help="try none, also where the job does not fit"
+        "--no-remedies", action="store_true", help="try no remedies even if the job does not fit"
     )
     _add_loader(parser)
 
@@ -123,8 +114,8 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--loader",
         action="store_true",
-        help="tune the DataLoader also where the script does not train (by default it is tuned "
-        "where a step of training takes batches from it, which takes half a minute)",
+        help="tune the DataLoader even if the script does not train (default: tuned if a training "
+        "step reads batches from it; needs half a minute)",
     )
     choice.add_argument(
         "--no-loader", action="store_true", help="do not measure and tune the DataLoader"
@@ -133,14 +124,14 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
         "--step-time",
         type=step_time,
         metavar="S",
-        help="one training step on the GPU, as 0.04 or 40ms (default: the fast end of what is "
-        "predicted)",
+        help="one training step on the GPU, as 0.04 or 40ms (default: the lower bound of the "
+        "prediction)",
     )
     parser.add_argument(
         "--probe-time",
         type=seconds,
         metavar="S",
-        help="seconds of measuring the DataLoader, besides the runs that confirm (default 20)",
+        help="seconds to measure the DataLoader, without the runs that confirm it (default 20)",
     )
 
 
@@ -151,83 +142,52 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
-    remedies = _remedies(options)
+    settings, real = _settings(options), _real_runs(options)
     parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
-    tunes = _tunes_loader(options)
     device = chosen_device(options, {**os.environ, **parsed.environment()})
+    settings = dataclasses.replace(settings, rates=device.rates)
     output = output_file(options.output) if options.output is not None else None
-    with shown_progress() as progress:
-        result = _planned(options, parsed, device, remedies, output, tunes, progress)
-    if output is not None and (tunes or options.versus_cpu):
-        result.save(output)
-    print_plan(result, options)
-    return 0 if result.fits else 1
-
-
-def _planned(
-    options: argparse.Namespace,
-    parsed: Command,
-    device: Device,
-    remedies: tuple[str, ...] | None,
-    output: Path | None,
-    tunes: bool,
-    progress: Shown,
-) -> PlanResult:
-    """The whole plan. Upon Ctrl-C what is known by then is shown and saved, and it goes on."""
 
     def keep(result: PlanResult) -> None:
         if output is not None:
             result.save(output)
 
-    def show(result: PlanResult) -> None:
-        progress.__exit__()
-        keep(result)
-        print_plan(result, options)
+    with shown_progress() as progress:
+        planned = plan(parsed, device.gpu, settings, real, progress, device.constants, keep)
+    keep(planned.result)
+    print_plan(planned.result, options)
+    if planned.interrupt is not None:
+        raise planned.interrupt
+    return 0 if planned.result.fits else 1
 
-    cpu = _processor(options, parsed, progress)
-    settings = Settings(
+
+def _settings(options: argparse.Namespace) -> Settings:
+    rented = find_rented(options.gpu) if options.gpu is not None else None
+    cpu: HostCpu | None = options.cpu
+    if cpu is _UNSAID:
+        cpu = rented_cpu(rented) if rented is not None else None
+    return Settings(
         options.headroom,
         options.steps,
         options.time_limit,
-        remedies,
+        _remedies(options),
         cpu,
-        device.rates,
-        options.noise_scale,
-        _rented(options),
+        noise_scale=options.noise_scale,
+        rented=_rented(options),
     )
-    read = CommandOptions(parsed, parsed)
 
-    def understood(options: CommandOptions) -> None:
-        nonlocal read
-        read = options
 
-    result = plan(
-        *(parsed, device.gpu, device.name, settings, progress, device.constants, show),
-        understood=understood,
+def _real_runs(options: argparse.Namespace) -> RealRuns:
+    for name in ("step_time", "probe_time"):
+        if getattr(options, name) is not None and options.no_loader:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for tuning the DataLoader: leave --no-loader out"
+            )
+    probe_s = _PROBE_S if options.probe_time is None else options.probe_time
+    tuning = LoaderTuning(options.loader, given_step(options.step_time), probe_s)
+    return RealRuns(
+        None if options.no_loader else tuning, options.versus_cpu, measures_cpu=options.cpu is None
     )
-    keep(result)  # whatever becomes of the loader
-    try:
-        if options.versus_cpu:
-            result = with_cpu(result, parsed, options.time_limit, progress)
-        if tunes and is_tuned(result, parsed, asked=options.loader):
-            progress("tuning the DataLoader (--no-loader leaves it out)")
-            result = _with_loading(result, read, device.name, options, progress)
-    except KeyboardInterrupt:
-        show(result)
-        raise
-    return result
-
-
-def _processor(options: argparse.Namespace, command: Command, progress: Shown) -> HostCpu | None:
-    """What was said, or measured, or the rented machine's; ``None`` where nothing is known."""
-    if options.cpu is None:
-        progress("measuring how fast a core of this machine dispatches operators")
-        return measured_cpu(command)
-    if options.cpu is not _UNSAID:
-        said: HostCpu = options.cpu
-        return said
-    rented = find_rented(options.gpu) if options.gpu is not None else None
-    return rented_cpu(rented) if rented is not None else None
 
 
 def _rented(options: argparse.Namespace) -> str:
@@ -235,63 +195,7 @@ def _rented(options: argparse.Namespace) -> str:
     found = find_rented(options.gpu) if options.gpu is not None else None
     if found is None:
         return ""
-    return found.words + ("" if options.cpu is _UNSAID else "; the processor is that of --cpu")
-
-
-def _tunes_loader(options: argparse.Namespace) -> bool:
-    for name in ("step_time", "probe_time"):
-        if getattr(options, name) is not None and options.no_loader:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for tuning the DataLoader: leave --no-loader out"
-            )
-    return not options.no_loader
-
-
-def _with_loading(
-    result: PlanResult,
-    read: CommandOptions,
-    gpu: str,
-    options: argparse.Namespace,
-    progress: Shown,
-) -> PlanResult:
-    measuring = _PROBE_S if options.probe_time is None else options.probe_time
-    # The script's way to its first step may take as long as any simulated run.
-    limit = options.time_limit + _MEASURING * measuring
-    given = given_step(options.step_time)
-    loading = LoadingOptions(
-        given or predicted_step(result),
-        gpu,
-        measuring,
-        time_limit_s=limit,
-        script_limit_s=options.time_limit,
-        step_is_bound=given is None,
-        sandbox=read.base.sandbox,
-    )
-
-    def tune(filled: Command) -> LoaderResult:
-        tuned = tune_command(filled, loading, progress)
-        if tuned.interrupt is not None:
-            raise tuned.interrupt
-        return tuned.result
-
-    def settle(tuned: PlanResult) -> Command:
-        return with_loader_options(tuned, read, gpu, options.time_limit)
-
-    return with_loading(
-        result,
-        read.proven_command,
-        tune,
-        step_is_bound=options.step_time is None,
-        here=_core_here(result.cpu),
-        settle=settle,
-    )
-
-
-def _core_here(cpu: HostCpu | None) -> CoreHere | None:
-    """A core of this machine, measured where it is to be compared with another's."""
-    if cpu is None or cpu.core_speed is not None:
-        return None
-    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None
+    return found.words + ("" if options.cpu is _UNSAID else "; --cpu gives the processor")
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:
@@ -304,5 +208,5 @@ def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:
         return NAMES
     names = [name.strip() for name in options.remedies.split(",")]
     if unknown := [name for name in names if name not in NAMES]:
-        raise UsageError(f"--remedies: {unknown[0]!r} is no remedy; known are {', '.join(NAMES)}")
+        raise UsageError(f"--remedies: unknown remedy {unknown[0]!r}; known: {', '.join(NAMES)}")
     return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""``trainfit rehearse``: how busy a command's DataLoader would keep the GPU."""
+"""``trainfit rehearse``: GPU utilization with a command's DataLoader."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.loader import add_source, given_step, source, step_time
-from trainfit.hardware import find_gpu, local_gpu
+from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
 from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.results.loader import LoaderResult
 
 PARSER: dict[str, Any] = {
-    "help": "run a command's real DataLoader against a simulated GPU and show its utilisation",
+    "help": "run a command's real DataLoader with a simulated GPU step and show the GPU "
+    "utilization",
     "description": "Run a training command on the simulated GPU until its first step, then its "
-    "real DataLoader, epoch after epoch, against a GPU whose step takes the given time; show the "
-    "utilisation that nvidia-smi would show, where it dips and why. A step keeps the GPU busy "
-    "from its begin to its end, and the loop waits for it (as one that reads its loss does).",
+    "real DataLoader, epoch after epoch, with a GPU step of the given time; show "
+    "the utilization that nvidia-smi would show, where it dips and why. A step "
+    "keeps the GPU busy from its start to its end, and the loop waits for it (like "
+    "one that reads its loss).",
     "epilog": "example: trainfit rehearse --step-time 40ms -- python train.py",
     "usage": "trainfit rehearse [options] -- COMMAND\n"
     "       trainfit rehearse [options] --loader MODULE:CALLABLE",
@@ -57,15 +59,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--step-time",
         type=step_time,
         metavar="TIME",
-        help="time of a training step, as in 40ms (default: the least that the simulated step "
-        "can take on the GPU)",
+        help="time of a training step, such as 40ms (default: the lower bound of the simulated "
+        "step on the GPU)",
     )
     parser.add_argument(
         "--duration",
         type=duration,
         default=30.0,
         metavar="TIME",
-        help="how long to rehearse, as in 60s (default 30s)",
+        help="length of the rehearsal, such as 60s (default 30s)",
     )
     _add_settings(parser)
     add_source(parser)
@@ -73,14 +75,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--compare",
         type=Path,
         metavar="FILE",
-        help="a result of `trainfit loader --output`: what its model said stands beside",
+        help="a result of `trainfit loader --output`, whose prediction is shown for comparison",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         default=600.0,
         metavar="S",
-        help="seconds that the script may take until its first step (default 600)",
+        help="time limit until the script's first step in seconds (default 600)",
     )
     add_protection(parser)
     add_result(parser)
@@ -127,23 +129,22 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return 0 if result.ended == "duration" else 2
 
 
-def _gpu(options: argparse.Namespace) -> str | None:
+def _gpu(options: argparse.Namespace) -> GpuSpec | None:
     """The GPU to simulate; this machine's where neither it nor the step's time is given."""
-    if options.gpu is not None:
-        find_gpu(options.gpu)
+    named = find_gpu(options.gpu) if options.gpu is not None else None
     if options.step_time is not None:
-        return str(options.gpu) if options.gpu is not None else None
+        return named
     if options.loader is not None:
         raise UsageError("--loader has no step to simulate: give its time, as in --step-time 40ms")
-    if options.gpu is not None:
-        return str(options.gpu)
+    if named is not None:
+        return named
     here = local_gpu()
     if here is None:
         raise UsageError(
-            "how long does the GPU work between two batches? There is none in this machine: "
-            'give the step\'s time, as in --step-time 40ms, or name a GPU, as in --gpu "RTX 4090"'
+            "the GPU's step time is not known, and this machine has no GPU: give it, as "
+            'in --step-time 40ms, or name a GPU, as in --gpu "RTX 4090"'
         )
-    return here.key
+    return here
 
 
 def _from_zero(text: str) -> int:

@@ -1,4 +1,4 @@
-"""``trainfit show``: render a result file again."""
+"""``trainfit show``: render a result file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
 
 PARSER: dict[str, Any] = {
-    "help": "show a result file again",
+    "help": "show a result file",
     "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
     "`trainfit calibrate`, or of `trainfit loader`, `rehearse`, `pace` or `doctor` with --output.",
 }
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         summary = summarize(Recording.load(path), str(path))
         print((recording_json if options.json else recording_text)(summary))
         return 0
-    text = documents.read(path, "make it again")
+    text = documents.read(path, "re-create it")
     if documents.format_of(text) == PROFILE:
         profile = Profile.from_json(text, path)
         print(profile.to_json() if options.json else profile_text(profile))

@@ -29,8 +29,8 @@ from trainfit.report.memory.recording import recording_json, recording_text
 PARSER: dict[str, Any] = {
     "help": "record a script on a simulated GPU and show its memory",
     "description": "Run a script on a simulated GPU for a few optimizer steps, record what it "
-    "allocates, and show the memory figures. The GPU's capacity holds: a script that does "
-    "not fit meets torch.cuda.OutOfMemoryError as it would there.",
+    "allocates, and show the memory figures. The GPU's capacity applies: a script that does not "
+    "fit gets torch.cuda.OutOfMemoryError.",
     "usage": "trainfit simulate [options] SCRIPT.py [ARGS …]  |  -m MODULE [ARGS …]",
 }
 
@@ -50,13 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=whole_number,
         metavar="N",
-        help="another batch size, for {batch_size:…} in the command or else its DataLoader",
+        help="another batch size, for {batch_size:…} in the command, otherwise for its DataLoader",
     )
     parser.add_argument(
         "--output",
         metavar="FILE",
         default="recording.trainfit",
-        help="where the recording goes (default recording.trainfit)",
+        help="file to write the recording to (default recording.trainfit)",
     )
 
 
@@ -66,7 +66,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
-    """Simulate, print, and say how it went; returns the exit code."""
+    """Simulate and print; returns the exit code."""
     if not command:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
     is_bare = command[0].startswith("-m") or _is_script(command[0])
@@ -78,7 +78,6 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         summary, failure = simulate_command(
             parsed,
             device.gpu,
-            device.name,
             steps=options.steps,
             time_limit_s=options.time_limit,
             output=output,

@@ -23,7 +23,8 @@ from trainfit.results.runs.measurement import StandIn
 PARSER: dict[str, Any] = {
     "help": "run a planned command for real for a few steps and compare",
     "description": "Run the command of a result file on this machine's GPU for a few optimizer "
-    "steps and lay what it measures beside what was predicted. Exit code 0: within the stated "
+    "steps and compare the measured memory and step time with the predicted ones. "
+    "Exit code 0: within the stated "
     "range, 1: not. The script runs for real, but what it writes goes to a scratch layer.",
 }
 
@@ -49,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=share,
         metavar="SHARE",
-        help="share by which a prediction may miss (0.02, 2%%); default: the range that the "
+        help="largest accepted error of a prediction (0.02, 2%%); default: the range that the "
         "result states",
     )
     parser.add_argument(
@@ -57,19 +58,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="seconds that the script may run (default 600)",
+        help="time limit of the script in seconds (default 600)",
     )
     parser.add_argument(
         "--rehearse",
         metavar="GPU",
-        help="run it on a simulated GPU in the real one's place, to see that it can be measured",
+        help="run on a simulated GPU instead, to test that the script can be measured",
     )
     add_protection(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
+    """Without a command: all words are options."""
     return list(words), []
 
 
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     stand_in = None
     if options.rehearse is not None:
         gpu = find_gpu(options.rehearse)
-        stand_in = StandIn(gpu.key, device_constants(gpu))
+        stand_in = StandIn(gpu, device_constants(gpu))
     with shown_progress() as progress:
         result = verify(
             prediction,

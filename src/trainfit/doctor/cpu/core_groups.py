@@ -1,4 +1,4 @@
-"""CPUs that are alike in kind, governor and largest clock, as one row each."""
+"""Groups of CPUs with the same kind, governor and largest clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Span = tuple[float, float]
 class CoreGroup:
     """CPUs of which the same is said; ``None`` is what sysfs does not say.
 
-    ``now_hz`` are clocks at this moment, ``limit_hz`` the most that cpufreq allows,
+    ``now_hz`` are current clocks, ``limit_hz`` the most that cpufreq allows,
     ``hardware_hz`` the most that the cores can do.
     """
 

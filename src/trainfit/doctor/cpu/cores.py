@@ -1,13 +1,13 @@
-"""How many cores a job gets, and whether it can know."""
+"""Check of the cores that a job can use, and whether libraries can see their number."""
 
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, on_host, raise_limit, restore, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, on_host, raise_limit, restore, whole
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.results.files.words import core_count, cores, count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Cpu, Machine
 
 NAME = "cores"
@@ -19,8 +19,8 @@ def check_cores(machine: Machine) -> tuple[Check, ...]:
     found = _found(cpu)
     usable = cpu.usable_cores.value
     if usable is None:
-        needed = "how many cores a job may use needs sched_getaffinity and /sys/fs/cgroup"
-        return (unsure(NAME, "the cores that a job gets cannot be told", needed, found),)
+        needed = "the number of usable cores needs sched_getaffinity and /sys/fs/cgroup"
+        return (unsure(NAME, "the number of usable cores could not be determined", needed, found),)
     check = (
         _one_cpu(machine, found)
         or _only_efficiency_cores(cpu, found)
@@ -56,7 +56,7 @@ def _kinds(kinds: object) -> str:
 def _summary(cpu: Cpu, usable: float) -> str:
     logical = cpu.logical_cpus.value
     of = f" of {logical} logical CPUs" if logical else " CPUs"
-    return f"a job gets {cores(usable)}{of}" + _kind_counts(cpu)
+    return f"usable: {cores(usable)}{of}" + _kind_counts(cpu)
 
 
 def _kind_counts(cpu: Cpu) -> str:
@@ -73,8 +73,8 @@ def _why(cpu: Cpu) -> str:
     affinity, logical = cpu.affinity.value, cpu.logical_cpus.value
     if affinity and logical and len(affinity) < logical:
         parts.append(
-            f"this process is bound to CPUs {cpu_list_text(affinity)}, as children of it will be; "
-            "PyTorch's threads respect that, os.cpu_count() does not"
+            f"this process and its children are bound to CPUs {cpu_list_text(affinity)}; "
+            "PyTorch's thread count respects that, os.cpu_count() does not"
         )
     kinds = cpu.core_kinds.value or ()
     fast = [kind for kind in kinds if kind.kind == "performance"]
@@ -85,7 +85,7 @@ def _why(cpu: Cpu) -> str:
         )
     nodes = cpu.numa_nodes.value or ()
     if len(nodes) > 1:
-        parts.append(f"they lie on {len(nodes)} NUMA nodes, see check numa")
+        parts.append(f"they span {len(nodes)} NUMA nodes, see check numa")
     return "; ".join(parts)
 
 
@@ -100,15 +100,15 @@ def _one_cpu(machine: Machine, found: list[Evidence]) -> Check | None:
         NAME,
         "bound_to_one_cpu",
         f"this process may run on CPU {affinity[0]} only, of {logical}",
-        "all threads and all DataLoader workers share one CPU: loading, decoding and launching "
-        "wait for each other. An environment or an import that sets an affinity "
+        "all threads and all DataLoader workers share one CPU: loading, decoding and kernel "
+        "launches compete for it. An environment or an import that sets an affinity "
         "(GOMP_CPU_AFFINITY, KMP_AFFINITY, taskset, a container's cpuset) is the usual reason.",
         found,
         [
-            Remedy(
+            Fix(
                 f"taskset -c 0-{logical - 1} python train.py",
                 f"taskset -c {affinity[0]} python train.py",
-                on_host(machine, "none, where nobody else was meant to have the other CPUs"),
+                on_host(machine, "none, unless the other CPUs are reserved for somebody else"),
             )
         ],
     )
@@ -123,14 +123,14 @@ def _only_efficiency_cores(cpu: Cpu, found: list[Evidence]) -> Check | None:
         NAME,
         "efficiency_cores_only",
         f"this process may run on efficiency cores only (CPUs {cpu_list_text(affinity)})"[:99],
-        "launches and decoding run at the lower clock and fewer instructions per clock of the "
-        "efficiency cores, while the performance cores are idle.",
+        "kernel launches and decoding run at the lower clock and fewer instructions per clock "
+        "of the efficiency cores, while the performance cores are idle.",
         found,
         [
-            Remedy(
+            Fix(
                 f"taskset -c {cpu_list_text(fast.logical_cpus)} python train.py",
                 f"taskset -c {cpu_list_text(affinity)} python train.py",
-                "power and heat of the performance cores",
+                "more power and heat",
             )
         ],
     )
@@ -148,23 +148,23 @@ def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "cpu_quota_hidden",
-        f"{len(affinity)} CPUs are visible, but a quota allows {core_count(quota)} of time",
+        f"{len(affinity)} CPUs are visible, but the CPU quota is {core_count(quota)}",
         "os.cpu_count(), nproc and top show the CPUs, not the quota. A job that sizes its threads "
-        "or its DataLoader workers by them spends its time early in each period of 100 ms and is "
-        "then stopped until the next: steps stutter and the GPU waits.",
+        "or DataLoader workers by them uses up the quota early in each period of 100 ms and "
+        "is throttled until the next: step times vary and the GPU waits.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={number}  # and num_workers={number} at most",
                 restore(machine, "OMP_NUM_THREADS"),
-                "none: more threads than the quota only wait",
+                "none: threads beyond the quota only wait",
             ),
             raise_limit(
                 machine,
                 f"--cpus={len(affinity)}|--cpus={cores(quota)}",
                 f"cpu: {len(affinity)}|cpu: {cores(quota)}",
                 f"CPUQuota={100 * len(affinity)}%|CPUQuota={100 * quota:.0f}%",
-                "CPU time that others on the machine have now",
+                "CPU time that other users of the machine have now",
             ),
         ],
     )
@@ -179,19 +179,19 @@ def _few_for_gpus(machine: Machine, usable: float, found: list[Evidence]) -> Che
         NAME,
         "few_cores_per_gpu",
         f"{cores(usable)} usable CPUs for {count(gpus, 'GPU')}: fewer than {least}",
-        "the process that launches kernels, its pin-memory thread and the workers share them: "
-        "the GPU waits for data, whatever its own speed.",
+        "the main process, its pin-memory thread and the workers share them: "
+        "the GPU waits for data, however fast it is.",
         found,
         [
-            Remedy(
+            Fix(
                 "decode once and store the tensors, or augment on the GPU (torchvision "
                 "transforms.v2 on cuda tensors)",
-                "go back to decoding in the DataLoader",
+                "decode in the DataLoader again",
                 "disk space for decoded data, or GPU time and memory for augmentation",
             ),
-            Remedy(
+            Fix(
                 f"rent a machine type with {4 * gpus} vCPUs or more",
-                "go back to the former machine type",
+                "return to the previous machine type",
                 "its price",
             ),
         ],

@@ -1,4 +1,4 @@
-"""Does the CPU run at its clock when a job needs it?
+"""Check of the CPU's clock: governor, limits, turbo, energy preference.
 
 A governor's name is no diagnosis (kernel, admin-guide/pm/cpufreq and intel_pstate): what
 `powersave` does depends on the driver. Only what holds the clock down whatever the load is
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import ghz, on_host, quoted, short
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import ghz, on_host, quoted, short
 from trainfit.hardware.host.parsing import cpu_list_text
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import FrequencyPolicy, Machine
 
 NAME = "frequency"
@@ -42,7 +42,7 @@ def check_frequency(machine: Machine) -> tuple[Check, ...]:
     return (check or good(NAME, f"{_name(policies)}: the clock stays up", found, _FAST),)
 
 
-_FAST = "calls that come after a pause find the clock as high as calls back to back do"
+_FAST = "a call after a pause runs at the same clock as back-to-back calls"
 
 
 def _relevant(machine: Machine) -> tuple[FrequencyPolicy, ...]:
@@ -66,7 +66,7 @@ def _found(machine: Machine) -> list[Evidence]:
         *found,
         evidence("scaling mode", cpu.scaling_mode),
         evidence("turbo", cpu.turbo, lambda on: "on" if on else "off"),
-        evidence("clocks at this moment", cpu.current_hz, _span),
+        evidence("current clocks", cpu.current_hz, _span),
     ]
 
 
@@ -110,9 +110,9 @@ def _hidden(machine: Machine, found: list[Evidence]) -> Check:
     where = "the host decides" if machine.surroundings.virtual_machine.is_known else "it decides"
     return unsure(
         NAME,
-        "cpufreq is not visible here: what clock the CPU runs at cannot be told",
-        f"cpufreq of the machine itself ({reason or 'none is listed'}); {where}. What it means for "
-        "calls at a fixed rate is measured, not read: paced against back to back.",
+        "cpufreq is not visible here: the CPU's clock settings are unknown",
+        f"cpufreq of the machine itself ({reason or 'none is listed'}); {where}. Their effect on "
+        "calls at a fixed rate can only be measured: paced against back to back.",
         found,
     )
 
@@ -140,8 +140,8 @@ def _pinned(
         NAME,
         "governor_pins_minimum",
         f"governor powersave under {driver} holds the CPU at its lowest clock",
-        "this driver's powersave sets the lowest clock whatever the load. Loading, decoding and "
-        "launching kernels are slower by the ratio of the clocks.",
+        "with this driver, powersave sets the lowest clock regardless of the load. Loading, "
+        "decoding and launching kernels are slower in proportion to the clocks.",
         found,
         _governor_remedies(machine, policies, ("performance", "schedutil", "ondemand")),
     )
@@ -151,7 +151,7 @@ def _governor_remedies(
     machine: Machine,
     policies: Sequence[FrequencyPolicy],
     wanted: Sequence[str] = ("performance",),
-) -> list[Remedy]:
+) -> list[Fix]:
     """The first of the ``wanted`` governors that this machine has, or the module with it."""
     now = {p.governor for p in policies}
     offered = [set(p.available_governors) for p in policies if p.available_governors]
@@ -161,10 +161,10 @@ def _governor_remedies(
         return []
     load = "" if had else "sudo modprobe cpufreq_performance && "
     return [
-        Remedy(
+        Fix(
             f"{load}sudo cpupower frequency-set -g {governor}",
             _undo_governor(_grouped(policies, lambda p: p.governor or "")),
-            on_host(machine, _HEAT if governor == "performance" else "some power under load"),
+            on_host(machine, _HEAT if governor == "performance" else "more power under load"),
         )
     ]
 
@@ -207,7 +207,7 @@ def _limited(
     for group in list(_grouped(low, lambda p: (p.limit_hz, p.hardware_hz)).values())[:4]:
         only = "" if len(group) == len(policies) else f"-c {cpu_list_text(_cpus(group))} "
         remedies.append(
-            Remedy(
+            Fix(
                 f"sudo cpupower {only}frequency-set -u {_khz(group[0].hardware_hz)}",
                 f"sudo cpupower {only}frequency-set -u {_khz(group[0].limit_hz)}",
                 on_host(machine, "power and heat; a laptop or a tuned profile may set it again"),
@@ -216,9 +216,10 @@ def _limited(
     return bad(
         NAME,
         "clock_limited",
-        f"the CPU may run at {ghz(worst.limit_hz or 0)}, but can do {ghz(worst.hardware_hz or 0)}",
-        "scaling_max_freq holds the clock down whatever the load: loading, decoding and launching "
-        "kernels are slower by that ratio.",
+        f"the CPU's clock is limited to {ghz(worst.limit_hz or 0)}; the hardware reaches "
+        f"{ghz(worst.hardware_hz or 0)}",
+        "scaling_max_freq limits the clock regardless of the load: loading, decoding and "
+        "kernel launches are slower in proportion.",
         found,
         remedies,
     )
@@ -244,14 +245,14 @@ def _turbo_off(machine: Machine, found: list[Evidence]) -> Check | None:
         NAME,
         "turbo_off",
         "turbo is switched off: the CPU stays at its base clock",
-        "one Python thread launches a model's kernels; it gains most from turbo. Workers that "
-        "decode lose the same share.",
+        "one Python thread launches a model's kernels and gains most from turbo; workers that "
+        "decode are slowed by the same factor.",
         found,
         [
-            Remedy(
+            Fix(
                 f"echo {on} | sudo tee {quoted(file)}",
                 f"echo {off} | sudo tee {quoted(file)}",
-                on_host(machine, "power, heat and fan noise; clocks vary more between runs"),
+                on_host(machine, "more power, heat and fan noise; clocks vary more between runs"),
             )
         ],
     )
@@ -269,15 +270,15 @@ def _prefers_power(
     return bad(
         NAME,
         "energy_preference_power",
-        f"the CPU is told to save power (EPP {wish}): its clock rises late and not fully",
-        "EPP at its saving end also lowers the clock of a loaded core. Loading and launching "
-        "kernels are slower, most of all where calls come with pauses.",
+        f"the CPU is set to save power (EPP {wish}): its clock rises late and not to the maximum",
+        "a power-saving EPP also lowers the clock of a loaded core. Loading and kernel "
+        "launches are slower, most of all for calls with pauses between them.",
         found,
         [*_epp_remedies(machine, policies), *_governor_remedies(machine, policies)],
     )
 
 
-def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list[Remedy]:
+def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list[Fix]:
     """EPP alone: the lesser remedy, where the hardware follows it."""
     if any(p.energy_preference is None or p.driver not in _OWN_CHOICE for p in policies):
         return []
@@ -286,10 +287,10 @@ def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list
     former = _grouped(policies, lambda p: p.energy_preference)
     undo = [_set_epp(w, g, everywhere=len(former) == 1) for w, g in former.items()]
     return [
-        Remedy(
+        Fix(
             _set_epp("performance", policies, everywhere=True),
             " && ".join(undo),
-            on_host(machine, "some power under load; the clock still falls while idle"),
+            on_host(machine, "more power under load; the clock still drops when idle"),
         )
     ]
 
@@ -305,11 +306,12 @@ def _scales(
         NAME,
         "cannot_tell",
         "",
-        f"{_name(slow)}: steady load fine, paced calls need measuring",
+        f"{_name(slow)}: fine under steady load; measure paced calls",
         "a loaded core reaches its clock, so training is not slowed. Between paced calls "
-        "(inference at a control rate) it lowers the clock, and the next call may start slow: one "
-        "robot's calls took 7 to 8 ms more at 30 Hz than at 60 Hz. Whether this machine does that "
-        "is told by timing the same call paced and back to back, then again with the remedy.",
+        "(inference at a control rate) it lowers the clock, and the next call may start slow: "
+        "one robot's calls took 7 to 8 ms more at 30 Hz than at 60 Hz. To see whether this "
+        "machine does that, time the same call paced and back to back, with and without the fix "
+        "(trainfit pace).",
         tuple(found),
         (*_epp_remedies(machine, policies), *_governor_remedies(machine, policies)),
     )

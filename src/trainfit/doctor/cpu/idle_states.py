@@ -1,13 +1,13 @@
-"""How long a core takes to wake: it matters to paced inference, not to training."""
+"""Check of the CPU's wake-up latency, which matters to paced inference, not to training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import on_host, short
 from trainfit.doctor.findings import evidence, good, unsure
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.doctor.formatting import on_host, short
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import IdleState, Machine
 
 NAME = "idle"
@@ -19,47 +19,47 @@ def check_idle(machine: Machine) -> tuple[Check, ...]:
     found = [evidence("idle states", states, _listed)]
     if not states.value:
         needed = (
-            "cpuidle's states of the machine itself "
-            f"({states.reason or 'none is listed'}); in a virtual machine the host decides. "
-            "For training it does not matter."
+            "cpuidle's states of the physical "
+            f"machine ({states.reason or 'none is listed'}); in a virtual machine the "
+            "host decides. Training is not affected."
         )
-        return (unsure(NAME, "how deep the CPU sleeps is not visible here", needed, found),)
+        return (unsure(NAME, "the CPU's idle states are not visible here", needed, found),)
     enabled = [state for state in states.value if not state.disabled]
     if not enabled:
-        why = "every idle state is switched off: cores wake at once, and draw power all the time"
-        return (good(NAME, "all idle states are switched off", found, why),)
+        why = "every idle state is disabled: cores wake at once, and draw power all the time"
+        return (good(NAME, "all idle states are disabled", found, why),)
     deepest = max(enabled, key=lambda state: state.latency_s)
     took = f"{deepest.latency_s * 1e6:.0f} µs"
-    summary = f"waking from the deepest idle state ({short(deepest.name)}) takes up to {took}"
+    summary = f"waking from the deepest idle state ({short(deepest.name)}) needs up to {took}"
     if deepest.latency_s < policy.IDLE_LATENCY_S:
         why = (
-            "a loaded core does not sleep, so training is not slowed; a paced call loses about "
-            "that much once for each time that it waits"
+            "a loaded core does not enter idle states, so training is not slowed; a paced "
+            "call loses about that much each time that it waits"
         )
         return (good(NAME, summary, found, why),)
     why = (
-        "training is not slowed: a loaded core does not sleep. A paced call loses that much each "
-        "time that it waits for the GPU or for a worker; whether it adds up is told by timing the "
-        "call with and without the remedy."
+        "training is not slowed: a loaded core does not enter idle states. A paced call loses "
+        "that much each time that it waits for the GPU or for a worker; to see whether it adds "
+        "up, time the call with and without the fix (trainfit pace)."
     )
     return (Check(NAME, "cannot_tell", "", summary, why, tuple(found), _remedies(machine)),)
 
 
-def _remedies(machine: Machine) -> tuple[Remedy, ...]:
+def _remedies(machine: Machine) -> tuple[Fix, ...]:
     off = [n for n, state in enumerate(machine.cpu.idle_states.value or ()) if state.disabled]
     undo = "sudo cpupower idle-set -E"
     if off:
         undo += "".join(f" && sudo cpupower idle-set -d {n}" for n in off)
     return (
-        Remedy(
+        Fix(
             "sudo sh -c 'exec 3>/dev/cpu_dma_latency; printf \"\\0\\0\\0\\0\" >&3; sleep infinity'",
-            "end that command (Ctrl-C): the limit lasts as long as the file is open",
-            on_host(machine, "idle cores draw power, and leave less turbo for busy ones"),
+            "stop that command (Ctrl-C): the limit lasts as long as the file is open",
+            on_host(machine, "idle cores draw power and leave less turbo headroom for busy ones"),
         ),
-        Remedy(
+        Fix(
             f"sudo cpupower idle-set -D {policy.IDLE_KEEP_US}",
             undo,
-            on_host(machine, "the same, until it is undone or the machine restarts"),
+            on_host(machine, "the same, until undone or the next reboot"),
         ),
     )
 

@@ -1,22 +1,22 @@
-"""Which NUMA node a GPU hangs on, and whether the process runs there."""
+"""Check of NUMA binding: the GPU's node, and whether the process runs there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.doctor.figures import all_gpus, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, which
 from trainfit.hardware.driver.torch_builds import torchrun_binds
 from trainfit.hardware.host.parsing import cpu_list_text
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine, NumaNode
 
 NAME = "numa"
-_COST = "the job gets the cores and the memory of one node only"
+_COST = "the job can use the cores and memory of one node only"
 _WHY = (
-    "host memory on another node than the GPU's is copied over the link between the sockets: "
+    "host memory on another node than the GPU's is copied over the inter-socket link: "
     "less bandwidth for pinned batches (330 against 115 GB/s on a GB200, torchtitan#3519) and "
-    "more latency for every launch"
+    "higher latency for every kernel launch"
 )
 
 
@@ -32,12 +32,12 @@ def check_numa(machine: Machine) -> tuple[Check, ...]:
     if nodes.value is None:
         needed = "/sys/devices/system/node"
         if nodes.is_absent:
-            return (good(NAME, "this machine shows no NUMA nodes: one memory for all", found),)
-        return (unsure(NAME, "the NUMA nodes cannot be told", needed, found),)
+            return (good(NAME, "no NUMA nodes are listed: uniform memory", found),)
+        return (unsure(NAME, "the NUMA nodes could not be determined", needed, found),)
     if len(nodes.value) < 2:
-        return (good(NAME, "one NUMA node: all cores and GPUs share it", found),)
+        return (good(NAME, "one NUMA node for all cores and GPUs", found),)
     if not gpus:
-        summary = f"{len(nodes.value)} NUMA nodes, no GPU to be near to"
+        summary = f"{len(nodes.value)} NUMA nodes, no GPU"
         return (good(NAME, summary, found),)
     return _several(machine, nodes.value, gpus, found)
 
@@ -57,14 +57,16 @@ def _several(
         return tuple(_far(machine, gpu, reached, found) for gpu in far)
     if not known:
         needed = (
-            "the firmware to say each GPU's node (numa_node is -1): `nvidia-smi topo -m` shows "
+            "the firmware's NUMA node of each GPU (numa_node is -1): `nvidia-smi topo -m` shows "
             "what the driver knows; in the BIOS, NUMA per socket must be on"
         )
-        return (unsure(NAME, f"which of {len(nodes)} NUMA nodes the GPU hangs on", needed, found),)
+        return (unsure(NAME, f"the GPU's NUMA node, of {len(nodes)}", needed, found),)
     if len(reached) == 1:
         node = next(iter(reached))
         near = ", ".join(str(gpu.index) for gpu in known if gpu.numa_node.value == node)
-        return (good(NAME, f"this process is bound to node {node}, as GPU {near} is"[:99], found),)
+        return (
+            good(NAME, f"this process is bound to node {node}, that of GPU {near}"[:99], found),
+        )
     return (_unbound(machine, nodes, known, found),)
 
 
@@ -80,11 +82,13 @@ def _far(machine: Machine, gpu: Gpu, reached: set[int], found: list[Evidence]) -
     return bad(
         NAME,
         "numa_far_from_gpu",
-        f"{which(gpu)} hangs on node {node}, but this process runs on node {here} only"[:99],
+        f"{which(gpu)} is attached to NUMA node {node}, but this process is bound to node {here}"[
+            :99
+        ],
         f"{_WHY}.",
         found,
         [
-            Remedy(
+            Fix(
                 f"numactl --cpunodebind={node} --membind={node} python train.py",
                 f"taskset -c {former} python train.py",
                 f"{_COST}; a scheduler's or container's cpuset must allow node {node}",
@@ -98,7 +102,7 @@ def _unbound(
 ) -> Check:
     first = gpus[0].numa_node.value
     remedies = [
-        Remedy(
+        Fix(
             f"numactl --cpunodebind={first} --membind={first} python train.py  # for GPU "
             f"{', '.join(str(gpu.index) for gpu in gpus if gpu.numa_node.value == first)}",
             "python train.py",
@@ -109,21 +113,25 @@ def _unbound(
     if len(gpus) > 1 and torch is not None and torchrun_binds(torch.version):
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f"torchrun --numa-binding=node --nproc-per-node={len(gpus)} train.py",
                 f"torchrun --nproc-per-node={len(gpus)} train.py",
-                "each process gets the cores of one node; numactl has to be installed",
+                "each process uses the cores of one node; requires numactl",
             ),
         )
     spread = len({gpu.numa_node.value for gpu in gpus})
-    where = f"the GPUs hang on {spread} of them" if spread > 1 else f"the GPU hangs on node {first}"
+    where = (
+        f"the GPUs are attached to {spread} of them"
+        if spread > 1
+        else f"the GPU is attached to node {first}"
+    )
     return Check(
         NAME,
         "cannot_tell",
         "",
-        f"{len(nodes)} NUMA nodes, {where}; whether a job is bound depends on its start",
-        f"{_WHY}. This process is not bound; a job started the same way is not either. What "
-        "that costs it is told by timing it with and without the remedy.",
+        f"{len(nodes)} NUMA nodes, {where}; jobs are not bound unless started so",
+        f"{_WHY}. This process is not bound, nor is a job started the same "
+        "way. To see the cost, time the job with and without the fix.",
         tuple(found),
         tuple(remedies),
     )

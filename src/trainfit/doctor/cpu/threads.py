@@ -1,15 +1,15 @@
-"""Thread settings of the libraries against the cores that a job gets."""
+"""Check of the libraries' thread settings against the usable cores."""
 
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cpu.cores import threads_set
 from trainfit.doctor.cpu.worker_threads import check_workers
-from trainfit.doctor.figures import all_gpus, restore, short, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, restore, short, whole
 from trainfit.hardware.host.thread_variables import JUDGED, misread
 from trainfit.results.files.words import core_count, cores
-from trainfit.results.machine.doctor import Check, Evidence, Remedy, WorkerPools
+from trainfit.results.machine.doctor import Check, Evidence, Fix, WorkerPools
 from trainfit.results.machine.machine import Machine
 
 NAME = "threads"
@@ -35,8 +35,15 @@ def check_threads(machine: Machine, pools: WorkerPools | None = None) -> tuple[C
         return (invalid,)
     usable = machine.cpu.usable_cores.value
     if usable is None:
-        needed = "the number of cores that a job gets, see check cores"
-        return (unsure(NAME, "no usable cores are known to hold threads against", needed, found),)
+        needed = "the number of usable cores, see check cores"
+        return (
+            unsure(
+                NAME,
+                "the number of usable cores is unknown, so threads cannot be checked",
+                needed,
+                found,
+            ),
+        )
     check = _too_many(machine, usable, found) or _default_over_quota(machine, usable, found)
     added = check_workers(machine, usable, pools) if pools is not None else ()
     if check is None and not added:
@@ -82,18 +89,18 @@ def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
         elif _number(text) or (name == "OPENCV_FOR_THREADS_NUM" and _number(text) == 0):
             continue  # OpenCV's 0 is its default: as many as there are CPUs
         else:
-            why = "the library ignores it and takes its default, one thread for each CPU it sees."
+            why = "the library ignores it and uses its default, one thread per visible CPU."
         return bad(
             NAME,
             "thread_setting_invalid",
-            f"{name}={short(text)} is no number of threads",
+            f"{name}={short(text)}: expected a positive number of threads",
             why,
             found,
             [
-                Remedy(
+                Fix(
                     f"export {name}={_wanted(machine)}",
                     restore(machine, name),
-                    "none: it does not say what was meant",
+                    "none: the value has no effect",
                 )
             ],
         )
@@ -118,14 +125,11 @@ def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check |
     return bad(
         NAME,
         "threads_exceed_cores",
-        f"{name}={over[name]}, but a job gets {core_count(usable)}",
-        "threads beyond the cores take turns: an OpenMP region ends when its last thread does, so "
-        "each CPU operator waits for a thread that is not running.",
+        f"{name}={over[name]}, but only {core_count(usable)} can be used",
+        "threads beyond the cores are time-sliced: an OpenMP region ends when its last thread "
+        "does, so each CPU operator waits for a thread that is not running.",
         found,
-        [
-            Remedy(f"export {key}={most}", restore(machine, key), "none on these cores")
-            for key in over
-        ],
+        [Fix(f"export {key}={most}", restore(machine, key), "none on these cores") for key in over],
     )
 
 
@@ -141,11 +145,11 @@ def _default_over_quota(machine: Machine, usable: float, found: list[Evidence]) 
         NAME,
         "threads_exceed_quota",
         f"PyTorch starts {default} threads, but the CPU quota allows {core_count(quota)}",
-        "OpenMP counts the CPUs that it sees, not the cgroup's quota. The threads use up the "
-        "quota early in each period of 100 ms, then all of them are stopped until the next.",
+        "OpenMP counts visible CPUs, not the cgroup's quota. The threads use up the "
+        "quota early in each period of 100 ms, then all of them are throttled until the next.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={most} MKL_NUM_THREADS={most}",
                 "unset OMP_NUM_THREADS; " + restore(machine, "MKL_NUM_THREADS"),
                 "none within this quota",
@@ -167,8 +171,8 @@ def _in_workers(machine: Machine, usable: float) -> str:
     return (
         f"{note}: {workers} workers that use OpenCV would run {added} threads on "
         f"{core_count(usable)}. Call cv2.setNumThreads(0) in worker_init_fn, or export "
-        "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1; `trainfit doctor --script FILE` tells "
-        "whether the workers of a script do"
+        "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1; `trainfit doctor --script FILE` "
+        "checks whether a script's workers do"
     )
 
 
@@ -184,13 +188,13 @@ def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bo
     threads = threads_set(machine)
     if threads is None:
         default = machine.threads.torch_default.value
-        number = f"{default} threads" if default else "its own number of threads"
+        number = f"{default} threads" if default else "the previous thread count"
         workers = whole(usable / 2)
-        said = f"OMP_NUM_THREADS is not set: PyTorch takes {number} on {core_count(usable)}"
+        said = f"OMP_NUM_THREADS is not set: PyTorch uses {number} on {core_count(usable)}"
         if not is_read and (added := _opencv_in(machine, usable, workers)):
             said = short(
-                f"PyTorch takes {number} on {core_count(usable)}; OpenCV in {workers} workers "
-                f"would take {added}: --script tells",
+                f"PyTorch uses {number} on {core_count(usable)}; OpenCV in {workers} "
+                f"workers would use {added}: check with --script",
                 99,
             )
         return good(
@@ -202,8 +206,8 @@ def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bo
     why = _in_workers(machine, usable)
     if threads == 1 and usable >= policy.SINGLE_THREAD_CORES:
         why = (
-            "one thread is right where many workers share the cores; operators on the CPU in the "
-            "main process (a loss, a metric, an optimizer on the CPU) run on one thread of "
-            f"{cores(usable)}: give those torch.set_num_threads(n) in the script"
+            "one thread is right where many workers share the cores; CPU operators in "
+            "the main process (a loss, a metric, an optimizer on the CPU) then use one of "
+            f"{cores(usable)}: call torch.set_num_threads(n) in the script for those"
         )
     return good(NAME, f"OMP_NUM_THREADS={threads} on {cores(usable)} usable cores", found, why)

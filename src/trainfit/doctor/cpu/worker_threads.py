@@ -1,20 +1,20 @@
-"""Threads of all DataLoader workers of a script together, against the cores that the job gets."""
+"""Check of the threads of all DataLoader workers of a script against the usable cores."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import restore
 from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.formatting import restore
 from trainfit.results.files.facts import Fact, known
 from trainfit.results.files.words import core_count, cores
 from trainfit.results.machine.doctor import (
     Check,
     Evidence,
+    Fix,
     PoolLibrary,
     PoolUse,
-    Remedy,
     WorkerPools,
 )
 from trainfit.results.machine.machine import Machine
@@ -27,10 +27,10 @@ _VARIABLE: Final[dict[PoolLibrary, str]] = {
     "OpenBLAS": "OPENBLAS_NUM_THREADS",
 }
 _NOT_KNOWN: Final[dict[PoolLibrary, str]] = {
-    "OpenCV": "builds of OpenCV with OpenMP or TBB, or older than 4.5.2, which count their threads "
-    "otherwise; calls too small to be split",
-    "OpenBLAS": "a NumPy with MKL (conda), whose threads MKL_NUM_THREADS sets; small matrices, "
-    "which OpenBLAS works on with one thread",
+    "OpenCV": "OpenCV builds with OpenMP or TBB, or older than 4.5.2, which choose thread counts "
+    "differently; calls too small to be split",
+    "OpenBLAS": "NumPy with MKL (conda), whose threads MKL_NUM_THREADS sets; small "
+    "matrices, for which OpenBLAS uses one thread",
 }
 
 
@@ -67,7 +67,7 @@ def _of(machine: Machine, usable: float, workers: int | None, use: PoolUse) -> C
     )
     if not use.in_worker or number <= policy.THREADS_PER_CORE * usable:
         return _unsure(machine, summary, use, found)
-    why = f"{_why(use)} They take turns on the cores: time goes into switching between them."
+    why = f"{_why(use)} They compete for the cores and lose time to context switches."
     cause = "worker_threads_exceed_cores"
     return bad(NAME, cause, summary, f"{why} {_limits(use)}", found, _remedies(machine, use))
 
@@ -75,9 +75,9 @@ def _of(machine: Machine, usable: float, workers: int | None, use: PoolUse) -> C
 def _unsure(machine: Machine, summary: str, use: PoolUse, found: list[Evidence]) -> Check:
     why = _why(use)
     if use.in_worker:
-        why += f" From {policy.THREADS_PER_CORE:g} threads a core on they were seen to cost time."
+        why += f" From {policy.THREADS_PER_CORE:g} threads per core on, a slowdown was measured."
     else:
-        why += " Whether the workers call what starts its threads is not seen in the script."
+        why += " Whether workers call what starts its threads cannot be read from the script."
     remedies = tuple(_remedies(machine, use))
     why = f"{why} {_limits(use)}"
     return Check(NAME, "cannot_tell", "", summary, why, tuple(found), remedies)
@@ -97,24 +97,24 @@ def _why(use: PoolUse) -> str:
 
 
 def _limits(use: PoolUse) -> str:
-    return f"Not known for: {_NOT_KNOWN[use.library]}."
+    return f"Not checked for: {_NOT_KNOWN[use.library]}."
 
 
-def _remedies(machine: Machine, use: PoolUse) -> list[Remedy]:
+def _remedies(machine: Machine, use: PoolUse) -> list[Fix]:
     variable = _VARIABLE[use.library]
     made = [
-        Remedy(
+        Fix(
             f"export {variable}=1",
             restore(machine, variable),
-            f"{use.library} in the main process runs on one thread, too",
+            f"{use.library} uses one thread in the main process, too",
         )
     ]
     if use.library == "OpenCV":
         made.append(
-            Remedy(
+            Fix(
                 "cv2.setNumThreads(0)  # in worker_init_fn",
-                "leave that line out",
-                "none: the workers already run side by side",
+                "remove that line",
+                "none: the workers already run in parallel",
             )
         )
     return made

@@ -1,14 +1,14 @@
-"""What lowers a GPU's clocks, and whether its memory is sound."""
+"""Checks of a GPU's health: clock throttling, temperature, power limit, ECC errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, ghz, on_host, percent, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, ghz, on_host, percent, which
 from trainfit.results.files.words import count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
 _THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
@@ -47,22 +47,27 @@ def _lost_word(gpu: Gpu) -> str:
 
 def _lost(machine: Machine, gpu: Gpu) -> Check:
     lost = _lost_word(gpu) == "GPU_IS_LOST"
-    reset = Remedy(
+    reset = Fix(
         f"sudo nvidia-smi -i {gpu.index} --gpu-reset",
-        "none: a reset cannot be taken back",
-        on_host(machine, "every job on this GPU has to end before it"),
+        "none: a reset cannot be undone",
+        on_host(machine, "all jobs on this GPU must be stopped first"),
     )
-    restart = Remedy(
+    restart = Fix(
         "sudo dmesg | grep -i xid; sudo reboot",
-        "none: a restart cannot be taken back",
-        on_host(machine, "every job on the machine ends; if it recurs, reseat or replace the card"),
+        "none: a reboot cannot be undone",
+        on_host(
+            machine,
+            "reboots; terminates all running jobs. If it recurs, reseat or replace the card",
+        ),
     )
     return bad(
         "gpu-state",
         "gpu_lost" if lost else "gpu_reset_required",
-        f"{which(gpu)}: it has fallen off the bus" if lost else f"{which(gpu)}: it wants a reset",
-        "no job can use it, and CUDA may fail to start for the other GPUs as well. Power, heat, "
-        "its seat or a broken card is the reason; the kernel's log names an Xid.",
+        f"{which(gpu)}: it has fallen off the bus"
+        if lost
+        else f"{which(gpu)}: the driver requires a reset",
+        "no job can use it, and CUDA may fail to initialize on the other GPUs as well. Usual "
+        "causes: power, heat, bad seating or a broken card; the kernel log names an Xid.",
         [evidence("NVML", gpu.memory_bytes)],
         [restart] if lost else [reset, restart],
     )
@@ -82,7 +87,7 @@ def _clocks(machine: Machine, gpu: Gpu) -> Check | None:
     found = [
         evidence("clock reasons", reasons, lambda names: ", ".join(names) or "none"),
         evidence("SM clock", gpu.sm_hz, ghz),
-        evidence("SM clock at most", gpu.sm_max_hz, ghz),
+        evidence("maximum SM clock", gpu.sm_max_hz, ghz),
         evidence("application clock", gpu.application_sm_hz, ghz),
         evidence("temperature", gpu.temperature_c, _degrees),
         evidence("P-state", gpu.performance_state, lambda state: f"P{state}"),
@@ -90,7 +95,12 @@ def _clocks(machine: Machine, gpu: Gpu) -> Check | None:
     if reasons.value is None:
         if reasons.is_absent:
             return None
-        return unsure(name, f"{which(gpu)}: clock reasons cannot be told", "NVML's answer", found)
+        return unsure(
+            name,
+            f"{which(gpu)}: clock throttling reasons could not be read",
+            "NVML's answer",
+            found,
+        )
     active = set(reasons.value)
     check = (
         _hot(machine, gpu, name, active, found)
@@ -110,15 +120,16 @@ def _hot(
     return bad(
         name,
         "gpu_thermal_slowdown",
-        f"{which(gpu)}: clocks are lowered by heat{at}",
-        "the GPU computes slower than it can, the hardware's own slowdown by half or more. Dust, "
-        "blocked air, a stopped fan or a passive card without the server's fans is the reason.",
+        f"{which(gpu)}: thermal throttling{at}",
+        "the GPU runs below its maximum clock; the hardware slowdown halves it or more. Usual "
+        "causes: dust, blocked airflow, a stopped fan, or a passively cooled card without server "
+        "fans.",
         found,
         [
-            Remedy(
-                "clean the cooler, free the air's way, raise the fans (nvidia-settings, the "
-                "server's BMC)",
-                "the former fan setting",
+            Fix(
+                "clean the cooler, clear the airflow, raise the fan speed "
+                "(nvidia-settings, the server's BMC)",
+                "restore the previous fan setting",
                 "noise",
             ),
             _lower_power(machine, gpu),
@@ -126,15 +137,15 @@ def _hot(
     )
 
 
-def _lower_power(machine: Machine, gpu: Gpu) -> Remedy:
+def _lower_power(machine: Machine, gpu: Gpu) -> Fix:
     limit = gpu.power_limit_w.value
     default = gpu.power_limit_default_w.value or limit
     wanted = f"{0.8 * default:.0f}" if default else "WATTS"
     former = f"{limit:.0f}" if limit else "FORMER_WATTS"
-    return Remedy(
+    return Fix(
         f"sudo nvidia-smi -i {gpu.index} -pl {wanted}",
         f"sudo nvidia-smi -i {gpu.index} -pl {former}",
-        on_host(machine, "some percent of the speed; steadier than to heat up and slow down"),
+        on_host(machine, "a few percent of the speed, but steadier than throttling"),
     )
 
 
@@ -144,15 +155,15 @@ def _power_brake(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -
     return bad(
         name,
         "gpu_power_brake",
-        f"{which(gpu)}: clocks are halved by the external power brake",
-        "the machine's power supply or its management controller tells the GPU to slow down: too "
-        "little power for all of it, a failed supply, or a power cap of the rack.",
+        f"{which(gpu)}: external power brake halves the clocks",
+        "the power supply or the management controller (BMC) slows the GPU down: "
+        "insufficient total power, a failed power supply, or a rack power cap.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo ipmitool sdr type 'Power Supply'  # then replace the supply or raise its cap",
-                "the former cap",
-                "power of the rack",
+                "restore the previous cap",
+                "more of the rack's power budget",
             )
         ],
     )
@@ -166,23 +177,23 @@ def _hardware_slowdown(
     if "gpu_idle" in active:
         return unsure(
             name,
-            f"{which(gpu)}: a hardware slowdown is shown while it is idle",
-            "NVML also shows it while the clock changes: run this again while a job uses the GPU",
+            f"{which(gpu)}: hardware slowdown reported while idle",
+            "NVML also reports it during clock changes: re-run while a job uses the GPU",
             found,
         )
     return bad(
         name,
         "gpu_hardware_slowdown",
-        f"{which(gpu)}: the hardware has lowered the clocks by half or more",
-        "heat, the power brake, or a current that is too high (NVML: HwSlowdown). Plugs of the "
-        "power cables that do not sit, or one cable for two plugs, are the usual reason.",
+        f"{which(gpu)}: hardware slowdown, clocks at half or less",
+        "heat, the power brake, or overcurrent (NVML: HwSlowdown). Usual "
+        "causes: loose power connectors, or one cable for two connectors.",
         found,
         [
-            Remedy(
-                "switch off, seat the power cables, one cable a plug; then: "
+            Fix(
+                "power off, reseat the power cables, one cable per connector; then: "
                 f"nvidia-smi -i {gpu.index} -q -d PERFORMANCE,TEMPERATURE,POWER",
                 "none needed",
-                "the machine is switched off meanwhile",
+                "the machine is powered off meanwhile",
             )
         ],
     )
@@ -204,12 +215,12 @@ def _setting(
     return bad(
         name,
         "gpu_clocks_lowered",
-        f"{which(gpu)}: a setting holds the SM clock at {ghz(now)} of {ghz(most)}",
-        "application clocks or locked clocks were set; kernels that compute are slower by that "
-        "ratio.",
+        f"{which(gpu)}: SM clock limited to {ghz(now)} of {ghz(most)} by a setting",
+        "application clocks or locked clocks were set; compute-bound kernels are slower "
+        "in proportion.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -rac && sudo nvidia-smi -i {gpu.index} -rgc",
                 former,
                 on_host(machine, "power and heat; times vary more from run to run"),
@@ -220,14 +231,12 @@ def _setting(
 
 def _clocks_fine(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -> Check:
     if "gpu_idle" in active:
-        why = "an idle GPU lowers its clocks; run this again while a job uses it to see the rest"
+        why = "an idle GPU lowers its clocks; re-run this while a job uses it to see the rest"
         return good(name, f"{which(gpu)}: clocks are low because it is idle", found, why)
     if "sw_power_cap" in active:
-        why = "it works at its power limit, as a fully used GPU does; check gpu-power says whether "
-        return good(
-            name, f"{which(gpu)}: clocks follow the power limit", found, why + "that was lowered"
-        )
-    return good(name, f"{which(gpu)}: nothing lowers its clocks", found)
+        why = "it runs at its power limit, as a fully used GPU does; check gpu-power shows whether "
+        return good(name, f"{which(gpu)}: clocks limited by power", found, why + "that was lowered")
+    return good(name, f"{which(gpu)}: clocks are not throttled", found)
 
 
 def _degrees(value: float | None) -> str:
@@ -252,12 +261,10 @@ def _temperature(machine: Machine, gpu: Gpu) -> Check | None:
     if now.value is None:
         if now.is_absent:
             return None
-        return unsure(name, f"{which(gpu)}: its temperature cannot be told", "NVML's answer", found)
+        return unsure(name, f"{which(gpu)}: temperature could not be read", "NVML's answer", found)
     if limit.value is None:
         needed = "the temperature at which this GPU slows down: nvidia-smi -q -d TEMPERATURE"
-        return unsure(
-            name, f"{which(gpu)}: {_degrees(now.value)}, its limit is not known", needed, found
-        )
+        return unsure(name, f"{which(gpu)}: {_degrees(now.value)}, limit unknown", needed, found)
     summary = f"{which(gpu)}: {_degrees(now.value)}, slows down at {_degrees(limit.value)}"
     if now.value < limit.value - policy.TEMPERATURE_MARGIN_C:
         return good(name, summary, found)
@@ -265,13 +272,13 @@ def _temperature(machine: Machine, gpu: Gpu) -> Check | None:
         name,
         "gpu_hot",
         summary,
-        "within a few degrees of the slowdown the clocks step down, and a long run at this heat "
+        "near the slowdown temperature the clocks drop, and a long run "
         "is slower than its first minutes.",
         found,
         [
-            Remedy(
-                "clean the cooler, free the air's way, raise the fans",
-                "the former fan setting",
+            Fix(
+                "clean the cooler, clear the airflow, raise the fan speed",
+                "restore the previous fan setting",
                 "noise",
             ),
             _lower_power(machine, gpu),
@@ -296,22 +303,22 @@ def _power(machine: Machine, gpu: Gpu) -> Check | None:
         return None  # laptops and integrated GPUs have none that could be set
     if limit.value is None or default.value is None:
         needed = "NVML's power limit and its default"
-        return unsure(name, f"{which(gpu)}: its power limit cannot be told", needed, found)
+        return unsure(name, f"{which(gpu)}: power limit could not be read", needed, found)
     if limit.value >= policy.POWER_SHARE * default.value:
         return good(name, f"{which(gpu)}: power limit {_watts(limit.value)}", found)
     return bad(
         name,
         "gpu_power_limited",
         f"{which(gpu)}: power limit {_watts(limit.value)}, default {_watts(default.value)}",
-        f"it is lowered to {percent(limit.value / default.value)} of the default: kernels that "
-        "compute run at a lower clock (a smaller loss than that of power), those that move memory "
-        "hardly.",
+        f"it is lowered to {percent(limit.value / default.value)} of the default: compute-bound "
+        "kernels run at a lower clock (losing less than the power does), memory-bound ones are "
+        "hardly affected.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -pl {default.value:.0f}",
                 f"sudo nvidia-smi -i {gpu.index} -pl {limit.value:.0f}",
-                on_host(machine, "power, heat and noise; the supply must bear it"),
+                on_host(machine, "more power, heat and noise; the power supply must support it"),
             )
         ],
     )
@@ -341,24 +348,28 @@ def _ecc(machine: Machine, gpu: Gpu) -> Check | None:
             name,
             "ecc_errors",
             f"{which(gpu)}: {count(errors.value, 'uncorrected memory error')}",
-            "results computed from that memory are wrong, or the job ended with an Xid 48 or 94. "
-            "A page is retired or a row remapped at the next reset; more errors mean a bad card.",
+            "results computed from that memory are wrong, or the job was terminated with Xid 48 "
+            "or 94. The next reset retires the page or remaps the row; recurring errors mean a "
+            "failing card.",
             found,
             [
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi -i {gpu.index} --gpu-reset  # with no process on it; then: "
                     f"nvidia-smi -i {gpu.index} -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",
-                    "none: a reset cannot be taken back",
-                    on_host(machine, "jobs on this GPU have to end; if errors return, replace it"),
+                    "none: a reset cannot be undone",
+                    on_host(
+                        machine,
+                        "all jobs on this GPU must be stopped; if errors recur, replace the card",
+                    ),
                 )
             ],
         )
     if gpu.ecc.is_absent:
         return None  # consumer GPUs have none
     if gpu.ecc.value is False:
-        why = "wrong bits would not be noticed; on GPUs with GDDR it leaves some more memory"
+        why = "bit errors go unnoticed; on GPUs with GDDR, ECC off leaves slightly more memory"
         return good(name, f"{which(gpu)}: ECC is off", found, why)
     if gpu.ecc.value is None or errors.value is None:
         needed = "NVML's ECC mode and error counts"
-        return unsure(name, f"{which(gpu)}: ECC errors cannot be told", needed, found)
+        return unsure(name, f"{which(gpu)}: ECC errors could not be read", needed, found)
     return good(name, f"{which(gpu)}: ECC is on, no uncorrected errors", found)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, on_host, short, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, on_host, short, which
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.words import count, size
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
 
@@ -33,39 +33,52 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
         return None
     if mode.value is None:
         needed = "NVML's persistence mode"
-        return unsure(name, f"{which(gpu)}: persistence cannot be told", needed, found)
+        return unsure(name, f"{which(gpu)}: persistence mode could not be read", needed, found)
     if mode.value:
         return good(name, f"{which(gpu)}: persistence mode is on", found)
     if any(process.graphics for process in processes.value or ()):
-        why = "the display server holds the GPU, so the driver keeps it initialised anyway"
-        return good(name, f"{which(gpu)}: off, but a display holds the GPU", found, why)
+        why = "the display server uses the GPU, so the driver keeps it initialized anyway"
+        return good(
+            name,
+            f"{which(gpu)}: persistence mode off, but a display server uses the GPU",
+            found,
+            why,
+        )
     if processes.value is None:
-        needed = "whether a display server holds the GPU: then it does not matter"
-        return unsure(name, f"{which(gpu)}: off; its processes are not visible", needed, found)
+        needed = "whether a display server uses the GPU: then it does not matter"
+        return unsure(
+            name,
+            f"{which(gpu)}: persistence mode off; its processes are not visible",
+            needed,
+            found,
+        )
     if gpu.ecc.value is not True and len(all_gpus(machine)) < policy.SERVER_GPUS:
         why = (
-            "the default of a workstation: a process that starts while no other uses the GPU waits "
-            f"about a second more; sudo nvidia-smi -i {gpu.index} -pm 1 (undo: -pm 0) avoids that"
+            "the default on workstations: a process that starts while no other uses the GPU waits "
+            f"about one second longer; sudo nvidia-smi -i {gpu.index} -pm 1 (undo: -pm 0) avoids "
+            "that"
         )
-        return good(name, f"{which(gpu)}: off, as on workstations", found, why)
+        return good(
+            name, f"{which(gpu)}: persistence mode off, the default on workstations", found, why
+        )
     return bad(
         name,
         "persistence_off",
-        f"{which(gpu)}: persistence mode is off on a server's GPU",
-        "the driver lets the GPU go when its last process ends: each next start initialises it "
-        "again (about a second, several on servers with many GPUs), and set clocks and power "
-        "limits are lost.",
+        f"{which(gpu)}: persistence mode is off on a server GPU",
+        "the driver shuts the GPU down when its last process exits: the next start "
+        "initializes it again (about a second, several on servers with many GPUs), and clock and "
+        "power settings are lost.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo systemctl enable --now nvidia-persistenced",
                 "sudo systemctl disable --now nvidia-persistenced",
                 on_host(machine, "a few watts while idle"),
             ),
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} -pm 1",
                 f"sudo nvidia-smi -i {gpu.index} -pm 0",
-                on_host(machine, "the same, until the machine restarts"),
+                on_host(machine, "the same, until the next reboot"),
             ),
         ],
     )
@@ -88,35 +101,36 @@ def _mig(machine: Machine, gpu: Gpu) -> Check | None:
     ]
     if instances.value is None and not instances.is_absent:
         needed = "NVML's list of MIG devices: nvidia-smi -L"
-        return unsure(name, f"{which(gpu)}: MIG is on, its instances unknown", needed, found)
+        return unsure(name, f"{which(gpu)}: MIG is on, instances unknown", needed, found)
     if not instances.value:
         return bad(
             name,
             "mig_empty",
             f"{which(gpu)}: MIG mode is on, but there is no instance to run on",
-            "in MIG mode CUDA runs on instances only: this GPU cannot be used until one is made.",
+            "in MIG mode CUDA runs on instances only: this GPU cannot be used until one is "
+            "created.",
             found,
             [
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi -i {gpu.index} -mig 0",
                     f"sudo nvidia-smi -i {gpu.index} -mig 1",
-                    on_host(machine, "the whole GPU goes to one job; no process may be on it"),
+                    on_host(machine, "one job has the whole GPU; no process may be using it"),
                 ),
-                Remedy(
+                Fix(
                     f"sudo nvidia-smi mig -i {gpu.index} -cgi 0 -C",
                     f"sudo nvidia-smi mig -i {gpu.index} -dci && "
                     f"sudo nvidia-smi mig -i {gpu.index} -dgi",
-                    on_host(machine, "none; profile 0 is one instance of the whole GPU"),
+                    on_host(machine, "none; profile 0 is one instance with the whole GPU"),
                 ),
             ],
         )
     number = len(instances.value)
     why = (
-        "a process sees one instance only, with its own part of the memory and the SMs; figures of "
-        "the whole GPU (memory, clocks, utilisation) do not hold for it, and NCCL does not "
-        f"join instances. Choose one: CUDA_VISIBLE_DEVICES={short(instances.value[0], 60)}"
+        "a process sees one instance only, with its share of memory and SMs; figures of "
+        "the whole GPU (memory, clocks, utilization) do not apply to it, and NCCL does not "
+        f"work across instances. Choose one: CUDA_VISIBLE_DEVICES={short(instances.value[0], 60)}"
     )
-    summary = f"{which(gpu)}: split by MIG; a job gets one of {count(number, 'instance')}"
+    summary = f"{which(gpu)}: split by MIG; a job can use one of {count(number, 'instance')}"
     return good(name, summary, found, why)
 
 
@@ -132,20 +146,20 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
     if mode.is_absent:
         return None
     if mode.value is None:
-        return unsure(name, f"{which(gpu)}: its compute mode cannot be told", "NVML", found)
+        return unsure(name, f"{which(gpu)}: compute mode could not be read", "NVML", found)
     word = mode.value.lower()
     former = "PROHIBITED" if "prohibited" in word else "EXCLUSIVE_PROCESS"
-    remedy = Remedy(
+    remedy = Fix(
         f"sudo nvidia-smi -i {gpu.index} -c DEFAULT",
         f"sudo nvidia-smi -i {gpu.index} -c {former}",
-        on_host(machine, "several jobs may then share the GPU and its memory"),
+        on_host(machine, "several jobs may share the GPU and its memory"),
     )
     if "prohibited" in word:
         return bad(
             name,
             "compute_prohibited",
-            f"{which(gpu)}: compute mode PROHIBITED lets no process use it",
-            "CUDA shows the GPU and refuses every context (all CUDA-capable devices are busy or "
+            f"{which(gpu)}: compute mode PROHIBITED blocks all processes",
+            "CUDA lists the GPU but refuses every context (all CUDA-capable devices are busy or "
             "unavailable).",
             found,
             [remedy],
@@ -158,12 +172,12 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
         return bad(
             name,
             "compute_exclusive_taken",
-            f"{which(gpu)}: exclusive to one process, and process {pids} has it",
+            f"{which(gpu)}: exclusive compute mode, in use by process {pids}",
             "a second process gets 'all CUDA-capable devices are busy or unavailable'.",
             found,
             [
                 remedy,
-                Remedy(
+                Fix(
                     f"kill {others[0].pid}  # or wait until it ends",
                     "start it again",
                     "that process's unsaved work",

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, which
 from trainfit.doctor.gpu.health import answers
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine, PciDevice
 
 NAME = "pcie"
 _WHY = (
-    "batches are copied to the GPU over this link, and gradients between GPUs without NVLink; "
-    "half the lanes are half the bandwidth, whatever the GPU computes"
+    "batches, and gradients between GPUs without NVLink, are copied "
+    "over this link; half the lanes mean half the bandwidth"
 )
-_POWER_OFF = "the machine is switched off meanwhile"
+_POWER_OFF = "the machine is powered off meanwhile"
 
 
 def check_pcie(machine: Machine) -> tuple[Check, ...]:
@@ -30,9 +30,9 @@ def _one(machine: Machine, gpu: Gpu) -> Check | None:
     device = _on_bus(machine, gpu)
     found = [
         evidence("lanes now", width),
-        evidence("lanes at most (GPU and slot)", width_max),
+        evidence("maximum lanes (GPU and slot)", width_max),
         evidence("generation now", generation),
-        evidence("generation at most", generation_max),
+        evidence("maximum generation", generation_max),
         evidence("P-state", gpu.performance_state, lambda state: f"P{state}"),
         evidence("PCI address", gpu.pci_address),
     ]
@@ -43,7 +43,7 @@ def _one(machine: Machine, gpu: Gpu) -> Check | None:
         return None  # no link of its own: an integrated GPU, or WSL
     if width.value is None or width_max.value is None:
         needed = "NVML's current and maximum link width; a virtual machine may hide them"
-        return unsure(NAME, f"{which(gpu)}: its PCIe link cannot be told", needed, found)
+        return unsure(NAME, f"{which(gpu)}: PCIe link could not be read", needed, found)
     # NVML's maximum is that of GPU and slot together, the bus's files have the GPU's own.
     if width.value < width_max.value and width_max.source.startswith("NVML"):
         return _narrow(gpu, width.value, width_max.value, found)
@@ -69,20 +69,20 @@ def _narrow(gpu: Gpu, width: int, most: int, found: list[Evidence]) -> Check:
     return bad(
         NAME,
         "pcie_width_reduced",
-        f"{which(gpu)}: the link runs at x{width}, though GPU and slot can do x{most}",
-        f"{_WHY}. Lanes do not fall with power saving: a card that sits badly, a riser, a dirty "
-        "contact, or a BIOS setting that splits the slot (bifurcation) is the reason.",
+        f"{which(gpu)}: the link runs at x{width}, GPU and slot support x{most}",
+        f"{_WHY}. Power saving does not reduce lanes. Usual causes: bad "
+        "seating, a riser, dirty contacts, or BIOS bifurcation of the slot.",
         found,
         [
-            Remedy(
-                "switch off, reseat the card and its riser; in the BIOS set the slot to "
-                f"x{most} (no bifurcation)",
-                "none needed for reseating; the BIOS setting as it was",
+            Fix(
+                "power off, reseat the card and its riser; in the BIOS set "
+                f"the slot to x{most} (no bifurcation)",
+                "none needed for reseating; restore the BIOS setting",
                 _POWER_OFF,
             ),
-            Remedy(
+            Fix(
                 f"sudo lspci -vv -s {_bus(gpu)} | grep -E 'LnkCap|LnkSta'  # before and after",
-                "none: it only shows",
+                "none: read-only",
                 "none",
             ),
         ],
@@ -93,12 +93,12 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
     return bad(
         NAME,
         "pcie_slot_narrow",
-        f"{which(gpu)}: the slot gives x{width}, the GPU has x{lanes}",
+        f"{which(gpu)}: x{lanes} GPU in an x{width} slot",
         f"{_WHY}. The slot is wired for fewer lanes, or shares them with another slot or an M.2 "
         "disk.",
         found,
         [
-            Remedy(
+            Fix(
                 f"move the card to a slot with x{lanes}; the board's manual says which slots "
                 "share lanes",
                 "move it back",
@@ -111,34 +111,33 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
 def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
     now, most = gpu.pcie_generation.value, gpu.pcie_generation_max.value
     if now is None or most is None:
-        summary = f"{which(gpu)}: x{width} lanes, all that it has; generation not visible"
+        summary = f"{which(gpu)}: x{width}, its maximum; PCIe generation not visible"
         return unsure(NAME, summary, "NVML's current and maximum link generation", found)
     if now >= most:
-        return good(NAME, f"{which(gpu)}: PCIe {now}.0 x{width}, all that the link can do", found)
+        return good(NAME, f"{which(gpu)}: PCIe {now}.0 x{width}, the link's maximum", found)
     if not answers(gpu):
-        return None  # no job can use it now: what the link does at work is not to be seen
+        return None  # no job can use it now: the link under load cannot be observed
     state = gpu.performance_state.value
     if state is None or state > policy.ACTIVE_STATE:
         word = "idle" if state is not None else "in an unknown P-state"
         return unsure(
             NAME,
             f"{which(gpu)}: x{width}, generation {now} of {most} while {word}",
-            "the link lowers its generation while the GPU is idle: run this again while a job "
-            "uses the GPU",
+            "the link lowers its generation while the GPU is idle: re-run while a job uses the GPU",
             found,
         )
     return bad(
         NAME,
         "pcie_generation_reduced",
-        f"{which(gpu)}: PCIe {now}.0 at work (P{state}), though the link can do {most}.0",
-        f"{_WHY}; a generation lower is half the bandwidth as well. A riser made for an older "
-        "generation, errors on the link, or a BIOS setting is the reason.",
+        f"{which(gpu)}: PCIe {now}.0 under load (P{state}), the link supports {most}.0",
+        f"{_WHY}; each generation lower halves the bandwidth. Usual causes: a "
+        "riser for an older generation, link errors, or a BIOS setting.",
         found,
         [
-            Remedy(
+            Fix(
                 f"in the BIOS set the slot's link speed to Auto or Gen {most}; replace a riser "
                 "of an older generation",
-                "the BIOS setting as it was",
+                "restore the BIOS setting",
                 _POWER_OFF,
             )
         ],

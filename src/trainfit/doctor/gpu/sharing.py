@@ -1,16 +1,16 @@
-"""Who else is on a GPU, and memory that nobody visible holds."""
+"""Checks of other processes on a GPU, and of memory without a visible owner."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, on_host, percent, short, which
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, on_host, percent, short, which
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.facts import Fact
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, GpuProcess, Machine
 
 
@@ -19,7 +19,7 @@ def _listed(processes: Sequence[GpuProcess]) -> str:
 
 
 def _shown(process: GpuProcess) -> str:
-    name = process.name or "a process that is not visible from here"
+    name = process.name or "a process outside this container"
     used = "memory unknown" if process.used_bytes is None else size(process.used_bytes)
     kind = " (graphics)" if process.graphics else ""
     own = " (this one)" if process.own else ""
@@ -41,30 +41,28 @@ def _processes(machine: Machine, gpu: Gpu) -> Check | None:
     ]
     if processes.value is None:
         needed = "NVML's list of processes; WSL and some containers do not give it"
-        return unsure(name, f"{which(gpu)}: its processes cannot be told", needed, found)
+        return unsure(name, f"{which(gpu)}: processes could not be listed", needed, found)
     others = [p for p in processes.value if not p.own and not p.graphics]
     display = [p for p in processes.value if p.graphics and not p.own]
     held = sum(p.used_bytes or 0 for p in others)
     if not others:
         if not display and _may_be_hidden(machine, gpu):
-            needed = (
-                "the list of processes outside: nvidia-smi on the host, Task Manager on Windows"
-            )
+            needed = "the process list outside: nvidia-smi on the host, Task Manager on Windows"
             return unsure(
-                name, f"{which(gpu)}: in use, but not by a visible process", needed, found
+                name, f"{which(gpu)}: in use by a process that is not visible", needed, found
             )
         if not display:
-            return good(name, f"{which(gpu)}: no other process is on it", found)
+            return good(name, f"{which(gpu)}: no other process uses it", found)
         taken = sum(p.used_bytes or 0 for p in display)
         why = (
-            "that memory is not the job's to have, and drawing takes some of the GPU's time; a "
-            "second GPU or the processor's own for the display gives both back"
+            "the job cannot use that memory, and drawing uses some GPU time; "
+            "connecting the display to a second or integrated GPU frees both"
         )
-        return good(name, f"{which(gpu)}: it draws a desktop ({size(taken)})", found, why)
+        return good(name, f"{which(gpu)}: runs a desktop ({size(taken)})", found, why)
     unknown = any(p.used_bytes is None for p in others)
     if total and not unknown and held < policy.OTHERS_SHARE * total:
-        summary = f"{which(gpu)}: others hold little ({size(held)})"
-        return good(name, summary, found, "their kernels and the job's take turns")
+        summary = f"{which(gpu)}: other processes hold little ({size(held)})"
+        return good(name, summary, found, "their kernels and the job's share the GPU's time")
     return _shared(machine, gpu, name, others, held, unknown, found)
 
 
@@ -89,27 +87,27 @@ def _shared(
     who = f"process {largest.pid}" + (f" ({short(largest.name, 15)})" if largest.name else "")
     if len(others) > 1:
         who += f" and {len(others) - 1} more"
-    amount = f"hold {size(held)}" if held else "are on it, memory unknown"
+    amount = f"hold {size(held)}" if held else "use it, memory unknown"
     if len(others) == 1:
-        amount = f"holds {size(held)}" if held else "is on it, memory unknown"
+        amount = f"holds {size(held)}" if held else "uses it, memory unknown"
     remedies = []
     free = _freest(machine, gpu)
     if free is not None:
         remedies.append(_other_gpu(machine, free))
     pids = " ".join(str(p.pid) for p in others)
     remedies.append(
-        Remedy(
+        Fix(
             f"kill {pids}",
-            "start the ended programs again",
-            on_host(machine, "their unsaved work; ask whose they are first"),
+            "restart the programs",
+            on_host(machine, "their unsaved work is lost; ask their owners first"),
         )
     )
     return bad(
         name,
         "gpu_shared",
         f"{which(gpu)}: {who} {amount}",
-        "what they hold is missing from the memory that the job can have, and their kernels and "
-        "the job's take turns: steps are slower and their times vary.",
+        "the memory they hold is not available to the job, and their kernels and "
+        "the job's share the GPU's time: steps are slower and their times vary.",
         found,
         remedies,
     )
@@ -129,7 +127,7 @@ def _freest(machine: Machine, busy: Gpu) -> Gpu | None:
     return max(candidates)[2] if candidates else None
 
 
-def _other_gpu(machine: Machine, gpu: Gpu) -> Remedy:
+def _other_gpu(machine: Machine, gpu: Gpu) -> Fix:
     # By UUID: CUDA counts the fastest GPU first, NVML by PCI address.
     uuid = gpu.uuid.value
     choice = f"CUDA_VISIBLE_DEVICES={uuid}"
@@ -141,7 +139,7 @@ def _other_gpu(machine: Machine, gpu: Gpu) -> Remedy:
         undo += " CUDA_DEVICE_ORDER"
     if former is not None and former.replace(",", "").replace("-", "").isalnum():
         undo = f"export CUDA_VISIBLE_DEVICES={former}"
-    return Remedy(f"export {choice}  # GPU {gpu.index}", undo, "none")
+    return Fix(f"export {choice}  # GPU {gpu.index}", undo, "none")
 
 
 def check_memory(machine: Machine) -> tuple[Check, ...]:
@@ -162,22 +160,22 @@ def _memory(machine: Machine, gpu: Gpu) -> Check | None:
         if used.is_absent or total.is_absent:
             return None  # GPUs that share the machine's RAM
         needed = "NVML's memory figures"
-        return unsure(name, f"{which(gpu)}: its memory cannot be told", needed, found)
+        return unsure(name, f"{which(gpu)}: memory could not be read", needed, found)
     summary = f"{which(gpu)}: {size(used.value)} of {size(total.value)} in use"
     unseen = _unseen(gpu, used.value, processes)
     if unseen is None:
         if used.value <= _tolerated(total.value):
             return good(name, summary, found)
-        needed = "how much each process holds (NVML does not say it here): nvidia-smi on the host"
-        return unsure(name, f"{summary}; by whom is not visible", needed, found)
+        needed = "the memory of each process (NVML does not report it here): nvidia-smi on the host"
+        return unsure(name, f"{summary}; the processes are not visible", needed, found)
     if unseen <= _tolerated(total.value):
         return good(name, summary, found)
     if machine.surroundings.wsl.is_known:
         needed = (
-            "what Windows' own desktop and programs hold, which WSL does not show: Task Manager, "
+            "the memory of Windows' desktop and programs, which WSL does not show: Task Manager, "
             "column Dedicated GPU memory"
         )
-        return unsure(name, f"{summary}; by whom is not visible", needed, found)
+        return unsure(name, f"{summary}; the processes are not visible", needed, found)
     return _hidden(machine, gpu, name, unseen, total.value, found)
 
 
@@ -202,26 +200,26 @@ def _hidden(
 ) -> Check:
     container = machine.surroundings.container.is_known
     who = (
-        "processes outside this container are not visible from inside: most likely they hold it"
+        "most likely processes outside this container, which are not visible from inside"
         if container
-        else "a job that was killed and left workers behind, or a container, most likely holds it"
+        else "most likely workers left behind by a killed job, or a container"
     )
     return bad(
         name,
         "gpu_memory_unseen",
         f"{which(gpu)}: {size(unseen)} ({percent(unseen / total)}) held by no visible process",
-        f"that memory is missing for the job. {who[0].upper()}{who[1:]}.",
+        f"that memory is not available to the job. {who[0].upper()}{who[1:]}.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo fuser -v /dev/nvidia{gpu.index}  # then: kill PID",
-                "start the ended programs again",
-                on_host(machine, "their unsaved work; ask whose they are first"),
+                "restart the programs",
+                on_host(machine, "their unsaved work is lost; ask their owners first"),
             ),
-            Remedy(
+            Fix(
                 f"sudo nvidia-smi -i {gpu.index} --gpu-reset",
-                "none: a reset cannot be taken back",
-                on_host(machine, "every job on this GPU has to end before it"),
+                "none: a reset cannot be undone",
+                on_host(machine, "all jobs on this GPU must be stopped first"),
             ),
         ],
     )

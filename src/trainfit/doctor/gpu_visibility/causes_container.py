@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.doctor.findings import bad, evidence
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
+from trainfit.results.machine.doctor import Check, Fix
 
 NAME: Final = "gpu"
 _WSL: Final = "/usr/lib/wsl/"
 _WSL_LIBRARY: Final = f"{_WSL}lib"
 
 
-def wsl_driver(stack: Stack) -> Check | None:
+def wsl_driver(stack: DriverStack) -> Check | None:
     """WSL2: the Windows driver's libcuda is missing, shadowed, or does not start."""
     if not stack.in_wsl:
         return None
@@ -30,13 +30,13 @@ def wsl_driver(stack: Stack) -> Check | None:
         *stack.torch_evidence(),
     ]
     if loaded and shadows and not loaded.startswith(_WSL):
-        remedy = Remedy(
+        remedy = Fix(
             "dpkg -l | grep nvidia; sudo apt purge 'libnvidia-compute-*' 'nvidia-driver-*'",
             "sudo apt install PACKAGES   # those that dpkg listed",
             "none: inside WSL they never drive a GPU",
         )
         why = (
-            f"WSL takes its GPU from Windows through {_WSL_LIBRARY}/libcuda.so.1; a Linux "
+            f"WSL uses the Windows driver through {_WSL_LIBRARY}/libcuda.so.1; a Linux "
             f"driver installed inside shadows it ({loaded}) and finds no device."
         )
         return bad(
@@ -44,32 +44,32 @@ def wsl_driver(stack: Stack) -> Check | None:
         )
     if not stack.sees_gpu and stack.cuda_code != 0:
         why = (
-            f"WSL takes its GPU from the driver of Windows through {_WSL_LIBRARY}; that driver "
+            f"WSL uses the Windows driver through {_WSL_LIBRARY}; that driver "
             "is missing there, too old for WSL, or the virtual machine lost it."
         )
         return bad(
             NAME,
             "wsl_driver",
-            "Windows' NVIDIA driver does not reach into WSL",
+            "the Windows NVIDIA driver is not available in WSL",
             why,
             found,
             [
-                Remedy(
+                Fix(
                     "wsl.exe --shutdown   # from Windows, then start again",
                     "none needed",
-                    "ends everything that runs in WSL",
+                    "terminates everything that runs in WSL",
                 ),
-                Remedy(
+                Fix(
                     "wsl.exe --update, and install NVIDIA's current driver in Windows",
-                    "reinstall the former driver",
-                    "a restart of Windows; install no driver inside WSL",
+                    "reinstall the previous driver",
+                    "restarts Windows; install no driver inside WSL",
                 ),
             ],
         )
     return None
 
 
-def without_gpu(stack: Stack) -> Check | None:
+def without_gpu(stack: DriverStack) -> Check | None:
     """The host drives a GPU, and the container was started without it."""
     if stack.kernel_driver is None or stack.in_wsl or stack.is_jetson:
         return None
@@ -82,7 +82,7 @@ def without_gpu(stack: Stack) -> Check | None:
     return _without(stack, missing)
 
 
-def _without(stack: Stack, missing: list[str]) -> Check:
+def _without(stack: DriverStack, missing: list[str]) -> Check:
     container = stack.machine.surroundings.container
     summary = "the host has an NVIDIA driver, but this container was started without its GPU"
     if stack.in_wsl:
@@ -93,8 +93,8 @@ def _without(stack: Stack, missing: list[str]) -> Check:
         NAME,
         "container_without_gpu",
         summary,
-        f"Missing inside: {' and '.join(missing)}. The NVIDIA Container Toolkit brings both in "
-        "when the container is asked for a GPU.",
+        f"Missing inside: {' and '.join(missing)}. The NVIDIA Container Toolkit mounts both "
+        "when the container is started with a GPU.",
         [
             evidence("container", container),
             evidence("kernel driver", stack.cuda.kernel_driver),
@@ -106,13 +106,13 @@ def _without(stack: Stack, missing: list[str]) -> Check:
     )
 
 
-def _start_again(container: str | None, missing: list[str]) -> Remedy:
+def _start_again(container: str | None, missing: list[str]) -> Fix:
     if missing == ["libcuda"] and container not in ("apptainer", "singularity", "lxc"):
-        return Remedy(
+        return Fix(
             "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …",
-            "start it as before",
-            "the container starts anew; without 'compute' the toolkit leaves libcuda out, and "
-            "--device alone brings no library in",
+            "start it with the previous options",
+            "recreates the container; without 'compute' the toolkit omits libcuda, "
+            "and --device alone mounts no library",
         )
     commands = {
         "podman": "podman run --device nvidia.com/gpu=all …",
@@ -121,16 +121,16 @@ def _start_again(container: str | None, missing: list[str]) -> Remedy:
         "singularity": "singularity exec --nv …",
         "lxc": "lxc config device add CONTAINER gpu gpu",
     }
-    return Remedy(
+    return Fix(
         commands.get(
             container or "", "docker run --gpus all …   # or: deploy.resources in compose"
         ),
-        "start it as before",
-        "the container starts anew; the host needs nvidia-container-toolkit",
+        "start it with the previous options",
+        "recreates the container; the host needs nvidia-container-toolkit",
     )
 
 
-def lost_gpu(stack: Stack) -> Check | None:
+def lost_gpu(stack: DriverStack) -> Check | None:
     """The container had its GPU and lost the permission (NVML: Unknown Error)."""
     unknown = any(
         word in f"{stack.nvml_error} {stack.cuda.nvidia_smi.reason}"
@@ -142,8 +142,8 @@ def lost_gpu(stack: Stack) -> Check | None:
         NAME,
         "container_lost_gpu",
         "this container has lost its GPU: NVML answers 'Unknown Error'",
-        "A reload of systemd on the host takes away the container's right to the device files "
-        "(nvidia-container-toolkit#48); the host itself still sees the GPU.",
+        "A systemd reload on the host revokes the container's access to the device "
+        "files (nvidia-container-toolkit#48); the host itself still sees the GPU.",
         [
             stack.node_evidence(),
             evidence("container", stack.machine.surroundings.container),
@@ -151,16 +151,16 @@ def lost_gpu(stack: Stack) -> Check | None:
             *stack.torch_evidence(),
         ],
         [
-            Remedy(
+            Fix(
                 "docker rm -f CONTAINER && docker run --gpus all …   # on the host: recreate it",
                 "none needed",
-                "what runs in the container ends",
+                "terminates what runs in the container",
             ),
-            Remedy(
+            Fix(
                 "docker run --gpus all --device /dev/nvidia0 --device /dev/nvidiactl "
                 "--device /dev/nvidia-uvm …",
-                "leave the --device options out",
-                "none; devices named so survive a reload (or use the cgroupfs driver)",
+                "remove the --device options",
+                "none; devices passed this way survive a reload (or use the cgroupfs driver)",
             ),
         ],
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.doctor.figures import on_host
 from trainfit.doctor.findings import bad, evidence
+from trainfit.doctor.formatting import on_host
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
-from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, Stack, version_text
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.doctor.gpu_visibility.driver_stack import LEAST_DRIVER, DriverStack, version_text
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -17,7 +17,7 @@ _NOT_READY = 802
 _COMPAT_NOT_SUPPORTED = 804
 
 
-def hangs(stack: Stack) -> Check | None:
+def hangs(stack: DriverStack) -> Check | None:
     """The driver does not answer at all."""
     hanging = stack.hanging
     if len(hanging) < 2 and "libcuda" not in hanging:
@@ -27,32 +27,32 @@ def hangs(stack: Stack) -> Check | None:
     return bad(
         NAME,
         "driver_hangs",
-        f"the NVIDIA driver does not answer ({', '.join(hanging)})",
-        "Calls into the driver do not come back: a GPU that fell off the bus, a driver that "
-        "crashed, or a process stuck in it. Servers with many GPUs and no persistence mode may "
-        "also need tens of seconds for the first call.",
+        f"the NVIDIA driver does not respond ({', '.join(hanging)})",
+        "Calls into the driver do not return: a GPU that fell off the bus, a driver "
+        "that crashed, or a process stuck in it. On servers with many GPUs and without persistence "
+        "mode, the first call may also need tens of seconds.",
         _all(stack),
         [
-            Remedy(
-                "time nvidia-smi -L   # if it ends after all: sudo nvidia-smi -pm 1",
+            Fix(
+                "time nvidia-smi -L   # if it returns after all: sudo nvidia-smi -pm 1",
                 "Ctrl-C; sudo nvidia-smi -pm 0",
                 "none",
             ),
-            Remedy(
+            Fix(
                 "sudo dmesg | grep -iE 'nvrm|xid' | tail -20",
-                "nothing is changed",
-                "none; an Xid number says what happened (docs.nvidia.com/deploy/xid-errors)",
+                "changes nothing",
+                "none; an Xid number identifies the error (docs.nvidia.com/deploy/xid-errors)",
             ),
-            Remedy(
+            Fix(
                 "sudo reboot",
-                "none: a restart cannot be taken back",
-                on_host(stack.machine, "everything on the machine ends"),
+                "none: a reboot cannot be undone",
+                on_host(stack.machine, "reboots; terminates all running jobs"),
             ),
         ],
     )
 
 
-def no_gpu(stack: Stack) -> Check | None:
+def no_gpu(stack: DriverStack) -> Check | None:
     """There is no NVIDIA GPU on the bus."""
     if stack.drives_gpu or stack.in_wsl or stack.is_jetson:
         return None
@@ -62,21 +62,22 @@ def no_gpu(stack: Stack) -> Check | None:
         NAME,
         "no_gpu",
         "this machine has no NVIDIA GPU",
-        "No device of NVIDIA (0x10de) is on the PCI bus, and no NVIDIA driver is loaded. A GPU "
-        "that a laptop has switched off (prime-select, supergfxctl), an eGPU that is not plugged "
-        "in, or one that the host keeps from this virtual machine is not on the bus either.",
+        "No NVIDIA device (vendor 0x10de) is on the PCI bus, and no NVIDIA driver is loaded. A "
+        "GPU that a laptop has powered off (prime-select, supergfxctl), an unplugged eGPU, or "
+        "one that the host does not pass through to this virtual machine is not on the bus "
+        "either.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 'trainfit plan --gpu "RTX 4090" -- python train.py …',
                 "none needed",
-                "none: plans the job for a GPU that is elsewhere",
+                "none: plans the job for a GPU of another machine",
             )
         ],
     )
 
 
-def no_driver(stack: Stack) -> Check | None:
+def no_driver(stack: DriverStack) -> Check | None:
     """A GPU is there, or may be, and no NVIDIA driver is loaded."""
     if stack.drives_gpu or stack.in_wsl or stack.is_jetson:
         return None
@@ -86,21 +87,21 @@ def no_driver(stack: Stack) -> Check | None:
     other = sorted(drivers - {"nvidia"})  # nvidia: it runs, and its files are hidden here
     if stack.pci is None:
         why = (
-            "No NVIDIA driver is loaded; whether there is a GPU cannot be told, as the PCI bus "
-            f"cannot be seen ({stack.cuda.pci_devices.reason})."
+            "No NVIDIA driver is loaded; whether there is a GPU is unknown, as "
+            f"the PCI bus is not visible ({stack.cuda.pci_devices.reason})."
         )
     elif "vfio-pci" in other:
-        why = "The GPU is held back for a virtual machine (vfio-pci); this system cannot use it."
+        why = "The GPU is reserved for a virtual machine (vfio-pci); this system cannot use it."
     elif other:
-        why = f"The GPU is driven by {', '.join(other)}, which serves no CUDA."
+        why = f"The GPU is driven by {', '.join(other)}, which does not support CUDA."
     elif _built(stack) and not stack.in_container:
         why = (
-            f"The driver's libraries ({_built(stack)}) are installed, and its module is not "
-            "loaded: it was not built for this kernel (an update of the kernel), Secure Boot "
-            "refuses it, or it is on a blacklist."
+            f"The driver's libraries ({_built(stack)}) are installed, but its kernel "
+            "module is not loaded: it was not built for this kernel (after a kernel update), "
+            "Secure Boot rejects it, or it is blacklisted."
         )
     else:
-        why = "An NVIDIA GPU is on the PCI bus, and no driver has taken it."
+        why = "An NVIDIA GPU is on the PCI bus, but no driver is bound to it."
     return bad(
         NAME,
         "no_driver",
@@ -114,51 +115,53 @@ def no_driver(stack: Stack) -> Check | None:
     )
 
 
-def _built(stack: Stack) -> str | None:
+def _built(stack: DriverStack) -> str | None:
     """Version of the driver's libraries that are installed."""
     return stack.cuda.library_versions.get("libcuda")
 
 
-def _load(stack: Stack, other: list[str]) -> list[Remedy]:
+def _load(stack: DriverStack, other: list[str]) -> list[Fix]:
     """How a driver comes to the GPU."""
     if "vfio-pci" in other:
         held = [d.address for d in stack.pci or () if d.kernel_driver == "vfio-pci"]
         return [
-            Remedy(
+            Fix(
                 " && ".join(f"sudo driverctl unset-override {address}" for address in held),
                 " && ".join(f"sudo driverctl set-override {a} vfio-pci" for a in held),
-                "the virtual machine loses the GPU; where the kernel's command line or "
-                "/etc/modprobe.d names it (vfio-pci.ids=), take it out there, then reboot",
+                "the virtual machine loses the GPU; if the kernel command line "
+                "or /etc/modprobe.d lists it (vfio-pci.ids=), remove it there, then reboot",
             )
         ]
-    install = Remedy(
+    install = Fix(
         _install_command(stack),
-        "remove the package again, then reboot",
+        "remove the package, then reboot",
         on_host(
             stack.machine,
-            "a reboot; with Secure Boot the module must be signed (mokutil --sb-state)",
+            "requires a reboot; with Secure Boot the module must be signed (mokutil --sb-state)",
         ),
     )
     if other or not _built(stack) or stack.in_container:
         return [install]
     return [
-        Remedy(
+        Fix(
             "sudo modprobe nvidia   # if it fails: sudo dkms autoinstall, and try again",
             "sudo modprobe -r nvidia",
-            on_host(stack.machine, "none; it says why where it fails (sudo dmesg | tail)"),
+            on_host(
+                stack.machine, "none; if it fails, the kernel log says why (sudo dmesg | tail)"
+            ),
         ),
         install,
     ]
 
 
-def distribution(stack: Stack) -> str:
+def distribution(stack: DriverStack) -> str:
     """The system's name; "" in a container, whose image says nothing of the host's."""
     if stack.in_container:
         return ""
     return (stack.machine.surroundings.operating_system.value or "").lower()
 
 
-def _install_command(stack: Stack) -> str:
+def _install_command(stack: DriverStack) -> str:
     system = distribution(stack)
     if "ubuntu" in system:
         return "sudo ubuntu-drivers install && sudo reboot"
@@ -174,7 +177,7 @@ def _install_command(stack: Stack) -> str:
     )
 
 
-def lost_gpu(stack: Stack) -> Check | None:
+def lost_gpu(stack: DriverStack) -> Check | None:
     """The GPU fell off the bus."""
     reasons = [stack.nvml_error, stack.cuda.nvidia_smi.reason]
     reasons += [gpu.name.reason for gpu in stack.gpus]
@@ -184,19 +187,19 @@ def lost_gpu(stack: Stack) -> Check | None:
         NAME,
         "gpu_lost",
         "a GPU has fallen off the bus",
-        "NVML says GPU_IS_LOST: overheating, power or a bad slot are the usual causes (Xid 79).",
+        "NVML reports GPU_IS_LOST. Usual causes: overheating, power or a bad slot (Xid 79).",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 "sudo reboot",
-                "none: a restart cannot be taken back",
-                on_host(stack.machine, "everything on the machine ends"),
+                "none: a reboot cannot be undone",
+                on_host(stack.machine, "reboots; terminates all running jobs"),
             )
         ],
     )
 
 
-def compat_unsupported(stack: Stack) -> Check | None:
+def compat_unsupported(stack: DriverStack) -> Check | None:
     """A forward-compatibility libcuda is used on a GPU that may not use it."""
     if stack.cuda_code != _COMPAT_NOT_SUPPORTED and "Error 804" not in stack.torch_words:
         return None
@@ -207,22 +210,23 @@ def compat_unsupported(stack: Stack) -> Check | None:
     return bad(
         NAME,
         "forward_compat_unsupported",
-        "CUDA's forward-compatibility libcuda is used on a GPU that may not use it (error 804)",
-        "It serves data-centre GPUs only, and comes before the driver's own libcuda, mostly by "
-        "an image's LD_LIBRARY_PATH. The driver itself is new enough for this PyTorch.",
+        "CUDA's forward-compatibility libcuda is used on a GPU that does not support it (error "
+        "804)",
+        "It supports data-center GPUs only, and is found before the driver's own libcuda, usually "
+        "through an image's LD_LIBRARY_PATH. The driver itself is new enough for this PyTorch.",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 'export LD_LIBRARY_PATH="$(echo "$LD_LIBRARY_PATH" | tr : \'\\n\' | '
                 'grep -v compat | paste -sd:)"',
                 "open a new shell",
-                "none; where ldconfig names the folder: sudo apt remove 'cuda-compat-*'",
+                "none; if ldconfig lists the folder: sudo apt remove 'cuda-compat-*'",
             )
         ],
     )
 
 
-def too_old(stack: Stack) -> Check | None:
+def too_old(stack: DriverStack) -> Check | None:
     """The driver is older than the CUDA of this PyTorch needs."""
     build = stack.torch
     if build is None or build.cuda is None or stack.sees_gpu:
@@ -238,24 +242,24 @@ def too_old(stack: Stack) -> Check | None:
     )
     newest = stack.cuda_driver.version if stack.cuda_driver is not None else None
     newest = newest or stack.cuda.nvml_cuda.value
-    serves = f"; this driver serves CUDA up to {version_text(newest)}" if newest else ""
+    serves = f"; this driver supports CUDA up to {version_text(newest)}" if newest else ""
     remedies = [
-        Remedy(
+        Fix(
             "install NVIDIA driver "
             + (f"{least} or newer" if least else "of the current branch")
             + ", then reboot",
             f"reinstall driver {driver}",
-            "a reboot; in a container the host's driver counts",
+            "requires a reboot; in a container, the host's driver is the one that matters",
         )
     ]
     index = wheels.index_for(stack.driver_branch, stack.capabilities)
     if index is not None:
         remedies.append(
-            Remedy(
+            Fix(
                 wheels.install(index),
                 wheels.again(build),
-                "perhaps an older PyTorch: the newest that was built for a CUDA that this driver "
-                "serves",
+                "possibly an older PyTorch: the newest one built for a CUDA version that "
+                "this driver supports",
             )
         )
     return bad(
@@ -268,7 +272,7 @@ def too_old(stack: Stack) -> Check | None:
     )
 
 
-def fabric_manager(stack: Stack) -> Check | None:
+def fabric_manager(stack: DriverStack) -> Check | None:
     """GPUs joined by NVSwitch wait for the fabric manager (error 802)."""
     not_ready = stack.cuda_code == _NOT_READY or "Error 802" in stack.torch_words
     if not not_ready:
@@ -278,21 +282,21 @@ def fabric_manager(stack: Stack) -> Check | None:
         NAME,
         "fabric_manager_down",
         "the GPUs wait for the fabric manager (error 802, system not yet initialized)",
-        "GPUs that are joined by NVSwitch answer nvidia-smi and refuse CUDA until "
-        "nvidia-fabricmanager, of exactly the driver's version, runs.",
+        "GPUs connected by NVSwitch are listed by nvidia-smi but refuse CUDA "
+        "until nvidia-fabricmanager runs, in exactly the driver's version.",
         [
             evidence("nvidia-fabricmanager", stack.cuda.fabric_manager),
             evidence("nvidia-smi -L", stack.cuda.nvidia_smi),
             *_all(stack),
         ],
         [
-            Remedy(
+            Fix(
                 "sudo systemctl enable --now nvidia-fabricmanager",
                 "sudo systemctl disable --now nvidia-fabricmanager",
                 on_host(stack.machine, "none"),
             ),
-            Remedy(
-                f"sudo apt install nvidia-fabricmanager-{version}   # where the unit is missing",
+            Fix(
+                f"sudo apt install nvidia-fabricmanager-{version}   # if the unit is missing",
                 f"sudo apt remove nvidia-fabricmanager-{version}",
                 on_host(stack.machine, "none"),
             ),
@@ -300,5 +304,5 @@ def fabric_manager(stack: Stack) -> Check | None:
     )
 
 
-def _all(stack: Stack) -> list[Evidence]:
+def _all(stack: DriverStack) -> list[Evidence]:
     return [*stack.driver_evidence(), *stack.torch_evidence()]

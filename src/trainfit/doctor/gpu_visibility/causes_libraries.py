@@ -5,11 +5,11 @@ from __future__ import annotations
 import posixpath
 from typing import Final
 
-from trainfit.doctor.figures import on_host, quoted
 from trainfit.doctor.findings import bad
+from trainfit.doctor.formatting import on_host, quoted
 from trainfit.doctor.gpu_visibility.causes_driver import distribution
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -17,7 +17,7 @@ NAME: Final = "gpu"
 _DRIVER_MISMATCH = 803
 
 
-def no_libraries(stack: Stack) -> Check | None:
+def no_libraries(stack: DriverStack) -> Check | None:
     """The kernel's part of the driver runs, and the libraries are not installed."""
     if stack.kernel_driver is None or stack.has_libcuda or stack.in_container or stack.in_wsl:
         return None
@@ -28,58 +28,59 @@ def no_libraries(stack: Stack) -> Check | None:
         NAME,
         "no_driver_libraries",
         "the NVIDIA driver's libcuda is not installed",
-        "The kernel module is loaded, but the driver's user libraries are not there (or not "
-        "where the loader looks).",
+        "The kernel module is loaded, but the driver's user-space libraries are missing (or "
+        "not on the loader's search path).",
         _all(stack),
         [
-            Remedy(
+            Fix(
                 f"sudo apt install libnvidia-compute-{branch} && sudo ldconfig",
                 f"sudo apt remove libnvidia-compute-{branch}",
-                "none; the version must be that of the kernel module",
+                "none; the version must match the kernel module",
             )
             if "ubuntu" in distribution(stack)
-            else Remedy(
-                f"install the libraries of driver {stack.kernel_driver} in the way that the "
-                "module was installed, then: sudo ldconfig",
-                "remove them again in the same way",
-                "none; the version must be that of the kernel module",
+            else Fix(
+                f"install the libraries of driver {stack.kernel_driver} "
+                "the same way as the module, then: sudo ldconfig",
+                "remove them the same way",
+                "none; the version must match the kernel module",
             )
         ],
     )
 
 
-def not_loaded(stack: Stack) -> Check | None:
+def not_loaded(stack: DriverStack) -> Check | None:
     """libcuda's file is there, and the loader does not take it."""
     place, answer = stack.cuda.library_places.get("libcuda", ""), stack.cuda.cuda
     if not answer.is_absent or not place or not (stack.drives_gpu or stack.has_dxg):
         return None
     folder = quoted(posixpath.dirname(place))
     if "too short" in answer.reason:
-        why = "An empty file is left of a container's image that was committed while it ran."
-        remedy = Remedy(
+        why = "The file is empty: the image was committed from a running container."
+        remedy = Fix(
             f"rm {quoted(place)} && ldconfig   # in the image, then start it with its GPU",
             "none needed: the file is empty",
-            "the container starts anew",
+            "recreates the container",
         )
     else:
-        why = "Its folder is not among those that the loader searches."
-        remedy = Remedy(
+        why = "Its folder is not on the loader's search path."
+        remedy = Fix(
             f'export LD_LIBRARY_PATH={folder}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
             f'export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH#{folder}}}"; '
             'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH#:}"',
-            "none; for good: the folder in a file of /etc/ld.so.conf.d, then sudo ldconfig",
+            "none; to make it permanent: add the folder to a file in /etc/ld.so.conf.d, then "
+            "sudo ldconfig",
         )
     return bad(
         NAME,
         "libcuda_not_loaded",
-        "the driver's libcuda is there, but cannot be loaded",
-        f"The loader says: {answer.reason[:200]}. {why}",
+        "the driver's libcuda exists, but cannot be loaded",
+        f"The loader reports: {answer.reason[:200]}. {why}",
         [Evidence("libcuda", place, "file"), *_all(stack)],
         [remedy],
     )
 
 
-def version_mismatch(stack: Stack) -> Check | None:
+def version_mismatch(stack: DriverStack) -> Check | None:
     """The libraries are of another version than the loaded kernel module."""
     kernel = stack.kernel_driver
     if kernel is None or stack.in_wsl:
@@ -103,41 +104,41 @@ def version_mismatch(stack: Stack) -> Check | None:
     return bad(
         NAME,
         "version_mismatch",
-        f"the loaded driver is {kernel}, the libraries are not",
-        f"Installed: {shown or 'another version'}. An update replaced the libraries while the "
-        "old kernel module stayed loaded (or the container brings its own).",
+        f"driver/library version mismatch: the loaded kernel module is {kernel}",
+        f"Installed: {shown or 'another version'}. An update replaced the libraries while "
+        "the old kernel module stayed loaded (or the container ships its own).",
         [*found, *_all(stack)],
         _in_step(stack, sorted(libraries)),
     )
 
 
-def _in_step(stack: Stack, libraries: list[str]) -> list[Remedy]:
+def _in_step(stack: DriverStack, libraries: list[str]) -> list[Fix]:
     """Bring libraries and module to one version."""
     host = [
-        Remedy(
+        Fix(
             "sudo reboot",
-            "none: a restart cannot be taken back",
-            on_host(stack.machine, "everything on the machine ends"),
+            "none: a reboot cannot be undone",
+            on_host(stack.machine, "reboots; terminates all running jobs"),
         ),
-        Remedy(
+        Fix(
             "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
-            "none: the former module is no longer on the disk",
-            on_host(stack.machine, "no process may use the GPU meanwhile, a desktop included"),
+            "none: the previous module is no longer on disk",
+            on_host(stack.machine, "no process may use the GPU meanwhile, including a desktop"),
         ),
     ]
     if not stack.in_container:
         return host
     places = [stack.cuda.library_places.get(name, name) for name in libraries]
     return [
-        Remedy(
-            "start the container anew, from an image without driver libraries of its own: "
-            f"dpkg -S {' '.join(map(quoted, places)) or 'libcuda.so.1'} names their package",
-            "start it as before",
-            "the container starts anew; the toolkit brings in the libraries of the host's driver",
+        Fix(
+            "recreate the container from an image without driver libraries: "
+            f"dpkg -S {' '.join(map(quoted, places)) or 'libcuda.so.1'} lists their package",
+            "start it with the previous options",
+            "recreates the container; the toolkit mounts the libraries of the host's driver",
         ),
         *host,
     ]
 
 
-def _all(stack: Stack) -> list[Evidence]:
+def _all(stack: DriverStack) -> list[Evidence]:
     return [*stack.driver_evidence(), *stack.torch_evidence()]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from trainfit.doctor.figures import quoted
 from trainfit.doctor.findings import bad, evidence, unsure
+from trainfit.doctor.formatting import quoted
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
-from trainfit.doctor.gpu_visibility.driver_stack import Stack, version_text
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack, version_text
 from trainfit.hardware.gpu.masking import visible
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import TorchBuild
 
 NAME: Final = "gpu"
@@ -19,7 +19,7 @@ _IMPORT: Final = "import torch: "
 _FAULTS: Final = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 
 
-def forked(stack: Stack) -> Check | None:
+def forked(stack: DriverStack) -> Check | None:
     """The process was forked after its parent had started CUDA."""
     if stack.cuda.bad_fork.value is not True:
         return None
@@ -27,18 +27,18 @@ def forked(stack: Stack) -> Check | None:
         NAME,
         "forked_after_cuda",
         "this process was forked after its parent had started CUDA",
-        "CUDA's state does not survive a fork: 'Cannot re-initialize CUDA in forked subprocess'. "
-        "A fresh process on this machine is not concerned.",
+        "CUDA's state does not survive a fork: 'Cannot re-initialize CUDA in forked "
+        "subprocess'. A new process on this machine is not affected.",
         [evidence("forked after CUDA's start", stack.cuda.bad_fork), *stack.torch_evidence()],
         [
-            Remedy(
+            Fix(
                 'torch.multiprocessing.set_start_method("spawn")',
-                "remove the line again",
-                "workers start slower (each imports the script anew) and must be able to "
-                "pickle what they are given",
+                "remove the line",
+                "workers start slower (each imports the script) and what "
+                "they are given must be picklable",
             ),
-            Remedy(
-                "keep CUDA out of what runs before the fork and in the workers: return CPU "
+            Fix(
+                "do not use CUDA before the fork or in workers: return CPU "
                 "tensors from the Dataset, call .to(device) in the training loop",
                 "none needed",
                 "none",
@@ -47,7 +47,7 @@ def forked(stack: Stack) -> Check | None:
     )
 
 
-def no_torch(stack: Stack) -> Check | None:
+def no_torch(stack: DriverStack) -> Check | None:
     """There is no PyTorch in this environment."""
     if not stack.cuda.torch.is_absent:
         return None
@@ -55,23 +55,23 @@ def no_torch(stack: Stack) -> Check | None:
         NAME,
         "no_torch",
         "PyTorch is not installed in this environment",
-        "Nothing can be said of what it would see.",
+        "What it would see is unknown.",
         [evidence("PyTorch", stack.cuda.torch), *stack.driver_evidence()],
-        [Remedy("pip install torch", "pip uninstall torch", "about 3 GB of disk with CUDA")],
+        [Fix("pip install torch", "pip uninstall torch", "about 3 GB of disk with CUDA")],
     )
 
 
-def import_fails(stack: Stack) -> Check | None:
+def import_fails(stack: DriverStack) -> Check | None:
     """PyTorch is installed, and cannot be imported."""
     reason = stack.cuda.torch_probe.reason
     if stack.probe is not None or not reason.startswith(_IMPORT):
         return None
     words = reason.removeprefix(_IMPORT)
     remedies = [
-        Remedy(
+        Fix(
             wheels.again(stack.torch),
-            "none needed: the same version is installed again, with the packages that it needs",
-            "about 3 GB of download",
+            "none needed: reinstalls the same version with its dependencies",
+            "a download of about 3 GB",
         )
     ]
     if any(
@@ -79,10 +79,11 @@ def import_fails(stack: Stack) -> Check | None:
     ):
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 "env -u LD_LIBRARY_PATH python -c 'import torch'   # if that works, unset it",
-                "nothing is changed",
-                "none; a CUDA toolkit named there comes before the libraries that pip installed",
+                "changes nothing",
+                "none; a CUDA toolkit in that path is found before the libraries that pip "
+                "installed",
             ),
         )
     return bad(
@@ -90,45 +91,45 @@ def import_fails(stack: Stack) -> Check | None:
         "torch_import_fails",
         "PyTorch is installed, but cannot be imported",
         f"{words.strip().splitlines()[0][:300] if words.strip() else 'It said nothing'}. A library "
-        "that it needs is missing, or another version of it is found first; the driver is not "
-        "asked before that.",
+        "that it needs is missing, or another version of it is found first; this happens "
+        "before the driver is used.",
         [*stack.torch_evidence(), *stack.driver_evidence()],
         remedies,
     )
 
 
-def crashes(stack: Stack) -> Check | None:
+def crashes(stack: DriverStack) -> Check | None:
     """PyTorch dies of a fault of its own, not of a kill from outside."""
     found = re.match(r"killed by signal (\d+)", stack.cuda.torch_probe.reason, re.ASCII)
     name = _FAULTS.get(int(found[1])) if found and stack.probe is None else None
     if name is None:
         return None
     if name == "SIGILL":
-        why = "SIGILL: this build uses instructions that this CPU does not have."
+        why = "SIGILL: this build uses instructions that this CPU does not support."
     else:
-        why = "A library crashes in the process: a broken installation, or the driver's libraries."
+        why = "A library crashes the process: a broken installation, or the driver's libraries."
     return bad(
         NAME,
         "torch_crashes",
-        f"PyTorch crashes when it is asked for its GPUs ({name})",
+        f"PyTorch crashes when querying its GPUs ({name})",
         why,
         [*stack.torch_evidence(), *stack.driver_evidence()],
         [
-            Remedy(
+            Fix(
                 "python -X faulthandler -c 'import torch; torch.cuda.init()'",
-                "nothing is changed",
-                "none; it names the call in which it crashes",
+                "changes nothing",
+                "none; it prints the call that crashes",
             ),
-            Remedy(
+            Fix(
                 wheels.again(stack.torch),
-                "none needed: the same version is installed again",
-                "about 3 GB of download",
+                "none needed: reinstalls the same version",
+                "a download of about 3 GB",
             ),
         ],
     )
 
 
-def cpu_only(stack: Stack) -> Check | None:
+def cpu_only(stack: DriverStack) -> Check | None:
     """The build has neither CUDA nor ROCm."""
     build = stack.torch
     if build is None or build.cuda is not None:
@@ -138,20 +139,20 @@ def cpu_only(stack: Stack) -> Check | None:
         return unsure(
             NAME,
             f"PyTorch {build.version} is built for ROCm"
-            + (", sees a GPU and fails to run a kernel on it" if fails else ""),
-            "AMD's driver stack is not examined here; `rocminfo` shows what it sees",
+            + (", sees a GPU but fails to run a kernel on it" if fails else ""),
+            "AMD's driver stack is not checked; `rocminfo` shows what it sees",
             stack.torch_evidence(),
         )
     without = stack.pci == () and not stack.gpus and not stack.in_wsl and not stack.is_jetson
     if without:
         why = (
-            "This machine shows no NVIDIA GPU either, so the build suits it: to train on a GPU, "
-            "the job has to move to a machine that has one."
+            "This machine has no NVIDIA GPU either, so the build fits it: "
+            "to train on a GPU, use a machine that has one."
         )
     else:
         why = (
-            "A build without CUDA sees no GPU, whatever the driver does. pip takes it where "
-            "PyTorch's CPU index is configured, conda where the CUDA variant did not resolve."
+            "A build without CUDA sees no GPU, regardless of the driver. pip installs "
+            "it if PyTorch's CPU index is configured, conda if the CUDA variant did not resolve."
         )
     return bad(
         NAME,
@@ -163,11 +164,11 @@ def cpu_only(stack: Stack) -> Check | None:
     )
 
 
-def _install(stack: Stack, build: TorchBuild) -> Remedy:
+def _install(stack: DriverStack, build: TorchBuild) -> Fix:
     """A wheel with the newest CUDA that the driver and the GPUs are served by."""
     undo = wheels.again(build)
     if stack.is_jetson:
-        return Remedy(
+        return Fix(
             "pip install --force-reinstall with NVIDIA's wheel for this JetPack "
             "(docs.nvidia.com/deeplearning/frameworks/install-pytorch-jetson-platform)",
             undo,
@@ -178,15 +179,15 @@ def _install(stack: Stack, build: TorchBuild) -> Remedy:
     if index is None or not re.fullmatch(r"[\d.]+", version or "", re.ASCII):
         version = None  # a nightly or an own build: the newest release instead
         index = wheels.index_for(stack.driver_branch, stack.capabilities)
-    return Remedy(
+    return Fix(
         wheels.install(index or f"{wheels.INDEX}/cu126", version),
         undo,
-        "about 3 GB of disk; torchvision and torchaudio must come from the same index. Where "
-        "this version has no such wheel, pip says so: take the CUDA that pytorch.org names",
+        "about 3 GB of disk; torchvision and torchaudio must come from the same index. If this "
+        "version has no such wheel, pip says so: use the CUDA version that pytorch.org lists",
     )
 
 
-def masked(stack: Stack) -> Check | None:
+def masked(stack: DriverStack) -> Check | None:
     """CUDA_VISIBLE_DEVICES leaves none of the GPUs that are there."""
     value = stack.cuda.visible_devices.value
     if value is None or stack.sees_gpu:
@@ -199,11 +200,11 @@ def masked(stack: Stack) -> Check | None:
     taken, unknown = visible(value, count, uuids)
     if taken:
         return None
-    there = f"the machine has {stack.gpu_count}" if stack.gpu_count else "which names none"
+    there = f"the machine has {stack.gpu_count}" if stack.gpu_count else "which lists none"
     what = f"{unknown!r} is none of its GPUs" if unknown else "it is empty"
-    rule = f"CUDA takes the entries before the first that it does not know: {what} ({there})."
+    rule = f"CUDA uses the entries before the first invalid one: {what} ({there})."
     if [part.strip() for part in value.split(",")].count(unknown or "") > 1:
-        rule = f"CUDA takes nothing of a list that names a GPU twice: {unknown!r}."
+        rule = f"CUDA ignores a list that names a GPU twice: {unknown!r}."
     return bad(
         NAME,
         "masked",
@@ -218,25 +219,25 @@ def masked(stack: Stack) -> Check | None:
     )
 
 
-def _unmask(stack: Stack, value: str) -> list[Remedy]:
-    unset = Remedy(
+def _unmask(stack: DriverStack, value: str) -> list[Fix]:
+    unset = Fix(
         "unset CUDA_VISIBLE_DEVICES",
         f"export CUDA_VISIBLE_DEVICES={quoted(value)}",
-        "none; where a scheduler (Slurm, Kubernetes) set it, ask for a GPU instead",
+        "none; if a scheduler (Slurm, Kubernetes) set it, request a GPU instead",
     )
     return [ask_slurm(), unset] if stack.in_slurm else [unset]
 
 
-def ask_slurm() -> Remedy:
+def ask_slurm() -> Fix:
     """A job of Slurm gets the GPUs that it asks for, and no others."""
-    return Remedy(
+    return Fix(
         "#SBATCH --gres=gpu:1   # or: srun --gres=gpu:1 python train.py",
-        "the job script's former line",
+        "restore the job script's line",
         "a longer wait in the queue, and GPU hours of the account",
     )
 
 
-def no_kernel_image(stack: Stack) -> Check | None:
+def no_kernel_image(stack: DriverStack) -> Check | None:
     """The build has no machine code for this GPU's capability, nor PTX to make it from."""
     probe = stack.probe
     if probe is None or not stack.sees_gpu or not stack.has_no_image:
@@ -255,16 +256,16 @@ def no_kernel_image(stack: Stack) -> Check | None:
     if not newer:
         index = f"{wheels.INDEX}/cu126"
         cost = (
-            "perhaps an older PyTorch: wheels for CUDA 12.6 are the last with code for "
-            "Maxwell, Pascal and Volta (5.0 to 7.0)"
+            "possibly an older PyTorch: wheels for CUDA 12.6 are the last with "
+            "code for Maxwell, Pascal and Volta (5.0 to 7.0)"
         )
-    advice = Remedy(wheels.install(index), undo, cost)
+    advice = Fix(wheels.install(index), undo, cost)
     return bad(
         NAME,
         "no_kernel_image",
         f"PyTorch {version} has no kernels for this GPU (compute capability {capability})",
-        "is_available() is True and every real operation fails: the build holds machine code "
-        f"for {kinds} only, and no PTX that this GPU could use.",
+        "is_available() returns True but every operation fails: the build contains machine "
+        f"code for {kinds} only, and no PTX that this GPU could use.",
         [*stack.torch_evidence(), *stack.driver_evidence()],
         [advice],
     )

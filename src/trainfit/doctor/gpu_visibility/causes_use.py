@@ -1,14 +1,14 @@
-"""Rows of the decision table where the GPU is well, and others' use of it leaves no room."""
+"""Rows of the decision table where the GPU works but other processes use it up."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from trainfit.doctor.figures import all_gpus, quoted
 from trainfit.doctor.findings import bad, evidence
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
+from trainfit.doctor.formatting import all_gpus, quoted
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu
 
 NAME: Final = "gpu"
@@ -21,7 +21,7 @@ _DEVICES_UNAVAILABLE = 46
 _FREE_SHARE = 0.5
 
 
-def occupied(stack: Stack) -> Check | None:
+def occupied(stack: DriverStack) -> Check | None:
     """The driver lets no further process in."""
     if stack.cuda_code != _DEVICES_UNAVAILABLE and "busy or unavailable" not in stack.torch_words:
         return None
@@ -34,44 +34,44 @@ def occupied(stack: Stack) -> Check | None:
             NAME,
             "gpu_busy",
             "the GPU is busy or unavailable, although its compute mode is default",
-            "The driver refuses a context for a reason of its own: a GPU in an error state, or a "
-            "daemon of MPS that died or belongs to another user.",
+            "The driver refuses a context: the GPU is in an error state, or "
+            "the MPS daemon died or belongs to another user.",
             found,
             [
-                Remedy(
+                Fix(
                     "sudo dmesg | grep -iE 'nvrm|xid' | tail -20; pgrep -a nvidia-cuda-mps",
-                    "nothing is changed",
-                    "none; an Xid names the error, a process nvidia-cuda-mps the daemon",
+                    "changes nothing",
+                    "none; an Xid identifies the error, a process nvidia-cuda-mps the MPS daemon",
                 )
             ],
         )
     return bad(
         NAME,
         "gpu_busy",
-        "the GPU lets no further process in",
+        "the GPU's compute mode refuses another process",
         "Its compute mode is exclusive or prohibited, and another process holds it.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo nvidia-smi -c DEFAULT",
                 f"sudo nvidia-smi -c {next(iter(closed), 'EXCLUSIVE_PROCESS').upper()}",
-                "others may share the GPU",
+                "other processes may use the GPU",
             )
         ],
     )
 
 
-def full(stack: Stack) -> Check | None:
+def full(stack: DriverStack) -> Check | None:
     """Others hold so much of a GPU's memory that not even a context fits."""
     if stack.cuda_code != _OUT_OF_MEMORY and "out of memory" not in stack.torch_words:
         return None
     gpus = all_gpus(stack.machine)
     free = [uuid for gpu in gpus if (uuid := gpu.uuid.value) and _is_free(gpu)]
     remedies = [
-        Remedy(
+        Fix(
             "nvidia-smi   # lists who holds it: wait for them, or ask them to end",
-            "nothing is changed",
-            "none; a container shows only its own processes",
+            "changes nothing",
+            "none; in a container only its own processes are listed",
         )
     ]
     if free:
@@ -81,7 +81,7 @@ def full(stack: Stack) -> Check | None:
             undo = f"export CUDA_VISIBLE_DEVICES={quoted(former)}"
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f"export CUDA_VISIBLE_DEVICES={quoted(','.join(free))}",
                 undo,
                 "the full GPUs are not used",
@@ -90,9 +90,9 @@ def full(stack: Stack) -> Check | None:
     return bad(
         NAME,
         "gpu_full",
-        "a GPU that PyTorch sees has no memory left for it",
-        "A context and one small kernel need a few hundred MiB, and less than that is free: most "
-        "likely other processes hold the memory.",
+        "a GPU that PyTorch sees has no free memory",
+        "A context and one small kernel need a few hundred MiB, and less than that is free: "
+        "most likely other processes use the memory.",
         [
             *(evidence(f"memory in use on GPU {g.index}", g.used_bytes, size) for g in gpus),
             *(evidence(f"memory of GPU {g.index}", g.memory_bytes, size) for g in gpus),

@@ -19,13 +19,13 @@ from trainfit.doctor.gpu_visibility import (
     causes_torch,
     causes_use,
 )
-from trainfit.doctor.gpu_visibility.driver_stack import Stack
-from trainfit.results.machine.doctor import Check, Remedy
+from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
+from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Machine
 
 NAME: Final = "gpu"
 
-Row = Callable[[Stack], Check | None]
+Row = Callable[[DriverStack], Check | None]
 
 #: Asked where PyTorch sees no GPU, or runs nothing on it. In this order, since a later cause
 #: would often match too: a masked GPU leaves ``device_count()`` at 0 like a missing driver does.
@@ -69,7 +69,7 @@ KERNEL_ROWS: Final[tuple[Row, ...]] = (
 
 def check_visibility(machine: Machine) -> tuple[Check, ...]:
     """Does PyTorch see a GPU, and if not, why?"""
-    stack = Stack(machine)
+    stack = DriverStack(machine)
     # Of this process alone: a fresh one would see the GPU.
     if (forked := causes_torch.forked(stack)) is not None:
         return (forked,)
@@ -81,7 +81,7 @@ def check_visibility(machine: Machine) -> tuple[Check, ...]:
     return (_unexplained(stack),)
 
 
-def _seen(stack: Stack) -> Check:
+def _seen(stack: DriverStack) -> Check:
     probe = stack.probe
     assert probe is not None
     count = f"{probe.devices} GPU" + ("s" if probe.devices != 1 else "")
@@ -89,7 +89,7 @@ def _seen(stack: Stack) -> Check:
     why = ""
     masked = stack.cuda.visible_devices
     if hidden > 0 and masked.value is not None:
-        why = f"CUDA_VISIBLE_DEVICES={masked.value} leaves {probe.devices} of {stack.gpu_count}"
+        why = f"CUDA_VISIBLE_DEVICES={masked.value} exposes {probe.devices} of {stack.gpu_count}"
     names = sorted({gpu.name.value for gpu in stack.gpus if gpu.name.value is not None})
     of = f": {', '.join(names)}" if names else ""
     return good(
@@ -100,37 +100,37 @@ def _seen(stack: Stack) -> Check:
     )
 
 
-def _unexplained(stack: Stack) -> Check:
+def _unexplained(stack: DriverStack) -> Check:
     found = [*stack.torch_evidence(), *stack.driver_evidence(), stack.node_evidence()]
     if stack.probe is None:
         return unsure(
             NAME,
-            "whether PyTorch sees a GPU cannot be told",
-            f"PyTorch could not be asked: {stack.cuda.torch_probe.reason}",
+            "whether PyTorch sees a GPU could not be determined",
+            f"PyTorch could not be queried: {stack.cuda.torch_probe.reason}",
             found,
         )
     said = stack.probe.kernel_error or stack.probe.error or stack.driver_error
     if stack.sees_gpu and not said:
         return unsure(
             NAME,
-            f"PyTorch sees {stack.probe.devices} GPUs; whether a kernel runs on them is not known",
-            "the answer of a kernel: the probe's is incomplete",
+            f"PyTorch sees {stack.probe.devices} GPUs; whether a kernel runs on them is unknown",
+            "the result of a kernel: the probe's answer is incomplete",
             found,
         )
     said = said or "no error was reported"
     return bad(
         NAME,
         "kernel_fails" if stack.sees_gpu else "unexplained",
-        "PyTorch sees the GPU and fails to run a kernel on it, and no known cause fits"
+        "PyTorch sees the GPU but fails to run a kernel on it, and no known cause matches"
         if stack.sees_gpu
-        else "PyTorch sees no GPU, and no known cause fits",
-        f"What it said: {said.strip().splitlines()[0][:300]}. Every known cause was looked for.",
+        else "PyTorch sees no GPU, and no known cause matches",
+        f"Its message: {said.strip().splitlines()[0][:300]}. All known causes were checked.",
         found,
         [
-            Remedy(
+            Fix(
                 "sudo dmesg | grep -iE 'nvrm|xid|nvidia' | tail -20",
-                "nothing is changed",
-                "none; the kernel's log often names what the libraries do not",
+                "changes nothing",
+                "none; the kernel log often names the error",
             )
         ],
     )

@@ -1,4 +1,4 @@
-"""What the rows of the decision table ask of a machine."""
+"""Facts of a machine's driver stack that the decision table uses."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _NO_IMAGE = "no kernel image"
 
 
 @dataclasses.dataclass(frozen=True)
-class Stack:
-    """The facts of one machine, in the words of the decision table."""
+class DriverStack:
+    """The driver stack of one machine, as the decision table reads it."""
 
     machine: Machine
 
@@ -248,11 +248,11 @@ def _cuda_words(answer: CudaDriver) -> str:
     if answer.code:
         return f"{answer.code} {answer.error} ({answer.library})"
     cuda = f", CUDA up to {version_text(answer.version)}" if answer.version else ""
-    devices = count(answer.devices, "device") if answer.devices is not None else "devices not known"
+    devices = count(answer.devices, "device") if answer.devices is not None else "devices unknown"
     return f"success, {devices}{cuda}"
 
 
 def _node_words(nodes: tuple[DeviceNode, ...]) -> str:
     if not nodes:
         return "none"
-    return ", ".join(n.path + ("" if n.accessible else " (may not be opened)") for n in nodes)
+    return ", ".join(n.path + ("" if n.accessible else " (not accessible)") for n in nodes)

@@ -1,4 +1,4 @@
-"""pip's commands for PyTorch: which index has a build that suits driver and GPU."""
+"""pip commands for PyTorch: the index with a build that matches driver and GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from trainfit.doctor.figures import quoted
+from trainfit.doctor.formatting import quoted
 from trainfit.results.machine.machine import TorchBuild
 
 INDEX: Final = "https://download.pytorch.org/whl"
@@ -84,4 +84,4 @@ def again(build: TorchBuild | None) -> str:
         return f"{_INSTALL} {package} --index-url {INDEX}/{local}"
     if not local and re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?", plain, re.ASCII):
         return f"{_INSTALL} {package}  # conda's: conda install pytorch={plain}"
-    return f"install {build.version} again from where it came (a container's: start it anew)"
+    return f"reinstall {build.version} from its original source (in a container: recreate it)"

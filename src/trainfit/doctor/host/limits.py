@@ -1,13 +1,13 @@
-"""Limits of the process that end a job with workers: open files, and threads of the user."""
+"""Checks of process limits that stop a job with workers: open files, and the user's threads."""
 
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import all_gpus, whole
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import all_gpus, whole
 from trainfit.hardware.host.limits import OWN_FILES
 from trainfit.results.files.words import count
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 
@@ -34,18 +34,18 @@ def check_files(machine: Machine) -> tuple[Check, ...]:
         return (good(name, "open files are not limited", found),)
     soft, workers = limits.open_files.value, usual_workers(machine)
     if soft is None:
-        return (unsure(name, "the limit of open files cannot be told", "getrlimit", found),)
+        return (unsure(name, "the open-file limit could not be read", "getrlimit", found),)
     if workers is None:
         needed = "the number of usable cores, see check cores"
-        return (unsure(name, f"{soft} open files; workers unknown", needed, found),)
+        return (unsure(name, f"open-file limit {soft}; number of workers unknown", needed, found),)
     needed_files = files_needed(workers)
     if soft < needed_files:
         return (_few_files(machine, soft, workers, needed_files, found),)
     why = (
-        "enough for a DataLoader of the usual size; code that keeps batches in a list still holds "
-        "a descriptor for each of their tensors ('received 0 items of ancdata'): clone them"
+        "enough for a typical DataLoader; code that keeps batches in a list "
+        "still holds a file descriptor per tensor ('received 0 items of ancdata'): clone them"
     )
-    return (good(name, f"{soft} open files are allowed", found, why),)
+    return (good(name, f"open-file limit {soft}", found, why),)
 
 
 def _few_files(
@@ -55,31 +55,32 @@ def _few_files(
     wanted = max(needed, policy.FILES_WANTED)
     raised = min(wanted, hard) if hard is not None else wanted
     remedies = [
-        Remedy(
-            "torch.multiprocessing.set_sharing_strategy('file_system')  # at the script's top",
+        Fix(
+            "torch.multiprocessing.set_sharing_strategy('file_system')  # at the top of the script",
             "torch.multiprocessing.set_sharing_strategy('file_descriptor')",
-            "a killed job leaves its shared memory in /dev/shm until it is removed by hand",
+            "a killed job leaves its shared memory in /dev/shm until you remove it",
         )
     ]
     if raised > soft:
-        remedies.insert(0, Remedy(f"ulimit -n {raised}", f"ulimit -n {soft}", "none"))
+        remedies.insert(0, Fix(f"ulimit -n {raised}", f"ulimit -n {soft}", "none"))
     else:
         remedies.insert(
             0,
-            Remedy(
+            Fix(
                 f'echo "$USER - nofile {wanted}" | sudo tee /etc/security/limits.d/trainfit.conf',
                 "sudo rm /etc/security/limits.d/trainfit.conf",
-                "none; it takes effect at the next login (in a container: docker run --ulimit "
+                "none; takes effect at the next login (in a container: docker run --ulimit "
                 f"nofile={wanted})",
             ),
         )
     return bad(
         "files",
         "open_files_limit_low",
-        f"{soft} open files are allowed; {count(workers, 'worker')} may hold {needed}",
+        f"open-file limit {soft}; {count(workers, 'worker')} may hold {needed}",
         "each tensor in flight between a worker and the main process is an open file: at the "
-        "limit the job ends with 'Too many open files' or 'received 0 items of ancdata'. Counted "
-        f"are {policy.PREFETCH} batches a worker of {policy.TENSORS_PER_BATCH} tensors each.",
+        "limit the job fails with 'Too many open files' or 'received 0 items of ancdata'. The "
+        f"estimate assumes {policy.PREFETCH} prefetched batches per worker with "
+        f"{policy.TENSORS_PER_BATCH} tensors each.",
         found,
         remedies,
     )
@@ -91,31 +92,31 @@ def check_processes(machine: Machine) -> tuple[Check, ...]:
     limit = machine.limits.processes
     found = [evidence("processes and threads of this user", limit)]
     if limit.is_absent:
-        return (good(name, "processes and threads are not limited", found),)
+        return (good(name, "no limit of processes and threads", found),)
     if limit.value is None:
-        return (unsure(name, "the limit of processes cannot be told", "getrlimit", found),)
+        return (unsure(name, "the process limit could not be read", "getrlimit", found),)
     if limit.value >= policy.LEAST_PROCESSES:
-        return (good(name, f"{limit.value} processes and threads are allowed", found),)
+        return (good(name, f"at most {limit.value} processes and threads", found),)
     return (
         bad(
             name,
             "process_limit_low",
-            f"only {limit.value} processes and threads of this user are allowed",
-            "each worker is a process, and its libraries start a thread a core: the job ends with "
-            "'Resource temporarily unavailable' or 'can't start new thread'. All of this user's "
-            "programs count.",
+            f"at most {limit.value} processes and threads for this user",
+            "each worker is a process, and its libraries start one thread per core: the job "
+            "fails with 'Resource temporarily unavailable' or 'can't start new thread'. The "
+            "limit covers all of this user's programs.",
             found,
             [
-                Remedy(
+                Fix(
                     f"ulimit -u {4 * policy.LEAST_PROCESSES}  # if the hard limit allows it",
                     f"ulimit -u {limit.value}",
                     "none",
                 ),
-                Remedy(
+                Fix(
                     f'echo "$USER - nproc {4 * policy.LEAST_PROCESSES}" | sudo tee '
                     "/etc/security/limits.d/trainfit-nproc.conf",
                     "sudo rm /etc/security/limits.d/trainfit-nproc.conf",
-                    "none; it takes effect at the next login",
+                    "none; takes effect at the next login",
                 ),
             ],
         ),

@@ -1,12 +1,12 @@
-"""RAM, swap and the shared memory through which DataLoader workers hand over batches."""
+"""RAM, swap and the shared memory through which DataLoader workers transfer batches."""
 
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import on_host, percent, raise_limit
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import on_host, percent, raise_limit
 from trainfit.results.files.words import size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 _LARGEST = "ps -eo pid,user,rss,comm --sort=-rss | head"
@@ -19,8 +19,8 @@ def check_memory(machine: Machine) -> tuple[Check, ...]:
     found = [
         evidence("RAM", memory.total_bytes, size),
         evidence("available", memory.available_bytes, size),
-        evidence("limit of the cgroup", memory.limit_bytes, size),
-        evidence("used of the limit", memory.limit_used_bytes, size),
+        evidence("cgroup memory limit", memory.limit_bytes, size),
+        evidence("cgroup memory in use", memory.limit_used_bytes, size),
         evidence("swap", memory.swap_total_bytes, size),
         evidence("swap in use", memory.swap_used_bytes, size),
     ]
@@ -30,7 +30,7 @@ def check_memory(machine: Machine) -> tuple[Check, ...]:
         return (limit_check,)
     if total is None or available is None:
         needed = "MemTotal and MemAvailable of /proc/meminfo"
-        return (unsure(name, "the available memory cannot be told", needed, found),)
+        return (unsure(name, "the available memory could not be determined", needed, found),)
     check = _nearly_full(name, total, available, found) or _swapping(machine, name, found)
     return (check or _enough(machine, name, total, available, found),)
 
@@ -47,8 +47,8 @@ def _enough(
     largest = max((gpu.memory_bytes.value or 0 for gpu in gpus), default=0)
     if largest > min(total, limit or total):
         why = (
-            f"it is less than one GPU's {size(largest)}: a checkpoint that fills the GPU does not "
-            "fit through it whole (torch.load(..., mmap=True), or one shard at a time)"
+            f"it is less than one GPU's {size(largest)}: a checkpoint as large as the "
+            "GPU cannot be loaded at once (torch.load(..., mmap=True), or one shard at a time)"
         )
     return good(name, summary, found, why)
 
@@ -63,23 +63,23 @@ def _near_limit(machine: Machine, name: str, found: list[Evidence]) -> Check | N
     return bad(
         name,
         "memory_limit_near",
-        f"{size(used)} of the {size(limit)} that this job may use are in use",
-        "at the limit the kernel ends a process of the job (exit code 137; a DataLoader worker "
-        "'killed by signal: Killed'). Tensors in "
-        "/dev/shm and workers' copies count; file cache that can be dropped is not counted here.",
+        f"{size(used)} of this job's memory limit of {size(limit)} are in use",
+        "at the limit the kernel kills a process of the job (exit code 137; a DataLoader worker "
+        "'killed by signal: Killed'). Tensors "
+        "in /dev/shm and workers' copies count; reclaimable file cache is not included here.",
         found,
         [
-            Remedy(
+            Fix(
                 "lower num_workers or prefetch_factor of the DataLoader",
-                "the former values",
-                "a slower input, where workers were needed",
+                "the previous values",
+                "slower data loading if the workers were needed",
             ),
             raise_limit(
                 machine,
                 f"--memory={2 * limit} --memory-swap=-1|--memory={limit} --memory-swap={2 * limit}",
                 f"memory: {2 * limit}|memory: {limit}",
                 f"MemoryMax={2 * limit}|MemoryMax={limit}",
-                "memory that others on the machine may need",
+                "memory that other users of the machine may need",
             ),
         ],
     )
@@ -93,15 +93,15 @@ def _nearly_full(name: str, total: int, available: int, found: list[Evidence]) -
         name,
         "memory_nearly_full",
         f"only {size(available)} of {size(total)} RAM are available",
-        "each DataLoader worker is a process of several hundred MB; when memory runs out, the "
-        "kernel ends one of them or the job itself. Until then the page cache is gone, and every "
-        "epoch reads from the disk again.",
+        "each DataLoader worker is a process of several hundred MB; when memory "
+        "runs out, the kernel kills one of them or the job. Before that the page cache is evicted, "
+        "and every epoch reads from disk.",
         found,
         [
-            Remedy(
+            Fix(
                 f"{_LARGEST}  # then: kill PID",
-                "start the ended programs again",
-                "unsaved work of the program that is ended",
+                "restart the programs",
+                "unsaved work of the terminated program",
             )
         ],
     )
@@ -121,15 +121,15 @@ def _swapping(machine: Machine, name: str, found: list[Evidence]) -> Check | Non
     return bad(
         name,
         "swap_in_use",
-        f"{size(used)} are swapped out and only {percent(available / total)} of RAM is available",
-        "what is swapped out is read back from the disk when it is touched: steps stall for "
-        "milliseconds to seconds at a time.",
+        f"{size(used)} swapped out, only {percent(available / total)} of RAM available",
+        "swapped pages are read back from disk when accessed: steps "
+        "stall for milliseconds to seconds.",
         found,
         [
-            Remedy(
-                f"{_LARGEST}  # end what is not needed: kill PID",
-                "start the ended programs again",
-                "unsaved work of the program that is ended",
+            Fix(
+                f"{_LARGEST}  # terminate what is not needed: kill PID",
+                "restart the programs",
+                "unsaved work of the terminated program",
             )
         ],
     )
@@ -149,7 +149,9 @@ def check_shm(machine: Machine) -> tuple[Check, ...]:
     if total.is_absent:
         return (_no_shm(machine, name, found),)
     if total.value is None:
-        return (unsure(name, "the size of /dev/shm cannot be told", "statvfs of /dev/shm", found),)
+        return (
+            unsure(name, "the size of /dev/shm could not be read", "statvfs of /dev/shm", found),
+        )
     ram = memory.total_bytes.value
     cut = ram is None or total.value < policy.SHM_SHARE_OF_RAM * ram
     if total.value < policy.LEAST_SHM_BYTES and cut:
@@ -160,7 +162,7 @@ def check_shm(machine: Machine) -> tuple[Check, ...]:
 
 
 _NEED = (
-    "it has to hold num_workers × prefetch_factor × the bytes of one batch; a batch of 64 float32 "
+    "it must hold num_workers × prefetch_factor × bytes per batch; a batch of 64 float32 "
     "images of 3 × 224 × 224 is 37 MiB, so 8 workers with 2 batches each need 0.6 GiB"
 )
 
@@ -168,28 +170,29 @@ _NEED = (
 def _small_shm(machine: Machine, name: str, total: int, found: list[Evidence]) -> Check:
     kubernetes = "kube" in (machine.surroundings.container.value or "").lower()
     wanted = policy.SHM_WANTED
-    remount = Remedy(
+    remount = Fix(
         f"sudo mount -o remount,size={wanted} /dev/shm",
         f"sudo mount -o remount,size={total} /dev/shm",
-        "none until it is filled: then as much RAM; inside a container it needs --privileged",
+        "none until it is filled: then the same amount of RAM; inside a container it needs "
+        "--privileged",
     )
     docker = [
-        Remedy(
+        Fix(
             f"docker run --shm-size={wanted} IMAGE",
             f"docker run --shm-size={total} IMAGE",
-            "none until it is filled; it counts as the container's memory",
+            "none until it is filled; it counts toward the container's memory",
         ),
-        Remedy(
+        Fix(
             "docker run --ipc=host IMAGE",
             "docker run IMAGE",
-            "the container shares all shared memory with the host: less isolation",
+            "the container shares /dev/shm with the host: less isolation",
         ),
     ]
-    pod = Remedy(
+    pod = Fix(
         "add to the pod: volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}], "
         "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
         "remove the volume and its mount",
-        "none until it is filled; it counts as the pod's memory",
+        "none until it is filled; it counts toward the pod's memory",
     )
     in_container = machine.surroundings.container.is_known
     remedies = [pod] if kubernetes else docker if in_container else [remount]
@@ -197,16 +200,16 @@ def _small_shm(machine: Machine, name: str, total: int, found: list[Evidence]) -
         name,
         "shm_small",
         f"/dev/shm has {size(total)}: DataLoader workers die there with a bus error",
-        f"{_NEED}. Docker and Kubernetes give 64 MiB unless told otherwise; beyond it a worker is "
-        "'killed by signal: Bus error'. The sharing strategy 'file_system' uses it "
-        "as well.",
+        f"{_NEED}. Docker and Kubernetes give 64 MiB by default; when it is full, a worker is "
+        "'killed by signal: Bus error'. The sharing strategy 'file_system' uses "
+        "it, too.",
         found,
         [
             *remedies,
-            Remedy(
+            Fix(
                 "DataLoader(..., num_workers=0)",
-                "the former num_workers",
-                "the main process loads the data itself: the GPU waits for it",
+                "the previous num_workers",
+                "the main process loads the data: the GPU waits for it",
             ),
         ],
     )
@@ -217,14 +220,14 @@ def _full_shm(name: str, free: int, total: int, found: list[Evidence]) -> Check:
         name,
         "shm_full",
         f"only {size(free)} of {size(total)} in /dev/shm are free",
-        f"{_NEED}. Running jobs fill it, or killed ones that left files behind (torch_*, psm_*, "
-        "nccl-*): beyond it a worker is 'killed by signal: Bus error'.",
+        f"{_NEED}. Running jobs fill it, or files left by killed jobs (torch_*, psm_*, "
+        "nccl-*): when it is full, a worker is 'killed by signal: Bus error'.",
         found,
         [
-            Remedy(
-                "ls -lS /dev/shm | head; fuser -v /dev/shm/torch_*  # rm those that nobody uses",
-                "none: a removed file cannot be brought back",
-                "a job that still uses a removed file fails when it opens it again",
+            Fix(
+                "ls -lS /dev/shm | head; fuser -v /dev/shm/torch_*  # rm unused ones",
+                "none: removed files cannot be restored",
+                "a job that still uses a removed file fails when it reopens it",
             )
         ],
     )
@@ -234,12 +237,12 @@ def _no_shm(machine: Machine, name: str, found: list[Evidence]) -> Check:
     return bad(
         name,
         "shm_missing",
-        "there is no /dev/shm: DataLoader workers cannot hand over tensors",
-        "workers put batches into shared memory, and multiprocessing its locks: without it every "
-        "num_workers above 0 fails.",
+        "no /dev/shm: DataLoader workers cannot transfer tensors",
+        "workers put batches, and multiprocessing its locks, into shared memory: without "
+        "it any num_workers above 0 fails.",
         found,
         [
-            Remedy(
+            Fix(
                 f"sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o size={policy.SHM_WANTED} "
                 "tmpfs /dev/shm",
                 "sudo umount /dev/shm",

@@ -1,13 +1,13 @@
-"""Do the installed packages fit each other and the driver, beyond whether a GPU is seen?"""
+"""Checks that the installed packages match each other and the driver."""
 
 from __future__ import annotations
 
 import re
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import quoted, short
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.doctor.formatting import quoted, short
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine, TorchBuild
 
 _INDEX = "https://download.pytorch.org/whl"
@@ -41,7 +41,11 @@ def check_torchvision(machine: Machine) -> tuple[Check, ...]:
     found = [evidence("torch", torch, _words), evidence("torchvision", vision, _words)]
     if torch.value is None or vision.value is None:
         needed = "the version files of both packages"
-        return (unsure(name, "whether torchvision fits torch cannot be told", needed, found),)
+        return (
+            unsure(
+                name, "whether torchvision matches torch could not be determined", needed, found
+            ),
+        )
     check = _wrong_version(torch.value, vision.value, found)
     check = check or _wrong_build(torch.value, vision.value, found)
     if check is not None:
@@ -51,9 +55,9 @@ def check_torchvision(machine: Machine) -> tuple[Check, ...]:
     )
     expected = expected_torchvision(torch.value.version)
     if expected is None or _minor(vision.value.version) is None:
-        needed = "a torch release of which it is known which torchvision goes with it (1.4 to 2.x)"
-        return (unsure(name, f"{pair}: not known to be a pair", needed, found),)
-    return (good(name, f"{pair}: they fit", found),)
+        needed = "a torch release with a known matching torchvision (1.4 to 2.x)"
+        return (unsure(name, f"{pair}: compatibility unknown", needed, found),)
+    return (good(name, f"{pair}: compatible", found),)
 
 
 def _words(build: TorchBuild) -> str:
@@ -75,10 +79,10 @@ def _wrong_version(torch: TorchBuild, vision: TorchBuild, found: list[Evidence])
     return bad(
         "torchvision",
         "torchvision_version",
-        f"torchvision {short(vision.version, 20)} beside torch {short(torch.version, 20)}: "
-        f"{wanted} belongs to it",
-        "torchvision's operators are compiled against one torch: with another they do not load "
-        "('operator torchvision::nms does not exist'), or crash.",
+        f"torchvision {short(vision.version, 20)} with torch {short(torch.version, 20)}: "
+        f"needs {wanted}",
+        "torchvision's operators are compiled against one torch version: with another they do "
+        "not load ('operator torchvision::nms does not exist'), or crash.",
         found,
         [_reinstall(torch, vision, f"{wanted}.*")],
     )
@@ -93,8 +97,8 @@ def _wrong_build(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -
         "torchvision",
         "torchvision_build",
         f"torch is built for {_target(torch)}, torchvision for {_target(vision)}",
-        "torchvision's compiled operators (nms, roi_align, image decoding) do not load or have no "
-        "kernel for the GPU; with another major version of CUDA the import itself fails.",
+        "torchvision's compiled operators (nms, roi_align, image decoding) do not load or have "
+        "no kernel for the GPU; with another major CUDA version the import fails.",
         found,
         [_reinstall(torch, vision, version)],
     )
@@ -107,13 +111,13 @@ def _kind(build: TorchBuild) -> str:
     return "rocm" if build.hip else "cpu"
 
 
-def _reinstall(torch: TorchBuild, vision: TorchBuild, version: str) -> Remedy:
+def _reinstall(torch: TorchBuild, vision: TorchBuild, version: str) -> Fix:
     install = "pip install --force-reinstall --no-deps"
-    return Remedy(
+    return Fix(
         f"{install} {quoted(f'torchvision=={version}')} --index-url {_INDEX}/{_index(torch)}",
         f"{install} {quoted(f'torchvision=={vision.version}')}"
         + (f" --index-url {_INDEX}/{_index(vision)}" if "+" in vision.version else ""),
-        "a download of some MB; this environment's torchvision is replaced",
+        "a download of a few MB; replaces this environment's torchvision",
     )
 
 
@@ -142,11 +146,13 @@ def check_cuda_compat(machine: Machine) -> tuple[Check, ...]:
     driver, built = machine.cuda.nvml_cuda.value, torch.value.cuda if torch.value else None
     if driver is None or built is None or driver[0] != built[0] or driver >= built:
         return ()  # newer: nothing to say; another major version: check "gpu"
-    summary = f"PyTorch for CUDA {_version(built)} on a driver for {_version(driver)}: it works"
+    summary = (
+        f"PyTorch for CUDA {_version(built)} on a driver for CUDA {_version(driver)}: compatible"
+    )
     why = (
-        "within one major version of CUDA an older driver is enough for compiled kernels; PTX of "
-        f"the newer toolkit is not compiled by it ('unsupported toolchain'): that needs a driver "
-        f"for CUDA {_version(built)} or newer"
+        "within one major CUDA version an older driver runs compiled kernels, but "
+        f"cannot compile the newer toolkit's PTX ('unsupported toolchain'): that needs a "
+        f"driver for CUDA {_version(built)} or newer"
     )
     return (good(name, summary, found, why),)
 
@@ -159,16 +165,17 @@ def _unsupported(name: str, found: list[Evidence]) -> Check:
     return bad(
         name,
         "forward_compat_unsupported",
-        "CUDA's forward-compatibility libcuda is used on a GPU that may not use it (error 804)",
-        "the compat package serves data-centre GPUs only. It comes before the driver's own "
-        "libcuda, mostly by an image's LD_LIBRARY_PATH.",
+        "CUDA's forward-compatibility libcuda is used on a GPU that does not support it (error "
+        "804)",
+        "the compat package supports data-center GPUs only. It is found before the driver's "
+        "own libcuda, usually through an image's LD_LIBRARY_PATH.",
         found,
         [
-            Remedy(
+            Fix(
                 'OLD="$LD_LIBRARY_PATH"; export LD_LIBRARY_PATH="$(echo "$OLD" | tr : \'\\n\' | '
                 'grep -v compat | paste -sd:)"',
                 'export LD_LIBRARY_PATH="$OLD"',
-                "none, if the driver is new enough for PyTorch's CUDA; else update it",
+                "none, if the driver is new enough for PyTorch's CUDA; otherwise update it",
             )
         ],
     )

@@ -1,12 +1,12 @@
-"""The storage of the checked path: room for checkpoints, and how fast data comes from it."""
+"""Check of the storage of a path: space for checkpoints, and read rate."""
 
 from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.figures import quoted, short
 from trainfit.doctor.findings import bad, evidence, good, unsure
+from trainfit.doctor.formatting import quoted, short
 from trainfit.results.files.words import rate, size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine, Storage
 
 NAME = "disk"
@@ -16,13 +16,13 @@ def check_disk(machine: Machine) -> tuple[Check, ...]:
     """Free space, the measured rate, and the kind where no rate was measured."""
     storage = machine.storage
     found = [
-        Evidence("path", storage.path or "(empty)", "the path that was asked about"),
+        Evidence("path", storage.path or "(empty)", "the requested path"),
         evidence("file system", storage.filesystem),
         evidence("mounted at", storage.mount_point),
         evidence("kind", storage.kind),
         evidence("size", storage.total_bytes, size),
         evidence("free", storage.free_bytes, size),
-        evidence("read rate past the page cache", storage.read_bytes_per_s, rate),
+        evidence("read rate bypassing the page cache", storage.read_bytes_per_s, rate),
         evidence("read rate from the page cache", storage.cached_bytes_per_s, rate),
     ]
     check = _full(storage, found) or _slow(storage, found) or _rotating(storage, found)
@@ -37,14 +37,14 @@ def _full(storage: Storage, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "disk_full",
-        f"only {size(free)} are free at {short(place, 40)}",
-        "a checkpoint with AdamW's moments takes 12 bytes a parameter (1.2 GB for 100 million); "
-        "one that does not fit ends the job or is left cut off.",
+        f"only {size(free)} free at {short(place, 40)}",
+        "a checkpoint with AdamW's moments needs 12 bytes per parameter (1.2 GB for 100 "
+        "million); one that does not fit stops the job or is truncated.",
         found,
         [
-            Remedy(
-                f"du -xh --max-depth=2 {quoted(place)} | sort -h | tail  # then remove what is old",
-                "none: removed files cannot be brought back",
+            Fix(
+                f"du -xh --max-depth=2 {quoted(place)} | sort -h | tail  # then remove old files",
+                "none: removed files cannot be restored",
                 "the removed files",
             )
         ],
@@ -58,9 +58,9 @@ def _slow(storage: Storage, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "disk_slow",
-        f"reading takes place at {rate(measured)}, less than {rate(policy.LEAST_READ_RATE)}",
-        "one GPU takes 900 images of 110 kB a second, 100 MB/s, and more: the first epoch, and "
-        "each one if the data set is larger than the RAM, runs at the disk's rate.",
+        f"storage reads at {rate(measured)}, less than {rate(policy.LEAST_READ_RATE)}",
+        "one GPU consumes 900 images of 110 kB per second, 100 MB/s, or more: the first "
+        "epoch, and every epoch if the data set is larger than RAM, runs at the disk's rate.",
         found,
         [_copy(storage), _pack()],
     )
@@ -75,27 +75,27 @@ def _rotating(storage: Storage, found: list[Evidence]) -> Check | None:
         "disk_rotates",
         f"{short(storage.path, 40)} is on a rotating disk: about 100 random reads a second",
         "a shuffled DataLoader reads files in random order, and each costs a seek of about 10 ms "
-        "whatever the number of workers. Data that fits into RAM is slow in the first epoch only; "
-        "large files read in order are not affected.",
+        "regardless of the number of workers. Data that fits in RAM is slow in the first epoch "
+        "only; large files read sequentially are not affected.",
         found,
         [_copy(storage), _pack()],
     )
 
 
-def _copy(storage: Storage) -> Remedy:
-    return Remedy(
+def _copy(storage: Storage) -> Fix:
+    return Fix(
         f"rsync -a {quoted(storage.path)}/ /path/on/a/local/ssd/  # and point the job there",
-        "point the job at the former path; rm -r the copy",
-        "the size of the data on the other disk, and the time of copying once",
+        "point the job at the previous path; rm -r the copy",
+        "disk space for the copy, and the time to copy once",
     )
 
 
-def _pack() -> Remedy:
-    return Remedy(
+def _pack() -> Fix:
+    return Fix(
         "pack the files into shards of some 100 MB (WebDataset's tar, Parquet) and shuffle in a "
         "buffer",
-        "read the single files again",
-        "shuffling is within a buffer and between shards, not over the whole data set",
+        "read individual files again",
+        "shuffling happens within a buffer and between shards, not over the whole data set",
     )
 
 
@@ -107,17 +107,17 @@ def _fine(storage: Storage, found: list[Evidence]) -> Check:
     )
     if free is None:
         needed = f"statvfs of {storage.path}"
-        return unsure(NAME, "the free space cannot be told", needed, found)
+        return unsure(NAME, "the free space could not be read", needed, found)
     room = f"{size(free)} free"
     if measured is not None:
         named = short(kind or "kind unknown")
         return good(NAME, f"{room}, reads {rate(measured)} ({named})", found)
     if kind in ("nvme", "ssd", "memory"):
-        return good(NAME, f"{room}, {kind}", found, "its read rate was not measured")
-    words = {"network": "network storage", None: "storage of unknown kind"}
+        return good(NAME, f"{room}, {kind}", found, "read rate not measured")
+    words = {"network": "network storage", None: "storage of unknown type"}
     what = words.get(kind, f"{kind} storage")
     needed = (
-        "a measured read rate: trainfit doctor --data FOLDER, with the folder of the training data "
-        f"(asked about was {storage.path}; {storage.read_bytes_per_s.reason or 'no rate'})"
+        "a measured read rate: trainfit doctor --data FOLDER, with the training data's "
+        f"folder (checked: {storage.path}; {storage.read_bytes_per_s.reason or 'no rate'})"
     )
-    return unsure(NAME, f"{room}; how fast {short(what)} reads was not measured", needed, found)
+    return unsure(NAME, f"{room}; read rate of {short(what)} not measured", needed, found)

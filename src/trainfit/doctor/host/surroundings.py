@@ -1,14 +1,14 @@
-"""What a container or a scheduler grants, against what the process sees."""
+"""Checks of what a container or scheduler allocates, against what the process sees."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from trainfit.doctor.figures import restore, short, whole
 from trainfit.doctor.findings import bad, evidence, good
+from trainfit.doctor.formatting import restore, short, whole
 from trainfit.results.files.words import core_count, cores, count, size
-from trainfit.results.machine.doctor import Check, Evidence, Remedy
+from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
 
@@ -33,11 +33,11 @@ def check_container(machine: Machine) -> tuple[Check, ...]:
         limits.append(f"{size(memory.limit_bytes.value)} RAM")
     if memory.shm_total_bytes.value is not None:
         limits.append(f"{size(memory.shm_total_bytes.value)} /dev/shm")
-    words = ", ".join(limits) or "no limit of CPU or memory is visible"
+    words = ", ".join(limits) or "no CPU or memory limit is visible"
     why = (
-        "free, top and nproc show the host's figures; checks cores, memory and shm judge by these. "
-        "Clocks, drivers and limits are changed on the host. Locked memory limits RDMA between "
-        "machines (docker run --ulimit memlock=-1), not CUDA's pinned memory."
+        "free, top and nproc show the host's figures; checks cores, memory and shm use these "
+        "limits. Clocks, drivers and limits are changed on the host. The locked-memory limit "
+        "affects RDMA between machines (docker run --ulimit memlock=-1), not CUDA's pinned memory."
     )
     return (good(name, f"in {short(container.value)}: {words}", found, why),)
 
@@ -89,10 +89,14 @@ def check_scheduler(machine: Machine) -> tuple[Check, ...]:
     if granted is not None and usable is not None and usable > granted[1]:
         return (_more_seen(machine, name, granted, usable, found),)
     if granted is None:
-        summary = f"{short(scheduler.value)}: no grant of CPUs is visible in the environment"
-        return (good(name, summary, found, "the cores are judged by affinity and quota instead"),)
+        summary = f"{short(scheduler.value)}: no CPU allocation in the environment"
+        return (
+            good(
+                name, summary, found, "the usable cores are derived from affinity and quota instead"
+            ),
+        )
     summary = (
-        f"{short(scheduler.value)} grants {count(granted[1], 'CPU')}; the process sees no more"
+        f"{short(scheduler.value)} allocates {count(granted[1], 'CPU')}; the process sees no more"
     )
     return (good(name, summary, found),)
 
@@ -104,14 +108,14 @@ def _one_cpu(machine: Machine, name: str, found: list[Evidence]) -> Check:
     return bad(
         name,
         "scheduler_grants_one_cpu",
-        "the scheduler grants one CPU: workers and the main process share it",
-        "loading and launching wait for each other. Slurm gives a task one CPU unless "
-        "--cpus-per-task asks for more, and since 22.05 srun does not take sbatch's value over.",
+        "the scheduler allocates one CPU: workers and the main process share it",
+        "loading and kernel launches compete for it. Slurm gives a task one CPU unless "
+        "--cpus-per-task requests more, and since 22.05 srun does not inherit sbatch's value.",
         found,
         [
-            Remedy(
+            Fix(
                 _request(machine, wanted) + then,
-                "the job script's former line",
+                "restore the job script's line",
                 "a longer wait in the queue, and CPU hours of the account",
             )
         ],
@@ -120,7 +124,7 @@ def _one_cpu(machine: Machine, name: str, found: list[Evidence]) -> Check:
 
 def _request(machine: Machine, number: int) -> str:
     scheduler = machine.surroundings.scheduler.value or ""
-    return _REQUESTS.get(scheduler, "ask the scheduler for {} CPUs a task").format(number)
+    return _REQUESTS.get(scheduler, "request {} CPUs per task from the scheduler").format(number)
 
 
 def _more_seen(
@@ -130,17 +134,17 @@ def _more_seen(
     return bad(
         name,
         "scheduler_grants_fewer",
-        f"{variable} grants {count(number, 'CPU')}, but the process may run on {cores(usable)}",
-        "the cluster does not confine jobs to their CPUs: libraries and workers that count the "
-        "visible ones take those of other jobs, and are slowed by theirs.",
+        f"{variable} allocates {count(number, 'CPU')}, but the process may run on {cores(usable)}",
+        "the cluster does not confine jobs to their CPUs: libraries and workers "
+        "that count visible CPUs compete with other jobs for theirs.",
         found,
         [
-            Remedy(
+            Fix(
                 f"export OMP_NUM_THREADS={number}  # and num_workers={max(1, number - 1)} at most",
                 restore(machine, "OMP_NUM_THREADS"),
-                "none: the other CPUs belong to others",
+                "none: the other CPUs belong to other jobs",
             ),
-            Remedy(
+            Fix(
                 _request(machine, whole(usable)),
                 _request(machine, number),
                 "a longer wait in the queue, and CPU hours of the account",

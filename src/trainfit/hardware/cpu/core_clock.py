@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Final
 
 #: Cycles that a byte takes. 4.88 to 4.90 on a Zen 5 core, in two builds of Python with OpenSSL
-#: 3.0, beside a chain of dependent multiplications of 3 cycles each.
+#: 3.0, next to a chain of dependent multiplications of 3 cycles each.
 CYCLES_PER_BYTE: Final = 4.9
 #: By what share it may differ on other cores and in other libraries (an assumption).
 SPREAD: Final = 0.08
 _PIECE: Final = bytes(range(256)) * 64
 #: Seconds of measuring, pieces that there are at least, and the share of them that ran at least as
-#: fast as what is told: others were disturbed.
+#: fast as the reported rate: others were disturbed.
 _SECONDS, _LEAST, _FAST = 0.15, 40, 0.1
 
 
@@ -32,7 +32,7 @@ def core_clock_hz(
     clock: Callable[[], float] = time.thread_time,
     deadline_clock: Callable[[], float] = time.monotonic,
 ) -> float | None:
-    """Clock cycles a second of one core at work; ``None`` where there is no MD5 (FIPS).
+    """Clock cycles per second of one busy core; ``None`` where there is no MD5 (FIPS).
 
     ``clock`` is the thread's CPU time in seconds, which a busy machine does not change much.
     """

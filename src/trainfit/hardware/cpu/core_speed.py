@@ -48,7 +48,7 @@ class CoreSpeed:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class WorkPieces:
     """Pieces of work, in the order of time.
 
     ``at`` is when each ended on the monotonic clock (s), on which ``core``, the CPU time that it
@@ -60,17 +60,17 @@ class Pieces:
     took: NDArray[np.float64]
     idle: NDArray[np.float64]
 
-    def of(self, core: float) -> Pieces:
+    def of(self, core: float) -> WorkPieces:
         """Those of one core."""
         return self._rows(self.core == core)
 
-    def within(self, span: Span) -> Pieces:
+    def within(self, span: Span) -> WorkPieces:
         """Those of one span."""
         first, last = np.searchsorted(self.at, span)
         return self._rows(slice(int(first), int(last)))
 
-    def _rows(self, rows: Any) -> Pieces:
-        return Pieces(self.at[rows], self.core[rows], self.took[rows], self.idle[rows])
+    def _rows(self, rows: Any) -> WorkPieces:
+        return WorkPieces(self.at[rows], self.core[rows], self.took[rows], self.idle[rows])
 
     def pace(self, span: Span) -> float | None:
         """Pieces a nanosecond in a span, the mean over the cores' work as that of
@@ -83,7 +83,7 @@ class Pieces:
     def speeds(self, spans: Sequence[Span]) -> list[CoreSpeed | None]:
         """The cores' speed in each span; ``None`` where too little was seen.
 
-        A core's full speed is told from spans with about as many busy cores: that a processor
+        A core's full speed is derived from spans with about as many busy cores: that a processor
         clocks lower with all of its cores busy, or that two of them are threads of one, is its
         own way, nothing from outside.
         """
@@ -118,7 +118,7 @@ class _Look:
     busy: float
 
     @classmethod
-    def at(cls, pieces: Pieces) -> _Look:
+    def at(cls, pieces: WorkPieces) -> _Look:
         if len(pieces.at) < _LEAST_INSIDE:
             return cls(np.zeros(0), np.zeros(0), np.zeros(0), 0.0)
         spans = np.diff(pieces.at)
@@ -189,7 +189,7 @@ class CoreSpeeds:
         known = dict(zip(self._asked, self.pieces().speeds(list(self._asked)), strict=True))
         return [known[span] for span in spans]
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> WorkPieces:
         """All that was seen so far."""
         data = b""
         if self._file is not None:
@@ -200,7 +200,7 @@ class CoreSpeeds:
         rows = np.frombuffer(data).reshape(-1, _COLUMNS)
         rows = rows[rows[:, 2] > 0]  # a virtual machine's clock may stand still
         ticks = os.sysconf("SC_CLK_TCK")
-        return Pieces(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] / ticks)
+        return WorkPieces(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] / ticks)
 
     def __exit__(
         self,
@@ -215,6 +215,6 @@ class CoreSpeeds:
             self._file.close()
 
 
-def pieces_of(watch: CoreSpeeds | Pieces) -> Pieces:
+def pieces_of(watch: CoreSpeeds | WorkPieces) -> WorkPieces:
     """All that was seen so far."""
-    return watch if isinstance(watch, Pieces) else watch.pieces()
+    return watch if isinstance(watch, WorkPieces) else watch.pieces()

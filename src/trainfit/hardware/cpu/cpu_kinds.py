@@ -1,4 +1,4 @@
-"""Kinds of CPU by name, with the work that a core of each does per clock cycle.
+"""CPU types by name, with the work per clock cycle of a core of each.
 
 The figures are assumptions: makers' and reviewers' averages of single-threaded programs at equal
 clocks, relative to Intel's Skylake core of 2015. A program may gain more or less from a newer
@@ -137,7 +137,7 @@ def find_cpu_kind(text: str) -> CpuKind:
         if wanted in map(_plain, (kind.key, *kind.names)):
             return kind
     known = ", ".join(kind.key for kind in KINDS)
-    raise CpuKindError(f"unknown kind of CPU {text.strip()[:60]!r}; known are {known}")
+    raise CpuKindError(f"unknown CPU type {text.strip()[:60]!r}; available: {known}")
 
 
 def cpu_kind_here(system: System) -> CpuKind | None:

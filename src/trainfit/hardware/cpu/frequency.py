@@ -92,12 +92,12 @@ def scaling_mode(system: System) -> Fact[str]:
     for path in (intel, amd):
         status = system.text(path)
         if not status.is_absent:
-            return status.map(_mode, "a mode of the driver")
+            return status.map(_mode, "a driver mode")
     if not system.exists(CPUS):
         return cannot_tell(intel, f"there is no {CPUS}")
     if system.exists(f"{CPUS}/intel_pstate"):  # older kernels
-        return cannot_tell(intel, "this kernel's intel_pstate does not say its mode")
-    return absent(f"{intel}, {amd}", "neither of these drivers is there")
+        return cannot_tell(intel, "this kernel's intel_pstate does not report its mode")
+    return absent(f"{intel}, {amd}", "neither driver is loaded")
 
 
 def _mode(text: str) -> str | None:
@@ -119,7 +119,7 @@ def turbo(system: System, has_policies: Fact[tuple[FrequencyPolicy, ...]]) -> Fa
             return cannot_tell(fact.source, fact.reason)
     if has_policies.is_absent:
         return absent(boost, has_policies.reason)
-    return cannot_tell(f"{intel}, {boost}", "this driver does not say")
+    return cannot_tell(f"{intel}, {boost}", "this driver does not report it")
 
 
 def _switch(number: int) -> bool | None:
@@ -138,13 +138,13 @@ def current_hz(
         return absent(source, "on this architecture the kernel does not list it there")
     hertz = [_megahertz(text) for text in texts]
     if None in hertz:
-        return cannot_tell(source, "it does not say it of every CPU")
+        return cannot_tell(source, "it does not list it for every CPU")
     clocks = tuple(each for each in hertz if each is not None)
     # x86's show_cpuinfo: measured with aperfmperf, else cpufreq's, else the nominal cpu_khz.
     measured = "aperfmperf" in cpuinfo.value.flags or has_policies.is_known
     if not measured:
         nominal = f"{clocks[0] / 1e6:.0f} MHz"
-        return cannot_tell(source, f"it is not measured here, {nominal} is the nominal clock")
+        return cannot_tell(source, f"not measured here; {nominal} is the nominal clock")
     return known(clocks, source)
 
 

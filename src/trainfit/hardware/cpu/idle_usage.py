@@ -1,4 +1,4 @@
-"""Counters that tell what CPUs did meanwhile: work, time in each C-state, throttling, clocks.
+"""Counters of CPU activity: work, time in each C-state, throttling, clocks.
 
 Sources: Documentation/admin-guide/pm/cpuidle.rst (``time`` is in microseconds), and
 arch/x86/kernel/cpu/mce/therm_throt.c.
@@ -52,7 +52,7 @@ def throttle_count(system: System, cpus: Sequence[int]) -> int | None:
 
 
 def clock_here(system: System) -> float | None:
-    """The clock of the CPU that this process ran on last, in Hz; the others may be asleep."""
+    """The clock of the CPU that this process ran on last, in Hz; the others may be idle."""
     fields = (system.text("/proc/self/stat").value or "").rpartition(")")[2].split()
     # proc(5): field 39 is the CPU; what follows the name begins with field 3.
     if len(fields) < 37 or not fields[36].isdigit():

@@ -1,4 +1,4 @@
-"""The processor, and how much of it a job of this process gets."""
+"""The processor, and the share of it that a job can use."""
 
 from __future__ import annotations
 
@@ -90,4 +90,4 @@ def _model(system: System, cpuinfo: Fact[CpuInfo]) -> Fact[str]:
     for key in ("cpu", "cpu model", "uarch"):  # POWER, MIPS, RISC-V
         if first.get(key):
             return known(first[key], CPUINFO)
-    return known(name, CPUINFO) if name else cannot_tell(CPUINFO, "it names no model")
+    return known(name, CPUINFO) if name else cannot_tell(CPUINFO, "it lists no model")

@@ -73,7 +73,7 @@ def online_cpus(system: System, cpuinfo: Fact[CpuInfo]) -> Fact[tuple[int, ...]]
         return online
     if cpuinfo.value is not None:  # it lists no others
         return known(tuple(sorted(cpuinfo.value.processors)), CPUINFO)
-    return cannot_tell(online.source, online.reason or "it names no CPU")
+    return cannot_tell(online.source, online.reason or "it lists no CPU")
 
 
 def cores(
@@ -91,7 +91,7 @@ def cores(
         for cpu, key in zip(online, keys, strict=True):
             groups.setdefault(key, []).append(cpu)
         return known(tuple(map(tuple, groups.values())), f"{CPUINFO} (core id)")
-    return cannot_tell(f"{CPUS}/cpu*/topology", "neither it nor /proc/cpuinfo names the cores")
+    return cannot_tell(f"{CPUS}/cpu*/topology", "neither it nor /proc/cpuinfo lists the cores")
 
 
 def _core_of(entry: Mapping[str, str]) -> tuple[int, int] | None:
@@ -121,7 +121,7 @@ def sockets(system: System, online: Sequence[int], cpuinfo: Fact[CpuInfo]) -> Fa
         entries = cpuinfo.value.processors if cpuinfo.value is not None else {}
         texts = [entries.get(cpu, {}).get("physical id") for cpu in online]
         if not texts or None in texts:
-            return cannot_tell(source, "neither it nor /proc/cpuinfo names the package of each CPU")
+            return cannot_tell(source, "neither it nor /proc/cpuinfo lists each CPU's package")
         return known(len(set(texts)), f"{CPUINFO} (physical id)")
     if len(set(ids)) > 1 and _clusters_are_packages(system):
         return cannot_tell(source, "before Linux 6.0 it numbers clusters of cores on this board")
@@ -193,7 +193,7 @@ def _groups(
     if system.exists("/sys/devices/cpu"):
         # The kernel names its counters cpu_core and cpu_atom where cores differ, else cpu.
         return known(uniform, "/sys/devices/cpu")
-    where = "a hypervisor hides them" if is_virtual(cpuinfo) else "nothing here tells them apart"
+    where = "a hypervisor hides them" if is_virtual(cpuinfo) else "nothing here distinguishes them"
     return cannot_tell(
         CPUS, f"{where}: no cpu_core, no cpu_capacity, no cpuinfo_max_freq of each CPU"
     )
@@ -260,7 +260,7 @@ def numa_nodes(system: System) -> Fact[tuple[NumaNode, ...]]:
     names = system.names(NODES)
     if names.value is None:
         if names.is_absent and system.exists(CPUS):
-            return absent(NODES, "this kernel knows no NUMA nodes")
+            return absent(NODES, "this kernel lists no NUMA nodes")
         return cannot_tell(NODES, names.reason)
     nodes = []
     for name in names.value:
@@ -272,7 +272,7 @@ def numa_nodes(system: System) -> Fact[tuple[NumaNode, ...]]:
         memory = system.text(f"{NODES}/{name}/meminfo").map(_node_memory, "a node's memory")
         nodes.append(NumaNode(int(name.removeprefix("node")), cpus.value, memory.value))
     if not nodes:
-        return cannot_tell(NODES, "it holds no node")
+        return cannot_tell(NODES, "it contains no node")
     return known(tuple(sorted(nodes, key=lambda node: node.node)), f"{NODES}/node*/cpulist")
 
 

@@ -1,4 +1,4 @@
-"""What lies between PyTorch and the GPUs: each layer asked by itself, side by side."""
+"""The layers between PyTorch and the GPUs, each queried independently and concurrently."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _cuda_driver(answer: Fact[Mapping[str, Any]]) -> Fact[CudaDriver]:
 def _fabric_manager(system: System) -> Fact[str]:
     source = " ".join(_FABRIC_MANAGER)
     if not has_switches(system):
-        return absent(source, "no NVSwitch joins GPUs here")
+        return absent(source, "no NVSwitch connects GPUs here")
     ran = system.command(_FABRIC_MANAGER, _SYSTEMCTL_SECONDS)
     if ran.value is None:
         return cannot_tell(source, ran.reason)
@@ -167,7 +167,7 @@ def _torch_probe(
     if build.is_absent:
         return absent(source, build.reason)
     if build.value is not None and build.value.cuda is None and build.value.hip is None:
-        return absent(source, f"PyTorch {build.value.version} is built without CUDA: not asked")
+        return absent(source, f"PyTorch {build.value.version} is built without CUDA: not queried")
     wait([nvml], timeout=_NVML_FIRST_SECONDS)
     answer = system.probe("torch_devices", _TORCH_SECONDS)
     if answer.value is None:
@@ -182,7 +182,7 @@ def _torch_answer(answer: Mapping[str, Any], source: str) -> Fact[TorchProbe]:
     available = answers.flag(answer.get("available"))
     devices = answers.whole(answer.get("devices"))
     if available is None or devices is None:
-        return cannot_tell(source, "its answer names no number of devices")
+        return cannot_tell(source, "its answer has no device count")
     return known(
         TorchProbe(
             available=available,

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver has put into the file system: module, device files, libraries."""
+"""Files of NVIDIA's driver: module, device files, libraries."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def _file_in(system: System, folder: str, name: str, driver: str | None) -> str 
         end = _followed(system, path)
         if _version_in(end) is not None:
             return end
-        beside = _versioned(system, folder, name)
-        return f"{folder}/{beside}" if beside else path
+        versioned = _versioned(system, folder, name)
+        return f"{folder}/{versioned}" if versioned else path
     if driver is None:  # a folder of libraries is long: it is not read for nothing
         return None
-    beside = _versioned(system, folder, name)
-    return f"{folder}/{beside}" if beside else None
+    versioned = _versioned(system, folder, name)
+    return f"{folder}/{versioned}" if versioned else None
 
 
 def _versioned(system: System, folder: str, name: str) -> str | None:

@@ -50,7 +50,7 @@ def read_gpus(system: System) -> Fact[tuple[Gpu, ...]]:
     if reason or answer.value is None:
         return _without_nvml(system, reason)
     entries = [
-        entry if isinstance(entry, dict) else {"error": "NVML's answer is no object"}
+        entry if isinstance(entry, dict) else {"error": "NVML's answer is not an object"}
         for entry in answer.value["gpus"]
     ]
     processes = _Processes(system, entries)
@@ -230,7 +230,7 @@ def _numa_node(system: System, address: Fact[str], by_nvml: Fact[int]) -> Fact[i
     if node.value is None:
         return by_nvml
     if node.value < 0:
-        return absent(node.source, "the firmware names no NUMA node")
+        return absent(node.source, "the firmware reports no NUMA node")
     return node
 
 
@@ -263,11 +263,11 @@ def _without_nvml(system: System, reason: str) -> Fact[tuple[Gpu, ...]]:
         found = [_by_files(index, each, reason) for index, each in enumerate(seen)]
         return known(tuple(found), f"{FOLDER} and /proc/driver/nvidia/gpus")
     if node := next(filter(system.exists, _NODES), None):
-        return cannot_tell(node, f"it is there, but its GPU cannot be asked: {reason}")
+        return cannot_tell(node, f"it exists, but its GPU cannot be queried: {reason}")
     buses = read_pci(system)
     if buses.state == "cannot_tell":
         return cannot_tell(FOLDER, f"{buses.reason}; NVML: {reason}")
-    return absent(FOLDER, "no NVIDIA GPU is on the PCI bus, and no file of a driver is there")
+    return absent(FOLDER, "no NVIDIA GPU is on the PCI bus, and no driver file exists")
 
 
 def _by_files(index: int, seen: _Seen, reason: str) -> Gpu:
@@ -300,7 +300,7 @@ def _named_lost(system: System, gpus: Sequence[Gpu]) -> Iterable[Gpu]:
         return gpus
     others = {place(gpu.pci_address.value or "") for gpu in gpus} - {None}
     left = [each for each in _seen(system) if each.address not in others]
-    if len(left) != len(lost):  # which is which cannot be told
+    if len(left) != len(lost):  # which is which is unknown
         return gpus
     # Both are in the order of the bus.
     of = dict(zip((gpu.index for gpu in lost), left, strict=True))

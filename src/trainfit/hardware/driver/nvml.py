@@ -1,4 +1,4 @@
-"""NVML's answer, asked for in a process of its own, and what its refusals mean."""
+"""NVML's answer, queried in a separate process, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SECONDS = 6.0
 
 #: nvml.h's nvmlReturn_t, where its symbol does not say enough.
 _MEANING = {
-    "NVML_ERROR_FUNCTION_NOT_FOUND": "this driver is older than the call",
-    "NVML_ERROR_NO_PERMISSION": "this user may not ask for it",
+    "NVML_ERROR_FUNCTION_NOT_FOUND": "this driver is too old for this call",
+    "NVML_ERROR_NO_PERMISSION": "this user lacks permission for it",
     "NVML_ERROR_DRIVER_NOT_LOADED": "no NVIDIA driver is loaded",
-    "NVML_ERROR_LIBRARY_NOT_FOUND": "there is no libnvidia-ml.so.1",
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "libnvidia-ml is of another version than the driver",
+    "NVML_ERROR_LIBRARY_NOT_FOUND": "libnvidia-ml.so.1 was not found",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "libnvidia-ml and the driver have different versions",
     "NVML_ERROR_GPU_IS_LOST": "the GPU has fallen off the bus",
     "NVML_ERROR_RESET_REQUIRED": "the GPU must be reset",
     "NVML_ERROR_UNKNOWN": "Unknown Error",
@@ -34,7 +34,7 @@ def ask_nvml(system: System) -> Fact[Mapping[str, Any]]:
 
 
 def refused(source: str, error: str) -> Fact[Any]:
-    """A value that NVML does not give: the GPU has no such thing, or it cannot be told."""
+    """A value that NVML does not give: the GPU has no such thing, or it is unknown."""
     if error == "NVML_ERROR_NOT_SUPPORTED":
         return absent(source, "this GPU does not report it")
     return cannot_tell(source, reason_of(error))
@@ -72,5 +72,5 @@ def value_of(
         return cannot_tell(source, "NVML gave no answer")
     found = read(value)
     if found is None:
-        return cannot_tell(source, f"it says {answers.shown(value)}, which it cannot be")
+        return cannot_tell(source, f"it reports {answers.shown(value)}, an invalid value")
     return known(found, source)

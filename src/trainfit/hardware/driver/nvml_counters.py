@@ -32,8 +32,10 @@ _GPM: Final = {
 #: Seconds between GPM's samples, above 0.1 (nvmlGpmMetricsGet: the counters' own refresh rate).
 _GPM_EVERY_S: Final = 0.15
 _SLOW_EVERY_S: Final = 1.0
-#: A call that takes longer is made once a second.
+#: A call that takes longer several times in a row is made once a second; once alone, this process
+#: may have had to wait for a core.
 _DEAR_S: Final = 5e-3
+_IN_A_ROW: Final = 3
 _NOT_AVAILABLE: Final = (1 << 64) - 1
 
 Values = dict[str, float]
@@ -80,14 +82,23 @@ _PCIE: Final = (
 
 
 class NvmlDevice:
-    """A GPU. ``number`` is NVML's; ``is_gone`` after a sample in which nothing could be read."""
+    """A GPU.
 
-    def __init__(self, module: Any, number: int) -> None:
-        self._module = module
+    Args:
+        module: `pynvml`, or what stands in for it.
+        number: NVML's number of the GPU.
+        timer: seconds, by which calls are timed.
+    """
+
+    def __init__(
+        self, module: Any, number: int, timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._module, self._timer = module, timer
         self.number = number
         self._handle: Any = None
         self._refused: set[tuple[str, Any]] = set()
-        self._not_before: dict[tuple[str, Any], float] = {}
+        self._dear: dict[str, int] = {}
+        self._dear_at: dict[str, float] = {}
         self._errors = 0
         self._settings: Values = {}
         self._slow_at = self._gpm_at = float("-inf")
@@ -95,14 +106,14 @@ class NvmlDevice:
         self._has_gpm = True
         self.uuid = self.name = ""
         self.is_gone = not self.open()
+        """After a sample in which nothing could be read."""
 
     def open(self) -> bool:
         """Get the handle, also after NVML was started again; ``False``: there is none."""
         self._gpm = None
-        handle = None
-        if self.uuid:
+        if self.uuid:  # NVML numbers the GPUs that are left anew
             handle = self._ask("nvmlDeviceGetHandleByUUID", self.uuid)
-        if handle is None:
+        else:
             handle = self._ask("nvmlDeviceGetHandleByIndex", self.number)
         if handle is None:
             return False
@@ -167,15 +178,23 @@ class NvmlDevice:
         return self._ask(call, self._handle, *words)
 
     def _put(self, found: Values, query: _Query, now: float) -> None:
-        key = query.call, query.words
-        if now < self._not_before.get(key, now):
-            return
-        began = time.monotonic()
-        answer = self._of(query.call, *query.words)
-        if time.monotonic() - began > _DEAR_S:
-            self._not_before[key] = now + _SLOW_EVERY_S
-        if answer is not None:
-            found.update(zip(query.columns, query.take(answer), strict=True))
+        name = f"{query.call}{query.words}"
+        if self._may_call(name, now):
+            answer = self._timed(name, now, lambda: self._of(query.call, *query.words))
+            if answer is not None:
+                found.update(zip(query.columns, query.take(answer), strict=True))
+
+    def _may_call(self, name: str, now: float) -> bool:
+        is_dear = self._dear.get(name, 0) >= _IN_A_ROW
+        return not is_dear or now - self._dear_at[name] >= _SLOW_EVERY_S
+
+    def _timed(self, name: str, now: float, call: Callable[[], Any]) -> Any:
+        began = self._timer()
+        answer = call()
+        is_dear = self._timer() - began > _DEAR_S
+        self._dear[name] = self._dear.get(name, 0) + 1 if is_dear else 0
+        self._dear_at[name] = now
+        return answer
 
     def _put_memory(self, found: Values) -> None:
         """By the second version of the query, which tells the driver's reserve from what is used,
@@ -222,17 +241,14 @@ class NvmlDevice:
         if self._gpm is None and not self._start_gpm():
             return
         assert self._gpm is not None
+        if not self._may_call("GPM", now):
+            return
         before, after = self._gpm
-        began = time.monotonic()
-        is_read = self._of("nvmlGpmSampleGet", after) is not None
-        self._gpm = [after, before]
-        is_first, self._gpm_at = self._gpm_at == float("-inf"), now
-        if is_read and not is_first:
+        is_read = self._timed("GPM", now, lambda: self._of("nvmlGpmSampleGet", after)) is not None
+        if is_read and self._gpm_at > float("-inf"):
             self._put_metrics(found, before, after)
-        if not is_read:
-            self._gpm_at = float("-inf")
-        elif time.monotonic() - began > _DEAR_S:
-            self._gpm_at = now + _SLOW_EVERY_S - _GPM_EVERY_S
+        self._gpm_at = now if is_read else float("-inf")
+        self._gpm = [after, before]
 
     def _start_gpm(self) -> bool:
         support = self._of("nvmlGpmQueryDeviceSupport")

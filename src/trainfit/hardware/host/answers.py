@@ -1,4 +1,4 @@
-"""Values from what probes and files say, whatever they say: the wanted type or ``None``.
+"""Validated values from probes and files: the expected type or ``None``.
 
 Readers get JSON from other processes and from recorded machines; nothing in it is trusted.
 """
@@ -16,7 +16,7 @@ _BOUND = 1 << 64
 
 
 def whole(value: Any) -> int | None:
-    """A whole number from 0 on."""
+    """An integer of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < _BOUND else None
@@ -87,6 +87,6 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _BOUND:
-        return "a huge number"
+        return "a very large number"
     words = repr(value)
     return words if len(words) <= 60 else words[:60] + "…"

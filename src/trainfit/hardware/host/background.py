@@ -1,4 +1,4 @@
-"""Calls that may hang, each in a thread that keeps nobody from ending."""
+"""Calls that may hang, each in a daemon thread."""
 
 from __future__ import annotations
 

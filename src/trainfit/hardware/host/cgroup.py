@@ -1,4 +1,4 @@
-"""What the cgroups of this process allow it, version 1 and 2.
+"""Limits of this process's cgroups, version 1 and 2.
 
 A limit holds for everything below it, so that of a process is the tightest of its own cgroup
 and those above it (Documentation/admin-guide/cgroup-v2.rst, "Top-down Constraint"; cgroup-v1
@@ -24,7 +24,7 @@ _DEEPEST = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
+class CgroupLevel:
     """The folder of one cgroup that this process is in."""
 
     folder: str
@@ -35,10 +35,10 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True)
-class Levels:
+class CgroupLevels:
     """From the own cgroup upwards; ``missing`` says why the own one is not among them."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[CgroupLevel, ...]
     missing: str = ""
 
 
@@ -53,7 +53,7 @@ class SharedQuota:
     """CPU time that a cgroup grants, in ``cores``, to all that run in it."""
 
     cores: float
-    level: Level
+    level: CgroupLevel
 
     def used_s(self, system: System) -> float | None:
         """CPU seconds that all in it have used so far; ``None`` where that is not told."""
@@ -80,15 +80,15 @@ def cpuset(system: System) -> Fact[tuple[int, ...]]:
         cpus = cpus_at(system, level.file("cpuset.effective_cpus", "cpuset.cpus.effective"))
         if cpus.value:
             return cpus
-    return cannot_tell(CGROUP, "no cgroup of this process names its CPUs")
+    return cannot_tell(CGROUP, "no cgroup of this process lists its CPUs")
 
 
 def tightest(
     system: System,
     controller: str,
-    read: Callable[[Level], Fact[float]],
+    read: Callable[[CgroupLevel], Fact[float]],
     process: str = SELF,
-) -> Fact[tuple[float, Level]]:
+) -> Fact[tuple[float, CgroupLevel]]:
     """The least limit that ``read`` finds in the own cgroup (that of ``process``, a PID) and those
     above it.
 
@@ -97,7 +97,7 @@ def tightest(
     levels = own_levels(system, controller, process)
     if levels.value is None:
         return cannot_tell(levels.source, levels.reason)
-    best: Fact[tuple[float, Level]] | None = None
+    best: Fact[tuple[float, CgroupLevel]] | None = None
     unread: Fact[float] | None = None
     for level in levels.value.levels:
         limit = read(level)
@@ -115,7 +115,7 @@ def tightest(
     return absent(levels.source, f"no cgroup of this process limits {controller}")
 
 
-def own_levels(system: System, controller: str, process: str = SELF) -> Fact[Levels]:
+def own_levels(system: System, controller: str, process: str = SELF) -> Fact[CgroupLevels]:
     """The cgroups of a process that a controller may limit, from its own upwards."""
     text, mounts = system.text(f"/proc/{process}/cgroup"), read_mounts(system)
     for fact in (text, mounts):
@@ -123,7 +123,7 @@ def own_levels(system: System, controller: str, process: str = SELF) -> Fact[Lev
             return cannot_tell(fact.source, fact.reason)
     assert text.value is not None and mounts.value is not None
     path_1, path_2 = _own_paths(text.value, controller)
-    found: list[Levels] = []
+    found: list[CgroupLevels] = []
     if path_1 is not None:
         hierarchy = [m for m in mounts.value if _is_version_1(m, controller)]
         found.append(_levels(system, path_1, hierarchy, 1))
@@ -133,10 +133,10 @@ def own_levels(system: System, controller: str, process: str = SELF) -> Fact[Lev
         if path_1 is None or unified:
             found.append(_levels(system, path_2, unified, 2))
     if not found:
-        return cannot_tell(CGROUP, "it names no cgroup")
+        return cannot_tell(CGROUP, "it lists no cgroup")
     together = tuple(level for each in found for level in each.levels)
     source = together[0].folder if together else CGROUP
-    return known(Levels(together, found[0].missing), source)
+    return known(CgroupLevels(together, found[0].missing), source)
 
 
 def _own_paths(text: str, controller: str) -> tuple[str | None, str | None]:
@@ -158,23 +158,23 @@ def _is_version_1(mount: Mount, controller: str) -> bool:
     return mount.filesystem == "cgroup" and controller in mount.options
 
 
-def _levels(system: System, path: str, mounts: Sequence[Mount], version: int) -> Levels:
+def _levels(system: System, path: str, mounts: Sequence[Mount], version: int) -> CgroupLevels:
     if not mounts:
-        return Levels((), f"the file system of cgroup version {version} is not mounted here")
+        return CgroupLevels((), f"the file system of cgroup version {version} is not mounted here")
     mount, inside = _placed(path, mounts)
     if inside is None:
         # Outside the cgroup namespace: its names are not shown, only what is mounted.
-        shown = Level(mount.point, version)
-        return Levels((shown,), f"the own cgroup {path[:100]} is not visible from here")
+        shown = CgroupLevel(mount.point, version)
+        return CgroupLevels((shown,), f"its own cgroup {path[:100]} is not visible from here")
     parts = [part for part in normal(inside).split("/") if part]
     if len(parts) > _DEEPEST:
-        return Levels((), f"the own cgroup lies {len(parts)} levels deep")
+        return CgroupLevels((), f"its own cgroup is nested {len(parts)} levels deep")
     folders = [
         "/".join([mount.point.rstrip("/"), *parts[:n]]) or "/" for n in range(len(parts) + 1)
     ]
-    there = tuple(Level(f, version) for f in reversed(folders) if system.exists(f))
+    there = tuple(CgroupLevel(f, version) for f in reversed(folders) if system.exists(f))
     missing = "" if there and there[0].folder == folders[-1] else f"there is no {folders[-1][:200]}"
-    return Levels(there, missing)
+    return CgroupLevels(there, missing)
 
 
 def _placed(path: str, mounts: Sequence[Mount]) -> tuple[Mount, str | None]:
@@ -189,7 +189,7 @@ def _placed(path: str, mounts: Sequence[Mount]) -> tuple[Mount, str | None]:
     return best or (mounts[0], None)
 
 
-def _quota(system: System, level: Level) -> Fact[float]:
+def _quota(system: System, level: CgroupLevel) -> Fact[float]:
     if level.version == 2:
         return _quota_of(system.text(level.file("", "cpu.max")))
     quota = system.text(level.file("cpu.cfs_quota_us", ""))
@@ -214,5 +214,5 @@ def _quota_of(text: Fact[str]) -> Fact[float]:
 def _cores(text: str) -> float:
     quota, period = (natural(number) for number in text.split())
     if not quota or not period:
-        raise ValueError("a quota of nothing")
+        raise ValueError("a quota of 0")
     return quota / period

@@ -1,4 +1,4 @@
-"""Where files come from: the disk below a root, or a recorded machine's document.
+"""Sources of files: the disk below a root, or a recorded machine's document.
 
 Both raise ``OSError`` as the system does; :class:`trainfit.hardware.host.system.System` turns that
 into facts.
@@ -80,7 +80,7 @@ class RecordedFiles:
         self._folders: dict[str, set[str]] = {"": set()}
         for path, content in expanded(files):
             if not path.startswith("/") or ".." in path.split("/"):
-                raise ValueError(f"{path!r} is no absolute path")
+                raise ValueError(f"{path!r} is not an absolute path")
             self._add("/" + path.strip("/"), content)
 
     def read(self, path: str, most: int) -> bytes:
@@ -133,7 +133,7 @@ class RecordedFiles:
         if isinstance(content, str):
             self._contents[path] = content.encode()
         elif not isinstance(content, Mapping):
-            raise ValueError(f"{path}: {content!r} is no content")
+            raise ValueError(f"{path}: {content!r} is not valid content")
         elif "link" in content:
             self._links[path] = str(content["link"])
         elif "base64" in content:
@@ -187,9 +187,9 @@ def expanded(files: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         first, last = int(found[1]), int(found[2])
         if last - first >= _MOST_IN_RANGE:
-            raise ValueError(f"{path!r} stands for too many paths")
+            raise ValueError(f"{path!r} expands to too many paths")
         each = content if isinstance(content, list) else [content] * (last - first + 1)
         if len(each) != last - first + 1:
-            raise ValueError(f"{path!r} stands for {last - first + 1} paths, not {len(each)}")
+            raise ValueError(f"{path!r} expands to {last - first + 1} paths, not {len(each)}")
         for number, one in zip(range(first, last + 1), each, strict=True):
             yield path[: found.start()] + str(number) + path[found.end() :], one

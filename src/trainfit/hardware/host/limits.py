@@ -101,7 +101,7 @@ def _torch_threads(system: System) -> Fact[int]:
     is_x86 = machine != "aarch64"
     wanted, source = _variable(system, "MKL_NUM_THREADS"), "MKL_NUM_THREADS"
     if is_x86 and is_one_thread_to_mkl(str(system.environment.get(source, ""))):
-        return known(1, f"{source}, no number to MKL")
+        return known(1, f"{source}, not a number to MKL")
     if wanted is None:
         wanted, source = _variable(system, "OMP_NUM_THREADS"), "OMP_NUM_THREADS"
     fixed = str(system.environment.get("MKL_DYNAMIC", "")).strip().upper() == "FALSE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from trainfit.hardware.host.cgroup import SELF, Level, own_levels, tightest
+from trainfit.hardware.host.cgroup import SELF, CgroupLevel, own_levels, tightest
 from trainfit.hardware.host.parsing import asked, keyed_kilobytes, natural, natural_at
 from trainfit.hardware.host.system import Space, System
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
@@ -50,12 +50,12 @@ def _swap_used(system: System, total: Fact[int]) -> Fact[int]:
     if total.value is None or free.value is None:
         return free
     if free.value > total.value:
-        return cannot_tell(free.source, "more of it is free than there is")
+        return cannot_tell(free.source, "free exceeds total")
     return known(total.value - free.value, f"{MEMINFO} (SwapTotal, SwapFree)")
 
 
 def _swap(total: Fact[int], fact: Fact[int]) -> Fact[int]:
-    return absent(total.source, "there is no swap") if total.value == 0 else fact
+    return absent(total.source, "no swap is configured") if total.value == 0 else fact
 
 
 # --- The cgroups' limit -----------------------------------------------------------------------
@@ -66,7 +66,7 @@ class SharedLimit:
     """Memory in bytes that a cgroup grants to all that run in it."""
 
     limit_bytes: int
-    level: Level
+    level: CgroupLevel
 
     def used_bytes(self, system: System) -> int | None:
         """What counts towards it now; ``None``: not told."""
@@ -98,7 +98,7 @@ def _of_another(limit: Fact[int]) -> Fact[int]:
     return cannot_tell(limit.source, "the limit is of a cgroup that is not visible from here")
 
 
-def _limit_of(system: System, level: Level) -> Fact[float]:
+def _limit_of(system: System, level: CgroupLevel) -> Fact[float]:
     text = system.text(level.file("memory.limit_in_bytes", "memory.max"))
     if text.value == "max":
         return absent(text.source, "no limit")
@@ -119,10 +119,10 @@ def _hidden_limit(system: System) -> Fact[int]:
         if limit.value is not None and 0 < limit.value < _NO_LIMIT:
             return known(limit.value, f"{stat.source} (hierarchical_memory_limit)")
         break
-    return absent("memory.stat", "no limit from above")
+    return absent("memory.stat", "no limit in parent cgroups")
 
 
-def _used(system: System, level: Level) -> Fact[int]:
+def _used(system: System, level: CgroupLevel) -> Fact[int]:
     """What the cgroup holds, less file cache that the kernel drops when memory runs short.
 
     That part is ``inactive_file``, as Kubernetes' working set and `docker stats` have it.

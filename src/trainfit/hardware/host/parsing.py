@@ -18,10 +18,10 @@ _DIGITS = re.compile(r"[0-9]{1,20}")
 
 
 def natural(text: str) -> int:
-    """A whole number from 0 to 2⁶⁴ - 1 as the kernel writes it; raises ``ValueError``."""
+    """An integer from 0 to 2⁶⁴ - 1 as the kernel writes it; raises ``ValueError``."""
     text = text.strip()
     if not _DIGITS.fullmatch(text) or int(text) >= _MOST_NATURAL:
-        raise ValueError(f"{text[:40]!r} is no whole number")
+        raise ValueError(f"{text[:40]!r} is not an integer")
     return int(text)
 
 
@@ -35,7 +35,7 @@ def cpu_list(text: str) -> tuple[int, ...]:
         low = natural(first)
         high = natural(last) if dash else low
         if not low <= high < _MOST_CPUS:
-            raise ValueError(f"{part[:40]!r} is no range of CPUs")
+            raise ValueError(f"{part[:40]!r} is not a CPU range")
         cpus.update(range(low, high + 1))
     return tuple(sorted(cpus))
 
@@ -52,8 +52,8 @@ def cpu_list_text(cpus: Iterable[int]) -> str:
 
 
 def natural_at(system: System, path: str) -> Fact[int]:
-    """The whole number ≥ 0 that a file holds."""
-    return system.text(path).map(natural, "a whole number")
+    """The integer ≥ 0 that a file holds."""
+    return system.text(path).map(natural, "an integer")
 
 
 def cpus_at(system: System, path: str) -> Fact[tuple[int, ...]]:
@@ -78,7 +78,7 @@ def keyed_kilobytes(text: str, key: str) -> int:
 
 
 def asked(source: str, call: Callable[[], Fact[T]]) -> Fact[T]:
-    """What a call of the system answers; one that raises cannot be told."""
+    """The answer of a system call; unknown if it raises."""
     try:
         return call()
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:

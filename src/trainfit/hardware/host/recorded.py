@@ -82,7 +82,7 @@ VARIABLES: Final = (
     "NSLOTS",
 )
 
-_AGAIN = "record it again with `trainfit doctor --record FILE`"
+_AGAIN = "re-record it with `trainfit doctor --record FILE`"
 
 
 class RecordedSystem(System):
@@ -119,7 +119,7 @@ class RecordedSystem(System):
 
     def affinity(self) -> Fact[tuple[int, ...]]:
         if "affinity" not in self._calls:
-            return cannot_tell("sched_getaffinity", "this system does not have it")
+            return cannot_tell("sched_getaffinity", "not available on this system")
         return known(_numbers(self._calls["affinity"]), "sched_getaffinity")
 
     def limit(self, name: str) -> Fact[tuple[int | None, int | None]]:
@@ -137,7 +137,7 @@ class RecordedSystem(System):
     def bad_fork(self) -> Fact[bool]:
         source = "torch.cuda._is_in_bad_fork()"
         if "bad_fork" not in self._calls:
-            return absent(source, "PyTorch is not in use in this process")
+            return absent(source, "PyTorch is not used in this process")
         return known(bool(self._calls["bad_fork"]), source)
 
     def packages(self) -> Mapping[str, str]:
@@ -154,7 +154,7 @@ class RecordedSystem(System):
     def file_sizes(self, path: str, most: int) -> Fact[tuple[tuple[str, int], ...]]:
         sizes = self._calls.get("sizes", {}).get(path)
         if not sizes:
-            return absent(path, "there are no files in it")
+            return absent(path, "it contains no files")
         return known(tuple(sizes.items())[:most], path)
 
     def read_rate(self, file: str, seconds: float) -> Fact[tuple[float, float]]:
@@ -167,7 +167,7 @@ class RecordedSystem(System):
         source = " ".join(words)
         answer = self._commands.get(source)
         if answer is None:
-            return absent(source, f"there is no command {words[0]}")
+            return absent(source, f"command {words[0]} not found")
         if failed := _failure(answer, source, seconds):
             return failed
         return known(
@@ -179,7 +179,7 @@ class RecordedSystem(System):
         source = f"probe {name}"
         answer = self._probes.get(name)
         if answer is None:
-            return cannot_tell(source, "it was not made when the machine was recorded")
+            return cannot_tell(source, "it was not run when the machine was recorded")
         return _failure(answer, source, seconds) or known(answer, source)
 
 
@@ -201,9 +201,9 @@ def read_machine(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ResultFileError(path, error.strerror or str(error), "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise ResultFileError(path, f"it is no recorded machine ({error})", _AGAIN) from error
+        raise ResultFileError(path, f"it is not a recorded machine ({error})", _AGAIN) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ResultFileError(path, "it is no recorded machine", _AGAIN)
+        raise ResultFileError(path, "it is not a recorded machine", _AGAIN)
     version = document.get("version")
     if type(version) is not int or version > VERSION:
         raise ResultFileError(path, f"its format version is {version!r}", "upgrade trainfit")
@@ -221,7 +221,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _failure(answer: Any, source: str, seconds: float) -> Fact[Any] | None:
     if not isinstance(answer, Mapping):
-        return cannot_tell(source, "its recorded answer is no object")
+        return cannot_tell(source, "its recorded answer is not an object")
     if answer.get("hangs"):
         return cannot_tell(source, f"no answer within {seconds:g} s")
     if "fails" in answer:

@@ -107,12 +107,14 @@ def _container(system: System) -> Fact[str]:
     if system.exists("/.dockerenv"):
         if whole_disk:
             # `docker export` leaves the file in images that virtual machines start from.
-            return cannot_tell("/.dockerenv", "it is there, but / is a whole disk, as in no Docker")
+            return cannot_tell("/.dockerenv", "it exists, but / is a whole disk, unlike in Docker")
         return known("docker", "/.dockerenv")
     if root is None:
-        return cannot_tell(MOUNTINFO, mounts.reason or "it does not say what / is")
+        return cannot_tell(MOUNTINFO, mounts.reason or "it does not list /")
     if root.filesystem == "overlay":
-        why = "/ is an overlay, as in a container or a live system, and nothing names one"
+        why = (
+            "/ is an overlay, as in a container or a live system, but no container engine is named"
+        )
         return cannot_tell(MOUNTINFO, why)
     return absent(f"{MOUNTINFO}, /.dockerenv, /run/.containerenv", "no sign of one")
 
@@ -153,13 +155,13 @@ def _virtual_machine(system: System) -> Fact[str]:
     cpuinfo = read_cpuinfo(system)
     flags = cpuinfo.value.flags if cpuinfo.value is not None else frozenset()
     if flags and "hypervisor" not in flags:  # CPUID leaf 1, ECX bit 31: a hypervisor sets it
-        return absent(CPUINFO, "the processor's flags name no hypervisor")
+        return absent(CPUINFO, "the CPU flags list no hypervisor")
     vendor, product = (word_at(system, f"{_DMI}/{n}") for n in ("sys_vendor", "product_name"))
     for begin, part, word in _HYPERVISORS:
         if (vendor or "").startswith(begin) and part in (product or ""):
             # Without the flag (Arm): Amazon's whole machines are named "c7g.metal".
             if word == "amazon-ec2" and ".metal" in (product or "") and not flags:
-                return absent(f"{_DMI}/product_name", f"{product} is a whole machine")
+                return absent(f"{_DMI}/product_name", f"{product} is a bare-metal instance")
             return known(word, f"{_DMI}/sys_vendor, product_name")
     kind = word_at(system, "/sys/hypervisor/type")
     if kind is not None:
@@ -174,14 +176,14 @@ def _virtual_machine(system: System) -> Fact[str]:
     if board is not None and "dummy-virt" not in board:  # QEMU's name for its own
         return absent("/proc/device-tree", f"{board} names no hypervisor")
     if vendor is not None and product is not None:
-        return absent(f"{_DMI}/sys_vendor", f"{vendor} {product} is no hypervisor's name")
-    return cannot_tell(f"{CPUINFO}, {_DMI}", "neither says whether there is a hypervisor")
+        return absent(f"{_DMI}/sys_vendor", f"{vendor} {product} is not a hypervisor's name")
+    return cannot_tell(f"{CPUINFO}, {_DMI}", "neither shows whether there is a hypervisor")
 
 
 def _wsl(system: System) -> Fact[int]:
     """1 or 2, by the kernel's name: "4.4.0-19041-Microsoft", "5.15.90.1-microsoft-standard-WSL2".
 
-    Own kernels of WSL 2 are known by /dev/dxg beside WSL's variables.
+    Custom kernels of WSL 2 are recognized by /dev/dxg together with WSL's variables.
     """
     kernel = _kernel(system)
     release = kernel.value or ""
@@ -196,7 +198,7 @@ def _wsl(system: System) -> Fact[int]:
         return cannot_tell(variables[0], "it is set, but neither the kernel nor /dev/dxg is WSL's")
     if kernel.value is None:
         return cannot_tell(kernel.source, kernel.reason)
-    return absent(f"{kernel.source}, /dev/dxg", "the kernel is none of Microsoft's")
+    return absent(f"{kernel.source}, /dev/dxg", "the kernel is not Microsoft's")
 
 
 # --- Scheduler --------------------------------------------------------------------------------

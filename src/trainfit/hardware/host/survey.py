@@ -1,4 +1,4 @@
-"""All facts of a machine, read side by side, within a time limit whatever hangs."""
+"""All facts of a machine, read concurrently, within a time limit even if some hang."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def survey(system: System, data: str | None = None, seconds: float = TIME_LIMIT_
         system: the machine.
         data: a file or folder whose storage is looked at and whose read rate is measured;
             without it the current folder's storage, unmeasured.
-        seconds: after this time, what has not answered cannot be told.
+        seconds: after this time, what has not answered is unknown.
     """
     answers: Mapping[str, Future[Any]] = {
         "cuda": begin(read_cuda_stack, system),
@@ -77,7 +77,7 @@ def survey(system: System, data: str | None = None, seconds: float = TIME_LIMIT_
 
 
 def unknown(kind: type[_K], source: str, reason: str) -> _K:
-    """A group of facts none of which can be told."""
+    """A group of facts all of which are unknown."""
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(typing.cast(Any, kind)):

@@ -1,4 +1,4 @@
-"""The seam between trainfit and the machine: every file, command and call that facts come from.
+"""Interface between trainfit and the machine: every file, command and call that facts come from.
 
 A :class:`System` reads below an injectable root, so that a recorded machine replays as if it
 were this one (`recorded`). Nothing here raises: what cannot be read is a fact that cannot be
@@ -89,11 +89,11 @@ class System:
         try:
             return known(content.decode("utf-8").strip(" \t\r\n\0"), path)
         except UnicodeDecodeError:
-            return cannot_tell(path, "it is no UTF-8 text")
+            return cannot_tell(path, "it is not UTF-8 text")
 
     def number(self, path: str) -> Fact[int]:
-        """The content of a file that holds one whole number."""
-        return self.text(path).map(int, "a whole number")
+        """The content of a file that holds one integer."""
+        return self.text(path).map(int, "an integer")
 
     def names(self, path: str) -> Fact[tuple[str, ...]]:
         """The names in a folder, sorted."""
@@ -127,7 +127,7 @@ class System:
         for file in itertools.islice(_files_below(path), most):
             with contextlib.suppress(OSError, ValueError):  # gone meanwhile
                 found.append((file, os.path.getsize(file)))
-        return known(tuple(found), path) if found else absent(path, "there are no files in it")
+        return known(tuple(found), path) if found else absent(path, "it contains no files")
 
     def space(self, path: str) -> Fact[Space]:
         """Size and free bytes of the file system that holds ``path``."""
@@ -148,7 +148,7 @@ class System:
     def affinity(self) -> Fact[tuple[int, ...]]:
         """The CPUs that this process may run on."""
         if not hasattr(os, "sched_getaffinity"):
-            return cannot_tell("sched_getaffinity", "this system does not have it")
+            return cannot_tell("sched_getaffinity", "not available on this system")
         return known(tuple(sorted(os.sched_getaffinity(0))), "sched_getaffinity")
 
     def limit(self, name: str) -> Fact[tuple[int | None, int | None]]:
@@ -184,7 +184,7 @@ class System:
         source = "torch.cuda._is_in_bad_fork()"
         cuda = sys.modules.get("torch.cuda")
         if cuda is None:
-            return absent(source, "PyTorch is not in use in this process")
+            return absent(source, "PyTorch is not used in this process")
         try:
             return known(bool(cuda._is_in_bad_fork()), source)
         except Exception as error:
@@ -194,7 +194,7 @@ class System:
     def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
         """Run a command to its end and return what it printed.
 
-        Absent if there is no such command; cannot be told if it does not end in ``seconds``
+        Absent if there is no such command; unknown if it does not end in ``seconds``
         (it is killed then, with its children, and not waited for: a process that hangs in the
         driver cannot be killed).
         """
@@ -267,7 +267,7 @@ def _run(
             start_new_session=True,
         )
     except FileNotFoundError:
-        return absent(source, f"there is no command {words[0]}")
+        return absent(source, f"command {words[0]} not found")
     except OSError as error:
         return cannot_tell(source, error.strerror or str(error))
     try:

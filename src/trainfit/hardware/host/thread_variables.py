@@ -1,4 +1,4 @@
-"""What libraries make of variables that hold no plain number of threads.
+"""How libraries interpret thread variables that are not plain numbers.
 
 Some ignore such a value, some read the beginning of it, MKL takes one thread, and NumExpr does not
 start. Sources: GCC's ``libgomp/env.c`` (a list of positive integers, else "Invalid value" and as
@@ -41,7 +41,7 @@ def misread(environment: Mapping[str, str]) -> dict[str, str]:
 def misread_lines(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The same, a line each, with what to do."""
     return tuple(
-        f"{name}={environment[name][:_SHOWN]!r} {what}; write a positive integer, or unset it"
+        f"{name}={environment[name][:_SHOWN]!r} {what}; set a positive integer, or unset it"
         for name, what in misread(environment).items()
     )
 
@@ -49,17 +49,17 @@ def misread_lines(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _of_openmp(value: str, environment: Mapping[str, str]) -> str:
     if all(map(_is_count, value.split(","))):
         return ""
-    said = "is ignored (OpenMP expects a positive integer): there are as many threads as without it"
+    said = "is ignored (OpenMP expects a positive integer): the default thread count applies"
     if (number := _leading(value)) and not _leading(environment.get(_OPENBLAS, "")):
-        said += f"; OpenBLAS reads {number} from it"
+        said += f"; OpenBLAS reads it as {number}"
     return said
 
 
 def _of_mkl(value: str, _: Mapping[str, str]) -> str:
     if not is_one_thread_to_mkl(value):
         zero = value and not value.strip("0")
-        return "is ignored: MKL has as many threads as without it" if zero else ""
-    return "is no number to MKL, which takes one thread then, and PyTorch with it on x86"
+        return "is ignored: MKL uses its default thread count" if zero else ""
+    return "is not a number to MKL, which then uses one thread, as does PyTorch on x86"
 
 
 def is_one_thread_to_mkl(value: str) -> bool:
@@ -70,7 +70,7 @@ def is_one_thread_to_mkl(value: str) -> bool:
 def _of_openblas(value: str, _: Mapping[str, str]) -> str:
     number = _leading(value)
     if not number:
-        return f"is ignored: OpenBLAS follows {_OMP} instead, or takes a thread for each CPU"
+        return f"is ignored: OpenBLAS follows {_OMP} instead, or uses one thread per CPU"
     return "" if _is_count(value) else f"is read as {number} by OpenBLAS"
 
 

@@ -1,4 +1,4 @@
-"""Does a small fixed piece of work on each core in turn: a program of its own, run by its path.
+"""Runs a small fixed piece of work on each core in turn; a script run by path.
 
 Writes four doubles a piece to stdout: the monotonic time (s), the core, the CPU time that the
 piece took (ns), and the ticks for which the core has been idle since the system started. Ends

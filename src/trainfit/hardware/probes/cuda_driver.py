@@ -81,7 +81,7 @@ def _version(library: Any) -> int | None:
 
 
 def path_of(library: Any, function: str) -> str:
-    """The file that the loader took a function from, links followed; "" if it cannot be told."""
+    """The file that the loader took a function from, links followed; "" if unknown."""
     try:
         address = ctypes.cast(getattr(library, function), ctypes.c_void_p)
         found = _Symbol()

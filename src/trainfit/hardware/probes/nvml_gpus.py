@@ -4,11 +4,11 @@ It imports nothing of trainfit, never fails, and prints one JSON object as its l
 ``{"driver": "550.54.14", "cuda": 12040, "gpus": [GPU, …]}``, or, where NVML cannot be used,
 ``{"error": "NVML_ERROR_LIB_RM_VERSION_MISMATCH", "code": 18, "where": "nvmlInit"}`` (library
 missing: NVML_ERROR_LIBRARY_NOT_FOUND, 12; package missing: "pynvml is not installed", code
-null, where "import"). An error after ``nvmlInit`` leaves "driver" and "cuda" beside it.
+null, where "import"). An error after ``nvmlInit`` leaves "driver" and "cuda" next to it.
 
 A GPU is flat. Each value is NVML's own, or ``{"error": "NVML_ERROR_NOT_SUPPORTED"}``:
     index, name, uuid, capability [8, 9]
-    memory_total, memory_used, memory_reserved (bytes; the driver's own reserve is told apart
+    memory_total, memory_used, memory_reserved (bytes; the driver's own reserve is distinguished
         from what is used by drivers from 510 on)
     utilisation_gpu, utilisation_memory (percent of the last sampling period)
     pci_address "00000000:01:00.0", pcie_generation, pcie_generation_max, pcie_width,

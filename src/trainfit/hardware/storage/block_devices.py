@@ -1,4 +1,4 @@
-"""What kind of disk a block device is, through partitions, LVM, RAID and loops.
+"""The disk type of a block device, through partitions, LVM, RAID and loops.
 
 Sources: Linux's Documentation/ABI/stable/sysfs-block, Documentation/admin-guide/devices.txt.
 """
@@ -62,7 +62,7 @@ def disk_kind(
     """The kind of a device by its name; of several disks behind it, theirs if they agree."""
     place = f"{BLOCK}/{name}"
     if depth > _DEEPEST:
-        return cannot_tell(place, "devices lie on each other without end")
+        return cannot_tell(place, "devices form a cycle")
     if re.match(r"nbd|rbd|drbd", name):
         return known("network", place)
     if re.match(r"zram|ram[0-9]|pmem", name):
@@ -91,14 +91,14 @@ def _of_all(
     different = sorted({str(kind.value) for kind in kinds})
     if len(different) == 1:
         return kinds[0]
-    return cannot_tell(f"{place}/slaves", f"its disks are of several kinds: {different}")
+    return cannot_tell(f"{place}/slaves", f"its disks have different types: {different}")
 
 
 def _of_loop(system: System, place: str, mounts: tuple[Mount, ...], depth: int) -> Fact[DiskKind]:
     file = word_at(system, f"{place}/loop/backing_file")
     mount = mount_of(normal(file), mounts) if file else None
     if mount is None:
-        return cannot_tell(f"{place}/loop/backing_file", "it does not say which file is behind")
+        return cannot_tell(f"{place}/loop/backing_file", "it does not name the backing file")
     name = device_name(system, mount)
     if name.value is None:
         return cannot_tell(name.source, name.reason)

@@ -1,4 +1,4 @@
-"""What is mounted where: /proc/self/mountinfo (proc(5), Documentation/filesystems/proc.rst)."""
+"""The mount table: /proc/self/mountinfo (proc(5), Documentation/filesystems/proc.rst)."""
 
 from __future__ import annotations
 

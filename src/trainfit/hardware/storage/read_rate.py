@@ -1,4 +1,4 @@
-"""How fast a file can be read, past the page cache and from it."""
+"""Read rate of a file, bypassing the page cache and from it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def read_rate(
     ``seconds``.
     """
     if not hasattr(os, "O_DIRECT"):
-        return cannot_tell(path, "this system cannot read past its cache (no O_DIRECT)")
+        return cannot_tell(path, "this system cannot bypass the page cache (no O_DIRECT)")
     try:
         direct = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
         why = error.strerror or str(error)
-        return cannot_tell(path, f"it cannot be read past the cache ({why})")
+        return cannot_tell(path, f"reading cannot bypass the page cache ({why})")
     try:
         nbytes, took = _read(direct, seconds / 2, clock)
     except OSError as error:

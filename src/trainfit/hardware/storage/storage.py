@@ -39,7 +39,7 @@ def read_storage(system: System, data: str | None) -> Storage:
     try:
         path = system.real_path(data if data is not None else ".")
     except (OSError, ValueError) as error:
-        return _nothing(str(data), f"it is no path ({error})")
+        return _nothing(str(data), f"it is not a path ({error})")
     mounts = read_mounts(system)
     listed = mounts.value or ()
     mount = mount_of(normal(path), listed)
@@ -69,7 +69,7 @@ def _nothing(path: str, why: str) -> Storage:
 
 def _device(mount: Mount, mounts: tuple[Mount, ...]) -> Fact[str]:
     if mount.filesystem in _OVERLAY:
-        return cannot_tell(MOUNTINFO, "an overlay's layers are folders" + _beside(mounts))
+        return cannot_tell(MOUNTINFO, "an overlay's layers are directories" + _beside(mounts))
     return known(mount.source, MOUNTINFO) if mount.source else cannot_tell(MOUNTINFO, "it is empty")
 
 
@@ -77,7 +77,9 @@ def _beside(mounts: tuple[Mount, ...]) -> str:
     """Container engines mount files of theirs from the disk that the layers usually are on."""
     for mount in mounts:
         if mount.point in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
-            return f" of the host, whose engine keeps {mount.point} on {mount.source[:100]}"
+            return (
+                f" of the host, whose container engine stores {mount.point} on {mount.source[:100]}"
+            )
     return " that are not visible from here"
 
 
@@ -115,15 +117,16 @@ def _below_overlay(
 def _rates(system: System, path: str | None) -> Fact[tuple[float, float]]:
     """Bytes/s past the page cache and from it, of the largest file at or below ``path``."""
     if path is None:
-        return cannot_tell("--data", "no data was named: give a folder or file of training data")
+        return cannot_tell("--data", "no data given: pass a folder or file of training data")
     files = asked(path, lambda: system.file_sizes(path, _MOST_FILES))
     if not files.value:
-        return cannot_tell(path, files.reason or "there are no files in it")
+        return cannot_tell(path, files.reason or "it contains no files")
     largest, nbytes = max(files.value, key=lambda file: file[1])
     if nbytes < _LEAST_BYTES:
         looked = len(files.value)
         return cannot_tell(
             path,
-            f"the largest of {looked} files has {nbytes} bytes; a rate takes one of 8 MiB or more",
+            f"the largest of {looked} files has {nbytes} bytes; measuring a rate needs at least 8 "
+            "MiB",
         )
     return asked(largest, lambda: system.read_rate(largest, _SECONDS))

@@ -1,4 +1,4 @@
-"""The rules: each takes the whole reading of a script and gives findings, only certain ones."""
+"""The rules: each maps the reading of a script to findings, certain ones only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that goes to the GPU too early: in a data set, or all of it before the loop."""
+"""Rules on data that is moved to the GPU too early: in a data set, or all of it before the loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cuda_in_dataset(project: Project) -> Iterator[Finding]:
                 call,
                 f"{what} runs in the DataLoader's workers: with num_workers > 0 it fails with"
                 ' "Cannot re-initialize CUDA in forked subprocess", and without workers every'
-                " sample is copied to the GPU on its own instead of a batch at once.",
+                " sample is copied to the GPU separately instead of one batch at a time.",
                 f"{_without_move(index, call)}; {_LATER}",
             )
 
@@ -53,9 +53,9 @@ def _early(index: Index, node: ast.expr) -> Finding:
         "data-on-gpu-before-loop",
         index,
         node,
-        "The whole data set lies in GPU memory during the whole run, which the model and its"
-        " activations could use; and a DataLoader over it indexes it sample by sample with a"
-        " kernel launch each, and can use neither workers nor pinned memory.",
+        "The whole data set stays in GPU memory during the run, memory that the model"
+        " and its activations could use. A DataLoader over it indexes sample by sample with"
+        " a kernel launch each, and can use neither workers nor pinned memory.",
         f"keep the data on the host ({_without_move(index, node)}); {_LATER}",
     )
 

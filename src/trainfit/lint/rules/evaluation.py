@@ -1,4 +1,4 @@
-"""Evaluation that records gradients which nobody uses."""
+"""Rule on evaluation with autograd enabled."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _found(index: Index, scope: Scope, call: ast.Call) -> Finding:
         "no-no-grad",
         index,
         call,
-        f"{who} evaluates the network with gradients recorded: every layer's activations are"
-        " kept for a backward pass that never comes. That costs memory (often most of what training"
-        " needs) and time; eval() does not switch it off.",
+        f"{who} evaluates the network with autograd enabled: every layer's activations"
+        " are kept for a backward pass that never runs. That costs memory (often most of what"
+        " training needs) and time; eval() does not disable it.",
         around,
     )
 

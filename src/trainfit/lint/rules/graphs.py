@@ -1,4 +1,4 @@
-"""Tensors kept from step to step with the graph that they came from."""
+"""Rule on tensors kept across steps with their autograd graph."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _found(index: Index, node: ast.AST, value: ast.expr) -> Finding:
         "loss-kept-with-graph",
         index,
         node,
-        f"`{source.text(value)}` is kept with its autograd graph, so every step's graph stays until"
-        " the loop's result is dropped: memory grows from step to step, on the host by the graph's"
-        " nodes, on the GPU by all that backward() has not freed.",
+        f"`{source.text(value)}` is kept with its autograd graph, so every step's graph stays "
+        "alive until the loop's result is deleted: memory grows with every step, on the host by "
+        "the graph's nodes, on the GPU by what backward() has not freed.",
         source.replaced(value, f"{_bracketed(source.text(value), value)}.detach()"),
     )
 
@@ -100,7 +100,7 @@ def _is_plain_list(project: Project, index: Index, loop: Loop, target: str) -> b
 
 
 def _is_made_in(loop: Loop, target: str) -> bool:
-    """Does each pass of the loop begin it anew?"""
+    """Does each pass of the loop restart it?"""
     for node in inside(loop):
         if not isinstance(node, ast.Assign):
             continue

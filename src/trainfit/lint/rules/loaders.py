@@ -1,4 +1,5 @@
-"""DataLoaders as they come: no workers, workers started anew, memory that is not pinned."""
+"""Rules on DataLoaders: no workers, workers restarted each epoch, unpinned
+memory."""
 
 from __future__ import annotations
 
@@ -67,9 +68,9 @@ def non_blocking_without_pinning(project: Project) -> Iterator[Finding]:
             "non-blocking-without-pinning",
             index,
             call,
-            "The copy comes from pageable memory: CUDA must first copy it to a buffer of its own"
-            " and the call waits for that, so non_blocking=True wins nothing. It overlaps with"
-            " the GPU's work only from pinned memory.",
+            "The copy comes from pageable memory: CUDA first copies it to a staging buffer"
+            " and the call waits for that, so non_blocking=True has no effect. Only copies"
+            " from pinned memory overlap with the GPU's work.",
             f"line {loader.lineno} of {where.file.source.name}: "
             + _with_keyword(where, loader, "pin_memory=True"),
         )
@@ -85,9 +86,9 @@ def _no_workers(index: Index, call: ast.Call, workers: ast.expr | None) -> Findi
         "loader-defaults",
         index,
         call,
-        "num_workers is 0: every sample is read and decoded in the training process, between two"
-        " steps, and the GPU waits for it. Workers prepare the next batches meanwhile.",
-        f"{rewrite} (take the number from the job's cores: `trainfit doctor` names them)",
+        "num_workers is 0: every sample is read and decoded in the training process, between"
+        " steps, and the GPU waits for it. Workers prepare the next batches in parallel.",
+        f"{rewrite} (choose the number by the usable cores: `trainfit doctor` lists them)",
     )
 
 
@@ -96,8 +97,8 @@ def _not_persistent(index: Index, call: ast.Call, workers: ast.expr | None) -> F
         "loader-defaults",
         index,
         call,
-        "The workers are ended and started anew at every epoch: each time the processes are forked,"
-        " the data set is set up again and the first batches are waited for.",
+        "The workers are shut down and restarted at every epoch: each time the processes are"
+        " started, the data set is initialized and the GPU waits for the first batches.",
         _with_keyword(index, call, "persistent_workers=True"),
     )
 

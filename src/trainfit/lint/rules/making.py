@@ -1,4 +1,4 @@
-"""How a finding is made from a node."""
+"""Creates a finding from a syntax node."""
 
 from __future__ import annotations
 

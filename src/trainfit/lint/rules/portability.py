@@ -1,4 +1,4 @@
-"""Habits that tie a script to one machine: hard-coded CUDA, DataParallel."""
+"""Rules on portability: hard-coded CUDA, DataParallel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _GUARD: Final = re.compile(
 )
 _CHOICE: Final = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
 _REASON: Final = (
-    "CUDA is written into the script, so it stops with an error on a machine without a GPU (or with"
-    " another kind of GPU) and cannot be told to use another device."
+    "The CUDA device is hard-coded, so the script fails on a machine"
+    " without a CUDA GPU and cannot use another device."
 )
 
 
@@ -63,8 +63,8 @@ def data_parallel(project: Project) -> Iterator[Finding]:
             index,
             call,
             "DataParallel runs all GPUs from one Python process: it copies the model to every GPU"
-            " in each forward pass, gathers all outputs on the first one (which needs more memory)"
-            " and its threads wait for each other at the GIL. PyTorch's documentation recommends"
+            " in each forward pass, gathers all outputs on the first one (which needs"
+            " more memory), and its threads contend for the GIL. PyTorch's documentation recommends"
             " DistributedDataParallel, even on one machine.",
             f"torch.nn.parallel.DistributedDataParallel({model}, device_ids=[local_rank]),"
             " started by `torchrun --nproc_per_node=gpu`",

@@ -1,4 +1,4 @@
-"""Precision: no autocast where the GPU has units for it, and AMP's old names."""
+"""Rules on precision: no autocast where the GPU has units for it, and AMP's old names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def deprecated_amp(project: Project) -> Iterator[Finding]:
                     index,
                     node,
                     f"{origin} is deprecated since PyTorch 2.4 and warns (FutureWarning); torch.amp"
-                    " has the same for any kind of device.",
+                    " has the same for any device type.",
                     _modern(index, node, name, device),
                 )
 
@@ -80,9 +80,9 @@ def no_autocast(project: Project) -> Iterator[Finding]:
             "no-autocast",
             index,
             call,
-            "The forward pass runs in float32: matrix products and convolutions leave the Tensor"
-            " cores' 16-bit rates unused and activations take twice the memory. bfloat16 needs no"
-            " GradScaler (GPUs before Ampere: float16 with one).",
+            "The forward pass runs in float32: matmuls and convolutions do not use the Tensor "
+            "Cores' 16-bit rates, and activations need twice the memory. bfloat16 needs no "
+            "GradScaler (GPUs before Ampere: float16 with one).",
             'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass and the'
             f" loss, as in `{line}`; backward() stays outside{_refused(project)}",
         )
@@ -93,7 +93,7 @@ def _refused(project: Project) -> str:
     """PyTorch raises where this loss is called under autocast."""
     if not {"bceloss", "binary_cross_entropy"} & project.words:
         return ""
-    return ". BCELoss is refused under autocast: BCEWithLogitsLoss instead, and no sigmoid before"
+    return ". BCELoss raises an error under autocast: use BCEWithLogitsLoss without a sigmoid"
 
 
 def _forward(project: Project, index: Index, loop: Loop) -> ast.Call | None:

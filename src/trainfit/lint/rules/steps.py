@@ -1,4 +1,4 @@
-"""The optimizer's step: gradients never cleared, cleared to zeros, graphs retained."""
+"""Rules on the optimizer's step: gradients never cleared, cleared to zeros, graphs retained."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def zero_grad(project: Project) -> Iterator[Finding]:
             "zero-grad-missing",
             index,
             call,
-            "Nothing in the script clears the gradients, so backward() adds every step's gradients"
-            " to those of all steps before: each step follows the sum over the whole run.",
+            "Nothing in the script clears the gradients, so backward() adds every step's"
+            " gradients to those of all previous steps: each step uses the sum over the whole run.",
             f"{index.file.source.line(call.lineno).strip()} followed by {name}.zero_grad()",
         )
         return
@@ -53,9 +53,9 @@ def retain_graph(project: Project) -> Iterator[Finding]:
             "retain-graph",
             index,
             call,
-            "retain_graph=True keeps every activation of the step after its only backward pass, so"
-            " they are still there while the next step's are made: memory for two steps instead of"
-            " one. (If it fails without, a tensor is carried from step to step: detach() that.)",
+            "retain_graph=True keeps every activation after the step's only backward pass, so "
+            "they are still allocated while the next step runs: memory for two steps instead of "
+            "one. (If it fails without, a tensor is carried over between steps: detach() it.)",
             source.replaced(call, new),
         )
 
@@ -75,9 +75,9 @@ def _kept_as_zeros(project: Project) -> Iterator[Finding]:
             "zero-grad-to-zeros",
             index,
             call,
-            "set_to_none=False keeps every gradient's memory during the next forward pass, where"
-            " activations are at their most, and fills it with zeros only for backward() to add to"
-            " them.",
+            "set_to_none=False keeps every gradient allocated during the next"
+            " forward pass, when activations peak, and fills it with zeros only for backward()"
+            " to add to.",
             source.replaced(call, f"{source.text(call.func)}()"),
         )
 

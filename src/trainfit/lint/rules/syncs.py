@@ -1,4 +1,4 @@
-"""What makes the CPU wait for the GPU in every step of training."""
+"""Rules on calls that make the CPU wait for the GPU in every training step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainfit.results.machine.doctor import Finding
 
 _COPIES: Final = {"item", "tolist", "cpu", "numpy"}
 _WAIT: Final = (
-    "makes the CPU wait until the GPU has done everything that was asked of it, in every step;"
-    " meanwhile no new work is queued and the GPU idles afterwards."
+    "makes the CPU wait in every step until the GPU has finished all queued work; no"
+    " new work is queued meanwhile, so the GPU idles afterwards."
 )
-_SELDOM: Final = "do it every n-th step: `if step % 50 == 0:` before"
+_SELDOM: Final = "do it every n-th step only: `if step % 50 == 0:` before"
 
 
 def sync_every_step(project: Project) -> Iterator[Finding]:
@@ -44,15 +44,15 @@ def _what(project: Project, index: Index, call: ast.Call) -> tuple[str, str] | N
     if origin == "torch.cuda.synchronize":
         return (
             "torch.cuda.synchronize()",
-            f"take `{line}` out; to time steps, record torch.cuda.Event(enable_timing=True) and"
+            f"remove `{line}`; to time steps, record torch.cuda.Event(enable_timing=True) and"
             " read them every n-th step",
         )
     if origin == "torch.cuda.empty_cache":
         return (
-            "torch.cuda.empty_cache() gives the allocator's memory back to the driver, which must"
-            " be asked for it again at once: both are slow. It also",
-            f"take `{line}` out: PyTorch reuses that memory by itself (where fragmentation then"
-            " takes too much: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+            "torch.cuda.empty_cache() returns the allocator's memory to the driver,"
+            " only to allocate it again at once: both are slow. It also",
+            f"remove `{line}`: PyTorch reuses that memory itself (if fragmentation"
+            " then uses too much: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
         )
     if origin:
         return None

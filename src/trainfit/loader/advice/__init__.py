@@ -1,1 +1,1 @@
-"""What goes with the settings: threads, cores, other changes, and the reason of each."""
+"""Advice in addition to the settings: threads, cores, other changes, and the reason of each."""

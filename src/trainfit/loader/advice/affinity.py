@@ -1,4 +1,4 @@
-"""Which CPUs a job should run on: performance cores first, the NUMA node of its GPU.
+"""CPU affinity of a job: performance cores first, the NUMA node of its GPU.
 
 Only where it matters: on processors with two kinds of core, and with more than one NUMA node.
 """
@@ -35,7 +35,7 @@ def why_none(machine: Machine, settings: LoaderSettings, ranks: int = 1) -> str:
     """Why :func:`cores` chooses none, in a line."""
     cpu, affinity = machine.cpu, machine.cpu.affinity.value
     if not affinity:
-        return f"which CPUs a job may run on cannot be told ({cpu.affinity.reason})"
+        return f"the CPUs that a job may use are unknown ({cpu.affinity.reason})"
     here = set(affinity)
     nodes = [node for node in cpu.numa_nodes.value or () if here & set(node.cpus)]
     kinds = [kind for kind in cpu.core_kinds.value or () if here & set(kind.logical_cpus)]
@@ -44,18 +44,20 @@ def why_none(machine: Machine, settings: LoaderSettings, ranks: int = 1) -> str:
         return f"only CPU {affinity[0]} may be used"
     for what, fact in (("kinds of core", cpu.core_kinds), ("NUMA nodes", cpu.numa_nodes)):
         if fact.value is None and not fact.is_absent:
-            return f"which {what} there are cannot be told ({fact.reason})"
+            return f"the {what} are unknown ({fact.reason})"
     if len(nodes) < 2 and len(kinds) < 2:
         return f"all {number} are of one kind and on one NUMA node"
     wanted = settings.num_workers + 1 + (settings.pin_memory and settings.num_workers > 0)
     busy = count(wanted, "busy thread")
     if len(nodes) > 1 and _node_of_first(machine)[0] is None:
-        return f"which of {len(nodes)} NUMA nodes the GPU hangs on is not known"
+        return f"the GPU's NUMA node is unknown ({len(nodes)} nodes)"
     if len(nodes) > 1 and ranks > 1:
         return "this PyTorch's torchrun cannot bind ranks to NUMA nodes (2.9 can)"
     if len(nodes) > 1:
-        return f"the GPU's node has too few cores for {busy}; leaving any out would cost more"
-    return f"the performance cores alone are too few for {busy}; leaving any out would cost more"
+        return f"the GPU's node has too few cores for {busy}; excluding the others would cost more"
+    return (
+        f"the performance cores alone are too few for {busy}; excluding the others would cost more"
+    )
 
 
 # --- NUMA -------------------------------------------------------------------------------------
@@ -72,10 +74,10 @@ def _near(machine: Machine, affinity: Sequence[int], wanted: int) -> CoreAdvice 
     return CoreAdvice(
         f"taskset -c {listed}",
         here,
-        "batches lie in the memory of the node whose core wrote them first; from another node "
-        "than the GPU's they are copied over the link between the sockets. With numactl "
-        f"installed, `numactl --cpunodebind={node.node} --membind={node.node}` binds memory, too",
-        f"GPU {gpu.index} hangs on node {node.node} of {len(nodes)} (CPUs "
+        "batches are in the memory of the node whose core wrote them first; from another node "
+        "than the GPU's they are copied over the inter-socket link. With numactl installed, "
+        f"`numactl --cpunodebind={node.node} --membind={node.node}` binds memory, too",
+        f"GPU {gpu.index} is attached to NUMA node {node.node} of {len(nodes)} (CPUs "
         f"{cpu_list_text(node.cpus)}); this job may run on CPUs {cpu_list_text(affinity)}; "
         f"{count(_cores_among(machine.cpu, here), 'core')} there for {wanted} busy threads",
     )
@@ -115,8 +117,8 @@ def _each_rank(machine: Machine, ranks: int) -> CoreAdvice | None:
     return CoreAdvice(
         f"torchrun --numa-binding=node --nproc-per-node={ranks}",
         tuple(affinity),
-        "in place of `python`: each rank and its workers run on the cores of the node that its "
-        "GPU hangs on (numactl has to be installed)",
+        "in place of `python`: each rank and its workers run on the cores of "
+        "its GPU's NUMA node (requires numactl)",
         f"{where}; PyTorch {torch.version}; without it, ranks may run on CPUs "
         f"{cpu_list_text(affinity)}",
     )
@@ -140,9 +142,9 @@ def _fast(cpu: Cpu, affinity: Sequence[int], wanted: int) -> CoreAdvice | None:
     return CoreAdvice(
         f"taskset -c {cpu_list_text(chosen)}",
         chosen,
-        "batches are handed over in order, so that a worker on a slow core holds up the others; "
-        "and the main process launches kernels as fast as its core runs",
-        f"{_clocked(fast)}, {_clocked(slow)}; {wanted} busy threads have room on "
+        "batches are returned in order, so a worker on a slow core delays the others; "
+        "and the main process launches kernels only as fast as its core runs",
+        f"{_clocked(fast)}, {_clocked(slow)}; {wanted} busy threads fit on "
         f"{count(have, 'performance core')}{more}",
     )
 

@@ -62,7 +62,7 @@ class Case:
     count: int
 
     def share(self, *names: str) -> float:
-        """Of a batch's time, what these parts take."""
+        """The share of these parts in a batch's time."""
         return min(1.0, sum(part.share for part in self.probe.parts if part.name in names))
 
     def part(self, name: str) -> CostPart | None:
@@ -89,7 +89,7 @@ class Case:
 
     @property
     def batch_s(self) -> float:
-        """What one batch takes, on average."""
+        """Mean time per batch."""
         costs = self.load.costs
         return sum(cost.wait_s + cost.work_s for cost in costs) / len(costs)
 
@@ -114,23 +114,23 @@ def _uint8(case: Case) -> Remedy | None:
     if not probe.batch_bytes or floats < probe.batch_bytes / 2 or not _makes_images(case):
         return None
     kept = 1 - 0.75 * floats / probe.batch_bytes
-    hand_off = dataclasses.replace(load.hand_off, pin_s=load.hand_off.pin_s * kept)
+    transfer = dataclasses.replace(load.transfer, pin_s=load.transfer.pin_s * kept)
     consumer = dataclasses.replace(load.consumer, pageable_s=load.consumer.pageable_s * kept)
-    sure = "are" if probe.float_bytes is not None else "are taken to be"
+    sure = "are" if probe.float_bytes is not None else "are assumed to be"
     return Remedy(
         "uint8",
-        "send images as uint8, make them float32 on the GPU",
-        "leave ToDtype/Normalize out of the data set; batch = batch.to(device, "
+        "send images as uint8 and convert them to float32 on the GPU",
+        "remove ToDtype/Normalize from the data set; batch = batch.to(device, "
         "non_blocking=True).float().div_(255) in the step",
-        f"{size(floats)} of a batch's {size(probe.batch_bytes)} {sure} float32 that hold 8 bits; "
-        "copies take time by the byte, taking over by the tensor; what conversion costs in "
-        "workers is not counted",
-        dataclasses.replace(load, hand_off=hand_off, consumer=consumer),
+        f"{size(floats)} of a batch's {size(probe.batch_bytes)} {sure} float32 that hold 8-bit "
+        "values; copy time grows with bytes, transfer time with the number of tensors; the "
+        "workers' conversion time is not included",
+        dataclasses.replace(load, transfer=transfer, consumer=consumer),
     )
 
 
 def _fewer_tensors(case: Case) -> Remedy | None:
-    """Each tensor is handed over as a file with its own descriptor (rf-detr#1399)."""
+    """Each tensor is transferred as a file with its own descriptor (rf-detr#1399)."""
     probe, load = case.probe, case.load
     tensors, samples = probe.batch_tensors, probe.batch_size or 0
     if case.settings.num_workers == 0 or tensors <= 2 * _PACKED:
@@ -140,36 +140,36 @@ def _fewer_tensors(case: Case) -> Remedy | None:
     if packed >= tensors:
         return None
     kept = packed / tensors
-    hand_off = dataclasses.replace(
-        load.hand_off,
-        receive_s=load.hand_off.receive_s * kept,
-        busy_wait_s=load.hand_off.busy_wait_s * kept,
+    transfer = dataclasses.replace(
+        load.transfer,
+        receive_s=load.transfer.receive_s * kept,
+        busy_wait_s=load.transfer.busy_wait_s * kept,
     )
     return Remedy(
         "fewer_tensors",
-        f"put the {tensors} tensors of a batch together into {packed}",
+        f"pack the {tensors} tensors of a batch into {packed}",
         "concatenate the samples' tensors of one field in collate_fn, with their lengths, and "
         "split() them in the step",
-        f"taking a batch over costs by the tensor ({1e3 * load.hand_off.receive_s / tensors:.2g} "
-        f"ms each, as measured for {tensors})",
-        dataclasses.replace(load, hand_off=hand_off),
+        "transferring a batch costs time per tensor "
+        f"({1e3 * load.transfer.receive_s / tensors:.2g} ms each, as measured for {tensors})",
+        dataclasses.replace(load, transfer=transfer),
     )
 
 
 def _sampler(case: Case) -> Remedy | None:
-    probe, hand_off = case.probe, case.load.hand_off
-    if probe.sampler_s is None or probe.sampler_s > hand_off.next_s:
+    probe, transfer = case.probe, case.load.transfer
+    if probe.sampler_s is None or probe.sampler_s > transfer.next_s:
         return None
     return Remedy(
         "sampler",
-        "make the sampler's indices beforehand",
-        "draw an epoch's indices at once with torch.randperm (weighted: torch.multinomial), "
+        "precompute the sampler's indices",
+        "draw an epoch's indices at once with torch.randperm (weighted: torch.multinomial) "
         "and yield from them",
-        f"the sampler takes {1e3 * probe.sampler_s:.2g} ms a batch, in the main thread; a list "
-        "takes next to nothing",
+        f"the sampler needs {1e3 * probe.sampler_s:.2g} ms per batch in the main thread; iterating "
+        "over a list costs almost nothing",
         dataclasses.replace(
             case.load,
-            hand_off=dataclasses.replace(hand_off, next_s=hand_off.next_s - probe.sampler_s),
+            transfer=dataclasses.replace(transfer, next_s=transfer.next_s - probe.sampler_s),
         ),
     )
 
@@ -180,11 +180,11 @@ def _resize(case: Case) -> Remedy | None:
         return None
     return Remedy(
         "resize",
-        "store the images smaller, near to the size that the model takes",
+        "store the images smaller, close to the model's input size",
         "re-encode once (PIL: image.draft and thumbnail, quality 95) into a copy of the data set",
-        "stored at half the side they take a quarter of the time to read and decode "
-        f"({case.share('read', 'decode'):.0%} of a batch now); whether they are that much "
-        "larger than the model's input was not looked at",
+        "at half the side length they need a quarter of the time to read and decode "
+        f"({case.share('read', 'decode'):.0%} of a batch now); whether they are that "
+        "much larger than the model's input was not checked",
         case.without("read", "decode", left=_HALF_SIDE),
     )
 
@@ -207,10 +207,10 @@ def _cache(case: Case) -> Remedy | None:
     )
     return Remedy(
         "cache",
-        f"keep decoded samples in RAM: {size(total)} of {size(free)} that are available",
+        f"keep decoded samples in RAM: {size(total)} of {size(free)} available",
         "decode once into a shared tensor (torch.empty(...).share_memory_()) or a .npy file "
         "that each worker opens with mmap_mode='r'",
-        f"a decoded sample is taken to be as large as in the batch; {probe.samples} samples; "
+        f"a decoded sample is assumed to be as large as in the batch; {probe.samples} samples; "
         "reading and decoding become a copy at 5 GB/s, transforms stay",
         added,
     )
@@ -234,8 +234,8 @@ def _to_gpu(case: Case, name: str, kind: str, summary: str, how: str) -> Remedy 
         kind,
         summary,
         how,
-        f"{name} takes {share:.0%} of a batch's time; on the GPU it is taken to add a tenth of "
-        f"that ({1e3 * added:.2g} ms) to the step",
+        f"{name} is {share:.0%} of a batch's time; on the GPU it is assumed to add a "
+        f"tenth of that ({1e3 * added:.2g} ms) to the step",
         dataclasses.replace(load, consumer=consumer),
     )
 
@@ -248,8 +248,8 @@ def _gpu_transforms(case: Case) -> Remedy | None:
         "transform",
         "gpu_transforms",
         "run the transforms on the GPU, on whole batches",
-        "torchvision.transforms.v2 or kornia on the batch, after .to(device); random ones draw "
-        "once a batch there unless the library draws for each sample",
+        "torchvision.transforms.v2 or kornia on the batch, after .to(device); random ones "
+        "then draw once per batch unless the library draws per sample",
     )
 
 
@@ -271,11 +271,11 @@ def _decoder_threads(case: Case) -> Remedy | None:
         return None
     return Remedy(
         "decoder_threads",
-        f"let the video decoder use {threads} threads",
+        f"decode video with {threads} threads",
         f'stream.thread_type = "FRAME"; stream.codec_context.thread_count = {threads} (PyAV), '
         f"num_ffmpeg_threads={threads} (torchcodec), num_threads={threads} (decord)",
-        f"one thread was busy, {spare:.1f} cores a worker are there; {threads} threads are taken "
-        f"to be {threads * _THREAD_EFFICIENCY:.1f} times as fast at decoding "
+        f"one thread was busy, {spare:.1f} cores per worker are free; {threads} threads are "
+        f"assumed to be {threads * _THREAD_EFFICIENCY:.1f} times as fast at decoding "
         f"({case.share('decode'):.0%} of a batch)",
         case.without("decode", left=1 / (threads * _THREAD_EFFICIENCY)),
     )
@@ -289,8 +289,8 @@ def _frame_alignment(case: Case) -> Remedy | None:
         "store videos with keyframes where samples begin",
         "re-encode with a short keyframe interval (ffmpeg -g 2 for single frames; for clips the "
         "clip's length), or store the frames as images",
-        "to reach a frame, all since the keyframe before it are decoded; with keyframes where "
-        "samples begin half of the decoding is taken to fall away (more with long intervals)",
+        "to reach a frame, all frames since the previous keyframe are decoded; keyframes "
+        "where samples begin are assumed to save half of the decoding (more with long intervals)",
         case.without("decode", left=_WANTED_FRAMES),
     )
 
@@ -325,11 +325,11 @@ def _batched_indexing(case: Case) -> Remedy | None:
     kept = min(1.0, case.share("transform") + copy_s / max(case.batch_s, copy_s))
     return Remedy(
         "batched_indexing",
-        "fetch a whole batch by one indexing instead of sample by sample",
+        "fetch a whole batch with one indexing operation instead of sample by sample",
         "give the data set __getitems__(indices) that indexes tensors once, and a collate_fn "
         "that passes the result on",
-        f"{size(total)} fit in RAM, and {case.share('collate', 'unknown'):.0%} of a batch is "
-        "collating and calls; one indexing copies it at 5 GB/s",
+        f"{size(total)} fit in RAM, and {case.share('collate', 'unknown'):.0%} of a batch "
+        "is collation and calls; one indexing copies it at 5 GB/s",
         cheaper(case.load, kept, kept),
     )
 
@@ -344,10 +344,10 @@ def _storage(case: Case) -> Remedy | None:
     left = max(0.0, 1 - (storage.cold_s - storage.warm_s) / waits)
     return Remedy(
         "storage",
-        "keep the files where reading does not wait: a local NVMe disk, or the page cache",
+        "keep the files on fast storage: a local NVMe disk, or the page cache",
         "copy the data set to the machine's own disk before training, in few large files",
-        f"a batch takes {1e3 * storage.cold_s:.3g} ms from storage and "
-        f"{1e3 * storage.warm_s:.3g} ms from the page cache; that much less is taken to be waited",
+        f"a batch needs {1e3 * storage.cold_s:.3g} ms from storage and "
+        f"{1e3 * storage.warm_s:.3g} ms from the page cache; the difference is assumed saved",
         cheaper(case.load, left, 1.0),
     )
 
@@ -360,10 +360,10 @@ def _garbage(case: Case) -> Remedy | None:
         return None
     return Remedy(
         "gc_freeze",
-        "keep Python's garbage collection from looking through what was there before",
+        "exclude existing objects from Python's garbage collection",
         "import gc; gc.freeze() in worker_init_fn (without workers: before the loop)",
-        f"{share:.0%} of a worker's time for batches is garbage collection, set off by the many "
-        "objects that each sample makes; all of it is taken to go",
+        f"{share:.0%} of a worker's time is garbage collection, triggered by the many objects "
+        "that each sample creates; all of it is assumed to be saved",
         # Without workers what a batch costs contains them.
         dataclasses.replace(
             cheaper(case.load, 1.0, 1 - share), costs=case.load.costs, pauses=Pauses()
@@ -379,11 +379,11 @@ def _in_order(case: Case) -> Remedy | None:
         return None
     return Remedy(
         "in_order",
-        "take batches as they are ready: in_order=False",
+        "return batches as they are ready: in_order=False",
         "DataLoader(..., in_order=False), since PyTorch 2.6; the order of batches then differs "
         "from run to run",
-        f"batches vary by {variation:.0%} of their mean; in order, each waits for the slowest "
-        "before it",
+        f"batch times vary by {variation:.0%} of their mean; in order, each batch waits for "
+        "slower ones before it",
         case.load,
         dataclasses.replace(settings, in_order=False),
     )

@@ -1,4 +1,4 @@
-"""What from outside bent measurements: other processes, and cores that something slowed.
+"""Disturbances of measurements: other processes, and cores slowed from outside.
 
 Beside another process on the same cores a rate tells of both, and the settings that are fastest
 then are those that take the most from it. No verdict is given from such runs but what holds
@@ -22,9 +22,9 @@ _STEADY: Final = 0.03
 _NAMED: Final = 3
 
 
-def is_beside_others(probe: Probe, held: Probe | None) -> bool:
-    """Was a kind of run that the model is fitted to only made beside other processes?"""
-    return bool(probe.beside_others or (held is not None and held.beside_others))
+def is_disturbed(probe: Probe, held: Probe | None) -> bool:
+    """Was a kind of run that the model is fitted to only made alongside other processes?"""
+    return bool(probe.disturbed or (held is not None and held.disturbed))
 
 
 def doubts(
@@ -37,30 +37,27 @@ def doubts(
 def _others(
     probe: Probe, held: Probe | None, trials: Sequence[Trial], is_open: bool
 ) -> list[Doubt]:
-    seen = dict(probe.beside_others)
+    seen = dict(probe.disturbed)
     if held is not None:
-        more = held.beside_others.items()
-        seen |= {f"{name}, one thread for each library": cores for name, cores in more}
+        more = held.disturbed.items()
+        seen |= {f"{name}, one thread per library": cores for name, cores in more}
     probed = bool(seen)
     for trial in trials:
-        if trial.is_beside_others:
+        if trial.is_disturbed:
             seen[f"real run: {_settings(trial.settings)}"] = trial.run.others_cores or 0.0
     if not seen:
         return []
     if is_open:
         meaning = (
-            "which settings suit without them cannot be told, and the present ones stay; run it "
-            "again when they have ended"
+            "the best settings without them are unknown, so the present ones are "
+            "kept; re-run when they have finished"
         )
     elif probed:
-        meaning = "the verdict holds without them all the more; predicted rates are less sure"
+        meaning = "without them the verdict holds even more; predicted rates are less certain"
     else:
-        meaning = "the rates of these runs were not used; the verdict is the model's there"
+        meaning = "the rates of these runs were not used; the verdict relies on the model instead"
     cores = statistics.fmean(seen.values())
-    summary = (
-        f"other processes kept {cores:.1f} cores busy, beyond those that idled, in "
-        f"{_named(list(seen))}"
-    )
+    summary = f"other processes competed for {cores:.1f} cores in {_named(list(seen))}"
     return [Doubt("others", tuple(seen), summary, meaning, cores=cores, decides=is_open)]
 
 
@@ -70,20 +67,20 @@ def _slowed(probe: Probe, held: Probe | None, trials: Sequence[Trial]) -> list[D
         for trial in trials
         if trial.run.core_speed is not None
     }
-    for name, each in (("probe", probe), ("probe, one thread for each library", held)):
+    for name, each in (("probe", probe), ("probe, one thread per library", held)):
         if each is not None and each.core_speed is not None:
             speeds[name] = each.core_speed
     slow = {name: speed for name, speed in speeds.items() if speed < _NEARLY_FULL}
     if not slow:
         return []
     meaning = (
-        "rates, measured ones too, are given for full speed, and are lower by about as much while "
-        "that lasts"
+        "rates, including measured ones, are given for full speed and are lower by about "
+        "that factor meanwhile"
     )
     low, high = min(speeds.values()), max(speeds.values())
     between = f"{low:.0%}" + (f" to {high:.0%}" if high - low >= _STEADY else "")
     summary = (
-        f"meanwhile the cores ran at {between} of their full speed, for a reason outside of this "
+        f"the cores ran at {between} of their full speed for a reason outside this "
         "system (other virtual machines on the same processor, or heat)"
     )
     return [Doubt("slowed", tuple(slow), summary, meaning, speed=(low, high))]
@@ -100,5 +97,5 @@ def _settings(settings: LoaderSettings) -> str:
         return "no workers" + (", pinned" if settings.pin_memory else "")
     words = [count(settings.num_workers, "worker"), f"prefetch {settings.prefetch_factor}"]
     words += ["pinned"] if settings.pin_memory else []
-    words += ["one thread for each library"] if settings.library_threads is not None else []
+    words += ["one thread per library"] if settings.library_threads is not None else []
     return ", ".join(words)

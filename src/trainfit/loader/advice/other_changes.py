@@ -1,4 +1,4 @@
-"""What would help beyond the settings, each with its rate by simulating the changed load.
+"""Changes beyond the settings that would help, each with its simulated rate.
 
 What gains less than 3% is left out, and so is everything where the GPU is the limit.
 """
@@ -41,7 +41,7 @@ def beyond(
 
     Args:
         epoch_batches: batches of an epoch, if it has an end; what it takes to start workers
-            anew is weighed against it.
+            each time is weighed against it.
     """
     load = dataclasses.replace(load, consumer=consumer)
     number = batches(settings)
@@ -70,7 +70,7 @@ def _predicted(case: Case, remedy: Remedy) -> LoaderAdvice:
 
 # --- Epochs -----------------------------------------------------------------------------------
 def _epochs(case: Case) -> list[LoaderAdvice]:
-    """What starting workers anew for each epoch costs; the rates are of whole epochs."""
+    """What restarting workers for each epoch costs; the rates are for whole epochs."""
     settings, starts = case.settings, case.probe.start_s
     if case.epoch_batches is None or settings.num_workers == 0 or settings.persistent_workers:
         return []
@@ -78,12 +78,12 @@ def _epochs(case: Case) -> list[LoaderAdvice]:
     kept = _epoch_s(case, case.load, dataclasses.replace(settings, persistent_workers=True))
     number = count(settings.num_workers, "worker")
     seen = (
-        f"starting {number} takes {1e3 * case.load.start_s:.3g} ms each, in every epoch of "
-        f"{case.epoch_batches} batches; rates are of whole epochs"
+        f"starting {number} costs {1e3 * case.load.start_s:.3g} ms each, in every epoch of "
+        f"{case.epoch_batches} batches; rates are for whole epochs"
     )
     found = [
         _of_epochs(
-            case, "persistent_workers", "keep the workers from epoch to epoch",
+            case, "persistent_workers", "keep the workers between epochs",
             "DataLoader(..., persistent_workers=True)", now, kept, seen,
         )
     ]  # fmt: skip
@@ -94,9 +94,9 @@ def _epochs(case: Case) -> list[LoaderAdvice]:
         found.append(
             _of_epochs(
                 case, "start_method", "start workers with fork",
-                'DataLoader(..., multiprocessing_context="fork"), if no library that was used '
-                "before is unsafe to fork (CUDA in workers, OpenCV's or gRPC's threads)",
-                now, then, f"{seen}; forked ones take {1e3 * starts[fork]:.3g} ms",
+                'DataLoader(..., multiprocessing_context="fork"), if no library used '
+                "before is fork-unsafe (CUDA in workers, OpenCV's or gRPC's threads)",
+                now, then, f"{seen}; forked ones need {1e3 * starts[fork]:.3g} ms",
             )
         )  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""Why each setting of a loader's launch has its value: one line each, true of what was measured.
+"""The reason of each setting of a loader's launch: one line each, from the measurements.
 
 Also of those that stay as they are, or unset: that something gains nothing is a reason.
 """
@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from trainfit.loader.advice.thread_reasons import Present, thread_reasons
+from trainfit.loader.advice.thread_reasons import VariableValue, thread_reasons
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.results.files.words import count
 from trainfit.results.loader import (
-    CPU_AFFINITY,
     Candidate,
     LoaderResult,
     SettingReason,
@@ -27,7 +26,7 @@ _SAME: Final = 1.01
 
 
 def setting_reasons(
-    result: LoaderResult, present: Mapping[str, Present], why_no_cores: str
+    result: LoaderResult, present: Mapping[str, VariableValue], why_no_cores: str
 ) -> tuple[SettingReason, ...]:
     """One for each parameter of the DataLoader, each variable of threads, and CPU affinity.
 
@@ -60,7 +59,7 @@ def _left_open(result: LoaderResult) -> list[SettingReason]:
     values: dict[str, str | None] = {"num_workers": str(now.num_workers)}
     values["prefetch_factor"] = str(now.prefetch_factor) if now.num_workers else None
     values |= {name: str(getattr(now, name)) for name in ("pin_memory", "persistent_workers")}
-    why = f"kept, as it cannot be told: {result.reason}"
+    why = f"kept, as the best value is unknown: {result.reason}"
     return [SettingReason(name, value, value, why, "") for name, value in values.items()]
 
 
@@ -100,7 +99,7 @@ def _changed_besides(result: LoaderResult) -> str:
     named = {
         "pin_memory": "pin_memory",
         "in_order": "in_order",
-        "library_threads": "one thread for each library",
+        "library_threads": "one thread per library",
     }
     changed = [text for name, text in named.items() if getattr(now, name) != getattr(then, name)]
     if now.num_workers and then.num_workers and now.prefetch_factor != then.prefetch_factor:
@@ -112,7 +111,7 @@ def _prefetch(result: LoaderResult) -> SettingReason:
     then, name = result.recommended, "prefetch_factor"
     present = str(result.present.prefetch_factor) if result.present.num_workers else None
     if not then.num_workers:
-        why = "without workers nothing is fetched ahead, and PyTorch refuses it"
+        why = "without workers nothing is prefetched, and PyTorch rejects the option"
         return SettingReason(name, None, present, why, "")
     mine, value = then.prefetch_factor, str(then.prefetch_factor)
 
@@ -123,9 +122,11 @@ def _prefetch(result: LoaderResult) -> SettingReason:
     other = _best(result, differs)
     rates = result.rates(other.settings, then) if other is not None else None
     if other is None or rates is None:
-        return SettingReason(name, value, present, "no other one was tried with these workers", "")
+        return SettingReason(
+            name, value, present, "no other value was tried with these workers", ""
+        )
     what = _gives(other.settings.prefetch_factor)
-    more = "no more" if rates[0] <= _SAME * rates[1] else "little more, and takes memory"
+    more = "no more" if rates[0] <= _SAME * rates[1] else "little more, and uses memory"
     why = f"{what} {more if rates[0] > rates[1] / _SAME else 'less'} ({_against(rates)})"
     return SettingReason(name, value, present, why, rates[2])
 
@@ -134,13 +135,13 @@ def _pinning(result: LoaderResult) -> SettingReason:
     then, name = result.recommended, "pin_memory"
     value, present = str(then.pin_memory), str(result.present.pin_memory)
     if not result.step_s:
-        why = "the time of a step is not known, so that the copy to the GPU is not weighed"
+        why = "the step time is unknown, so the copy to the GPU is not considered"
         return SettingReason(name, value, present, why, "")
     other = dataclasses.replace(then, pin_memory=not then.pin_memory)
     rates = result.rates(other, then)
     copied = (
-        "the copy to the GPU is asynchronous only from pinned memory (others taken to keep the "
-        f"main thread, at {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s)"
+        "the copy to the GPU is asynchronous only from pinned memory (other copies are assumed "
+        f"to block the main thread, at {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s)"
     )
     if rates is None:
         return SettingReason(name, value, present, copied, "assumed")
@@ -160,23 +161,24 @@ def _persistence(result: LoaderResult) -> SettingReason:
     probe, start_s = result.probe, result.probe.start_s.get(then.start_method)
     found = result.candidate(then)
     if start_s is None or not probe.samples or not probe.batch_size or found is None:
-        return SettingReason(name, value, present, "how long an epoch takes is not known", "")
+        return SettingReason(name, value, present, "the length of an epoch is unknown", "")
     if not found.batches_per_s:
-        return SettingReason(name, value, present, "how long an epoch takes is not known", "")
+        return SettingReason(name, value, present, "the length of an epoch is unknown", "")
     epoch_s = math.ceil(probe.samples / probe.batch_size) / found.batches_per_s
     starts_s = then.num_workers * start_s
     why = (
-        f"starting {count(then.num_workers, 'worker')} takes {starts_s:.2g} s, an epoch "
+        f"starting {count(then.num_workers, 'worker')} needs {starts_s:.2g} s, an epoch "
         f"{epoch_s:.2g} s ({starts_s / epoch_s:.1%})"
     )
     return SettingReason(name, value, present, why, "predicted")
 
 
 def _affinity(result: LoaderResult, why_none: str) -> SettingReason:
-    name, cores = CPU_AFFINITY, result.cores
+    name, cores = "CPU affinity", result.cores
     if cores is None:
-        return SettingReason(name, None, None, why_none, "")
-    return SettingReason(name, cores.prefix, None, f"{cores.reason}: {cores.evidence}", "assumed")
+        return SettingReason(name, None, None, why_none, "", where="wrapper")
+    why = f"{cores.reason}: {cores.evidence}"
+    return SettingReason(name, cores.prefix, None, why, "assumed", where="wrapper")
 
 
 # --- Rates ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Why each variable that sets threads has its value, and what it won or lost in real runs."""
+"""The reason of each thread variable's value, with its effect in real runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAME: Final = 1.01
 
 
 @dataclass(frozen=True)
-class Present:
+class VariableValue:
     """The value of a variable in the environment of the job, and who set it."""
 
     value: str
@@ -36,7 +36,7 @@ class Present:
 
 
 def with_present(
-    result: LoaderResult, present: Mapping[str, Present]
+    result: LoaderResult, present: Mapping[str, VariableValue]
 ) -> tuple[VariableAdvice, ...]:
     """The result's variables with their values now, and what the advice gained in real runs."""
     rates = _both(result)
@@ -53,7 +53,9 @@ def with_present(
     )
 
 
-def thread_reasons(result: LoaderResult, present: Mapping[str, Present]) -> list[SettingReason]:
+def thread_reasons(
+    result: LoaderResult, present: Mapping[str, VariableValue]
+) -> list[SettingReason]:
     """One for each variable, also for those that are not to be set; ``result.variables`` are as
     :func:`with_present` gives them."""
     advised = {each.name: each for each in result.variables}
@@ -74,7 +76,7 @@ def thread_reasons(result: LoaderResult, present: Mapping[str, Present]) -> list
                 reason = f"kept: {reason}"
         text = now.value if now is not None else None
         by: SetBy = now.set_by if now is not None else ""
-        found.append(SettingReason(name, value, text, reason, evidence, by))
+        found.append(SettingReason(name, value, text, reason, evidence, by, "environment"))
     return found
 
 
@@ -85,7 +87,7 @@ def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Evide
     free, held, how = rates
     now = f" ({advice.present} now)" if advice.present is not None else ""
     return (
-        f"one thread for each library of a worker{now}: {free:.3g} → {held:.3g} batches/s",
+        f"one thread per library of a worker{now}: {free:.3g} → {held:.3g} batches/s",
         how,
     )
 
@@ -94,11 +96,11 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     """Why a variable is left as it is."""
     probe = result.probe
     if result.is_left_open:
-        return "it cannot be told beside other processes", ""
+        return "it cannot be measured alongside other processes", ""
     if not result.recommended.num_workers:
-        return "there are no workers whose threads could outnumber the cores", "measured"
+        return "no workers whose threads could outnumber the cores", "measured"
     if probe.started_threads is None:
-        return "which threads libraries start in a worker was not measured", ""
+        return "the threads that libraries start in a worker were not measured", ""
     seen = f"{count(probe.started_threads, 'thread')} started"
     if probe.threads is not None:
         seen += f", a batch keeps {probe.threads:.1f} threads busy"
@@ -107,18 +109,21 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     pools = ", ".join(f"{key} {number}" for key, number in sorted(probe.thread_pools.items()))
     own = GOVERNS.get(name, ())
     if name != _COMMON and not _has(result, own):
-        return f"no library of a worker has threads by it (pools: {pools or 'none'})", "measured"
+        return (
+            f"no library of a worker reads its thread count from it (pools: {pools or 'none'})",
+            "measured",
+        )
     if name in GOVERNS and starts_threads(probe, name) is False:
         return f"batches start no threads of its library ({seen})", "measured"
     if result.recommended.library_threads is not None:
-        return "the other variables hold down the libraries that have threads", "measured"
+        return "the other variables limit the libraries that have threads", "measured"
     rates = _both(result)
     if rates is None:
-        return f"the threads of a worker are of no library that it governs ({seen})", "measured"
+        return f"the threads of a worker belong to no library that it controls ({seen})", "measured"
     free, held, how = rates
-    gains = "no gain" if held <= free * _SAME else "too little a gain"
+    gains = "no gain" if held <= free * _SAME else "the gain is too small"
     return (
-        f"threads held to 1: {held:.3g} batches/s, as it is {free:.3g}: {gains}",
+        f"threads limited to 1: {held:.3g} batches/s, now {free:.3g}: {gains}",
         how,
     )
 

@@ -148,11 +148,11 @@ def verdict(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> s
         return f"whether threads outnumber cores was not measured: {seen}"
     if not _outnumber(probe, machine, settings):
         if settings.library_threads is not None:
-            return f"workers are faster with one thread for each library: {seen}"
+            return f"workers are faster with one thread per library: {seen}"
         return f"no oversubscription found: {seen}"
     if _named(probe, machine, settings):
         return f"threads outnumber cores: {seen}"
-    return f"threads outnumber cores, of which library is not known: {seen}"
+    return f"threads outnumber cores, library unknown: {seen}"
 
 
 # --- Workers ----------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ def _workers(
             if was_held and settings.library_threads is None and _is_held(library):
                 continue  # it was tried, and is not faster
             reason = (
-                f"{what}: each worker has threads of its own there, which take turns on the "
-                "cores; workers already keep them busy"
+                f"{what}: each worker has its own threads there, which compete "
+                "for the cores; workers already keep them busy"
             )
             found.append(
                 VariableAdvice(
@@ -189,7 +189,7 @@ def _set_by_script(machine: LoaderMachine, settings: LoaderSettings) -> list[Var
             "1",
             "worker_init_fn",
             "torch.set_num_threads(1)",
-            "the script raises what PyTorch sets to 1 in each worker",
+            "the script raises the thread count that PyTorch sets to 1 in each worker",
             f"{count(workers, 'worker')} with {threads} threads of PyTorch each on "
             f"{core_count(machine.usable_cores)}",
         )
@@ -197,7 +197,7 @@ def _set_by_script(machine: LoaderMachine, settings: LoaderSettings) -> list[Var
 
 
 def _outnumber(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> bool:
-    """Were there several threads at work, and would they be more than the cores?
+    """Were several threads busy, and would they outnumber the cores?
 
     Pools alone are no evidence: most are never used.
     """
@@ -225,7 +225,7 @@ def _named(
         if threads > 1 and (held or threads * settings.num_workers > machine.usable_cores):
             found.append((library, f"{library.title} has {threads} threads"))
         elif _makes_batches(probe, library):
-            found.append((library, f"batches are made in {library.title}"))
+            found.append((library, f"batches are prepared in {library.title}"))
     return found
 
 
@@ -291,13 +291,13 @@ def _main_process(
     whose = (
         f"OMP_NUM_THREADS={set_to}"
         if set_to
-        else f"PyTorch takes one thread for each of {count(physical, 'core')}"
+        else f"PyTorch uses one thread for each of {count(physical, 'core')}"
     )
     reason = (
-        "an operator on the CPU ends when its last thread does, and threads beyond the job's "
-        "cores wait for each other (a quota stops all of them until its next period)"
+        "a CPU operator ends when its last thread does, and threads beyond the job's "
+        "cores wait for each other (a quota throttles all of them until its next period)"
     )
-    seen = f"{whose}; a job gets {core_count(machine.usable_cores)}"
+    seen = f"{whose}; usable: {core_count(machine.usable_cores)}"
     if workers:
         seen += f", which {count(workers, 'worker')} share"
     return [

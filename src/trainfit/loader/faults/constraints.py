@@ -1,4 +1,4 @@
-"""Which settings a fault leaves: what the tuner may still try."""
+"""Settings that remain possible after a fault, for the tuner to try."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HARMLESS: Final = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
+class SettingConstraints:
     """What settings must keep to; ``None``: no bound.
 
     ``most_tokens`` bounds num_workers × prefetch_factor; ``least_workers`` is 1 where batches
@@ -58,9 +58,9 @@ class Bounds:
     works: bool = True
     reasons: tuple[str, ...] = ()
 
-    def merge(self, other: Bounds) -> Bounds:
+    def merge(self, other: SettingConstraints) -> SettingConstraints:
         """Both at once; where workers are needed and none is left, nothing works."""
-        both = Bounds(
+        both = SettingConstraints(
             _least(self.most_workers, other.most_workers),
             max(self.least_workers, other.least_workers),
             _least(self.most_tokens, other.most_tokens),
@@ -110,38 +110,38 @@ class Bounds:
         )
 
 
-def bounds_of(fault: Fault) -> Bounds:
+def bounds_of(fault: Fault) -> SettingConstraints:
     """What one fault leaves; faults that only slow a loader down leave everything."""
     kind, met = fault.kind, fault.settings
     reasons = (kind,)
     if kind in HARMLESS:
-        return Bounds()
+        return SettingConstraints()
     if kind in _OF_DATA:
-        return Bounds(works=False, reasons=reasons)
+        return SettingConstraints(works=False, reasons=reasons)
     if met is not None and met.num_workers == 0 and kind != "pin_memory":
-        return Bounds(least_workers=1, reasons=reasons)
+        return SettingConstraints(least_workers=1, reasons=reasons)
     if kind in _ONLY_FORK:
-        return Bounds(start_methods=("fork",), reasons=reasons)
+        return SettingConstraints(start_methods=("fork",), reasons=reasons)
     if kind == "iterable_not_sharded":
-        return Bounds(most_workers=1, reasons=reasons)
+        return SettingConstraints(most_workers=1, reasons=reasons)
     if kind == "pin_memory":
-        return Bounds(may_pin=False, reasons=reasons)
+        return SettingConstraints(may_pin=False, reasons=reasons)
     if kind in _TOO_MUCH_MEMORY:
-        return Bounds(most_workers=met.num_workers // 2 if met else 0, reasons=reasons)
+        return SettingConstraints(most_workers=met.num_workers // 2 if met else 0, reasons=reasons)
     if kind in _TOO_MANY_BATCHES:
-        return Bounds(most_tokens=met.tokens // 2 if met else 0, reasons=reasons)
+        return SettingConstraints(most_tokens=met.tokens // 2 if met else 0, reasons=reasons)
     if kind in _OF_START:
         start = met.start_method if met is not None else default_start()
         others = tuple(each for each in START_METHODS if each != start)
         # What spawn does not help against, fork does not either.
-        return Bounds(start_methods=others if start == "fork" else (), reasons=reasons)
+        return SettingConstraints(start_methods=others if start == "fork" else (), reasons=reasons)
     # Known to happen in workers, or not known to us: the main process is left.
-    return Bounds(most_workers=0, reasons=reasons)
+    return SettingConstraints(most_workers=0, reasons=reasons)
 
 
-def bounds(faults: Iterable[Fault]) -> Bounds:
+def bounds(faults: Iterable[Fault]) -> SettingConstraints:
     """What all of them leave."""
-    together = Bounds()
+    together = SettingConstraints()
     for fault in faults:
         together = together.merge(bounds_of(fault))
     return together

@@ -1,8 +1,8 @@
-"""What it means that a loader failed, and what cures it.
+"""Diagnosis of a failed loader: what it means, and the fix.
 
 Each cause is recognised by what PyTorch (2.8 to 2.13), Python and the kernel say of it; the
-address beside a text is where it is made. :mod:`trainfit.loader.faults.preflight` looks for faults
-before any run, :mod:`trainfit.loader.faults.constraints` says which settings a fault leaves.
+address next to a text is where it is raised. :mod:`trainfit.loader.faults.preflight` looks for
+faults before any run, :mod:`trainfit.loader.faults.constraints` says which settings a fault leaves.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import re
 import signal
 from typing import Final
 
-from trainfit.loader.faults import exceptions, hangs, tracebacks
-from trainfit.loader.faults import fixes as cures
-from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults import exceptions, fixes, hangs, tracebacks
+from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
-from trainfit.loader.faults.tracebacks import Raised
-from trainfit.loader.lost import unsendable
+from trainfit.loader.faults.tracebacks import ParsedException
+from trainfit.loader.formatting import short, size
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.words import short, size
+from trainfit.loader.unsent_batches import unsendable
 from trainfit.results.files.words import count
 from trainfit.results.loader import Fault, LoaderSettings
 
@@ -74,17 +73,19 @@ _BOOTSTRAPPING: Final = "finished its bootstrapping phase"
 _NOT_FOUND: Final = re.compile(r"Can't get attribute '?([\w.<>]+)'? on <module '([^']*)'")
 
 
-def diagnose_run(run: Run, workload: Workload | None = None, seen: Seen | None = None) -> Fault:
+def diagnose_run(
+    run: Run, workload: Workload | None = None, seen: FailureContext | None = None
+) -> Fault:
     """What went wrong in a run that failed, or that ended before its loader should."""
-    seen = seen if seen is not None else Seen.of(run)
+    seen = seen if seen is not None else FailureContext.of(run)
     if run.failure is not None:
         return diagnose(run.failure, run.settings, workload, seen)
     handed = count(len(run.handed), "batch", "batches")
     return Fault(
         "not_restartable" if len(run.handed) else "no_batches",
-        f"The loader ends after {handed}" if len(run.handed) else "The loader gives no batch",
-        f"{handed} handed over, then the loader ended, though it begins anew after each epoch",
-        cures.NOT_RESTARTABLE if len(run.handed) else cures.NO_BATCHES,
+        f"The loader stops after {handed}" if len(run.handed) else "The loader returns no batch",
+        f"{handed} returned, then the loader stopped, although it is restarted after each epoch",
+        fixes.NOT_RESTARTABLE if len(run.handed) else fixes.NO_BATCHES,
         run.settings,
     )
 
@@ -93,7 +94,7 @@ def diagnose(
     failure: Failure,
     settings: LoaderSettings,
     workload: Workload | None = None,
-    seen: Seen | None = None,
+    seen: FailureContext | None = None,
 ) -> Fault:
     """Name what a failed run means.
 
@@ -103,7 +104,7 @@ def diagnose(
             set's attributes are looked at, and a batch is made in a process of its own.
         seen: what else is known; evidence that is not given is said to be missing.
     """
-    seen = seen or Seen()
+    seen = seen or FailureContext()
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
     found = (
         _hung(failure, settings, workload, seen)
@@ -114,9 +115,9 @@ def diagnose(
     )
     found = found or Fault(
         "died",
-        "The run came to nothing, and nothing was said of why",
+        "The run failed without an error message",
         _said(failure, seen),
-        cures.DIED,
+        fixes.DIED,
         settings,
     )
     return dataclasses.replace(found, evidence=_clipped(found.evidence))
@@ -134,21 +135,21 @@ def _clipped(text: str) -> str:
 
 
 def _hung(
-    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: Seen
+    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
 ) -> Fault | None:
     if not failure.hung:
         return None
     hang = hangs.explain(failure.stacks, settings, seen)
     if hang.kind == "batch_lost":
         return _lost(hang, settings, workload, seen)
-    cure = cures.HANGS.get(hang.kind, cures.HANGS["hung"])
+    fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
-        cure = f"{hangs.FORK_UNSAFE[hang.library]}; {cure}"
-    return Fault(hang.kind, hang.summary, hang.evidence, cure, settings)
+        fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
+    return Fault(hang.kind, hang.summary, hang.evidence, fix, settings)
 
 
 def _lost(
-    hang: hangs.Hang, settings: LoaderSettings, workload: Workload | None, seen: Seen
+    hang: hangs.Hang, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
 ) -> Fault:
     """A batch was made and not sent: what holds it up?"""
     if _FILES.search(seen.output) or _too_many_files(settings, seen):
@@ -159,13 +160,13 @@ def _lost(
     if not culprit and _NOT_PICKLABLE.search(seen.output):
         culprit = short(_line(seen.output, _NOT_PICKLABLE))
     if culprit:
-        summary = f"A batch holds what no worker can send: {short(culprit)}"
+        summary = f"A batch contains an object that workers cannot send: {short(culprit)}"
         evidence = f"{hang.evidence}; {culprit}"
-        return Fault("batch_not_picklable", summary, evidence, cures.BATCH, settings)
-    return Fault(hang.kind, hang.summary, hang.evidence, cures.LOST, settings)
+        return Fault("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
+    return Fault(hang.kind, hang.summary, hang.evidence, fixes.LOST, settings)
 
 
-def _too_many_files(settings: LoaderSettings, seen: Seen) -> bool:
+def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
     """One descriptor a tensor (`torch/multiprocessing/reductions.py`, ``reduce_storage``)."""
     if seen.batch_tensors is None or seen.open_files is None:
         return False
@@ -176,7 +177,7 @@ def _too_many_files(settings: LoaderSettings, seen: Seen) -> bool:
 
 
 def _resources(
-    failure: Failure, settings: LoaderSettings, raised: Raised, seen: Seen
+    failure: Failure, settings: LoaderSettings, raised: ParsedException, seen: FailureContext
 ) -> Fault | None:
     text = "\n".join((failure.message, failure.traceback, seen.output))
     said = short(raised.message or failure.message) or _said(failure, seen)
@@ -190,13 +191,13 @@ def _resources(
         return _shm_full(settings, _said(failure, seen), seen)
     if failure.error_type == "MemoryError" or _MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
-        summary = f"Memory runs out: {said}"
-        cure = cures.memory(settings)
-        return Fault("out_of_memory", summary, f"{raised.message}{where}", cure, settings)
+        summary = f"Out of memory: {said}"
+        fix = fixes.memory(settings)
+        return Fault("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
     return None
 
 
-def _shm_full(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
+def _shm_full(settings: LoaderSettings, said: str, seen: FailureContext) -> Fault:
     need = None
     if seen.batch_bytes is not None:
         need = (settings.tokens + 1) * seen.batch_bytes
@@ -207,26 +208,26 @@ def _shm_full(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
     if seen.shm_free_bytes is not None:
         evidence += f"; /dev/shm has {size(seen.shm_free_bytes)} free"
     if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
-        evidence += "; that is enough: a memory-mapped file that was cut short does the same"
+        evidence += "; that is enough: a truncated memory-mapped file has the same effect"
     summary = "Shared memory (/dev/shm) is full"
-    return Fault("shm_full", summary, evidence, cures.shm(settings, need), settings)
+    return Fault("shm_full", summary, evidence, fixes.shm(settings, need), settings)
 
 
-def _open_files(settings: LoaderSettings, said: str, seen: Seen) -> Fault:
+def _open_files(settings: LoaderSettings, said: str, seen: FailureContext) -> Fault:
     evidence = said
     if seen.batch_tensors is not None:
         need = seen.batch_tensors * (settings.tokens + 1)
-        evidence += f"; {seen.batch_tensors} tensors a batch are {need} open files at once"
+        evidence += f"; {seen.batch_tensors} tensors a batch need {need} open files at once"
     if seen.open_files is not None:
-        evidence += f"; {seen.open_files} may be open (ulimit -n)"
-    return Fault("open_files", "Too many open files", evidence, cures.OPEN_FILES, settings)
+        evidence += f"; the limit is {seen.open_files} (ulimit -n)"
+    return Fault("open_files", "Too many open files", evidence, fixes.OPEN_FILES, settings)
 
 
 # --- Starting workers -------------------------------------------------------------------------
 
 
 def _start(
-    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: Seen
+    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
 ) -> Fault | None:
     """What only happens to workers that are not forked."""
     if settings.start_method == "fork" or settings.num_workers == 0:
@@ -236,53 +237,53 @@ def _start(
         found = pickled(workload) if workload is not None else None
         if found is not None and found.fault is not None:
             return found.fault
-        summary = "The data set cannot be sent to workers that are not forked"
-        return Fault("not_picklable", summary, failure.message, cures.NOT_PICKLABLE, settings)
+        summary = "The data set cannot be pickled for spawned workers"
+        return Fault("not_picklable", summary, failure.message, fixes.NOT_PICKLABLE, settings)
     if _BOOTSTRAPPING in text:
         said = _line(text, re.compile(_BOOTSTRAPPING))
-        return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD, settings)
+        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
     if missing := _NOT_FOUND.search(text):
-        summary = f"Workers that are not forked do not find {missing[1]} in {missing[2]}"
-        return Fault("not_importable", summary, missing[0], cures.NOT_IMPORTABLE, settings)
+        summary = f"Spawned workers do not find {missing[1]} in {missing[2]}"
+        return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         problem = guard_problem() or (session_problem(workload) if workload else None)
         if problem is not None:
             evidence = f"{_said(failure, seen)}; {problem.evidence}"
             return dataclasses.replace(problem, evidence=evidence, settings=settings)
-        summary = f"Workers end before they start under {settings.start_method}"
-        return Fault("spawn_start", summary, _said(failure, seen), cures.SPAWN_START, settings)
+        summary = f"Workers exit before they start under {settings.start_method}"
+        return Fault("spawn_start", summary, _said(failure, seen), fixes.SPAWN_START, settings)
     return None
 
 
 # --- Processes that ended ---------------------------------------------------------------------
 
 
-def _ended(failure: Failure, settings: LoaderSettings, seen: Seen) -> Fault | None:
+def _ended(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Fault | None:
     number, said = _signal(failure), _said(failure, seen)
     is_worker = failure.exit_code is None
-    who = "A worker" if is_worker else "The process that iterates"
+    who = "A worker" if is_worker else "The main process"
     kind = "worker" if is_worker else "process"
     if number and _OPENMP_FORK in seen.output:
-        words = f"{who} ended itself: OpenMP does not survive a fork"
-        return Fault(f"{kind}_crashed", words, said, cures.OPENMP_FORK, settings)
+        words = f"{who} terminated itself: OpenMP does not survive a fork"
+        return Fault(f"{kind}_crashed", words, said, fixes.OPENMP_FORK, settings)
     if number in (signal.SIGKILL, signal.SIGTERM):
         return _killed(kind, who, number, settings, said, seen)
     if number:
-        words = cures.CRASHES.get(number, f"crashed ({_name(number)})")
-        return Fault(f"{kind}_crashed", f"{who} {words}", said, cures.CRASHED, settings)
+        words = fixes.CRASHES.get(number, f"crashed ({_name(number)})")
+        return Fault(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
     code = _exit_code(failure)
     if _TIMEOUT.search(failure.message):
-        return Fault("timeout", short(failure.message), said, cures.TIMEOUT, settings)
+        return Fault("timeout", short(failure.message), said, fixes.TIMEOUT, settings)
     if failure.message.startswith(_PIN_THREAD):
-        return Fault("pin_memory", _PIN_THREAD, said, cures.PIN_THREAD, settings)
+        return Fault("pin_memory", _PIN_THREAD, said, fixes.PIN_THREAD, settings)
     if code is not None or _EXITED.search(failure.message):
         summary = f"{who} ended" + (f" with exit code {code}" if code is not None else "")
-        return Fault(f"{kind}_exited", summary, said, cures.EXITED, settings)
+        return Fault(f"{kind}_exited", summary, said, fixes.EXITED, settings)
     return None
 
 
 def _killed(
-    kind: str, who: str, number: int, settings: LoaderSettings, said: str, seen: Seen
+    kind: str, who: str, number: int, settings: LoaderSettings, said: str, seen: FailureContext
 ) -> Fault:
     """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
     name, kills = _name(number), seen.oom_kills
@@ -290,15 +291,15 @@ def _killed(
         source = "this cgroup's" if kills.cgroup else "the kernel's"
         evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
         summary = f"{who} was killed by the OOM killer: memory ran out"
-        return Fault(f"{kind}_killed", summary, evidence, cures.memory(settings), settings)
+        return Fault(f"{kind}_killed", summary, evidence, fixes.memory(settings), settings)
     if number != signal.SIGKILL:
         known = ""
     elif kills is None or (kills.cgroup is None and kills.machine is None):
-        known = "; whether by the OOM killer cannot be told: its count was not read"
+        known = "; whether by the OOM killer is unknown: its count could not be read"
     else:
-        known = "; the kernel counted no OOM kill meanwhile"
-    summary = f"{who} was killed by somebody ({name})"
-    return Fault(f"{kind}_killed", summary, f"{said}{known}", cures.KILLED, settings)
+        known = "; the kernel counted no OOM kill in this time"
+    summary = f"{who} was killed by another process ({name})"
+    return Fault(f"{kind}_killed", summary, f"{said}{known}", fixes.KILLED, settings)
 
 
 def _signal(failure: Failure) -> int | None:
@@ -343,28 +344,28 @@ def _name(number: int) -> str:
 
 
 def _exception(
-    failure: Failure, settings: LoaderSettings, raised: Raised, workload: Workload | None
+    failure: Failure, settings: LoaderSettings, raised: ParsedException, workload: Workload | None
 ) -> Fault | None:
     if not failure.error_type:
         return None
     culprit = raised.culprit
-    at = f" at {culprit}" if culprit is not None else ", in no line of yours"
+    at = f" at {culprit}" if culprit is not None else ", not in your code"
     if culprit is not None and culprit.code:
         at += f": `{culprit.code}`"
     where = f"{raised.where}: " if raised.where else ""
     evidence = f"{where}{raised.type}: {raised.message}{at}"
     if known := exceptions.known(raised, workload):
-        return Fault(known.kind, known.summary, evidence, known.cure, settings)
+        return Fault(known.kind, known.summary, evidence, known.fix, settings)
     words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
     if "pin memory thread" in raised.where:
-        return Fault("pin_memory", f"Pinning raises {words}", evidence, cures.PINNING, settings)
+        return Fault("pin_memory", f"Pinning raises {words}", evidence, fixes.PINNING, settings)
     if raised.worker is not None:
         who = f"Worker {raised.worker} raises {words}"
-        return Fault("worker_exception", who, evidence, cures.EXCEPTION, settings)
-    return Fault("exception", f"The loader raises {words}", evidence, cures.EXCEPTION, settings)
+        return Fault("worker_exception", who, evidence, fixes.EXCEPTION, settings)
+    return Fault("exception", f"The loader raises {words}", evidence, fixes.EXCEPTION, settings)
 
 
-def _said(failure: Failure, seen: Seen) -> str:
+def _said(failure: Failure, seen: FailureContext) -> str:
     """What was seen of processes that ended, in words."""
     parts = []
     if failure.error_type:

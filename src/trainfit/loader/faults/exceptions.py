@@ -1,4 +1,4 @@
-"""Exceptions of data sets and collation whose cause is known by what they say."""
+"""Exceptions of data sets and collation whose message reveals the cause."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainfit.loader.faults.objects import walk
-from trainfit.loader.faults.tracebacks import Raised
+from trainfit.loader.faults.tracebacks import ParsedException
+from trainfit.loader.formatting import short
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.words import short
 
 
 @dataclass(frozen=True)
-class Known:
-    """A fault's kind, summary and cure, as an exception tells them."""
+class KnownFault:
+    """A fault's kind, summary and fix, derived from an exception."""
 
     kind: str
     summary: str
-    cure: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Rule:
     kind: str
     message: re.Pattern[str]
     summary: str
-    cure: str
+    fix: str
 
 
 _RULES: Final = (
@@ -41,9 +41,9 @@ _RULES: Final = (
     _Rule(
         "nested_processes",  # multiprocessing/process.py
         re.compile(r"daemonic processes are not allowed to have children"),
-        "The data set starts processes of its own, which a worker may not",
-        "num_workers=0, or make the data set single-process: the DataLoader's workers are there "
-        "to run in parallel",
+        "The data set starts processes, which a worker cannot do",
+        "num_workers=0, or make the data set single-process: the DataLoader's workers "
+        "already run in parallel",
     ),
     _Rule(
         "collate",  # torch.stack; torch/utils/data/_utils/collate.py; ATen/native/Resize
@@ -52,21 +52,21 @@ _RULES: Final = (
             r"|Trying to resize storage that is not resizable"
         ),
         "Samples of one batch differ in size and cannot be stacked",
-        "bring samples to one size (resize, crop, pad) in the data set, or give a collate_fn that "
-        "pads them or keeps them in a list",
+        "resize, crop or pad samples to one size in the data set, or pass a collate_fn "
+        "that pads them or keeps them in a list",
     ),
     _Rule(
         "collate",  # torch/utils/data/_utils/collate.py
         re.compile(r"default_collate: batch must contain tensors"),
-        "Samples hold a type that PyTorch's collation does not know",
-        "return tensors, arrays, numbers, strings or containers of them, or give a collate_fn",
+        "Samples contain a type that default_collate does not support",
+        "return tensors, arrays, numbers, strings or containers of them, or pass a collate_fn",
     ),
     _Rule(
         "sampler_too_large",  # ATen/native/Distributions.cpp
         re.compile(r"number of categories cannot exceed 2\^24"),
-        "WeightedRandomSampler takes 2^24 (16.8 million) samples at most",
-        "draw indices with numpy.random.Generator.choice(n, size, p=weights/sum), or draw a "
-        "group by weight first and a sample in it second",
+        "WeightedRandomSampler supports at most 2^24 (16.8 million) samples",
+        "draw indices with numpy.random.Generator.choice(n, size, p=weights/sum), or draw "
+        "a group by weight first, then a sample in it",
     ),
 )
 
@@ -93,16 +93,16 @@ _HANDLES: Final[dict[str, re.Pattern[str]]] = {
 _CERTAIN: Final = re.compile(r"MDB_BAD_RSLOT")
 
 
-def known(raised: Raised, workload: Workload | None) -> Known | None:
+def known(raised: ParsedException, workload: Workload | None) -> KnownFault | None:
     """The known cause of an exception, if it has one."""
     for rule in _RULES:
         if rule.message.search(raised.message):
             at = f" ({short(raised.message, 80)})" if rule.kind == "collate" else ""
-            return Known(rule.kind, rule.summary + at, rule.cure)
+            return KnownFault(rule.kind, rule.summary + at, rule.fix)
     return _handle(raised, workload) if raised.worker is not None else None
 
 
-def _handle(raised: Raised, workload: Workload | None) -> Known | None:
+def _handle(raised: ParsedException, workload: Workload | None) -> KnownFault | None:
     """A file that was opened before workers were forked, and that two of them now read."""
     text = f"{raised.type}: {raised.message}"
     suspects = [name for name, said in _HANDLES.items() if said.search(text)]
@@ -112,11 +112,11 @@ def _handle(raised: Raised, workload: Workload | None) -> Known | None:
     if not found and not _CERTAIN.search(text):
         return None
     what = ", ".join(f"{path} ({kind})" for path, kind in found.items()) or f"a {suspects[0]} file"
-    return Known(
+    return KnownFault(
         "handle_before_fork",
-        f"{what} was opened before the workers were forked, and they share its position",
-        "open it in the worker: leave the attribute None in __init__ and open at the first "
-        "__getitem__ (each worker then has its own), or in worker_init_fn",
+        f"{what} was opened before the workers were forked, and they share its file position",
+        "open it in the worker: set the attribute to None in __init__ and open at "
+        "the first __getitem__ (one handle per worker), or in worker_init_fn",
     )
 
 

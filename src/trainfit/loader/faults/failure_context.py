@@ -1,4 +1,4 @@
-"""What is known of a run that failed, besides what it raised."""
+"""Context of a failed run: settings, limits and exit codes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trainfit.loader.measure.run import Run
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Numbers beside a failure; ``None``: not known.
+class FailureContext:
+    """Context of a failure; ``None``: unknown.
 
     Attributes:
         fetched: batches that each worker made (without workers: that the main process made).
@@ -59,8 +59,8 @@ class Seen:
         open_files: int | None = None,
         oom_kills: OomKills | None = None,
         output: str = "",
-    ) -> Seen:
-        """Of a run, with what the caller knows besides."""
+    ) -> FailureContext:
+        """The context of a run, with what the caller knows in addition."""
         records = [each for each in run.fetches if len(each)]
         started = [at for at in run.started if at]
         silent = None

@@ -1,4 +1,4 @@
-"""What to do about each fault, in words that can be followed."""
+"""The fix of each fault, as instructions."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.loader.words import size
+from trainfit.loader.formatting import size
 from trainfit.results.loader import LoaderSettings
 
 _OTHER_START: Final = 'pass multiprocessing_context="forkserver" (or "spawn") to the DataLoader'
 
 HANGS: Final[Mapping[str, str]] = {
-    "deadlock": f"{_OTHER_START}: workers then do not inherit locks and threads; or open and "
-    "start what it waits for in the worker (worker_init_fn, or at the first sample), and use "
-    "persistent_workers=True so that it happens once",
+    "deadlock": f"{_OTHER_START}: workers then do not inherit locks and threads; or open "
+    "and start what it waits for in the worker (worker_init_fn, or at the first sample) and "
+    "use persistent_workers=True so that it happens once",
     "hung": f"try a longer time limit; if it is stuck, {_OTHER_START}, or num_workers=0",
-    "slow_dataset": "it works: make the data set faster, or give it more workers or more time",
-    "slow_sampler": "make the sampler's indices ahead of the epoch (a list), or faster",
-    "slow_start": "keep the data set small where workers are not forked: hold paths or a "
-    "memory-mapped file, not the data; or use fork, and persistent_workers=True",
-    "start_hangs": "look at what worker_init_fn and the script's imports do in a worker: no "
-    "download, no lock, no GPU",
+    "slow_dataset": "slow, not stuck: make the data set faster, or use more workers or time",
+    "slow_sampler": "compute the sampler's indices before the epoch (a list), or faster",
+    "slow_start": "keep the data set object small for spawned workers: store paths or "
+    "a memory-mapped file, not the data; or use fork and persistent_workers=True",
+    "start_hangs": "check what worker_init_fn and the script's imports do in a worker: "
+    "no download, no lock, no GPU",
 }
 
 NOT_RESTARTABLE: Final = (
-    "a generator is used up after one pass: give an object whose __iter__ makes a new iterator "
-    "each time (or a list)"
+    "a generator is exhausted after one pass: pass an object whose __iter__ returns a new "
+    "iterator each time (or a list)"
 )
 NO_BATCHES: Final = (
-    "look whether the data set is empty, whether drop_last drops its only batch, and whether "
-    "__getitem__ raises StopIteration, which ends the loop without a word"
+    "check whether the data set is empty, whether drop_last drops its only batch, and "
+    "whether __getitem__ raises StopIteration, which ends the loop silently"
 )
-DIED: Final = "run it with num_workers=0 to see what it says"
+DIED: Final = "run it with num_workers=0 to see the error message"
 BATCH: Final = (
     "return tensors, arrays, numbers, strings, and containers of those from the data set and "
     "collate_fn (no lambda, generator, open file or lock): a worker pickles each batch"
 )
 LOST: Final = (
-    "look at stderr: a worker's queue thread says there why it could not send a batch; then "
-    "raise ulimit -n, or return only tensors, arrays, numbers and strings"
+    "check stderr: a worker's queue thread prints there why it could not send a batch; "
+    "then raise ulimit -n, or return only tensors, arrays, numbers and strings"
 )
 OPEN_FILES: Final = (
     "raise the limit (ulimit -n 65536 before the command), or call "
     'torch.multiprocessing.set_sharing_strategy("file_system") at the top of the script; fewer '
-    "tensors a batch (pack or stack them) and fewer num_workers × prefetch_factor need fewer; a "
-    "script that keeps batches in a list keeps their files open: clone what it keeps"
+    "tensors per batch (pack or stack them) or a smaller num_workers × prefetch_factor also help; "
+    "a script that keeps batches in a list keeps their files open: clone what it keeps"
 )
 NOT_PICKLABLE: Final = (
-    "use fork, or make every attribute picklable: functions at module level in place of "
+    "use fork, or make every attribute picklable: module-level functions instead of "
     "lambdas, and files, locks and clients opened in the worker at the first sample"
 )
-UNGUARDED: Final = "Workers that are not forked import the script, which starts workers again"
+UNGUARDED: Final = "Spawned workers import the script, which starts workers again"
 MAIN_GUARD: Final = (
-    'put what the script does below `if __name__ == "__main__":`, or use fork '
+    'put top-level code of the script below `if __name__ == "__main__":`, or use fork '
     '(multiprocessing_context="fork")'
 )
 NOT_IMPORTABLE: Final = (
@@ -62,27 +62,27 @@ NOT_IMPORTABLE: Final = (
     "or an interactive session defines cannot be imported), or use fork"
 )
 SPAWN_START: Final = (
-    "look at stderr for the workers' own traceback: usually the script lacks "
+    "check stderr for the workers' traceback: usually the script lacks "
     '`if __name__ == "__main__":`, or defines what a worker cannot import; or use fork'
 )
 TIMEOUT: Final = (
-    "give DataLoader(timeout=…) more than the slowest batch takes, first ones included; if a "
-    "batch never comes, leave timeout at 0 and let a time limit show the stacks"
+    "set DataLoader(timeout=…) above the time of the slowest batch, including the first ones; "
+    "if a batch never arrives, set timeout=0 and let a time limit print the stacks"
 )
 PIN_THREAD: Final = (
-    "pin_memory=False; look at stderr: too many open files (ulimit -n) ends that thread, too"
+    "pin_memory=False; check stderr: too many open files (ulimit -n) also stop that thread"
 )
 PINNING: Final = (
-    "pin_memory=False, or let the batch's own type have a pin_memory() method that returns "
-    "itself; on CUDA also check that the driver may lock as much memory"
+    "pin_memory=False, or give the batch's type a pin_memory() method that returns "
+    "itself; on CUDA also check that this much memory can be locked"
 )
 EXITED: Final = (
-    "something called exit(), or a library ended the process: run it with num_workers=0 to see "
-    "what it says"
+    "something called exit(), or a library terminated the process: run it with num_workers=0 to "
+    "see the error message"
 )
 KILLED: Final = (
-    "look who sends signals: a scheduler's memory or time limit, a container's limit (its count "
-    "of OOM kills), a script; where it was memory, fewer workers need less"
+    "find what sent the signal: a scheduler's memory or time limit, a container's limit (its "
+    "count of OOM kills), a script; if it was memory, fewer workers need less"
 )
 CRASHED: Final = (
     "native code crashed: run with num_workers=0 and `python -X faulthandler` to see where; if "
@@ -95,36 +95,36 @@ OPENMP_FORK: Final = (
 CRASHES: Final[Mapping[int, str]] = {
     signal.SIGSEGV: "crashed in native code (segmentation fault)",
     signal.SIGABRT: "was aborted by native code",
-    signal.SIGILL: "met an instruction that this processor does not have: a package was built "
-    "for another one",
+    signal.SIGILL: "used an instruction that this CPU does not support: a package was "
+    "built for another CPU",
     signal.SIGFPE: "crashed in native code (division by zero)",
     signal.SIGBUS: "crashed in native code (bus error)",
 }
-EXCEPTION: Final = "the script fails at that line with any settings that get there: mend it"
+EXCEPTION: Final = "raises for every DataLoader setting; fix this line"
 WORKERS_ONLY: Final = "num_workers=0 works"
 
 
 def memory(settings: LoaderSettings) -> str:
-    """Where all workers together take too much RAM."""
+    """The fix where all workers together need too much RAM."""
     fewer = settings.num_workers // 2
     return (
-        f"fewer workers ({fewer} in place of {settings.num_workers}), a smaller prefetch_factor, "
-        "or more memory; a data set held in Python lists is copied into each worker as its "
-        "reference counts are touched: hold it in one NumPy array, tensor or memory-mapped file"
+        f"fewer workers ({fewer} instead of {settings.num_workers}), a smaller prefetch_factor, "
+        "or more memory; a data set in Python lists is copied into each worker as "
+        "reference counts change: store it in one NumPy array, tensor or memory-mapped file"
     )
 
 
 def shm(settings: LoaderSettings, need_bytes: int | None) -> str:
     """Where /dev/shm is too small; with the size that is needed, if it is known."""
     if need_bytes is None:
-        amount = "docker run --shm-size=8g (as much as is needed)"
+        amount = "docker run --shm-size=8g (or more, as needed)"
     else:
         # A quarter more, in whole GiB: allocations are rounded up, other processes have some.
         gib = max(1, math.ceil(need_bytes * 1.25 / (1 << 30)))
-        amount = f"docker run --shm-size={gib}g ({size(need_bytes)} are needed)"
+        amount = f"docker run --shm-size={gib}g ({size(need_bytes)} needed)"
     return (
         f"{amount} or --ipc=host; outside of a container mount -o remount,size=… /dev/shm; or "
-        f"fewer batches ahead (num_workers × prefetch_factor is {settings.tokens}), or smaller "
-        "ones (uint8 in place of float32); "
+        f"fewer prefetched batches (num_workers × prefetch_factor is {settings.tokens}), or "
+        "smaller ones (uint8 instead of float32); "
         'torch.multiprocessing.set_sharing_strategy("file_system") uses the same memory'
     )

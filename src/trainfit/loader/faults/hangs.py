@@ -1,4 +1,4 @@
-"""Why a loader hangs: what its threads wait in, told from their stacks and from what came.
+"""Diagnosis of a hanging loader, from its threads' stacks and the batches received.
 
 A worker that is forked has the memory of the main process, but only the thread that forked: a
 lock that another thread held stays locked, and a pool of threads has no threads left (POSIX,
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainfit.loader.faults import stacks
-from trainfit.loader.faults.failure_context import Seen
-from trainfit.loader.faults.stacks import Stack
+from trainfit.loader.faults.failure_context import FailureContext
+from trainfit.loader.faults.stacks import ThreadStack
 from trainfit.results.files.words import count
 from trainfit.results.loader import LoaderSettings
 
@@ -34,28 +34,28 @@ FORK_UNSAFE: Final[Mapping[str, str]] = {
     "av": f"decode with one thread (stream.thread_count = 1), and {_OPEN_THERE}",
     "decord": f"VideoReader(…, num_threads=1), and {_OPEN_THERE}",
     "torchcodec": f"VideoDecoder(…, num_ffmpeg_threads=1), and {_OPEN_THERE}",
-    "h5py": f"HDF5 has one lock for all of it and caches for each file: {_OPEN_THERE}",
-    "tables": f"HDF5 has one lock for all of it and caches for each file: {_OPEN_THERE}",
+    "h5py": f"HDF5 has one global lock, and caches per file: {_OPEN_THERE}",
+    "tables": f"HDF5 has one global lock, and caches per file: {_OPEN_THERE}",
     "lmdb": f"an environment must not cross a fork: {_OPEN_THERE}",
     "zarr": "set zarr.config's threading.max_workers to 1, and numcodecs.blosc.use_threads=False",
     "numcodecs": "set numcodecs.blosc.use_threads=False",
     "pyarrow": "call pyarrow.set_cpu_count(1) and pyarrow.set_io_thread_count(1)",
-    "polars": "polars is not made to be forked; its documentation asks for spawn or forkserver",
+    "polars": "polars is not fork-safe; its documentation recommends spawn or forkserver",
     "grpc": f"a channel does not survive a fork: {_OPEN_THERE}, or set GRPC_ENABLE_FORK_SUPPORT=1",
     "google": f"a client (gRPC, HTTP) does not survive a fork: {_OPEN_THERE}",
-    "fsspec": f"its event loop's thread is not in a forked process: {_OPEN_THERE}",
-    "s3fs": f"its event loop's thread is not in a forked process: {_OPEN_THERE}",
-    "gcsfs": f"its event loop's thread is not in a forked process: {_OPEN_THERE}",
+    "fsspec": f"its event loop's thread does not exist in a forked process: {_OPEN_THERE}",
+    "s3fs": f"its event loop's thread does not exist in a forked process: {_OPEN_THERE}",
+    "gcsfs": f"its event loop's thread does not exist in a forked process: {_OPEN_THERE}",
     "boto3": f"a client does not survive a fork: {_OPEN_THERE}",
     "botocore": f"a client does not survive a fork: {_OPEN_THERE}",
     "tensorflow": "TensorFlow does not survive a fork; do not compute with it in the main process",
-    "jax": "JAX has threads and does not survive a fork",
+    "jax": "JAX is multithreaded and does not survive a fork",
     "logging": "a handler's lock was held, or what it writes to is blocked: log in workers through "
     "a QueueHandler, or not at all",
 }
 
 #: A batch that takes this many times the longest so far is taken to be stuck, and one that
-#: takes so few times as long to be slow; between them it cannot be told.
+#: needs so few times as long to be slow; in between it is undetermined.
 _STUCK: Final = 10.0
 _SLOW: Final = 3.0
 
@@ -70,7 +70,7 @@ class Hang:
     library: str = ""
 
 
-def explain(text: str, settings: LoaderSettings, seen: Seen) -> Hang:
+def explain(text: str, settings: LoaderSettings, seen: FailureContext) -> Hang:
     """Name what a run waited for at its time limit, from ``faulthandler``'s stacks."""
     threads = stacks.parse(text)
     workers = [each for each in threads if each.role == "worker"]
@@ -80,41 +80,45 @@ def explain(text: str, settings: LoaderSettings, seen: Seen) -> Hang:
         return _alone(seen, progress)
     if main is not None and main.within("torch/utils/data/dataloader.py", "_next_index"):
         where = f"The main process is in {main.where}"
-        return Hang("slow_sampler", "The sampler gives no indices", f"{where}; {progress}")
+        return Hang("slow_sampler", "The sampler returns no indices", f"{where}; {progress}")
     if (seen.started is not None and seen.started < settings.num_workers) or not workers:
         if main is not None or seen.started is not None:
             return _starting(main, settings, seen)
-        return Hang("hung", "It hangs; no worker told where", progress)
+        return Hang("hung", "Hang; no worker reported where", progress)
     busy = [each for each in workers if not each.is_idle]
     if not busy:
         return Hang(
             "batch_lost",
-            "Batches were made, and did not arrive: the workers are idle, the main process waits",
-            f"{progress}; a worker's queue thread that cannot send a batch says so on stderr only",
+            "Batches were produced but did not arrive: the workers are idle, the main process "
+            "waits",
+            f"{progress}; a worker's queue thread that cannot send a batch reports it on stderr "
+            "only",
         )
     return _busy(busy, settings, seen, progress)
 
 
-def _alone(seen: Seen, progress: str) -> Hang:
+def _alone(seen: FailureContext, progress: str) -> Hang:
     if seen.made:
-        return Hang("slow_dataset", "The data set is slow: no worker is involved", progress)
+        return Hang("slow_dataset", "The data set is slow, without workers, too", progress)
     words = (
-        "No batch in time in the main process either; whether it is slow or stuck cannot be told"
+        "No batch within the time limit in the main process either; slow or stuck is undetermined"
     )
     return Hang("hung", words, progress)
 
 
-def _starting(main: Stack | None, settings: LoaderSettings, seen: Seen) -> Hang:
+def _starting(main: ThreadStack | None, settings: LoaderSettings, seen: FailureContext) -> Hang:
     started = seen.started or 0
     where = f"; the main process is in {main.where}" if main is not None else ""
     many = f"{started} of {count(settings.num_workers, 'worker')} had started{where}"
     if main is not None and main.within("multiprocessing/reduction.py", "dump"):
-        return Hang("slow_start", "Pickling the data set for the workers takes too long", many)
-    words = "The workers do not come to start: what they import or their worker_init_fn hangs"
+        return Hang("slow_start", "Pickling the data set for the workers needs too long", many)
+    words = "The workers do not start: an import or worker_init_fn hangs"
     return Hang("start_hangs", words, many)
 
 
-def _busy(busy: list[Stack], settings: LoaderSettings, seen: Seen, progress: str) -> Hang:
+def _busy(
+    busy: list[ThreadStack], settings: LoaderSettings, seen: FailureContext, progress: str
+) -> Hang:
     """Workers are in the midst of a batch: slow, or stuck?"""
     first = busy[0]
     library = next((name for each in busy if (name := stacks.library(each, FORK_UNSAFE))), "")
@@ -127,16 +131,18 @@ def _busy(busy: list[Stack], settings: LoaderSettings, seen: Seen, progress: str
     evidence = f"{waits}; {progress}"
     stuck = _is_stuck(seen)
     if stuck is False:
-        words = "The data set is slow: workers made batches, or a batch takes as long without them"
+        words = (
+            "The data set is slow: workers produced batches, or a batch needs as long without them"
+        )
         return Hang("slow_dataset", words, evidence, library)
     if stuck or locked:
         what = f"inside {library}" if library else "for a lock" if locked else "in one line"
-        return Hang("deadlock", f"Workers wait {what} and do not go on", evidence, library)
-    words = "No batch came in time; whether the workers are slow or stuck cannot be told"
-    return Hang("hung", words, f"{evidence}; a longer time limit would tell", library)
+        return Hang("deadlock", f"Workers wait {what} and make no progress", evidence, library)
+    words = "No batch within the time limit; whether the workers are slow or stuck is undetermined"
+    return Hang("hung", words, f"{evidence}; try a longer time limit", library)
 
 
-def _is_stuck(seen: Seen) -> bool | None:
+def _is_stuck(seen: FailureContext) -> bool | None:
     """Is a batch that takes this long stuck? ``None``: there is nothing to compare it with."""
     silent = seen.silent_s if seen.silent_s is not None else seen.limit_s
     usual = [each for each in (seen.longest_s, seen.alone_s) if each is not None]
@@ -146,12 +152,12 @@ def _is_stuck(seen: Seen) -> bool | None:
     return True if times > _STUCK else False if times <= _SLOW else None
 
 
-def _progress(settings: LoaderSettings, seen: Seen) -> str:
+def _progress(settings: LoaderSettings, seen: FailureContext) -> str:
     """What came, in words."""
     if seen.fetched is None:
-        said = "how many batches were made is not known"
+        said = "the number of batches produced is unknown"
     elif len(seen.fetched) > 1:
-        said = "batches made by each worker: " + ", ".join(str(each) for each in seen.fetched)
+        said = "batches produced by each worker: " + ", ".join(str(each) for each in seen.fetched)
     else:
         said = f"{count(seen.made, 'batch', 'batches')} made"
     if seen.silent_s is not None and seen.made:
@@ -161,5 +167,5 @@ def _progress(settings: LoaderSettings, seen: Seen) -> str:
     if seen.longest_s is not None:
         said += f", the longest in {seen.longest_s:.3g} s"
     if seen.alone_s is not None:
-        said += f"; without workers a batch takes {seen.alone_s:.3g} s"
+        said += f"; without workers a batch needs {seen.alone_s:.3g} s"
     return said

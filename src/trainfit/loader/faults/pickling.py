@@ -1,4 +1,4 @@
-"""Can a data set be sent to workers that are not forked, and how large is it then?
+"""Checks whether a data set can be pickled for spawned workers, and its pickled size.
 
 Spawned workers get the data set, ``collate_fn`` and ``worker_init_fn`` as a pickle, each its
 own. Tensors are not in it: they move to shared memory (`torch/multiprocessing/reductions.py`).
@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults import fixes
 from trainfit.loader.faults.objects import described, held
+from trainfit.loader.formatting import short, size
 from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.words import short, size
 from trainfit.results.loader import Fault
 
 #: From here on the pickle is felt when workers start: 16 MiB took 2.9 s for one spawned worker
@@ -36,7 +36,7 @@ _PARTS: Final = ("dataset", "collate_fn", "worker_init_fn")
 
 
 @dataclass(frozen=True)
-class Pickled:
+class PickleReport:
     """What is sent to a worker that is not forked.
 
     ``nbytes`` is the pickle's size, ``shared_bytes`` that of the tensors, which go through
@@ -55,30 +55,30 @@ class Pickled:
         if self.culprits:
             first = self.culprits[0].partition(": ")[0]
             more = f" and {len(self.culprits) - 1} more" if len(self.culprits) > 1 else ""
-            summary = f"{first}{more} cannot be pickled: workers can only be forked"
+            summary = f"{first}{more} cannot be pickled: workers must be started with fork"
             evidence = "; ".join(self.culprits)
-            return Fault("not_picklable", summary, evidence, cures.NOT_PICKLABLE)
+            return Fault("not_picklable", summary, evidence, fixes.NOT_PICKLABLE)
         if self.nbytes is not None and self.nbytes >= LARGE_BYTES:
             said = f"{self.nbytes} bytes"
             if self.shared_bytes:
-                said += f" ({size(self.shared_bytes)} of tensors besides, in shared memory)"
-            summary = f"Each worker that is not forked is sent {size(self.nbytes)} as it starts"
-            return Fault("large_pickle", summary, said, cures.HANGS["slow_start"])
+                said += f" ({size(self.shared_bytes)} of tensors in shared memory in addition)"
+            summary = f"Each spawned worker receives {size(self.nbytes)} at its start"
+            return Fault("large_pickle", summary, said, fixes.HANGS["slow_start"])
         return None
 
 
-def pickled(workload: Workload, limit_s: float = 10.0) -> Pickled:
+def pickled(workload: Workload, limit_s: float = 10.0) -> PickleReport:
     """Try it, in a forked process, which is ended at the time limit."""
     ended = isolated.call(functools.partial(_pickled, workload), limit_s)
     if ended.value is not None:
         return ended.value
     if ended.hung:
-        return Pickled(None, None, (), f"pickling took more than {limit_s:.3g} s")
-    died = f"the process ended with {ended.exit_code} while it pickled"
-    return Pickled(None, None, (), ended.message or died)
+        return PickleReport(None, None, (), f"pickling took more than {limit_s:.3g} s")
+    died = f"the process exited with {ended.exit_code} while pickling"
+    return PickleReport(None, None, (), ended.message or died)
 
 
-def _pickled(workload: Workload) -> Pickled:
+def _pickled(workload: Workload) -> PickleReport:
     loader = workload.loader(workload.present)
     parts = {
         "dataset": workload.dataset,
@@ -91,11 +91,11 @@ def _pickled(workload: Workload) -> Pickled:
     try:
         culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
         if culprits:
-            return Pickled(None, None, culprits)
+            return PickleReport(None, None, culprits)
         sink = _Sink()
         pickler = _Counting(sink)
         pickler.dump([parts[name] for name in _PARTS])
-        return Pickled(sink.nbytes, pickler.shared_bytes)
+        return PickleReport(sink.nbytes, pickler.shared_bytes)
     finally:
         context.set_spawning_popen(None)
 
@@ -208,13 +208,13 @@ def session_problem(workload: Workload, main: Any = None) -> Fault | None:
         return None
     if type(workload.dataset).__module__ != "__main__":
         return None
-    said = f"{described(workload.dataset)} is defined in no file"
-    summary = "Workers that are not forked cannot import what an interactive session defines"
-    return Fault("not_importable", summary, said, cures.NOT_IMPORTABLE)
+    said = f"{described(workload.dataset)} is not defined in a file"
+    summary = "Spawned workers cannot import what an interactive session defines"
+    return Fault("not_importable", summary, said, fixes.NOT_IMPORTABLE)
 
 
 def guard_problem(main: Any = None) -> Fault | None:
-    """What in the script would run anew in workers that are not forked, read off its text.
+    """Top-level code of the script that spawned workers would run again, from its source.
 
     That alone does no harm if it starts no worker: it explains workers that end as they start.
     """
@@ -224,7 +224,7 @@ def guard_problem(main: Any = None) -> Fault | None:
     if line is None:
         return None
     said = f"{path}:{line} runs when the script is imported"
-    return Fault("no_main_guard", cures.UNGUARDED, said, cures.MAIN_GUARD)
+    return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)
 
 
 def _unguarded_line(path: Path) -> int | None:

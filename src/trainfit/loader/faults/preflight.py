@@ -1,4 +1,4 @@
-"""Faults that are found before a loader is tuned: what can be told without a long run.
+"""Faults that are found before a loader is tuned, without a long run.
 
 What runs the user's code does so in forked processes, under a time limit.
 """
@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from trainfit.loader.faults import fixes as cures
+from trainfit.loader.faults import fixes
 from trainfit.loader.faults.constraints import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import pickled, session_problem
 from trainfit.loader.faults.sharding import check_sharding
 from trainfit.loader.measure import isolated
@@ -28,7 +28,7 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import Fault, LoaderSettings, StartMethod
 
 #: The sampler is slow where it takes this share of the time between two batches: the main
-#: thread has no more to give, beside taking batches over and the training step.
+#: thread can spend no more, next to receiving batches and the training step.
 _SAMPLER_SHARE: Final = 0.25
 #: Seconds before an epoch's first index that are worth a word.
 _SLOW_FIRST_S: Final = 1.0
@@ -140,8 +140,8 @@ def judge_sampler(
     if rate is not None and usual * rate >= _SAMPLER_SHARE:
         said = (
             f"{usual * 1e3:.3g} ms for the indices of a batch, in the main process: "
-            f"{100 * usual * rate:.0f}% of its time at {rate:.3g} batches/s, and no more than "
-            f"{1 / usual:.3g} batches/s with any workers"
+            f"{100 * usual * rate:.0f}% of its time at {rate:.3g} batches/s, and at most "
+            f"{1 / usual:.3g} batches/s with any number of workers"
         )
         faults.append(_slow_sampler(sampler, said))
     return tuple(faults)
@@ -153,27 +153,28 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
         many = f" over {len(sampler)} samples"
     except Exception:  # the sampler may be the user's own
         many = ""
-    cure = cures.HANGS["slow_sampler"]
+    fix = fixes.HANGS["slow_sampler"]
     if name == "WeightedRandomSampler":
-        cure = (
-            "it draws all of an epoch at once (torch.multinomial) and turns them into a list: "
-            "draw num_samples smaller than the data set, or a group by weight and a sample in it"
+        fix = (
+            "it draws a whole epoch at once (torch.multinomial) and converts it to a list: use "
+            "num_samples smaller than the data set, or draw a group by weight and then a sample "
+            "in it"
         )
-    return Fault("slow_sampler", f"{name}{many} is slow itself", said, cure)
+    return Fault("slow_sampler", f"{name}{many} is itself slow", said, fix)
 
 
 def _one_shot(sampler: Any) -> Fault | None:
     """A generator, or another iterator that is used up after one pass.
 
-    An object of a class written in Python may begin anew in ``__iter__`` and still be its own
+    An object of a class written in Python may restart in ``__iter__`` and still be its own
     iterator; built-in iterators do not.
     """
     is_python = "__dict__" in dir(type(sampler))
     if not inspect.isgenerator(sampler) and (is_python or not isinstance(sampler, Iterator)):
         return None
     said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
-    summary = "The sampler is used up after one epoch"
-    return Fault("not_restartable", summary, said, cures.NOT_RESTARTABLE)
+    summary = "The sampler is exhausted after one epoch"
+    return Fault("not_restartable", summary, said, fixes.NOT_RESTARTABLE)
 
 
 def _draw(source: Any, seconds: float) -> list[float]:
@@ -205,7 +206,7 @@ def check_workers(
 
     A few batches are made by one worker; if that fails, without workers, and by one worker of
     each other start method that the fault leaves. A data set that works in the main process
-    only gets the fault "main_process_only" besides.
+    only gets the fault "main_process_only" in addition.
 
     Args:
         limit_s: time limit of each try.
@@ -230,7 +231,7 @@ def check_workers(
         if other == wanted or not bounds_of(fault).allows(other):
             continue
         if _try(workload, other, limit_s, alone_s).fault is None:
-            evidence = f"{fault.evidence}; with {start} it works here"
+            evidence = f"{fault.evidence}; it works with {start} here"
             return (dataclasses.replace(fault, evidence=evidence),)
     return fault, _main_process_only(fault)
 
@@ -239,8 +240,8 @@ def _main_process_only(fault: Fault) -> Fault:
     return Fault(
         "main_process_only",
         "The data set works in the main process only",
-        f"with one worker: {fault.summary} ({fault.evidence}); without workers a batch came",
-        f"num_workers=0 until it is mended: {fault.cure}",
+        f"with one worker: {fault.summary} ({fault.evidence}); without workers it returned a batch",
+        f"num_workers=0 until it is fixed: {fault.fix}",
         fault.settings,
     )
 
@@ -250,12 +251,12 @@ class _Tried:
     """A trial run, and the fault that it met, if any."""
 
     run: Run
-    seen: Seen
+    seen: FailureContext
     fault: Fault | None
 
     @property
     def batch_s(self) -> float | None:
-        """What a batch took to make."""
+        """Production time of a batch."""
         records = [each for each in self.run.fetches if len(each)]
         return float(records[0][:, WALL].mean()) if records else None
 
@@ -281,7 +282,7 @@ def _try(
         run = run_loader(
             workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=most_batches
         )
-    seen = Seen.of(
+    seen = FailureContext.of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,

@@ -1,4 +1,4 @@
-"""Do the workers of an iterable data set share its samples, or does each give all of them?
+"""Checks whether the workers of an iterable data set share its samples or each yields all of them.
 
 Each worker has a copy of an iterable data set, and iterates all of it unless the data set, or
 ``worker_init_fn``, asks which worker it is (torch.utils.data.IterableDataset's documentation).
@@ -28,18 +28,18 @@ SAMPLES: Final = 64
 #: Samples of the same digest that two workers may have by chance; above it they are shared.
 _SAME_SHARE: Final = 0.5
 
-CURE: Final = """shard by worker in __iter__:
+SHARDING_FIX: Final = """shard by worker in __iter__:
     worker = torch.utils.data.get_worker_info()
     number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     for index, sample in enumerate(source):
         if index % workers == number:
             yield sample
-better: give each worker its own files, files[number::workers]; with DistributedDataParallel
+better: assign each worker its own files, files[number::workers]; with DistributedDataParallel
 also by rank. Until then num_workers=1"""
 
 
 @dataclass(frozen=True)
-class Passes:
+class WorkerSamples:
     """What workers gave: the digests of each worker's samples in their order.
 
     ``ended`` is whether each came to its end; ``again`` how many samples a second pass of the
@@ -62,9 +62,10 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Fault, ..
         faults.append(
             Fault(
                 "not_restartable",
-                "The iterable data set gives nothing in a second epoch",
+                "The iterable data set yields nothing in a second epoch",
                 f"{len(one.digests[0])} samples in the first pass, 0 in the second",
-                "let __iter__ begin anew each time: do not keep a generator in the data set",
+                "make __iter__ start from the beginning each time: do not keep a generator in "
+                "the data set",
             )
         )
     if one is None or two is None:
@@ -74,50 +75,54 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Fault, ..
     return (*faults, fault) if fault is not None else tuple(faults)
 
 
-def judge(one: Passes, two: Passes, seeded: Passes | None) -> Fault | None:
+def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) -> Fault | None:
     """The fault of what one worker gave, what two gave, and two with the same random seeds."""
     first, second = len(two.digests[0]), len(two.digests[1])
     if shares(two, one):
         evidence = (
-            f"of {second} samples of the second worker, {_common(two)} are samples of the first"
+            f"{_common(two)} of the second worker's {second} samples are also the first worker's"
         )
     elif one.ended and two.ended and one.digests[0] and first == second == len(one.digests[0]):
-        evidence = f"one worker gives {len(one.digests[0])} samples, two give {first + second}"
+        evidence = f"one worker yields {len(one.digests[0])} samples, two yield {first + second}"
     elif seeded is not None and shares(seeded, one):
         return Fault(
             "iterable_perhaps_not_sharded",
-            "Workers go over the same samples, unless all of a sample is random",
-            "with equal random seeds two workers give the same samples: the data set does not "
-            "ask which worker it is in",
-            CURE,
+            "Workers yield the same samples, unless samples are entirely random",
+            "with equal random seeds two workers yield the same samples: the data "
+            "set does not use get_worker_info()",
+            SHARDING_FIX,
         )
     else:
         return None
-    summary = "Each worker gives all samples: an epoch has them once for each worker"
-    return Fault("iterable_not_sharded", summary, evidence, CURE)
+    summary = "Each worker yields all samples: an epoch repeats them once per worker"
+    return Fault("iterable_not_sharded", summary, evidence, SHARDING_FIX)
 
 
-def shares(two: Passes, one: Passes) -> bool:
+def shares(two: WorkerSamples, one: WorkerSamples) -> bool:
     """Do two workers give the same samples, which do not repeat with one worker?"""
     if len(two.digests) < 2 or not two.digests[1] or not one.digests[0]:
         return False
     alone = one.digests[0]
     if 1 - len(set(alone)) / len(alone) >= _SAME_SHARE / 2 and len(alone) > 1:
-        return False  # samples are alike anyway: cannot be told by their content
+        return False  # samples are alike anyway: cannot be distinguished by content
     return _common(two) > _SAME_SHARE * len(two.digests[1])
 
 
-def _common(two: Passes) -> int:
+def _common(two: WorkerSamples) -> int:
     first = set(two.digests[0])
     return sum(1 for each in two.digests[1] if each in first)
 
 
-def _passes(workload: Workload, workers: int, same_seeds: bool, limit_s: float) -> Passes | None:
+def _passes(
+    workload: Workload, workers: int, same_seeds: bool, limit_s: float
+) -> WorkerSamples | None:
     function = functools.partial(_iterate, workload, workers, same_seeds, limit_s / 2)
     return isolated.call(function, limit_s).value
 
 
-def _iterate(workload: Workload, workers: int, same_seeds: bool, seconds: float) -> Passes | None:
+def _iterate(
+    workload: Workload, workers: int, same_seeds: bool, seconds: float
+) -> WorkerSamples | None:
     init = workload.loader(workload.present).worker_init_fn
     # Unbatched, each sample with its worker: batches of two workers differ by their cut alone.
     loader: DataLoader[Any] = DataLoader(
@@ -141,7 +146,7 @@ def _iterate(workload: Workload, workers: int, same_seeds: bool, seconds: float)
         if time.monotonic() > deadline:
             break
     digests = tuple(tuple(each) for each in found.values())
-    return Passes(digests, len(ended) == workers, again)
+    return WorkerSamples(digests, len(ended) == workers, again)
 
 
 class _Tagged(IterableDataset[Any]):

@@ -23,7 +23,7 @@ Role = Literal["worker", "iterating", "pinning", "other"]
 
 
 @dataclass(frozen=True)
-class Stack:
+class ThreadStack:
     """A thread's frames, innermost first."""
 
     frames: tuple[Frame, ...]
@@ -79,7 +79,7 @@ class Stack:
         return self.user or next(iter(self.own), None)
 
 
-def parse(text: str) -> tuple[Stack, ...]:
+def parse(text: str) -> tuple[ThreadStack, ...]:
     """The stacks in what processes wrote, in their order."""
     stacks: list[list[Frame]] = []
     for line in text.split("\n"):
@@ -89,10 +89,10 @@ def parse(text: str) -> tuple[Stack, ...]:
             number = int(found["line"])
             code = linecache.getline(found["path"], number).strip()
             stacks[-1].append(Frame(found["path"], number, found["function"], code))
-    return tuple(Stack(tuple(frames)) for frames in stacks if frames)
+    return tuple(ThreadStack(tuple(frames)) for frames in stacks if frames)
 
 
-def library(stack: Stack, known: Mapping[str, object]) -> str:
+def library(stack: ThreadStack, known: Mapping[str, object]) -> str:
     """The library of ``known`` that a thread is in, or empty.
 
     Native code has no frames of its own: where the innermost line is the user's, the names in
@@ -108,7 +108,7 @@ def library(stack: Stack, known: Mapping[str, object]) -> str:
     return ""
 
 
-def waits_for_lock(stack: Stack) -> bool:
+def waits_for_lock(stack: ThreadStack) -> bool:
     """Is the innermost line one that waits for a lock, a thread or a queue?"""
     frame = next(iter(stack.own), None)
     if frame is None:

@@ -1,6 +1,6 @@
-"""What Python said of an exception: its type and message, and the line of the user's code.
+"""Parser of tracebacks: an exception's type and message, and the line of the user's code.
 
-A DataLoader raises a worker's exception anew in the main process, with the worker's traceback
+A DataLoader re-raises a worker's exception in the main process, with the worker's traceback
 as its message (`torch/_utils.py`, ``ExceptionWrapper``); exceptions whose constructor does not
 take a message become a ``RuntimeError``.
 """
@@ -68,7 +68,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Raised:
+class ParsedException:
     """An exception: ``where`` it was caught ("in DataLoader worker process 0") or empty."""
 
     type: str
@@ -92,7 +92,7 @@ class Raised:
         return next(reversed(users or packages), None)
 
 
-def parse(error_type: str, message: str, text: str) -> Raised:
+def parse(error_type: str, message: str, text: str) -> ParsedException:
     """What was raised, from an exception's type, message and traceback.
 
     A worker's exception is looked for in the message, then in the traceback, which shows it
@@ -100,9 +100,9 @@ def parse(error_type: str, message: str, text: str) -> Raised:
     """
     found = _CAUGHT.search(message) or _CAUGHT.search(text)
     if found is None:
-        return Raised(error_type, message, "", frames(text))
+        return ParsedException(error_type, message, "", frames(text))
     name, inner = found["type"], found["text"]
-    return Raised(name, _message(name, inner), found["where"], frames(inner))
+    return ParsedException(name, _message(name, inner), found["where"], frames(inner))
 
 
 def frames(text: str) -> tuple[Frame, ...]:
@@ -145,6 +145,6 @@ def _own_folder() -> str:
 
 @functools.cache
 def _python_folders() -> tuple[str, ...]:
-    """Folders of Python's own library (packages installed in them are told apart before)."""
+    """Folders of Python's own library (packages installed in them are distinguished before)."""
     names = ("stdlib", "platstdlib")
     return tuple({os.path.join(sysconfig.get_path(name), "") for name in names})

@@ -1,1 +1,1 @@
-"""Real runs of a DataLoader: what each batch takes, and what disturbed it."""
+"""Real runs of a DataLoader: the time of each batch, and what disturbed it."""

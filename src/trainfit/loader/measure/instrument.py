@@ -1,4 +1,4 @@
-"""What workers and the main process note down of each batch during a real run.
+"""Records of workers and main process about each batch of a real run.
 
 Workers write into a file that all processes map; nothing is added to the queues. The clock is
 the system's monotonic one, the same in every process.
@@ -26,22 +26,22 @@ from numpy.typing import NDArray
 BEGAN, WALL, CPU, PROCESS_CPU, CORE, COLLECTED = range(6)
 COLUMNS: Final = 6
 #: A column more, of runs that were brought to full speed
-#: (:mod:`trainfit.loader.model.undisturbed`): what
-#: the batch's work is to be multiplied by, besides.
+#: (:mod:`trainfit.loader.model.noise_correction`): what
+#: the batch's work is also to be multiplied by.
 LOCAL: Final = 6
-#: Columns of a receipt (:class:`Receipts`).
+#: Columns of a receipt (:class:`TransferTimes`).
 TOOK, WORKED, CLOCK, DONE, PLACE = range(5)
 _RECEIPT: Final = 5
 _Receipt = tuple[float, float, float, float, float]
 #: Batches a worker can note down; later ones are not.
 CAPACITY: Final = 1 << 14
-#: With this signal each process writes the stacks of its threads (see :class:`Notebook`).
+#: With this signal each process writes the stacks of its threads (see :class:`WorkerRecords`).
 STACKS_SIGNAL: Final = signal.SIGUSR2
 
 Records = NDArray[np.float64]
 
 
-class Notebook:
+class WorkerRecords:
     """The workers' records, in a folder that the caller removes.
 
     As ``notebook.init(user's worker_init_fn)`` it goes to the workers by whatever start method.
@@ -178,7 +178,7 @@ def _core_now() -> Callable[[], int]:
     return lambda: -1
 
 
-class Receipts:
+class TransferTimes:
     """Times of taking batches from the workers' queue, and of copies to pinned memory.
 
     A context manager; columns are wall seconds and CPU seconds of the thread that did it, that
@@ -198,7 +198,7 @@ class Receipts:
     def pinned(self) -> Records:
         return np.array(self._pinned).reshape(-1, _RECEIPT)
 
-    def __enter__(self) -> Receipts:
+    def __enter__(self) -> TransferTimes:
         self._queues: Any = _module("multiprocessing.queues")
         self._pinning: Any = _module("torch.utils.data._utils.pin_memory")
         self._pickler, self._pin = self._queues._ForkingPickler, self._pinning.pin_memory

@@ -1,4 +1,4 @@
-"""Calls a function in a forked process under a time limit; whatever it does, we go on.
+"""Calls a function in a forked process under a time limit, so that its crash or hang does no harm.
 
 What is tried out here may crash, be killed or hang; its processes are a group of their own and
 end with the call.
@@ -28,7 +28,7 @@ _TICK_S: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Ended(Generic[_T]):
+class CallOutcome(Generic[_T]):
     """How a call ended: its value, or what it raised, or how its process died.
 
     ``exit_code`` is negative for a signal; ``hung`` is whether it was ended at its time limit.
@@ -48,7 +48,7 @@ class Ended(Generic[_T]):
 
 def call(
     function: Callable[[], _T], limit_s: float, stacks_signal: signal.Signals | None = None
-) -> Ended[_T]:
+) -> CallOutcome[_T]:
     """Run ``function`` in a fork of this process, for ``limit_s`` seconds at most.
 
     Its value goes through a pipe. With ``stacks_signal``, all processes of a call that hangs
@@ -66,7 +66,7 @@ def call(
     with contextlib.suppress(OSError):  # the child was faster
         os.setpgid(group, group)
     try:
-        ended: Ended[_T] = _await(receiver, process, limit_s)
+        ended: CallOutcome[_T] = _await(receiver, process, limit_s)
         if ended.hung and stacks_signal is not None:
             _signal_all(group, stacks_signal)
             time.sleep(_STACKS_S)
@@ -79,7 +79,7 @@ def call(
         process.join()
 
 
-def call_here(function: Callable[[], _T], limit_s: float) -> Ended[_T]:
+def call_here(function: Callable[[], _T], limit_s: float) -> CallOutcome[_T]:
     """The same in this process (main thread), where ``function`` needs all threads.
 
     At the time limit it is interrupted as soon as Python runs; C code that hangs stays.
@@ -95,7 +95,7 @@ def call_here(function: Callable[[], _T], limit_s: float) -> Ended[_T]:
     try:
         return _outcome(function)
     except _Late:
-        return Ended(hung=True)
+        return CallOutcome(hung=True)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former if former is not None else signal.SIG_DFL)
@@ -115,34 +115,34 @@ def _serve(function: Callable[[], Any], sender: Any) -> None:
     try:
         data = pickle.dumps(ended)
     except Exception as error:  # the value of a call of our own: a defect of ours
-        data = pickle.dumps(Ended(error_type=type(error).__name__, message=str(error)))
+        data = pickle.dumps(CallOutcome(error_type=type(error).__name__, message=str(error)))
     sender.send_bytes(data)
     sender.close()
 
 
-def _outcome(function: Callable[[], _T]) -> Ended[_T]:
+def _outcome(function: Callable[[], _T]) -> CallOutcome[_T]:
     try:
-        return Ended(function())
+        return CallOutcome(function())
     except (_Late, KeyboardInterrupt):
         raise
     except BaseException as error:
         text = traceback.format_exc()
-        return Ended(error_type=type(error).__name__, message=str(error), traceback=text)
+        return CallOutcome(error_type=type(error).__name__, message=str(error), traceback=text)
 
 
-def _await(receiver: Any, process: Any, limit_s: float) -> Ended[Any]:
+def _await(receiver: Any, process: Any, limit_s: float) -> CallOutcome[Any]:
     """The value, once it is there or the process is dead or late."""
     deadline = time.monotonic() + limit_s
     while not receiver.poll(min(_TICK_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:
-            return Ended(hung=True)
+            return CallOutcome(hung=True)
         if process.exitcode is not None and not receiver.poll(0):
-            return Ended(exit_code=process.exitcode)
+            return CallOutcome(exit_code=process.exitcode)
     try:
-        ended: Ended[Any] = pickle.loads(receiver.recv_bytes())
+        ended: CallOutcome[Any] = pickle.loads(receiver.recv_bytes())
     except EOFError:
         process.join(1.0)
-        return Ended(exit_code=process.exitcode if process.exitcode is not None else -9)
+        return CallOutcome(exit_code=process.exitcode if process.exitcode is not None else -9)
     return ended
 
 

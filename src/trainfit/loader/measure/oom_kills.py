@@ -1,4 +1,4 @@
-"""What the kernel counts of processes that it killed because memory ran out.
+"""The kernel's count of OOM kills.
 
 ``oom_kill`` of /proc/vmstat counts the machine's (mm/oom_kill.c counts every victim there);
 of a cgroup it is in ``memory.events`` (version 2) or ``memory.oom_control`` (version 1, since

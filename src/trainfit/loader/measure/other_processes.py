@@ -1,4 +1,4 @@
-"""What other processes took of the cores while a loader ran: a run beside them tells of both."""
+"""CPU time that other processes used while a loader ran: rates measured meanwhile reflect both."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import psutil
 from trainfit.hardware.cpu.idle_usage import busy_seconds
 from trainfit.hardware.host.cgroup import shared_quota
 from trainfit.hardware.host.system import System
-from trainfit.results.loader import BESIDE_OTHERS
+from trainfit.results.loader import DISTURBED_CORES
 
 #: Seconds in a nanosecond.
 _NS: Final = 1e-9
 
 
-def is_beside_others(cores: float | None) -> bool:
+def is_disturbed(cores: float | None) -> bool:
     """Did other processes that took so many cores disturb? (``None``, not told, is no.)"""
-    return (cores or 0.0) > BESIDE_OTHERS
+    return (cores or 0.0) > DISTURBED_CORES
 
 
 def waits_for_cores(
@@ -45,7 +45,7 @@ def waits_for_cores(
     return tuple(found)
 
 
-class OthersWork:
+class OtherProcessLoad:
     """Counts from when it is made: others are all but the process ``root`` (by default this one)
     and what it has started.
 
@@ -61,7 +61,7 @@ class OthersWork:
 
     def cores(self) -> float | None:
         """That others kept busy since, on average, beyond those that idled: where as many idle,
-        nobody is in the way. ``None`` where it cannot be told."""
+        nobody is in the way. ``None`` where unknown."""
         now, before = self._now(), self._before
         if now is None or before is None or now.at <= before.at:
             return None

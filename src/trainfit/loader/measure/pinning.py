@@ -3,7 +3,7 @@
 PyTorch leaves ``pin_memory=True`` out on a machine without one. Here the DataLoader's own
 pinning thread runs, and copies each tensor into a buffer that was used before, as the caching
 host allocator gives it (sizes rounded up to powers of two, `ATen/core/CachingHostAllocator.h`).
-What a GPU's driver does besides to pin a new buffer is paid once and is left out.
+What a GPU's driver does in addition to pin a new buffer is paid once and is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Several training processes with a loader each on one machine: what one of them gets.
+"""Several training processes with a loader each on one machine: the rate of one of them.
 
 The probe has the whole machine; what it finds is brought to one rank's share of the cores for the
-model. A real run that confirms is made beside as many copies of the same loader as there are
-other ranks, all at work: they take their share of the cores, the caches and the storage, and no
+model. A real run that confirms is made alongside as many copies of the same loader as there are
+other ranks, all running: they use their share of the cores, the caches and the storage, and no
 division has to be assumed.
 """
 
@@ -24,7 +24,7 @@ from trainfit.loader.measure.run import Run, pinning, shut_down, take_step
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.model.fitting import Fitted
-from trainfit.loader.tune.cores import model_cores
+from trainfit.loader.tune.machine_limits import model_cores
 from trainfit.results.loader import LoaderMachine, LoaderSettings
 
 #: Seconds between looks at whether the process that started this one still lives, at the least.
@@ -33,7 +33,7 @@ _TICK_S: Final = 0.05
 
 def share_of(fitted: Fitted, machine: LoaderMachine, ranks: int) -> Fitted:
     """A model of a loader that has the machine to itself, for one of ``ranks`` on its share of it
-    (``machine``), with the others at work alike.
+    (``machine``), with the others running alike.
 
     With n busy cores of each rank, all of n × ranks slow one another (see
     :class:`~trainfit.loader.model.events.Cores`): 1 + c (n r - 1) = (1 + c (r - 1)) (1 + c' (n -
@@ -57,13 +57,13 @@ def alone_note(runs: Iterable[Run], ranks: int) -> str:
     if fewest >= ranks:
         return ""
     return (
-        f"of {ranks} copies of the loader, one for each rank, {fewest} ran to the end of a real "
-        "run: measured rates may be too high; look at RAM and /dev/shm with fewer --ranks"
+        f"of {ranks} copies of the loader, one for each rank, {fewest} ran to the end of a "
+        "real run: measured rates may be too high; check RAM and /dev/shm, or use fewer --ranks"
     )
 
 
-class Others:
-    """The processes of the other ranks, while they are at work."""
+class OtherRanks:
+    """The processes of the other ranks, while they run."""
 
     def __init__(self, processes: list[Any]) -> None:
         self._processes = processes
@@ -76,8 +76,8 @@ class Others:
 @contextlib.contextmanager
 def others(
     workload: Workload, settings: LoaderSettings, consumer: Consumer, count: int, limit_s: float
-) -> Iterator[Others]:
-    """``count`` copies of the loader at work, each in processes of its own, until the end of the
+) -> Iterator[OtherRanks]:
+    """``count`` running copies of the loader, each in its own processes, until the end of the
     context; they have got their first batch when it begins, or it is ``limit_s`` seconds later.
 
     Each draws an order of batches of its own, as ranks do. Without workers each works with one
@@ -100,7 +100,7 @@ def others(
             processes.append(process)
             receivers.append(receiver)
         _await_first(receivers, limit_s)
-        yield Others(processes)
+        yield OtherRanks(processes)
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""One real run of a DataLoader against a consumer that takes a step's time.
+"""One real run of a DataLoader with a consumer that waits a step's time per batch.
 
 A run with workers happens in a forked process of its own, which may crash, be killed or hang;
 one without workers happens here, with all threads that PyTorch has.
@@ -28,12 +28,12 @@ from trainfit.loader.measure.instrument import (
     COLUMNS,
     STACKS_SIGNAL,
     WALL,
-    Notebook,
-    Receipts,
     Records,
+    TransferTimes,
+    WorkerRecords,
     time_fetches,
 )
-from trainfit.loader.measure.other_processes import OthersWork, waits_for_cores
+from trainfit.loader.measure.other_processes import OtherProcessLoad, waits_for_cores
 from trainfit.loader.measure.pinning import emulated_pinning
 from trainfit.loader.measure.saving import save_seconds
 from trainfit.loader.measure.workload import Workload
@@ -84,7 +84,7 @@ def _no_records() -> Records:
 class Run:
     """What a run took; times on the monotonic clock, in seconds.
 
-    ``handed`` is when each batch was handed over, ``waited`` how long ``next`` took for it and
+    ``handed`` is when each batch was returned, ``waited`` how long ``next`` took for it and
     ``next_cpu`` the main thread's CPU time meanwhile, ``steps`` how long the consumer's step
     took. ``fetches`` are each worker's records (:mod:`trainfit.loader.measure.instrument`; without
     workers those of the main process), ``received`` and ``pinned`` wall and CPU of taking a
@@ -126,7 +126,7 @@ class Run:
     full_speed_batches_per_s: float | None = None
     """The rate that it would have had at the cores' full speed, where that was worked out."""
     ranks: int = 1
-    """Copies of the loader that were at work until its end, this one among them."""
+    """Copies of the loader that ran until its end, this one among them."""
 
     @property
     def warm(self) -> int:
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """In which the counted batches were handed over."""
+        """In which the counted batches were returned."""
         return float(self.handed[-1] - self.handed[self.warm]) if self.counted else 0.0
 
     @property
@@ -165,7 +165,7 @@ class Run:
         """The first of a worker's records that counts.
 
         Its first batch never does (imports, caches, files that are opened once), nor those that
-        it made before the batches that count were handed over, if others are left.
+        it made before the batches that count were returned, if others are left.
         """
         early = self.warm // max(1, self.settings.num_workers)
         return max(1, min(early, len(records) // 2))
@@ -199,7 +199,7 @@ def run_loader(
     consumer = consumer or Consumer(0.0)
     limit_s = seconds + PATIENCE_S if limit_s is None else limit_s
     with tempfile.TemporaryDirectory(prefix="trainfit-loader-") as folder:
-        notebook = Notebook(Path(folder), max(1, settings.num_workers))
+        notebook = WorkerRecords(Path(folder), max(1, settings.num_workers))
         # Other ranks' loaders and who watches the cores are this process', not others'.
         function = functools.partial(
             _run, workload, settings, consumer, seconds, most_batches, saves, notebook, os.getpid()
@@ -213,7 +213,7 @@ def run_loader(
 
 
 def watched(
-    function: Callable[[], _T], settings: LoaderSettings, limit_s: float, notebook: Notebook
+    function: Callable[[], _T], settings: LoaderSettings, limit_s: float, notebook: WorkerRecords
 ) -> tuple[_T | None, Failure]:
     """Call what iterates a loader of these settings: in a forked process with workers, here
     without. Its value, or why there is none."""
@@ -238,7 +238,7 @@ def _run(
     seconds: float,
     most_batches: int | None,
     saves: bool,
-    notebook: Notebook,
+    notebook: WorkerRecords,
     root: int,
 ) -> Run:
     if settings.num_workers:
@@ -246,7 +246,7 @@ def _run(
     records = np.zeros((1 << 14, COLUMNS))
     restore = None if settings.num_workers else time_fetches(records)
     try:
-        with pinning(settings), Receipts() as receipts:
+        with pinning(settings), TransferTimes() as receipts:
             loader = workload.loader(settings, notebook.init)
             loop = _Loop(loader, settings, consumer, seconds, most_batches, saves, root)
             failure = loop.run()
@@ -328,7 +328,7 @@ class _Loop:
             with contextlib.suppress(psutil.Error):  # one that died at once: it will be seen
                 workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
                 before = _switches(workers)
-            others = OthersWork(self._root)
+            others = OtherProcessLoad(self._root)
             makers = workers or [psutil.Process()]
             waited = waits_for_cores(makers)
             self._iterate(batches)

@@ -1,4 +1,4 @@
-"""What saving a checkpoint takes while workers are busy with their next batches.
+"""Time of saving a checkpoint while workers are busy with their next batches.
 
 The main process saves, and takes no batch meanwhile; each worker goes on until its queue is full.
 """

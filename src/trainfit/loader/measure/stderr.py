@@ -1,4 +1,4 @@
-"""What processes write to stderr, which is where some faults are told and nowhere else.
+"""What processes write to stderr, the only place where some faults are reported.
 
 A worker that cannot be started, or whose queue thread cannot send a batch, prints a traceback
 and says nothing to the process that waits for it.

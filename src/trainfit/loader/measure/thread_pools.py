@@ -1,7 +1,7 @@
-"""What threads libraries have in a worker, and whether a batch makes them start any.
+"""Libraries' threads in a worker, and whether a batch starts any.
 
 After a fork a library's threads are gone until they are used again: what a worker has more
-after a batch than before is at work in it, other than most pools.
+after a batch than before works in it, unlike most pools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a DataLoader loads, apart from the settings that it loads it with."""
+"""A DataLoader's workload, apart from its settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Workload:
 
     Its loaders never end: after the last batch of an epoch comes the first of the next, in the
     order that the sampler gives then. (Where an epoch ends, workers that are not persistent
-    start anew; the model prices that apart.)
+    restart; the model accounts for that separately.)
 
     Args:
         loader: the user's DataLoader; it is neither iterated nor changed.
@@ -48,7 +48,7 @@ class Workload:
             isinstance(source, IterableDataset) or hasattr(source, "__getitem__")
         ):
             raise LoaderError(
-                f"{type(source).__name__} is neither a DataLoader nor a data set: give an object "
+                f"{type(source).__name__} is neither a DataLoader nor a data set: return an object "
                 "with __getitem__ and __len__, an IterableDataset, or a DataLoader of it"
             )
         return cls(DataLoader(source, batch_size))
@@ -75,7 +75,7 @@ class Workload:
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """The random generators that decide the order of batches, besides PyTorch's own."""
+        """The random generators that decide the order of batches, in addition to PyTorch's own."""
         loader = self._loader
         inner = getattr(loader.batch_sampler, "sampler", None)
         holders = (loader, loader.sampler, loader.batch_sampler, inner)
@@ -194,7 +194,8 @@ def default_start() -> StartMethod:
 
 
 class _Endless:
-    """A sampler that begins anew when it is exhausted, and notes what each answer takes."""
+    """A sampler that restarts when it is exhausted, and records the time of each batch of
+    indices."""
 
     def __init__(self, sampler: Any, seconds: list[float]) -> None:
         self._sampler, self._seconds = sampler, seconds
@@ -213,7 +214,7 @@ class _Endless:
 
 
 class _EndlessIterable(IterableDataset[Any]):
-    """An iterable data set that begins anew when it is exhausted.
+    """An iterable data set that restarts when it is exhausted.
 
     To a ``worker_init_fn`` it is the data set itself: attributes are read and written there
     (PyTorch's documentation shards so).

@@ -2,8 +2,8 @@
 
 What can be read is read (costs, CPU times). What only shows in a rate is fitted to the run that
 depends on it most, one after the other: contention to two workers, waiting on crowded cores to
-the tight step, pinning to the pinned run. Rates of runs that were only made beside other processes
-tell of these, too: nothing is fitted to them, least of all a lock.
+the tight step, pinning to the pinned run. Rates of runs that were only made alongside other
+processes tell of these, too: nothing is fitted to them, least of all a lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainfit.loader.measure.instrument import (
 )
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.core_waits import without_core_waits
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.fitting import (
     Costs,
@@ -58,7 +58,7 @@ _MOST_CONVOY: Final = 0.2
 _LOCK_ROUNDS: Final = 2
 #: More than all of its work is not lost where threads take turns.
 _MOST_SHARING: Final = 1.0
-#: How far a run of seconds tells its rate, and the work of a batch beside another run's (standard
+#: How far a run of seconds tells its rate, and the work of a batch against another run's (standard
 #: deviations of the logarithm: docs/figures.md has runs of one setting).
 _RATE_NOISE, _WORK_NOISE = 0.03, 0.05
 #: Losses that are tried.
@@ -84,8 +84,8 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
         if not alone:
             return None
         pinned = _alone_pinned(readings)
-        return Fitted(alone, alone, HandOff(), HandOff(), cores, 0.0, alone_pinned=pinned)
-    hot = _hand_off(readings, costs)
+        return Fitted(alone, alone, Transfer(), Transfer(), cores, 0.0, alone_pinned=pinned)
+    hot = _transfer(readings, costs)
     start = start_s(readings) or 0.0
     fitted = Fitted(
         batch_costs(costs),
@@ -153,7 +153,7 @@ def _pauses(readings: Readings) -> Pauses:
 # --- What is read -----------------------------------------------------------------------------
 
 
-def _hand_off(readings: Readings, costs: Costs) -> HandOff:
+def _transfer(readings: Readings, costs: Costs) -> Transfer:
     """Of a main thread that never sleeps."""
     ones, pinned = readings.of("one"), readings.of("pinned")
     receive = mean([run.received[run.warm :, WORKED] for run in ones])
@@ -172,7 +172,7 @@ def _hand_off(readings: Readings, costs: Costs) -> HandOff:
         ],
         default=waited,
     )
-    return HandOff(
+    return Transfer(
         receive_s=receive,
         pin_s=mean([_pinning(run) for run in pinned]),
         next_s=max(0.0, took - receive),
@@ -186,7 +186,7 @@ def _hand_off(readings: Readings, costs: Costs) -> HandOff:
     )
 
 
-def _cold(readings: Readings, hot: HandOff) -> HandOff:
+def _cold(readings: Readings, hot: Transfer) -> Transfer:
     """Of a main thread whose steps sleep."""
     paced = readings.of("paced")
     if not paced:
@@ -197,7 +197,7 @@ def _cold(readings: Readings, hot: HandOff) -> HandOff:
 
 
 def _waits(run: Run) -> Any:
-    """What each batch's taking over waited, but for those that a garbage collection of their
+    """How long receiving each batch waited, except where a garbage collection of their
     worker held up: the model has these collections themselves."""
     counted = run.received[run.warm :]
     waits = counted[:, TOOK] - counted[:, WORKED]
@@ -232,7 +232,7 @@ def _made_by(run: Run, receipt: Records) -> tuple[Records, int] | None:
 
 
 def _pinning(run: Run) -> Any:
-    """What the pinning thread worked for each batch besides taking it over."""
+    """CPU time of the pinning thread for each batch, without receiving it."""
     count, first = min(len(run.pinned), len(run.received)), max(1, run.warm)
     if count < first + 2:
         return run.pinned[:, WORKED]
@@ -241,8 +241,8 @@ def _pinning(run: Run) -> Any:
 
 
 def _latency(readings: Readings, costs: Costs) -> float:
-    """Of batches that come one at a time; beside other processes it would be waits for cores."""
-    if "turn" in readings.beside_others():
+    """Of batches that come one at a time; alongside other processes it would be waits for cores."""
+    if "turn" in readings.disturbed():
         return 0.0
     return mean([_turn_latency(run, costs) for run in readings.of("turn")])
 
@@ -264,8 +264,8 @@ def _crowded_latency(readings: Readings) -> float:
     """How much longer batches are under way while more workers than cores work, on average."""
     free = [_under_way(run) for run in readings.of("turn")]
     crowded = [_under_way(run) for run in readings.of("over")]
-    beside = not readings.beside_others().keys().isdisjoint(("turn", "over"))
-    if not free or not crowded or beside:
+    disturbed = not readings.disturbed().keys().isdisjoint(("turn", "over"))
+    if not free or not crowded or disturbed:
         return 0.0
     return max(0.0, mean(crowded) - mean(free))
 
@@ -294,11 +294,11 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     rate = readings.rate("two")
     if rate is None or len(fitted.cores.speeds) < 2:
         return fitted
-    beside = not readings.beside_others().keys().isdisjoint(("one", "two"))
+    disturbed = not readings.disturbed().keys().isdisjoint(("one", "two"))
     twos = [both for run in readings.of("two") if (both := costs_of(run))]
     by_cpu = statistics.fmean(ratio(both.cpu_s, costs.cpu_s) for both in twos) if twos else 1.0
     of_cores = fitted.with_contention(min(1.0, max(0.0, by_cpu - 1)))
-    if beside:
+    if disturbed:
         return of_cores
     free = _rate_of(readings, "two")(of_cores)
     if twos and rate < _LOCK_SLOWER * free and _more_waits(readings, costs) > _LOCK_WAITS:
@@ -362,7 +362,7 @@ def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
     """What taking turns on a core costs, by a run with more workers than cores; where that has
     a core for each, what so many busy cores cost one another."""
     runs, rate = readings.of("over"), readings.rate("over")
-    if not runs or rate is None or fitted.locked_share or "over" in readings.beside_others():
+    if not runs or rate is None or fitted.locked_share or "over" in readings.disturbed():
         return fitted
     settings, cores, rate_of = runs[0].settings, fitted.cores, _rate_of(readings, "over")
     if settings.num_workers <= len(cores.speeds):
@@ -412,34 +412,34 @@ def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:
         return fitted
 
     def waiting(wait_s: float) -> Fitted:
-        hot = dataclasses.replace(fitted.hand_off, crowded_wait_s=wait_s)
-        cold = dataclasses.replace(fitted.cold_hand_off, crowded_wait_s=wait_s)
-        return dataclasses.replace(fitted, hand_off=hot, cold_hand_off=cold)
+        hot = dataclasses.replace(fitted.transfer, crowded_wait_s=wait_s)
+        cold = dataclasses.replace(fitted.cold_transfer, crowded_wait_s=wait_s)
+        return dataclasses.replace(fitted, transfer=hot, cold_transfer=cold)
 
     step_s = statistics.fmean(float(run.steps[1:].mean()) for run in runs)
     # Cores are not crowded all the time; waits are longer than on average while they are. But
     # not by any number: the rate may be short for other reasons.
     waits = mean([_waits(run) for run in runs])
-    most = _CROWDED * max(0.0, waits - fitted.hand_off.receive_wait_s)
+    most = _CROWDED * max(0.0, waits - fitted.transfer.receive_wait_s)
     rate = readings.rate("tight")
-    if rate is None or most <= 0 or "tight" in readings.beside_others():
+    if rate is None or most <= 0 or "tight" in readings.disturbed():
         return waiting(0.0)
     rate_of = _rate_of(readings, "tight", step_s)
     return waiting(bisect(lambda wait_s: rate_of(waiting(wait_s)), rate, most))
 
 
 def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:
-    """What pinning takes of the cores besides what its thread's clock says (caches that it
+    """CPU time that pinning costs beyond its thread's clock (caches that it
     empties), where cores bound the pinned run."""
     rate = readings.rate("pinned")
-    if rate is None or "pinned" in readings.beside_others():
+    if rate is None or "pinned" in readings.disturbed():
         return fitted
-    read, rate_of = fitted.hand_off.pin_s, _rate_of(readings, "pinned")
+    read, rate_of = fitted.transfer.pin_s, _rate_of(readings, "pinned")
 
     def taking(more: float) -> Fitted:
-        hot = dataclasses.replace(fitted.hand_off, pin_s=read + more)
-        cold = dataclasses.replace(fitted.cold_hand_off, pin_s=read + more)
-        return dataclasses.replace(fitted, hand_off=hot, cold_hand_off=cold)
+        hot = dataclasses.replace(fitted.transfer, pin_s=read + more)
+        cold = dataclasses.replace(fitted.cold_transfer, pin_s=read + more)
+        return dataclasses.replace(fitted, transfer=hot, cold_transfer=cold)
 
     def predicted(more: float) -> float:
         return rate_of(taking(more))

@@ -1,4 +1,4 @@
-"""How long workers waited for a core that somebody else had.
+"""Time that workers waited for cores that other processes used.
 
 That is neither work nor waiting of a worker's own choice (for a disk, a lock, the network): where
 cores are free it does not happen. The kernel counts it for each thread.

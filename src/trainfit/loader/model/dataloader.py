@@ -26,6 +26,7 @@ from typing import Final
 from trainfit.loader.model.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
 from trainfit.loader.model.garbage_collection import Pauses
 from trainfit.results.loader import LoaderSettings
+from trainfit.results.runs.loading import Consumer as Consumer  # a term of this model, too
 
 #: Of a simulated run, batches that are not counted: the queues are full at first, and it takes
 #: some rounds until they are as full as they will be.
@@ -40,7 +41,7 @@ _SLICES: Final = 4
 
 @dataclass(frozen=True)
 class BatchCost:
-    """What making one batch takes, in seconds: waiting (storage), and work on ``width`` cores
+    """Cost of producing one batch, in seconds: waiting (storage), and work on ``width`` cores
     (more than one where a library decodes with several threads)."""
 
     wait_s: float
@@ -49,8 +50,8 @@ class BatchCost:
 
 
 @dataclass(frozen=True)
-class HandOff:
-    """What passing one batch on takes, in seconds.
+class Transfer:
+    """Cost of transferring one batch, in seconds.
 
     Work on a core: ``send_s`` is paid by a thread of the worker, which makes its next batch
     meanwhile, ``disturb_s`` by that batch, if it is begun at once (they share the interpreter);
@@ -62,7 +63,7 @@ class HandOff:
     worker's start, and from its end to the arrival, together; ``crowded_latency_s`` comes on top
     while all cores are busy (the threads that pass it on wait for one). Shared memory is handed
     over as file descriptors, by a thread of the worker that answers some messages for each tensor:
-    who takes a batch waits ``receive_wait_s`` for it. It waits ``busy_wait_s`` besides, at most
+    who takes a batch waits ``receive_wait_s`` for it. It also busy-waits ``busy_wait_s``, at most
     until that is made, while the worker that made it makes its next one, as the answers need the
     worker's interpreter lock (5 ms a time, ``sys.getswitchinterval``, where the worker runs Python
     code), and ``crowded_wait_s`` while all cores are busy (a part of it while one is free): each
@@ -89,24 +90,6 @@ class HandOff:
 
 
 @dataclass(frozen=True)
-class Consumer:
-    """What happens between two calls of ``next``: a training step, in seconds.
-
-    ``work_s`` of it keeps a core busy (launching kernels); in the rest the main thread waits.
-    ``pageable_s`` comes on top where batches are not pinned: the driver copies them to its own
-    pinned buffers first, and the main thread works at it.
-    """
-
-    step_s: float
-    work_s: float = 0.0
-    pageable_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.work_s <= self.step_s:
-            raise ValueError("a step works for 0 to all of its seconds")
-
-
-@dataclass(frozen=True)
 class Load:
     """A DataLoader's work: what is simulated with any settings.
 
@@ -126,7 +109,7 @@ class Load:
     """
 
     costs: Sequence[BatchCost]
-    hand_off: HandOff = field(default_factory=HandOff)
+    transfer: Transfer = field(default_factory=Transfer)
     consumer: Consumer = field(default_factory=lambda: Consumer(0.0))
     cores: Cores = field(default_factory=lambda: Cores((1.0,) * 1024))
     start_s: float = 0.0
@@ -139,9 +122,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if not self.costs:
-            raise ValueError("a load has the cost of at least one batch")
+            raise ValueError("a load needs the cost of at least one batch")
         if not 0 <= self.locked_share <= 1:
-            raise ValueError("of a batch's cost, 0 to 1 is under a lock")
+            raise ValueError("the locked share of a batch's cost must be between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -187,7 +170,8 @@ class Outcome:
 
     @property
     def _steady(self) -> tuple[float, int]:
-        """Seconds and batches from one hand-over to the last (of one batch: of the run)."""
+        """Seconds and batches from the first returned batch to the last (of one batch: of the
+        run)."""
         batches = len(self.handed_s) - 1 - self.warm
         if batches == 0:
             return self.finished_s, 1
@@ -197,10 +181,10 @@ class Outcome:
 def simulate(load: Load, settings: LoaderSettings, batches: int, epochs: int = 1) -> Outcome:
     """Run a DataLoader for ``epochs`` of so many batches each.
 
-    Without ``persistent_workers`` the workers are started anew for each epoch.
+    Without ``persistent_workers`` the workers are restarted for each epoch.
     """
     if batches < 1 or epochs < 1:
-        raise ValueError("a run has at least one batch and one epoch")
+        raise ValueError("a run needs at least one batch and one epoch")
     run = _Run(load, settings, batches, epochs)
     return run.outcome()
 
@@ -266,16 +250,16 @@ class _Run:
             yield from self._epoch(pool, asked)
 
     def _alone(self) -> Process:
-        hand_off = self.load.hand_off
+        transfer = self.load.transfer
         for index in range(self.batches):
             asked = self.simulation.now
             cost = self.cost(index)
             yield Sleep(cost.wait_s)
             yield Work(cost.work_s, cost.width)
             if self._costs() is self.load.costs:  # measured alone, it is part of the cost
-                yield Work(hand_off.next_s)
+                yield Work(transfer.next_s)
             if self.settings.pin_memory and not self.load.alone_pinned:
-                yield Work(hand_off.pin_s)
+                yield Work(transfer.pin_s)
             self._hand_over(asked)
             yield from self._consume()
 
@@ -295,7 +279,7 @@ class _Run:
             pool.outstanding[worker] -= 1
             pool.ask()
             # Mostly the former batch, which is freed once this one is there.
-            yield Work(self.load.hand_off.next_of(self.settings))
+            yield Work(self.load.transfer.next_of(self.settings))
             self._hand_over(asked)
             yield from self._consume()
             asked = self.simulation.now
@@ -368,7 +352,7 @@ class _Pool:
             index = yield Take(self._indices[worker])
             self._is_making[worker] = True
             if at_once:
-                yield Work(self._run.load.hand_off.disturb_s)
+                yield Work(self._run.load.transfer.disturb_s)
             cost = self._run.cost(index)
             locked = self._run.load.locked_share
             pause_s = self._run.load.pauses.of(number) / speed
@@ -406,29 +390,29 @@ class _Pool:
         self._run.simulation.put(self._lock, None)
 
     def _deliver(self, result: tuple[int, int]) -> Process:
-        yield Work(self._run.load.hand_off.send_s)
-        hand_off = self._run.load.hand_off
+        yield Work(self._run.load.transfer.send_s)
+        transfer = self._run.load.transfer
         crowding = self._run.simulation.crowding
-        yield Sleep(hand_off.latency_s + crowding * hand_off.crowded_latency_s)
+        yield Sleep(transfer.latency_s + crowding * transfer.crowded_latency_s)
         self._run.simulation.put(self._results, result)
 
     def receive(self, worker: int) -> Process:
         """Take over a batch that this worker made."""
-        hand_off = self._run.load.hand_off
+        transfer = self._run.load.transfer
         crowding = self._run.simulation.crowding
-        yield Sleep(hand_off.receive_wait_s + crowding * hand_off.crowded_wait_s)
-        left_s = hand_off.busy_wait_s
+        yield Sleep(transfer.receive_wait_s + crowding * transfer.crowded_wait_s)
+        left_s = transfer.busy_wait_s
         while left_s > 0 and self._is_making[worker]:
             look_s = min(left_s, _LOOK_S)
             yield Sleep(look_s)
             left_s -= look_s
         while self._is_paused[worker]:
             yield Sleep(_LOOK_S)
-        yield Work(hand_off.receive_s)
+        yield Work(transfer.receive_s)
 
     def _pin(self) -> Process:
         while True:
             item = yield Take(self._results)
             yield from self.receive(item[1])
-            yield Work(self._run.load.hand_off.pin_s)
+            yield Work(self._run.load.transfer.pin_s)
             self._run.simulation.put(self.ready, item)

@@ -22,7 +22,7 @@ Process = Generator[Any, Any, None]
 _WHOLE: Final = 0.3
 
 #: What two threads wait for one another that share the only free core, of what they wait while
-#: none is free. With one of two cores busy a batch took 1.0 ms longer to take over, with both
+#: none is free. With one of two cores busy a batch took 1.0 ms longer to receive, with both
 #: 3 to 4 ms (2 cores, 6 tensors a batch).
 _ONE_FREE: Final = 0.25
 
@@ -84,9 +84,9 @@ class Cores:
         if not self.speeds or min(self.speeds) <= 0:
             raise ValueError("a machine needs cores with a speed above 0")
         if self.quota is not None and self.quota <= 0:
-            raise ValueError("a CPU quota is above 0")
+            raise ValueError("a CPU quota must be above 0")
         if self.contention < 0 or self.sharing < 0:
-            raise ValueError("contention and sharing are 0 or more")
+            raise ValueError("contention and sharing must not be negative")
 
     def rate(self, busy: int) -> float:
         """The speed of each core while so many of them are busy.
@@ -140,7 +140,7 @@ class _Queues:
         self._homes[process] = homes
 
     def remove(self, process: Process) -> None:
-        """It waits now; its cores take over what others have too much of."""
+        """It waits now; its cores run what others have too much of."""
         homes = self._homes.pop(process)
         for core in homes:
             self._threads[core].remove(process)

@@ -1,4 +1,4 @@
-"""From real runs of a loader to what the model needs to simulate any settings.
+"""Fits the model's costs to real runs of a loader.
 
 All runs of a probe load the same batches in the same order, so what differs between two runs
 of the same batches is the settings (and the machine's mood): contention is fitted to pairs of
@@ -37,9 +37,9 @@ from trainfit.loader.model.dataloader import (
     WARM_UP_ROUNDS,
     BatchCost,
     Consumer,
-    HandOff,
     Load,
     Outcome,
+    Transfer,
     simulate,
 )
 from trainfit.loader.model.events import Cores
@@ -151,7 +151,7 @@ def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
 
 
 def alone_costs(runs: Sequence[Run]) -> tuple[BatchCost, ...]:
-    """Of runs without workers; what ``next`` works besides is part of them, and what garbage
+    """Of runs without workers; the other work of ``next`` is part of them, and what garbage
     collections take in the long run."""
     runs = [run for run in runs if run.fetches and len(run.fetches[0]) > 1]
     # One process: what it has made when a run ends counts in the next.
@@ -167,9 +167,9 @@ def _without_pauses(run: Run) -> tuple[BatchCost, ...]:
     first = run.settled(run.fetches[0])
     records, taken = run.fetches[0][first:], run.next_cpu[first:]
     count = min(len(records), len(taken))
-    besides = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
+    other_work = taken[:count].mean() - records[:count, CPU].mean() if count else 0.0
     spent = collected(records)
-    gap = max(0.0, float(besides))
+    gap = max(0.0, float(other_work))
     return batch_costs(Costs(records[:, WALL] - spent, records[:, CPU] - spent, gap, 0.0))
 
 
@@ -180,15 +180,15 @@ class Fitted:
     ``locked_share`` is of a batch's cost what a lock lets one worker do at a time, ``convoy`` what
     each that waits for it adds to that, ``parallel_share`` of its work what PyTorch's threads
     share, where a worker has several. ``pauses`` are a worker's garbage collections; those of a
-    process without workers are part of ``alone`` and ``alone_pinned``. ``hand_off`` is that of a
-    loop that never sleeps, ``cold_hand_off`` that of one whose steps do: caches and clocks are cold
+    process without workers are part of ``alone`` and ``alone_pinned``. ``transfer`` is that of a
+    loop that never sleeps, ``cold_transfer`` that of one whose steps do: caches and clocks are cold
     when the main thread wakes.
     """
 
     costs: tuple[BatchCost, ...]
     alone: tuple[BatchCost, ...]
-    hand_off: HandOff
-    cold_hand_off: HandOff
+    transfer: Transfer
+    cold_transfer: Transfer
     cores: Cores
     start_s: float
     locked_share: float = 0.0
@@ -199,10 +199,10 @@ class Fitted:
 
     def load(self, consumer: Consumer, worker_threads: int = 1) -> Load:
         """What is simulated with this consumer."""
-        hand_off = self.cold_hand_off if consumer.step_s > consumer.work_s else self.hand_off
+        transfer = self.cold_transfer if consumer.step_s > consumer.work_s else self.transfer
         return Load(
             threaded(self.costs, self.parallel_share, worker_threads),
-            hand_off,
+            transfer,
             consumer,
             self.cores,
             self.start_s,

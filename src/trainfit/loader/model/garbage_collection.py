@@ -1,4 +1,4 @@
-"""Python's garbage collections, which come by a worker's count of batches, not by what is in them.
+"""Pauses of Python's garbage collection, which recur with a worker's count of batches.
 
 CPython starts a full collection when enough objects were made since the last: a data set that
 makes many of them for each sample sets one off every so many batches. Workers that are forked

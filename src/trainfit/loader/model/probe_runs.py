@@ -1,4 +1,4 @@
-"""The kinds of real runs that a probe makes, and what they took.
+"""The kinds of real runs that a probe makes, and their readings.
 
 Each kind tells one thing that the others do not:
 
@@ -24,14 +24,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.hardware.cpu.core_speed import CoreSpeeds, Pieces, pieces_of
-from trainfit.loader.faults.constraints import Bounds, bounds
+from trainfit.hardware.cpu.core_speed import CoreSpeeds, WorkPieces, pieces_of
+from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.instrument import WALL
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.core_waits import without_core_waits
+from trainfit.loader.model.noise_correction import Slowing, quietest, with_speeds, working_share
 from trainfit.loader.model.sensitivity import sensitivity
-from trainfit.loader.model.undisturbed import Slowing, quietest, with_speeds, working_share
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
 
 TWO: Final = LoaderSettings(2, 4)
@@ -51,9 +51,9 @@ KINDS: Final = (*_FIXED, "over")
 TITLES: Final[Mapping[str, str]] = {
     "one": "1 worker",
     "two": "2 workers",
-    "tight": "2 workers and a step as long as they take",
+    "tight": "2 workers, step as long as their batch time",
     "turn": "1 worker, one batch at a time",
-    "paced": "1 worker and a longer step",
+    "paced": "1 worker, longer step",
     "pinned": "2 workers, pinned",
     "alone": "no workers",
     "alone_pinned": "no workers, pinned",
@@ -104,7 +104,7 @@ class Readings:
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
 
-    def with_speeds(self, watch: CoreSpeeds | Pieces) -> Readings:
+    def with_speeds(self, watch: CoreSpeeds | WorkPieces) -> Readings:
         """The same with the cores' speed in each run."""
         names = [name for name, runs in self.runs.items() for _ in runs]
         found: dict[str, list[Run]] = {}
@@ -112,13 +112,13 @@ class Readings:
             found.setdefault(name, []).append(run)
         return Readings(self.machine, found, self.faults)
 
-    def at_full_speed(self, slowing: Slowing, pieces: Pieces | None = None) -> Readings:
+    def at_full_speed(self, slowing: Slowing, pieces: WorkPieces | None = None) -> Readings:
         """The quietest runs of each kind, had nothing from outside slowed the cores; of those that
-        were made beside other processes, without what workers waited for cores."""
+        were made alongside other processes, without what workers waited for cores."""
         found = {
             name: [
                 slowing.undisturbed(
-                    without_core_waits(run) if is_beside_others(run.others_cores) else run, pieces
+                    without_core_waits(run) if is_disturbed(run.others_cores) else run, pieces
                 )
                 for run in quietest(runs)
             ]
@@ -126,25 +126,25 @@ class Readings:
         }
         return Readings(self.machine, found, self.faults)
 
-    def beside_others(self) -> dict[str, float]:
-        """Kinds of runs that were only made beside other processes, and how many cores these kept
-        busy."""
+    def disturbed(self) -> dict[str, float]:
+        """Kinds of runs that were only made alongside other processes, and how many cores these
+        kept busy."""
         found = {}
         for name, runs in self.runs.items():
             cores = [run.others_cores for run in runs]
-            told = [number for number in cores if number is not None and is_beside_others(number)]
+            told = [number for number in cores if number is not None and is_disturbed(number)]
             if told and len(told) == len(cores):
                 found[name] = statistics.fmean(told)
         return found
 
-    def slowing(self, watch: CoreSpeeds | Pieces) -> Slowing:
+    def slowing(self, watch: CoreSpeeds | WorkPieces) -> Slowing:
         """How slowed cores slow this loader: batches at several speeds tell."""
         working = working_share(self.of("one", "turn") or self.of("alone"))
         power = sensitivity(self.runs.values(), pieces_of(watch))
         return Slowing(working, self.machine.usable_cores, power)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> SettingConstraints:
         """What the faults leave."""
         return bounds(self.faults)
 
@@ -161,7 +161,7 @@ class Readings:
         return LoaderSettings(count, 2) if count > TWO.num_workers else None
 
     def step_s(self, name: str) -> float | None:
-        """The step of a run of this kind; ``None`` while it cannot be told."""
+        """The step of a run of this kind; ``None`` while it is unknown."""
         if name == "paced":
             return READY * fetch_s(self.of("one")) or None
         if name == "tight":

@@ -1,4 +1,4 @@
-"""How much slowed cores slow the code that makes the batches.
+"""Sensitivity of batch production to the speed of the cores.
 
 The watch's piece of work (:mod:`trainfit.hardware.cpu.core_speed`) and a data set's code are not
 slowed alike: code that waits for memory is slowed less, code with more instructions at a time
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.hardware.cpu.core_speed import Pieces
+from trainfit.hardware.cpu.core_speed import WorkPieces
 from trainfit.loader.measure.instrument import BEGAN, COLUMNS, CORE, CPU, WALL, Records, collected
 from trainfit.loader.measure.run import Run
 
@@ -41,7 +41,7 @@ _ODD: Final = 0.02
 _COOL: Final = 0.015
 
 
-def sensitivity(groups: Iterable[Sequence[Run]], pieces: Pieces) -> float:
+def sensitivity(groups: Iterable[Sequence[Run]], pieces: WorkPieces) -> float:
     """By which power of the cores' speed these runs' work changes.
 
     The runs of a group are of the same settings. The slope is of the logarithms of what batches
@@ -68,7 +68,7 @@ class _Seen:
     again: Values
 
     def slope(self) -> tuple[float, float]:
-        """Of the rates over the speeds, and its standard error; 0 and 0 where nothing is told."""
+        """Of the rates over the speeds, and its standard error; 0 and 0 where there is no data."""
         common = float(self.speed @ self.again)
         if len(self.rate) < 2 * _FIRST or common <= 0:
             return 0.0, 0.0
@@ -79,7 +79,7 @@ class _Seen:
         return slope, float(np.sqrt(by_chance + _COOL**2 * len(self.rate) / common))
 
 
-def _seen(group: Sequence[Run], pieces: Pieces) -> Columns:
+def _seen(group: Sequence[Run], pieces: WorkPieces) -> Columns:
     records = [each[_FIRST:] for run in group for each in run.fetches if _is_placed(each)]
     fetched = np.concatenate(records) if records else np.zeros((0, COLUMNS))
     cores = [float(core) for core in np.unique(pieces.core)]
@@ -103,7 +103,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return rate, speed, again
 
 
-def around(fetched: Records, pieces: Pieces) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def around(fetched: Records, pieces: WorkPieces) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Of one core's batches, the first piece near each, and the one after the last."""
     wider = np.maximum(0.0, _AROUND_S - fetched[:, WALL]) / 2
     first = np.searchsorted(pieces.at, fetched[:, BEGAN] - wider)
@@ -111,7 +111,7 @@ def around(fetched: Records, pieces: Pieces) -> tuple[NDArray[np.intp], NDArray[
     return first, last
 
 
-def _of_core(fetched: Records, pieces: Pieces) -> Columns:
+def _of_core(fetched: Records, pieces: WorkPieces) -> Columns:
     """Logarithms of rates and speeds of the batches made on one core."""
     speeds = -np.log(pieces.took)
     first, last = around(fetched, pieces)

@@ -1,1 +1,1 @@
-"""What a batch's time is spent in: reading, decoding, transforms, collation, storage."""
+"""Profile of a batch's time: reading, decoding, transforms, collation, storage."""

@@ -1,4 +1,4 @@
-"""What share of a batch's time is read, decoded, transformed and collated.
+"""Shares of a batch's time for reading, decoding, transforms and collation.
 
 A thread looks at the stack of the thread that makes the batches, every 2 ms or so, and
 each look stands for the time since the last one. Nothing is wrapped and no tracing is on: the
@@ -27,7 +27,7 @@ from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.loader import CostPart, LoaderSettings
 from trainfit.scripts.sample_costs.call_sites import NOTHING, Callee, callee
-from trainfit.scripts.sample_costs.cost_rules import Place, judge
+from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
 from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of
 
 #: Between two looks, in seconds, on average; drawn from half to one and a half of it, so that
@@ -52,28 +52,28 @@ PARTS: Final = ("read", "decode", "transform", "collate", "unknown")
 
 
 @dataclass(frozen=True)
-class Weighed:
+class StackSample:
     """A stack, the innermost place first, and the seconds that it was met for.
 
     ``collating`` is whether the fetcher was in the loader's ``collate_fn``.
     """
 
-    stack: tuple[Place, ...]
+    stack: tuple[StackFrame, ...]
     seconds: float
     collating: bool = False
 
 
 @dataclass(frozen=True)
-class Looks:
+class StackSamples:
     """What was seen of whole batches (of a part of one, if none came to its end)."""
 
-    weighed: tuple[Weighed, ...]
+    weighed: tuple[StackSample, ...]
     looks: int
     batches: int
 
 
 def split(workload: Workload, seconds: float = 2.0) -> tuple[CostPart, ...]:
-    """The parts of a batch's time, made as a worker makes it; empty where it cannot be told.
+    """The parts of a batch's time, produced as a worker does; empty where unknown.
 
     Batches are made for about ``seconds`` (twice that at most, for one that takes long) in a
     fork of this process with one thread of PyTorch's, as in a worker; if that fails, in this
@@ -85,7 +85,7 @@ def split(workload: Workload, seconds: float = 2.0) -> tuple[CostPart, ...]:
     return parts_of(look_at(workload, seconds))
 
 
-def parts_of(looks: Looks | None) -> tuple[CostPart, ...]:
+def parts_of(looks: StackSamples | None) -> tuple[CostPart, ...]:
     """The parts that looks make; none from fewer than :data:`LEAST_LOOKS` looks."""
     if looks is None or looks.looks < LEAST_LOOKS:
         return ()
@@ -118,7 +118,7 @@ def _longest(functions: dict[str, float]) -> tuple[str, ...]:
 
 
 # --- Making batches ---------------------------------------------------------------------------
-def look_at(workload: Workload, seconds: float) -> Looks | None:
+def look_at(workload: Workload, seconds: float) -> StackSamples | None:
     """What a worker's thread is seen doing; ``None`` where no batch could be made.
 
     In a fork first, then here: data sets that do not bear a fork (CUDA) still have a cost.
@@ -130,7 +130,7 @@ def look_at(workload: Workload, seconds: float) -> Looks | None:
     return ended.value
 
 
-def _watched(workload: Workload, seconds: float) -> Looks:
+def _watched(workload: Workload, seconds: float) -> StackSamples:
     watcher = Watcher()
     # The sampler's time is not the batch's: looks outside of the fetcher are not counted.
     batches = iter(workload.loader(LoaderSettings(num_workers=0)))
@@ -138,7 +138,7 @@ def _watched(workload: Workload, seconds: float) -> Looks:
         ended = isolated.call_here(lambda: _make(batches, watcher, seconds), 2 * seconds)
     looks = watcher.looks()
     if ended.failed and not ended.hung and not looks.batches:
-        raise RuntimeError(f"no batch was made: {ended.error_type}: {ended.message}")
+        raise RuntimeError(f"no batch was produced: {ended.error_type}: {ended.message}")
     return looks
 
 
@@ -205,14 +205,14 @@ class Watcher:
         """What was seen until now does not count."""
         self._made = []
 
-    def looks(self) -> Looks:
+    def looks(self) -> StackSamples:
         """What was seen of whole batches, or else of the one that was begun."""
         seen = self._made or self._pending
         weights: dict[_Frames, float] = {}
         for frames, seconds in seen:
             weights[frames] = weights.get(frames, 0.0) + seconds
         weighed = tuple(self._weighed(frames, seconds) for frames, seconds in weights.items())
-        return Looks(weighed, len(seen), self._batches)
+        return StackSamples(weighed, len(seen), self._batches)
 
     def _run(self) -> None:
         chance = random.Random(0)  # not the user's generator
@@ -241,22 +241,22 @@ class Watcher:
         return frames
 
     def _remember(self, innermost: types.FrameType, place: tuple[int, int]) -> None:
-        """What the innermost frame calls at a place of the source; asked until it can be told."""
+        """What the innermost frame calls at a place of the source; asked until it is known."""
         called = callee(innermost, place[1])
         # A frame that went on meanwhile may have lost the variable that would tell.
         if called is not NOTHING or innermost.f_lasti == place[1]:
             self._callees[place] = called
 
-    def _weighed(self, frames: _Frames, seconds: float) -> Weighed:
-        places: list[Place] = []
+    def _weighed(self, frames: _Frames, seconds: float) -> StackSample:
+        places: list[StackFrame] = []
         inner = self._callees.get(frames[0], NOTHING)
         if inner.module or inner.mapped:
-            places.append(Place(inner.module, inner.name, mapped=inner.mapped))
+            places.append(StackFrame(inner.module, inner.name, mapped=inner.mapped))
         for key, lasti in frames[:-1]:
             code, module = self._codes[key]
-            places.append(Place(module, code.co_qualname, called_in(code, lasti)))
+            places.append(StackFrame(module, code.co_qualname, called_in(code, lasti)))
         code, lasti = self._codes[frames[-1][0]][0], frames[-1][1]
         collating = called_in(code, lasti) == "self.collate_fn"
         if not places:
-            places.append(Place("torch.utils.data", "fetch"))
-        return Weighed(tuple(places), seconds, collating)
+            places.append(StackFrame("torch.utils.data", "fetch"))
+        return StackSample(tuple(places), seconds, collating)

@@ -1,4 +1,4 @@
-"""Which files a data set reads while it makes batches.
+"""The files that a data set reads while it produces batches.
 
 Python's own opening of files is heard by an audit hook, which cannot be removed again: all of
 this belongs into a forked process. C libraries are seen by the functions that they open files

@@ -1,4 +1,4 @@
-"""The kernel's page cache, as far as some files of this process go. Linux.
+"""The kernel's page cache for a process's files (Linux).
 
 Nothing here writes: leaving the cache never changes a file, it only makes the next reading of
 it slower.
@@ -114,7 +114,7 @@ def _let_go(paths: set[str]) -> None:
 
 
 def resident_share(paths: Iterable[str]) -> float | None:
-    """How much of these files is in the page cache, by size; ``None`` if it cannot be told.
+    """How much of these files is in the page cache, by size; ``None`` if unknown.
 
     The kernel tells only who may write to a file or owns it; to others all of it seems there
     (mincore(2)). Of many or long files only the first are looked at.
@@ -156,7 +156,7 @@ def _opened(path: str) -> Iterator[int]:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         yield file
     finally:
         os.close(file)

@@ -1,4 +1,4 @@
-"""What a batch takes when its files are in the page cache, and when they come from storage.
+"""Time of a batch when its files are in the page cache, and when they come from storage.
 
 The same batches are made again and again in one process, in turn with their files in the cache
 and after these were dropped from it (only these, and they are only read), so that drift of the
@@ -38,7 +38,7 @@ _MOST_ROUNDS: Final = 5
 _PATIENCE_S: Final = 5.0
 #: More than this share of the files still in the cache: the passes were not cold.
 _STAYED: Final = 0.1
-#: Bytes a batch that a process may read besides data.
+#: Bytes per batch that a process may read in addition to data.
 _NOISE_BYTES: Final = 64 << 10
 #: Files of a folder that are counted to tell how large the whole data set is.
 _MOST_LISTED: Final = 50_000
@@ -50,7 +50,7 @@ _LISTING_S: Final = 0.5
 
 
 @dataclass(frozen=True)
-class SeenFile:
+class ObservedFile:
     """A file of the data set, and the batch that it was first read for."""
 
     path: str
@@ -59,7 +59,7 @@ class SeenFile:
 
 
 @dataclass(frozen=True)
-class Pass:
+class BatchPass:
     """The same batches made once more: seconds of each, and bytes read meanwhile.
 
     It ends early where time was up.
@@ -75,13 +75,13 @@ class Readings:
     """What was measured.
 
     ``stayed`` is the share of the files that was still in the cache after they were dropped
-    from it (``None``: cannot be told), ``filesystems`` the kinds of file system they are on.
+    from it (``None``: unknown), ``filesystems`` the kinds of file system they are on.
     ``listed_bytes`` are all files of the same kind in the same folders.
     """
 
-    files: tuple[SeenFile, ...] = ()
-    warm: tuple[Pass, ...] = ()
-    cold: tuple[Pass, ...] = ()
+    files: tuple[ObservedFile, ...] = ()
+    warm: tuple[BatchPass, ...] = ()
+    cold: tuple[BatchPass, ...] = ()
     stayed: float | None = None
     filesystems: tuple[str, ...] = ()
     listed_bytes: int | None = None
@@ -148,7 +148,7 @@ def total_bytes(readings: Readings, samples: int | None, samples_seen: int) -> i
 
     If later batches still opened new files, every further sample brings as many bytes of them
     as those of the later half of the batches did, at most what lies in the same folders.
-    ``None`` where that cannot be told, as nobody knows how many samples there are.
+    ``None`` where the number of samples is unknown.
     """
     batches = _longest(readings.warm)
     seen = sum(each.nbytes for each in readings.files)
@@ -167,17 +167,17 @@ def total_bytes(readings: Readings, samples: int | None, samples_seen: int) -> i
     return seen
 
 
-def _longest(passes: Sequence[Pass]) -> int:
+def _longest(passes: Sequence[BatchPass]) -> int:
     return max((len(one.seconds) for one in passes), default=0)
 
 
-def _of_each(passes: Sequence[Pass]) -> list[float]:
+def _of_each(passes: Sequence[BatchPass]) -> list[float]:
     """The median seconds of each batch, over the passes that went furthest."""
     whole = [one.seconds for one in passes if len(one.seconds) == _longest(passes)]
     return [statistics.median(each) for each in zip(*whole, strict=True)]
 
 
-def _mean_stored(passes: Sequence[Pass]) -> int | None:
+def _mean_stored(passes: Sequence[BatchPass]) -> int | None:
     """Bytes from storage that a batch read; ``None`` where the system did not count them."""
     counted = [one for one in passes if one.stored_bytes]
     batches = sum(len(one.seconds) for one in counted)
@@ -190,31 +190,34 @@ def _coldness(readings: Readings) -> tuple[str, bool]:
     """Why the cold passes are not cold, or what is to be said of them; and whether they count."""
     unseen = _unseen(readings)
     if not readings.files:
-        return unseen or "the data set reads no file while it makes batches", False
+        return unseen or "the data set reads no files while producing batches", False
     if readings.filesystems and set(readings.filesystems) <= {"tmpfs", "ramfs", "hugetlbfs"}:
         return f"its files are in memory ({', '.join(readings.filesystems)})", False
     if sum(each.nbytes for each in readings.files) > MOST_DROPPED_BYTES:
-        return f"its files are over {MOST_DROPPED_BYTES >> 30} GiB: too large to be dropped", False
+        return f"its files are over {MOST_DROPPED_BYTES >> 30} GiB: too large to be evicted", False
     if not any(one.seconds for one in readings.cold):
-        return readings.failure or "there was no time left to make the same batches cold", False
+        return (
+            readings.failure or "no time left to measure the same batches with a cold cache",
+            False,
+        )
     stored, stayed = _mean_stored(readings.cold), readings.stayed
     if not stored and (stayed is None or stayed > _STAYED):
-        share = "" if stayed is None else f" ({stayed:.0%} of their pages stayed)"
+        share = "" if stayed is None else f" ({stayed:.0%} of their pages remained)"
         return (
-            f"its files could not be dropped from the page cache{share}: another process, or the "
-            "one that asked, has them mapped, or they are still being written, or the file "
-            "system does not let go of them",
+            f"its files could not be evicted from the page cache{share}: "
+            "a process has them mapped, they are still being written, "
+            "or the file system keeps them",
             False,
         )
     notes = [unseen] if unseen else []
     if stayed is not None and stayed > _STAYED:
         notes.append(
-            f"{stayed:.0%} of its files' pages stayed in the page cache (mapped by another "
-            "process, or still being written): colder yet would be slower"
+            f"{stayed:.0%} of its files' pages remained in the page cache (mapped by "
+            "another process, or still being written): a fully cold read would be slower"
         )
     again = _mean_stored(readings.warm)
     if again and stored and again > stored / 2:
-        notes.append("its files do not stay in the page cache: warm batches came from storage too")
+        notes.append("its files do not stay in the page cache: warm batches came from storage, too")
     return "; ".join(notes), True
 
 
@@ -229,13 +232,13 @@ def _unseen(readings: Readings) -> str:
         return ""
     mib = f"a batch reads {passed / 2**20:.1f} MiB"
     if not readings.files:
-        return f"{mib}, but of no file that was seen: C code opens and closes it, or it is no file"
+        return f"{mib}, but from no observed file: C code opens and closes it, or it is not a file"
     stored = _mean_stored(readings.cold) or 0
     if stored >= passed / 2:
         return ""
     return (
         f"{mib}, of which {stored / 2**20:.1f} MiB came from storage: the same files are read "
-        "several times, or some are opened in C code and were not seen"
+        "several times, or some are opened in C code and were not observed"
     )
 
 
@@ -248,8 +251,8 @@ class _Session:
     until: float = 0.0
     indices: list[Any] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
-    warm: list[Pass] = field(default_factory=list)
-    cold: list[Pass] = field(default_factory=list)
+    warm: list[BatchPass] = field(default_factory=list)
+    cold: list[BatchPass] = field(default_factory=list)
     stayed: list[float] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
@@ -290,7 +293,7 @@ class _Session:
             watch.end()
             self.files = watch.first_batch
 
-    def again(self) -> Pass:
+    def again(self) -> BatchPass:
         """The same batches once more, at least one of them."""
         fetch, _ = self._fetcher()
         before = page_cache.read_counts()
@@ -306,8 +309,8 @@ class _Session:
                 break
         after = page_cache.read_counts()
         if before is None or after is None:
-            return Pass(tuple(seconds))
-        return Pass(tuple(seconds), after.passed - before.passed, after.stored - before.stored)
+            return BatchPass(tuple(seconds))
+        return BatchPass(tuple(seconds), after.passed - before.passed, after.stored - before.stored)
 
     def _fetcher(self) -> tuple[Callable[[Any], Any], Any]:
         """What makes a batch of its indices, as in a worker; of iterables from the beginning."""
@@ -329,9 +332,9 @@ def _measured(workload: Workload, seconds: float) -> Readings:
     ended = isolated.call_here(lambda: session.run(seconds), 2 * seconds)
     failure = ""
     if ended.hung:
-        failure = "a batch takes longer than there is time to measure it cold"
+        failure = "a batch needs longer than the time left to measure it with a cold cache"
     elif ended.failed:
-        failure = f"making the same batches again failed ({ended.error_type}: {ended.message})"
+        failure = f"repeating the same batches failed ({ended.error_type}: {ended.message})"
     files = tuple(_seen(session.files))
     return Readings(
         files,
@@ -344,11 +347,11 @@ def _measured(workload: Workload, seconds: float) -> Readings:
     )
 
 
-def _seen(files: dict[str, int]) -> Sequence[SeenFile]:
+def _seen(files: dict[str, int]) -> Sequence[ObservedFile]:
     seen = []
     for path, batch in files.items():
         try:
-            seen.append(SeenFile(path, os.stat(path).st_size, batch))
+            seen.append(ObservedFile(path, os.stat(path).st_size, batch))
         except OSError:  # it was a temporary one
             continue
     return seen
@@ -362,14 +365,14 @@ def _bytes_of(paths: Iterable[str]) -> int:
     return total
 
 
-def _filesystems(files: Sequence[SeenFile]) -> tuple[str, ...]:
+def _filesystems(files: Sequence[ObservedFile]) -> tuple[str, ...]:
     mounts = read_mounts(System()).value or ()
     folders = {os.path.dirname(each.path) for each in files}
     found = {mount.filesystem for each in folders if (mount := mount_of(each, mounts)) is not None}
     return tuple(sorted(found))
 
 
-def _listed(files: Sequence[SeenFile]) -> int | None:
+def _listed(files: Sequence[ObservedFile]) -> int | None:
     """Bytes of the files with the same endings in the same folders; ``None``: too many, or on
     storage that is slow to list.
 

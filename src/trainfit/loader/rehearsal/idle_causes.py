@@ -1,4 +1,4 @@
-"""Why a GPU is idle when it is: the times of a rehearsal, divided among causes.
+"""Attributes the GPU's idle time in a rehearsal to its causes.
 
 Nothing here runs a loader; times go in, figures come out.
 """
@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 
 from trainfit.loader.measure.instrument import BEGAN, WALL
-from trainfit.loader.rehearsal.utilization import PERIODS_S, WORKER, Observed, Times
+from trainfit.loader.rehearsal.utilization import PERIODS_S, WORKER, RehearsalRecord, Times
 from trainfit.results.rehearsal import Cause, Dip
 
 #: From this share of the time on, waiting in every round of the workers is starving; a round
 #: that waits for so much longer than usual is a dip.
 NOTABLE_SHARE: Final = 0.05
-#: Rounds from which it is told what is usual, if there are so many after the warm-up.
+#: Rounds from which the usual time is derived, if there are so many after the warm-up.
 _LEAST_ROUNDS: Final = 3
 #: Dips of a result at most.
 _MOST_DIPS: Final = 40
@@ -27,7 +27,7 @@ _LEAST_DIP_S: Final = NOTABLE_SHARE * PERIODS_S[0]
 
 @dataclass(frozen=True)
 class _Round:
-    """Batches that the workers make beside each other, and the idle time before each."""
+    """Batches that the workers produce in parallel, and the idle time before each."""
 
     cause: Cause
     """Of what it waits longer than usual."""
@@ -40,14 +40,14 @@ class _Round:
     seconds: float
 
 
-def explain(observed: Observed) -> tuple[dict[str, float], tuple[Dip, ...]]:
+def explain(observed: RehearsalRecord) -> tuple[dict[str, float], tuple[Dip, ...]]:
     """Idle seconds of the whole rehearsal by cause, and the largest dips in order of time.
 
     Idle time before an epoch's first batch is of the start-up or of the epoch. After that, what
-    passes after the batch was made is hand-over; the rest is summed over rounds of
+    passes after the batch was produced is transfer; the rest is summed over rounds of
     ``num_workers`` batches, since in order the workers' batches come together.
     What the median round waits is starving if it is :data:`NOTABLE_SHARE` of its time (else
-    hand-over, too); what a round waits beyond is of the warm-up or the epoch's beginning, or of
+    transfer, too); what a round waits beyond is of the warm-up or the epoch's beginning, or of
     a slow batch.
     """
     found = _pieces(observed)
@@ -57,7 +57,7 @@ def explain(observed: Observed) -> tuple[dict[str, float], tuple[Dip, ...]]:
     return idle, _dips(observed, found)
 
 
-def _pieces(observed: Observed) -> list[Dip]:
+def _pieces(observed: RehearsalRecord) -> list[Dip]:
     """All idle time, each piece with its cause."""
     busy = observed.busy
     if not len(busy):
@@ -80,16 +80,16 @@ def _pieces(observed: Observed) -> list[Dip]:
     return [piece for piece in pieces if piece.idle_s > 0]
 
 
-def _tail(observed: Observed, end: float) -> Dip:
+def _tail(observed: RehearsalRecord, end: float) -> Dip:
     """What passed after the last step: the loader failed, or a batch was still waited for."""
     idle = observed.total_s - end
-    cause: Cause = "slow_batch" if idle >= _LEAST_DIP_S else "hand_over"
+    cause: Cause = "slow_batch" if idle >= _LEAST_DIP_S else "transfer"
     if observed.failed or observed.exhausted:
         cause = "end"
     return Dip(cause, end, observed.total_s, idle, len(observed.handed), 0)
 
 
-def _rounds(observed: Observed, idle_from: Times, gaps: Times) -> list[_Round]:
+def _rounds(observed: RehearsalRecord, idle_from: Times, gaps: Times) -> list[_Round]:
     """Of all batches but the first of each epoch."""
     workers, tokens = observed.settings.num_workers, observed.settings.tokens
     handing = _handing(observed, gaps)
@@ -120,7 +120,7 @@ def _rounds(observed: Observed, idle_from: Times, gaps: Times) -> list[_Round]:
     return found
 
 
-def _handing(observed: Observed, gaps: Times) -> Times:
+def _handing(observed: RehearsalRecord, gaps: Times) -> Times:
     """Of each gap, what came after the batch was made (as far as it is known)."""
     if not observed.settings.num_workers:
         return np.zeros_like(gaps)  # next makes the batch
@@ -129,10 +129,10 @@ def _handing(observed: Observed, gaps: Times) -> Times:
     return np.minimum(gaps, np.where(np.isnan(made), observed.next_cpu, since))
 
 
-def _usual(observed: Observed, rounds: list[_Round]) -> tuple[float, Cause]:
+def _usual(observed: RehearsalRecord, rounds: list[_Round]) -> tuple[float, Cause]:
     """Seconds that the median round waits, and what that is called."""
     if not rounds:
-        return 0.0, "hand_over"
+        return 0.0, "transfer"
     full = [each for each in rounds if each.last - each.first + 1 >= observed.settings.num_workers]
     steady = [each for each in full if each.cause == "slow_batch"]
     counted = steady if len(steady) >= _LEAST_ROUNDS else full or rounds
@@ -141,7 +141,7 @@ def _usual(observed: Observed, rounds: list[_Round]) -> tuple[float, Cause]:
         return waited, "main_process"
     whole = float(np.median([each.seconds for each in counted]))
     starves = whole > 0 and waited >= NOTABLE_SHARE * whole
-    return waited, "starving" if starves else "hand_over"
+    return waited, "starving" if starves else "transfer"
 
 
 def _pieces_of(each: _Round, usual: float, steadily: Cause) -> list[Dip]:
@@ -158,16 +158,16 @@ def _pieces_of(each: _Round, usual: float, steadily: Cause) -> list[Dip]:
     if beyond < NOTABLE_SHARE * each.seconds:
         normal, beyond = each.rest_s, 0.0
     return [
-        piece("hand_over", each.handing_s),
+        piece("transfer", each.handing_s),
         piece(steadily, normal),
         piece(each.cause, beyond),
     ]
 
 
-def _dips(observed: Observed, pieces: list[Dip]) -> tuple[Dip, ...]:
+def _dips(observed: RehearsalRecord, pieces: list[Dip]) -> tuple[Dip, ...]:
     """Pieces of one cause that follow each other are one dip; what is always so is one, too."""
     merged: list[Dip] = []
-    for cause in dict.fromkeys(piece.cause for piece in pieces if piece.cause != "hand_over"):
+    for cause in dict.fromkeys(piece.cause for piece in pieces if piece.cause != "transfer"):
         always = cause in ("starving", "main_process")
         former: Dip | None = None
         for piece in sorted((p for p in pieces if p.cause == cause), key=lambda p: p.start_s):
@@ -193,7 +193,7 @@ def _join(one: Dip, other: Dip) -> Dip:
     )
 
 
-def _described(observed: Observed, dip: Dip) -> Dip:
+def _described(observed: RehearsalRecord, dip: Dip) -> Dip:
     words = {
         "start_up": _start_words,
         "epoch": _start_words,
@@ -203,7 +203,7 @@ def _described(observed: Observed, dip: Dip) -> Dip:
     return Dip(dip.cause, dip.start_s, dip.end_s, dip.idle_s, dip.first_batch, dip.batches, what)
 
 
-def _start_words(observed: Observed, dip: Dip) -> str:
+def _start_words(observed: RehearsalRecord, dip: Dip) -> str:
     """What passed until workers were ready, and until the first batch."""
     at = dip.first_batch
     if at >= len(observed.asked) or observed.place[at]:
@@ -215,10 +215,10 @@ def _start_words(observed: Observed, dip: Dip) -> str:
     return f"the first worker was ready after {_seconds(min(ready, handed) - asked)}, {first}"
 
 
-def _slow_words(observed: Observed, dip: Dip) -> str:
-    """What the batch that was waited for took to make, beside the median."""
+def _slow_words(observed: RehearsalRecord, dip: Dip) -> str:
+    """Production time of the batch that was waited for, against the median."""
     if not dip.batches:
-        return "still waited for at the end"
+        return "still pending at the end"
     waited = (observed.handed - observed.asked)[dip.first_batch : dip.first_batch + dip.batches]
     longest = dip.first_batch + int(np.argmax(waited))
     asked, handed = observed.asked[longest], observed.handed[longest]
@@ -234,7 +234,7 @@ def _slow_words(observed: Observed, dip: Dip) -> str:
     usual = float(np.median(made[:, WALL]))
     return (
         f"batch {longest} came {_seconds(handed - asked)} late: "
-        f"{_seconds(wall)} in its worker, where the median batch takes {_seconds(usual)}"
+        f"{_seconds(wall)} in its worker, the median batch needs {_seconds(usual)}"
     )
 
 
@@ -242,11 +242,11 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
 
 
-def made_at(observed: Observed) -> Times:
+def made_at(observed: RehearsalRecord) -> Times:
     """When each batch was made in its worker; NaN where that is not known.
 
     In order, an epoch's batches are asked of the workers in turn; else whichever is made first
-    is handed over first.
+    is returned first.
     """
     at = np.full(len(observed.handed), np.nan)
     workers, made = observed.settings.num_workers, observed.made

@@ -1,4 +1,4 @@
-"""The loop of a rehearsal, and the journal that it notes down batch by batch.
+"""The loop of a rehearsal, and its journal of each batch.
 
 The journal is a file that both processes map: whatever ends the loop (an exception in a worker,
 the OOM killer, a hang, Ctrl-C), what it saw until then can be read.
@@ -15,12 +15,12 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from trainfit.loader.measure.instrument import BEGAN, Notebook, Records
+from trainfit.loader.measure.instrument import BEGAN, Records, WorkerRecords
 from trainfit.loader.measure.pinning import emulated_pinning
 from trainfit.loader.measure.run import Failure, failure_of, shut_down, take_step
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.rehearsal.utilization import WORKER, Observed
+from trainfit.loader.rehearsal.utilization import WORKER, RehearsalRecord
 from trainfit.results.loader import LoaderSettings
 
 #: Columns of the journal's row of a batch.
@@ -34,7 +34,7 @@ Tell = Callable[[str, float | None], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class LoopEnd:
     """How the loop ended; ``made`` are the workers' records, if it could still give them."""
 
     how: Literal["duration", "fault", "interrupted", "empty"]
@@ -65,7 +65,7 @@ class Journal:
         return self.count >= len(self._batches)
 
     def hand_over(self, asked: float, cpu: float, epoch: int, ready: float) -> float:
-        """A batch was handed over now; returns the time."""
+        """A batch was returned now; returns the time."""
         now = time.monotonic()
         row = self._batches[self.count]
         row[_ASKED], row[_CPU], row[_EPOCH], row[_READY] = asked, cpu, epoch, ready
@@ -84,12 +84,12 @@ class Journal:
         steps = self._batches[: self.count, _STEP]
         return float(np.sum(steps[np.isfinite(steps)])) / total if total > 0 else 0.0
 
-    def observed(self, settings: LoaderSettings, made: Records, end: End) -> Observed:
+    def observed(self, settings: LoaderSettings, made: Records, end: LoopEnd) -> RehearsalRecord:
         """What was noted down; what had not ended ends now."""
         now = time.monotonic()
         rows = np.array(self._batches[: int(np.count_nonzero(self._batches[:, _HANDED]))])
         began, ended, exhausted = (float(each) for each in self._head[:3])
-        return Observed(
+        return RehearsalRecord(
             settings,
             began=began or now,
             ended=ended or now,
@@ -112,9 +112,9 @@ def run_epochs(
     consumer: Consumer,
     duration_s: float,
     journal: Journal,
-    notebook: Notebook,
+    notebook: WorkerRecords,
     progress: Tell | None,
-) -> End:
+) -> LoopEnd:
     if settings.num_workers:
         notebook.watch_stacks()
     with emulated_pinning() if settings.pin_memory else contextlib.nullcontext():
@@ -133,7 +133,7 @@ class _Loop:
         consumer: Consumer,
         duration_s: float,
         journal: Journal,
-        notebook: Notebook,
+        notebook: WorkerRecords,
         progress: Tell | None,
     ) -> None:
         self._loader, self._settings, self._consumer = loader, settings, consumer
@@ -143,14 +143,14 @@ class _Loop:
         self._batches: Any = None
         self._asked = self._told = 0.0
 
-    def run(self) -> End:
+    def run(self) -> LoopEnd:
         began = self._told = self._journal.begin()
         try:
             how = self._epochs(began + self._duration_s)
-            return End(how, made=self._all_made())
+            return LoopEnd(how, made=self._all_made())
         except Exception as error:
             self._journal.end()
-            return End("fault", failure_of(error, self._batches), self._all_made())
+            return LoopEnd("fault", failure_of(error, self._batches), self._all_made())
         finally:
             shut_down(self._batches)
 
@@ -224,7 +224,7 @@ class _Loop:
         return np.concatenate([*self._made, last])
 
 
-def made_by(notebook: Notebook, settings: LoaderSettings, since: float) -> Records:
+def made_by(notebook: WorkerRecords, settings: LoaderSettings, since: float) -> Records:
     """The workers' records of batches that were begun since then, each with its worker."""
     rows = [np.empty((0, WORKER + 1))]
     for worker in range(settings.num_workers):

@@ -17,8 +17,8 @@ from typing import Final
 import torch
 
 from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.failure_context import Seen
-from trainfit.loader.measure.instrument import Notebook
+from trainfit.loader.faults.failure_context import FailureContext
+from trainfit.loader.measure.instrument import WorkerRecords
 from trainfit.loader.measure.oom_kills import between, oom_kills
 from trainfit.loader.measure.run import PATIENCE_S, Run, watched
 from trainfit.loader.measure.workload import LoaderError, Workload
@@ -26,27 +26,24 @@ from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.progress import current
 from trainfit.loader.rehearsal import idle_causes as idle
 from trainfit.loader.rehearsal import utilization as utilisation
-from trainfit.loader.rehearsal.loop import End, Journal, Tell, made_by, run_epochs
-from trainfit.loader.rehearsal.utilization import Observed
+from trainfit.loader.rehearsal.loop import Journal, LoopEnd, Tell, made_by, run_epochs
+from trainfit.loader.rehearsal.utilization import RehearsalRecord
 from trainfit.results.loader import LoaderSettings
 from trainfit.results.rehearsal import Rehearsal
-from trainfit.results.runs.loading import LoadingRequest, StepTime
+from trainfit.results.runs.loading import LoadingRequest
 
 #: Batches that a rehearsal can note down; it ends with the last.
 _MOST_BATCHES: Final = 1 << 22
-_NEVER_BUSY: Final = (
-    "a GPU whose step takes no time is never busy: give the step's time (--step-time 40ms)"
-)
+_NEVER_BUSY: Final = "a step time of 0 leaves the GPU idle: give the step time (--step-time 40ms)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Names:
+class ResultLabels:
     """What a result says of itself: whose loader it is, and where its figures are from."""
 
     command: str = ""
     loader: str = ""
     settings_source: str = ""
-    step_source: str = ""
 
 
 def rehearse(
@@ -56,16 +53,16 @@ def rehearse(
     duration_s: float,
     progress: Tell | None = None,
     *,
-    names: Names | None = None,
+    names: ResultLabels | None = None,
 ) -> Rehearsal:
     """Run ``for epoch: for batch in loader: step`` for ``duration_s`` seconds.
 
-    The loader has the user's own epochs: where one ends, its iterator is made anew, as a
+    The loader has the user's own epochs: where one ends, its iterator is recreated, as a
     user's loop does. Never raises for what the loader does, nor for Ctrl-C: the result says
     so in ``ended``, and holds what was seen until then.
 
     Args:
-        progress: is told every few seconds, in the process that runs the loop.
+        progress: called every few seconds, in the process that runs the loop.
 
     Raises:
         LoaderError: the consumer takes no time, or the duration is not above 0.
@@ -74,7 +71,7 @@ def rehearse(
     kills = oom_kills()
     with tempfile.TemporaryDirectory(prefix="trainfit-rehearsal-") as folder:
         journal = Journal(Path(folder), _rows(consumer, duration_s))
-        notebook = Notebook(Path(folder), max(1, settings.num_workers))
+        notebook = WorkerRecords(Path(folder), max(1, settings.num_workers))
         work = functools.partial(
             run_epochs, workload, settings, consumer, duration_s, journal, notebook, progress
         )
@@ -84,13 +81,17 @@ def rehearse(
         run = _run_of(observed, consumer, notebook, end)
     fault = None
     if end.how in ("fault", "empty"):
-        seen = Seen.of(run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills()))
+        seen = FailureContext.of(
+            run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills())
+        )
         fault = diagnose_run(run, workload, seen)
-    result = _result(workload, observed, consumer, duration_s, end, names or Names())
+    result = _result(workload, observed, consumer, duration_s, end, names or ResultLabels())
     return dataclasses.replace(result, fault=fault)
 
 
-def _run_of(observed: Observed, consumer: Consumer, notebook: Notebook, end: End) -> Run:
+def _run_of(
+    observed: RehearsalRecord, consumer: Consumer, notebook: WorkerRecords, end: LoopEnd
+) -> Run:
     """The rehearsal as one run, of which it is known what its failures mean."""
     count = observed.settings.num_workers
     return Run(
@@ -113,9 +114,9 @@ def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
     # A script may have replaced the handler, and a shell's background job has it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = json.loads(request.arguments)
-    step, own = request.step or StepTime(0.0), workload.present
+    step, own = request.step or Consumer(0.0), workload.present
     if step.step_s <= 0:
-        raise LoaderError(f"{_NEVER_BUSY}; with --gpu it could not be told ({step.source})")
+        raise LoaderError(f"{_NEVER_BUSY}; with --gpu it could not be determined ({step.source})")
     given = arguments["settings"]
     settings = dataclasses.replace(own, **given)
     changed = [name for name, value in given.items() if getattr(own, name) != value]
@@ -123,13 +124,12 @@ def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
     return rehearse(
         workload,
         settings,
-        Consumer(step.step_s, step.work_s, step.pageable_s),
+        step,
         arguments["duration_s"],
         current(),
-        names=Names(
+        names=ResultLabels(
             command=request.command,
             settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
-            step_source=step.source,
         ),
     )
 
@@ -138,7 +138,7 @@ def _check(consumer: Consumer, duration_s: float) -> None:
     if consumer.step_s <= 0:
         raise LoaderError(_NEVER_BUSY)
     if not duration_s > 0:
-        raise LoaderError(f"a rehearsal of {duration_s:g} s shows nothing: give --duration 30s")
+        raise LoaderError(f"a rehearsal of {duration_s:g} s is too short: give --duration 30s")
 
 
 def _rows(consumer: Consumer, duration_s: float) -> int:
@@ -147,25 +147,28 @@ def _rows(consumer: Consumer, duration_s: float) -> int:
 
 
 def _await(
-    work: Callable[[], End], settings: LoaderSettings, duration_s: float, notebook: Notebook
-) -> End:
+    work: Callable[[], LoopEnd],
+    settings: LoaderSettings,
+    duration_s: float,
+    notebook: WorkerRecords,
+) -> LoopEnd:
     try:
         end, failure = watched(work, settings, duration_s + PATIENCE_S, notebook)
     except KeyboardInterrupt:
-        return End("interrupted")
+        return LoopEnd("interrupted")
     if end is not None:
         return end
-    return End("fault", failure)
+    return LoopEnd("fault", failure)
 
 
 # --- The result -----------------------------------------------------------------------------------
 def _result(
     workload: Workload,
-    observed: Observed,
+    observed: RehearsalRecord,
     consumer: Consumer,
     duration_s: float,
-    end: End,
-    names: Names,
+    end: LoopEnd,
+    names: ResultLabels,
 ) -> Rehearsal:
     steady = utilisation.steady_rates(observed, workload.batch_size)
     epochs = utilisation.epochs(observed)
@@ -179,7 +182,7 @@ def _result(
         settings=observed.settings,
         settings_source=names.settings_source,
         step_s=consumer.step_s,
-        step_source=names.step_source,
+        step_source=consumer.source,
         ended=end.how,
         duration_s=duration_s,
         overall=utilisation.overall_rates(observed, workload.batch_size),

@@ -1,4 +1,4 @@
-"""The GPU's utilisation over time: arithmetic on the times of a rehearsal.
+"""The GPU's utilization over time, computed from the times of a rehearsal.
 
 Nothing here runs a loader; times go in, figures come out.
 """
@@ -29,7 +29,7 @@ WORKER: Final = 4
 
 
 @dataclass(frozen=True)
-class Observed:
+class RehearsalRecord:
     """What a rehearsal noted down; times on the monotonic clock, in seconds.
 
     Of each batch: ``asked`` is when ``next`` was called (of an epoch's first: ``iter``),
@@ -100,7 +100,7 @@ def busy_shares(busy: Times, total_s: float, window_s: float) -> Times:
     return np.minimum(np.maximum(shares, 0.0), 1.0)
 
 
-def timeline(observed: Observed) -> Timeline:
+def timeline(observed: RehearsalRecord) -> Timeline:
     """In the windows of nvidia-smi, or longer ones if those were too many."""
     total = observed.total_s
     fitting = (period for period in PERIODS_S if total / period <= _MOST_WINDOWS)
@@ -109,12 +109,12 @@ def timeline(observed: Observed) -> Timeline:
     return Timeline(window, tuple(float(share) for share in shares))
 
 
-def overall_rates(observed: Observed, batch_size: int | None) -> Rates | None:
+def overall_rates(observed: RehearsalRecord, batch_size: int | None) -> Rates | None:
     """Of the whole rehearsal; ``None`` if it took no time."""
     return _rates(observed, 0.0, observed.total_s, 0, batch_size)
 
 
-def steady_rates(observed: Observed, batch_size: int | None) -> Rates | None:
+def steady_rates(observed: RehearsalRecord, batch_size: int | None) -> Rates | None:
     """From when the queues were full for the first time; ``None`` if it was too short.
 
     What passed after the last step until the loader failed does not count.
@@ -129,7 +129,7 @@ def steady_rates(observed: Observed, batch_size: int | None) -> Rates | None:
 
 
 def _rates(
-    observed: Observed, from_s: float, until: float, first: int, batch_size: int | None
+    observed: RehearsalRecord, from_s: float, until: float, first: int, batch_size: int | None
 ) -> Rates | None:
     busy = observed.busy
     seconds = until - from_s
@@ -154,7 +154,7 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole))
 
 
-def epochs(observed: Observed) -> tuple[Epoch, ...]:
+def epochs(observed: RehearsalRecord) -> tuple[Epoch, ...]:
     """The first epochs."""
     firsts = np.flatnonzero(observed.place == 0)
     begins = np.append(observed.asked[firsts] - observed.began, observed.total_s)

@@ -1,4 +1,4 @@
-"""What bounds a loop, by making each resource a little faster in the simulation."""
+"""Finds a loop's bottleneck by making each resource slightly faster in the simulation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainfit.loader.model.dataloader import BatchCost, Consumer, HandOff, Load, Outcome, simulate
+from trainfit.loader.model.dataloader import BatchCost, Consumer, Load, Outcome, Transfer, simulate
 from trainfit.loader.model.events import Cores
 from trainfit.results.loader import Limit, LoaderSettings, Probe
 
@@ -52,14 +52,14 @@ def limit(
         return "unknown"
     sensitivity: dict[Limit, float] = {
         "gpu": follows(dataclasses.replace(load, consumer=_faster_step(load.consumer))),
-        "hand_off": follows(dataclasses.replace(load, hand_off=_faster_hand_off(load.hand_off))),
+        "transfer": follows(dataclasses.replace(load, transfer=_faster_transfer(load.transfer))),
         "workers": follows(cheaper(load, wait=1 - _FASTER, work=1 - _FASTER)),
     }
     most = max(sensitivity, key=lambda key: sensitivity[key])
     if sensitivity[most] < _FOLLOWS:
         return "unknown"
-    if most == "hand_off":
-        return "sampler" if _is_sampler(load, probe) else "hand_off"
+    if most == "transfer":
+        return "sampler" if _is_sampler(load, probe) else "transfer"
     return most if most == "gpu" else _of_making(load, settings, probe, base, count)
 
 
@@ -120,7 +120,7 @@ def _of_making(
 
 
 def _is_busy(load: Load, settings: LoaderSettings, count: int) -> bool:
-    """Are nearly all cores at work?"""
+    """Are nearly all cores busy?"""
     return simulate(load, settings, count).busy_cores >= _BUSY * capacity(load.cores)
 
 
@@ -148,7 +148,7 @@ def capacity(cores: Cores) -> float:
 
 def _is_sampler(load: Load, probe: Probe) -> bool:
     """Is the sampler, which the main thread runs for each batch, half of the hand-off?"""
-    cost = load.hand_off
+    cost = load.transfer
     other = cost.receive_s + cost.pin_s + max(0.0, cost.next_s - (probe.sampler_s or 0.0))
     return probe.sampler_s is not None and min(probe.sampler_s, cost.next_s) > other
 
@@ -161,9 +161,9 @@ def _faster_step(consumer: Consumer) -> Consumer:
     )
 
 
-def _faster_hand_off(hand_off: HandOff) -> HandOff:
-    times: dict[str, Any] = dataclasses.asdict(hand_off)
+def _faster_transfer(transfer: Transfer) -> Transfer:
+    times: dict[str, Any] = dataclasses.asdict(transfer)
     faster: dict[str, Any] = {
         name: None if s is None else s * (1 - _FASTER) for name, s in times.items()
     }
-    return HandOff(**faster)
+    return Transfer(**faster)

@@ -1,7 +1,7 @@
-"""Whether settings can start at all: RAM, shared memory, open files; and too many for the cores.
+"""Feasibility of settings: RAM, shared memory, open files, and cores.
 
 Sources: `torch/utils/data/dataloader.py` (batches in flight), `torch/multiprocessing/
-reductions.py` (each storage is handed over as a file in /dev/shm with a descriptor),
+reductions.py` (each storage is transferred as a file in /dev/shm with a descriptor),
 `ATen/core/CachingHostAllocator.h` (sizes of pinned buffers).
 """
 
@@ -29,8 +29,8 @@ _FILES_OF_QUEUES: Final = 2
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What settings take besides the main process itself.
+class ResourceNeeds:
+    """Resources that settings need in addition to the main process.
 
     ``ram_bytes`` holds the workers' private memory as measured, batches in shared memory and
     pinned copies; ``None`` where a worker's memory was not measured. ``ram_bound_bytes`` is
@@ -45,8 +45,8 @@ class Needs:
     worker_files: int
 
 
-def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = None) -> Needs:
-    """What these settings take.
+def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = None) -> ResourceNeeds:
+    """The resources that these settings need.
 
     In shared memory there are at most the ``prefetch_factor × num_workers`` batches that were
     asked for, and the one that the user holds meanwhile. With ``pin_memory`` each of them may
@@ -60,7 +60,7 @@ def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = Non
     workers, batch = settings.num_workers, probe.batch_bytes
     if workers == 0:
         pinned = 2 * 2 * batch if settings.pin_memory else 0  # one made, one held by the user
-        return Needs(pinned, pinned, 0, OWN_FILES, 0)
+        return ResourceNeeds(pinned, pinned, 0, OWN_FILES, 0)
     flying = settings.tokens + 1
     transport = flying * batch * (2 if settings.pin_memory else 1)
     private = probe.worker_private_bytes
@@ -71,7 +71,7 @@ def needs(settings: LoaderSettings, probe: Probe, shared_bytes: int | None = Non
     bound = None if ram is None or grown is None else ram + grown
     # Batches that came out of turn wait in the main process; with pinning only as copies.
     waiting = 2 if settings.pin_memory else flying
-    return Needs(
+    return ResourceNeeds(
         ram,
         bound,
         flying * batch,
@@ -117,8 +117,8 @@ def oversubscribed(
     if busy_cores < _FULL * usable:
         return ""
     return (
-        f"{count(settings.num_workers, 'worker')} want {core_count(wanted)}, a job gets "
-        f"{cores(machine.usable_cores)}: they take turns"
+        f"{count(settings.num_workers, 'worker')} need {core_count(wanted)}, "
+        f"{cores(machine.usable_cores)} available: they compete for cores"
     )
 
 
@@ -139,24 +139,24 @@ def growth(
     return (
         f"the memory of {count(settings.num_workers, 'worker')} may grow from "
         f"{size(taken.ram_bytes)} to {size(taken.ram_bound_bytes)} ({size(free)} are available) "
-        "as they touch the data set's Python objects: keep its index in a NumPy array or a "
+        "as they access the data set's Python objects: keep its index in a NumPy array or a "
         "tensor, not in lists and dicts"
     )
 
 
-def _shm(taken: Needs, machine: LoaderMachine) -> str:
+def _shm(taken: ResourceNeeds, machine: LoaderMachine) -> str:
     free = machine.shm_free_bytes
     if free is None or taken.shm_bytes <= _SHARE * free:
         return ""
     return (
         f"needs {size(taken.shm_bytes)} of /dev/shm for batches in flight, {size(free)} available: "
         f"start the container with --shm-size={_gigabytes(taken.shm_bytes)}g (or --ipc=host; in "
-        "Kubernetes mount an emptyDir of medium Memory there), lower prefetch_factor, or send "
+        "Kubernetes mount an emptyDir with medium Memory there), lower prefetch_factor, or send "
         "uint8 instead of float32"
     )
 
 
-def _ram(settings: LoaderSettings, taken: Needs, machine: LoaderMachine) -> str:
+def _ram(settings: LoaderSettings, taken: ResourceNeeds, machine: LoaderMachine) -> str:
     free = machine.available_bytes
     least = taken.ram_bytes
     if least is None:  # what is known of it: the batches in flight
@@ -165,12 +165,12 @@ def _ram(settings: LoaderSettings, taken: Needs, machine: LoaderMachine) -> str:
         return ""
     return (
         f"needs {size(least)} of RAM for {count(settings.num_workers, 'worker')} and their "
-        f"batches, {size(free)} available: use fewer workers, or open what the data set holds as a "
-        "memory map so that workers share it"
+        f"batches, {size(free)} available: use fewer workers, or memory-map the data "
+        "set so that workers share it"
     )
 
 
-def _files(taken: Needs, machine: LoaderMachine) -> str:
+def _files(taken: ResourceNeeds, machine: LoaderMachine) -> str:
     limit = machine.open_files
     most = max(taken.main_files, taken.worker_files)
     if limit is None or most <= limit:
@@ -178,8 +178,8 @@ def _files(taken: Needs, machine: LoaderMachine) -> str:
     which = "the main process" if taken.main_files == most else "a worker"
     return (
         f"needs {most} open files in {which} (one for each tensor in flight), {limit} "
-        f"available: `ulimit -n {max(4096, 1 << (most - 1).bit_length())}`, put the tensors of a "
-        "batch together, or torch.multiprocessing.set_sharing_strategy('file_system')"
+        f"available: `ulimit -n {max(4096, 1 << (most - 1).bit_length())}`, pack the tensors "
+        "of a batch, or torch.multiprocessing.set_sharing_strategy('file_system')"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a loader's batches cost, found in a bounded number of short real runs.
+"""Measures the cost of a loader's batches in a bounded number of short real runs.
 
 The runs are interleaved: a machine's speed drifts within seconds, and what two kinds of runs
 are compared for must not depend on when each was made.
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds, pieces_of
-from trainfit.loader.faults.constraints import HARMLESS, Bounds
+from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints
 from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.failure_context import Seen
+from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import LARGE_BYTES, pickled
 from trainfit.loader.faults.preflight import check, check_workers
 from trainfit.loader.measure.instrument import COLUMNS, CPU, TOOK, WALL, collected
 from trainfit.loader.measure.oom_kills import between, oom_kills
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.ranks import others
 from trainfit.loader.measure.run import Run, run_loader
 from trainfit.loader.measure.stderr import captured_stderr
@@ -38,6 +38,7 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.constants import fit
 from trainfit.loader.model.dataloader import Consumer, Outcome
 from trainfit.loader.model.fitting import Fitted
+from trainfit.loader.model.noise_correction import Slowing, cores_speed
 from trainfit.loader.model.probe_runs import (
     KINDS,
     LAST,
@@ -49,11 +50,10 @@ from trainfit.loader.model.probe_runs import (
     mean,
     start_s,
 )
-from trainfit.loader.model.undisturbed import Slowing, cores_speed
 from trainfit.loader.profile.batch_profile import split
 from trainfit.loader.profile.storage_cost import measure_storage
-from trainfit.loader.progress import Progress, Silent
-from trainfit.loader.tune.cores import model_cores
+from trainfit.loader.progress import NullProgress, Progress
+from trainfit.loader.tune.machine_limits import model_cores
 from trainfit.results.files.words import count as count_of
 from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
 
@@ -65,7 +65,7 @@ _SERIES: Final = 0.7
 _SLICE: Final = 1 / 15
 #: Of that, what is left for the runs without workers.
 _ALONE: Final = 0.2
-#: Runs on cores below this share of the speed in the probe's fastest run, or beside other
+#: Runs on cores below this share of the speed in the probe's fastest run, or alongside other
 #: processes, are made again while there is time, up to so many of one kind. Where all cores are
 #: slow alike, once more of every kind says more.
 _QUIET: Final = 0.9
@@ -79,8 +79,8 @@ _SPLIT, _STORAGE, _STARTS = 0.08, 0.1, 0.1
 _START_S: Final = 6.0
 #: Tries of one kind of run: as it is, and with what two faults leave.
 _ATTEMPTS: Final = 3
-#: Seconds until a batch is given up that is only made to see threads, at least: beside ten busy
-#: processes one of some milliseconds was seen to take over 2.
+#: Seconds until a batch is given up that is only made to see threads, at least: next to ten busy
+#: processes one of some milliseconds was measured to need over 2.
 _POOLS_S: Final = 5.0
 #: Seconds that one check before any run may take.
 _CHECK_S: Final = 3.0
@@ -104,7 +104,7 @@ class Measured:
 
     probe: Probe
     fitted: Fitted | None
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: SettingConstraints = field(default_factory=SettingConstraints)
     slowing: Slowing = field(default_factory=lambda: Slowing(1.0, 1.0))
 
     def predict(
@@ -117,7 +117,7 @@ class Measured:
         long run: a short one meets one more or less, by what the process had counted before.
         """
         if self.fitted is None:
-            raise ValueError("no run of the loader came through: nothing to predict from")
+            raise ValueError("every run of the loader failed: nothing to predict from")
         outcome = self.fitted.predict(settings, consumer)
         if seconds is None or not math.isfinite(outcome.batches_per_s):
             return outcome
@@ -153,7 +153,7 @@ def probe_workload(
         with CoreSpeeds() as watch:
             return probe_workload(workload, machine, seconds, progress, watch, known=known)
     began = time.monotonic()
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     readings = Readings(machine)
     progress("checks before any run", 0.0)
     if known is None:
@@ -172,9 +172,9 @@ def probe_workload(
             probe, parts=known.parts, storage=known.storage, start_s=known.start_s
         )
     elif fitted is not None:
-        progress("what a batch's time is spent in", _SERIES)
+        progress("profile of a batch's time", _SERIES)
         probe = _with_parts(probe, workload, seconds, machine)
-        progress("starting workers by other means", 1 - _STARTS)
+        progress("other start methods for workers", 1 - _STARTS)
         probe = _with_starts(probe, workload, readings, seconds - (time.monotonic() - began))
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
@@ -185,7 +185,7 @@ def probe_workload(
 def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
     """What to run next: each kind once, then again while there is time; no kind that failed.
 
-    What was only run on slowed cores, or beside other processes, goes first, and is given more
+    What was only run on slowed cores, or alongside other processes, goes first, and is given more
     time.
     """
     failed: set[str] = set()
@@ -225,7 +225,7 @@ def _disturbed(
     for name in dict.fromkeys(kinds):
         runs = [] if name in failed else seen.of(name)
         quiet = (
-            cores_speed(run) >= _QUIET * fastest and not is_beside_others(run.others_cores)
+            cores_speed(run) >= _QUIET * fastest and not is_disturbed(run.others_cores)
             for run in runs
         )
         if 0 < len(runs) < _MOST_TRIES and not any(quiet):
@@ -283,7 +283,7 @@ def run_watched(
     saves: bool = False,
     ranks: int = 1,
 ) -> tuple[Run, Fault | None]:
-    """One real run, with what is needed to name its fault if it fails; beside the loaders of the
+    """One real run, with what is needed to name its fault if it fails; next to the loaders of the
     other ``ranks``.
 
     Each run draws the same order of batches: what differs between runs is the settings alone.
@@ -303,7 +303,7 @@ def run_watched(
         run = dataclasses.replace(run, ranks=1 + at_work.working())
     if run.failure is None and not run.exhausted:
         return run, None
-    seen = Seen.of(
+    seen = FailureContext.of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,
@@ -351,7 +351,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
     wall, cpu = fetched[:, WALL], fetched[:, CPU]
     alone = [run.fetched[:, WALL] for run in readings.of("alone")]
     one, two = readings.rate("one"), readings.rate("two")
-    hand_off = fitted.hand_off if fitted is not None and ones else None
+    transfer = fitted.transfer if fitted is not None and ones else None
     busy = [run.received[run.warm :, TOOK] for run in ones]
     start = start_s(readings)
     private = [size for run in runs for size in run.private_bytes]
@@ -370,11 +370,11 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         variation=float(wall.std() / wall.mean()) if len(wall) > 1 else None,
         alone_s=mean(alone) if alone else None,
         threads=float(np.maximum(1.0, cpu / wall).mean()) if len(wall) else None,
-        receive_s=hand_off.receive_s if hand_off else None,
+        receive_s=transfer.receive_s if transfer else None,
         receive_busy_s=mean(busy) if ones else None,
-        pin_s=hand_off.pin_s if hand_off and readings.of("pinned") else None,
-        next_s=hand_off.next_s if hand_off else None,
-        latency_s=hand_off.latency_s if hand_off and readings.of("turn") else None,
+        pin_s=transfer.pin_s if transfer and readings.of("pinned") else None,
+        next_s=transfer.next_s if transfer else None,
+        latency_s=transfer.latency_s if transfer and readings.of("turn") else None,
         sampler_s=statistics.fmean(sampler) if sampler else None,
         start_s={ones[0].settings.start_method: start} if ones and start else {},
         worker_private_bytes=int(statistics.median(private)) if private else None,
@@ -382,7 +382,7 @@ def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Pro
         contention=fitted.cores.contention if fitted is not None and two else None,
         core_speed=_mean_told(run.core_speed.speed if run.core_speed else None for run in runs),
         others_cores=_mean_told(run.others_cores for run in runs),
-        beside_others={TITLES[name]: cores for name, cores in readings.beside_others().items()},
+        disturbed={TITLES[name]: cores for name, cores in readings.disturbed().items()},
         collecting=_collecting(runs),
     )
 

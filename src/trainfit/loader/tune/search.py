@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainfit.loader.measure.other_processes import is_beside_others
+from trainfit.loader.measure.other_processes import is_disturbed
 from trainfit.loader.measure.run import Run
 from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.model.fitting import Fitted, fit_contention, same_rate
@@ -41,7 +41,7 @@ _HELD_GAIN: Final = 1.05
 PREFETCH: Final = (1, 2, 4, 8)
 #: Workers that are tried: all up to eight, then some; around the knee all again.
 _WORKERS: Final = (*range(9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
-#: Of an epoch's time, what starting the workers anew may take before they are kept.
+#: Of an epoch's time, what restarting the workers may cost before they are kept.
 BUBBLE: Final = 0.01
 
 Infeasible = Callable[[LoaderSettings], str]
@@ -152,7 +152,8 @@ class Choice:
             )
 
     def rates(self) -> dict[LoaderSettings, float]:
-        """By the model, of the settings that can be; what takes turns is not promised more."""
+        """The model's rate of the feasible settings; oversubscribed settings are not credited
+        with more."""
         return {
             settings: each.batches_per_s
             for settings, each in self.candidates.items()
@@ -191,7 +192,7 @@ class Choice:
 
 
 def search(fitted: Fitted, goal: Goal, held: Mapping[int, Fitted] | None = None) -> Choice:
-    """All candidates that it takes to find the knee; ``held`` as in :class:`Choice`."""
+    """All candidates needed to find the saturation point; ``held`` as in :class:`Choice`."""
     choice = Choice(goal, fitted, held or {})
     choice.search()
     return choice
@@ -199,7 +200,7 @@ def search(fitted: Fitted, goal: Goal, held: Mapping[int, Fitted] | None = None)
 
 @dataclass(frozen=True)
 class Trial:
-    """A real run of settings beside what the model said before it."""
+    """A real run of settings, with the model's prediction."""
 
     settings: LoaderSettings
     predicted: float
@@ -216,19 +217,19 @@ class Trial:
         return full if full is not None else self.run.batches_per_s
 
     @property
-    def is_beside_others(self) -> bool:
-        """Were other processes at work meanwhile? The rate is not to be used then."""
-        return is_beside_others(self.run.others_cores)
+    def is_disturbed(self) -> bool:
+        """Were other processes active meanwhile? The rate is not to be used then."""
+        return is_disturbed(self.run.others_cores)
 
     @property
     def reliable(self) -> float | None:
         """Batches a second, of these settings and nothing else."""
-        return None if self.is_beside_others else self.measured
+        return None if self.is_disturbed else self.measured
 
 
 def measured_rate(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
     """Batches a second of these settings; ``None`` where they were not run, or failed, or were run
-    beside other processes."""
+    alongside other processes."""
     return next((each.reliable for each in trials if each.settings == settings), None)
 
 
@@ -334,16 +335,16 @@ class Confirmation:
             and self._trial(twice) is None
             and not self.choice.goal.impossible(twice)
         ):
-            self._try(twice, "beyond the knee")
+            self._try(twice, "beyond the saturation point")
 
     def _can(self, settings: LoaderSettings) -> bool:
         return len(self.trials) < self.most and not self.choice.look(settings).infeasible
 
     def _try(self, settings: LoaderSettings, why: str) -> Trial:
-        """A real run; beside other processes again, while there is time."""
+        """A real run; repeated while other processes are active and there is time."""
         predicted = self.choice.look(settings).batches_per_s
         trial = Trial(settings, predicted, self.runner(settings, self.choice.goal.consumer), why)
-        while trial.is_beside_others and trial.tries < TRIES and self.in_time():
+        while trial.is_disturbed and trial.tries < TRIES and self.in_time():
             run = self.runner(settings, self.choice.goal.consumer)
             least = min((trial.run, run), key=lambda each: each.others_cores or 0.0)
             kept = trial.run if run.failure is not None else least
@@ -396,7 +397,7 @@ class Confirmation:
 def keep_workers(
     present: LoaderSettings, settings: LoaderSettings, start_s: float, epoch_s: float | None
 ) -> bool:
-    """Should ``persistent_workers`` be set? Where starting them anew takes over 1% of an epoch."""
+    """Should ``persistent_workers`` be set? Yes where restarting them costs over 1% of an epoch."""
     if settings.num_workers == 0:
         return False
     if epoch_s is None or epoch_s <= 0:

@@ -14,17 +14,17 @@ import torch
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.advice import threads
-from trainfit.loader.advice.doubts import doubts, is_beside_others
+from trainfit.loader.advice.doubts import doubts, is_disturbed
 from trainfit.loader.advice.other_changes import beyond
-from trainfit.loader.faults.constraints import Bounds, bounds
+from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.ranks import alone_note, share_of
 from trainfit.loader.measure.run import Run
 from trainfit.loader.measure.saving import predicted_save_s, save_seconds
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.undisturbed import with_speeds
-from trainfit.loader.progress import Part, Progress, Silent
+from trainfit.loader.model.noise_correction import with_speeds
+from trainfit.loader.progress import NullProgress, PartialProgress, Progress
 from trainfit.loader.tune import feasible
 from trainfit.loader.tune.bottleneck import limit
 from trainfit.loader.tune.probe import SECONDS, Measured, probe_workload, run_watched
@@ -76,7 +76,6 @@ def tune(
     workload: Workload,
     machine: LoaderMachine,
     consumer: Consumer,
-    step_source: str,
     *,
     command: str = "",
     loader: str = "",
@@ -95,26 +94,25 @@ def tune(
 
     Args:
         consumer: what happens between two batches; a step of 0 s: as fast as the loader can.
-        step_source: where the step's time is from, in words.
         command: the user's command, ``loader`` the loader's place in it, for the result.
         seconds: of the probe, about; a confirming run takes 20% of that.
         confirm: real runs of the chosen settings and their rivals, at most 4.
         max_workers: the most workers to try; by default two a core, more where batches wait.
         any_order: may batches come in another order than the sampler's (``in_order=False``)?
-        progress: is told what is being done, and keeps what there is.
+        progress: receives what is being done, and keeps partial results.
         watch: who watches the cores' speed, if somebody does already.
         ranks: processes with such a loader, of one of which ``machine`` is the share; ``whole``
             is what all of them have.
     """
     began = time.monotonic()
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     whole = whole or machine
     with contextlib.nullcontext(watch) if watch is not None else CoreSpeeds() as watch:
-        part = Part(progress, 0.0, _PROBE_SHARE)
+        part = PartialProgress(progress, 0.0, _PROBE_SHARE)
         alone = probe_workload(workload, whole, seconds, part, watch)
         measured = _of_one_rank(alone, machine, ranks)
         consumer = _copying(consumer, measured.probe)
-        result = _blank(workload, machine, consumer, step_source, measured, command, loader)
+        result = _blank(workload, machine, consumer, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
             held = _held(workload, whole, measured.probe, seconds, progress, watch)
@@ -152,8 +150,8 @@ def _held(
     """The same with libraries held to one thread in each worker, where they start more."""
     if not threads.may_be_held(probe):
         return {}
-    progress("one thread for each library in a worker", _PROBE_SHARE)
-    part = Part(progress, _PROBE_SHARE, _PROBE_SHARE)
+    progress("one thread per library in a worker", _PROBE_SHARE)
+    part = PartialProgress(progress, _PROBE_SHARE, _PROBE_SHARE)
     measured = probe_workload(
         workload.held_to(_HELD), whole, _HELD_TIME * seconds, part, watch, known=probe
     )
@@ -180,7 +178,6 @@ def _blank(
     workload: Workload,
     machine: LoaderMachine,
     consumer: Consumer,
-    step_source: str,
     measured: Measured,
     command: str,
     loader: str,
@@ -192,7 +189,7 @@ def _blank(
         loader=loader,
         machine=machine,
         step_s=consumer.step_s,
-        step_source=step_source,
+        step_source=consumer.source,
         probe=measured.probe,
         present=present,
         recommended=present,
@@ -294,15 +291,15 @@ class _Tuner:
 
     def _infeasible(self, settings: LoaderSettings) -> str:
         if self._asked is not None and settings.num_workers > self._asked:
-            return f"no more than {count_of(self._asked, 'worker')} were asked for"
-        left: Bounds = bounds(self._faults)
+            return f"limited to {count_of(self._asked, 'worker')} as requested"
+        left: SettingConstraints = bounds(self._faults)
         if not left.allows(settings):
-            return "a fault leaves no such setting: " + ", ".join(left.reasons)
+            return "excluded by a fault: " + ", ".join(left.reasons)
         return feasible.infeasible(settings, self._measured.probe, self._machine)
 
     def _impossible(self, settings: LoaderSettings) -> str:
         if not bounds(self._faults).allows(settings):
-            return "a fault leaves no such setting"
+            return "excluded by a fault"
         return feasible.infeasible(settings, self._measured.probe, self._machine)
 
     def _oversubscribed(self, settings: LoaderSettings, busy_cores: float) -> str:
@@ -354,31 +351,31 @@ class _Tuner:
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
-        beside = is_beside_others(probe, self._held_probe)
-        if beside and bound != "gpu":  # what else it is, others may have made
+        disturbed = is_disturbed(probe, self._held_probe)
+        if disturbed and bound != "gpu":  # what else it is, others may have made
             bound = "unknown"
         if self._measured.bounds.workers == 0:
             bound = "main_process"
-        decision = decide(choice, trials, chosen, bound, beside_others=beside)
+        decision = decide(choice, trials, chosen, bound, disturbed=disturbed)
         without_others = chosen if decision.is_open else None
         if decision.keeps:
             chosen = choice.goal.present
         recommended = chosen if decision.is_open else self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
-        # Beside other processes a batch has fewer threads at work than it would.
+        # Alongside other processes a batch has fewer busy threads than alone.
         notes = [] if decision.is_open else [threads.verdict(probe, machine, recommended)]
         if self._held and not decision.is_open:
             notes.append(_held_note(choice, trials, chosen))
         if self._consumer.pageable_s:
             rate = PAGEABLE_BYTES_PER_S / 1e9
             notes.append(
-                "copying a batch that is not pinned to the GPU is taken to keep the main thread "
-                f"for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
+                "copying an unpinned batch to the GPU is assumed to block the "
+                f"main thread for {1e3 * self._consumer.pageable_s:.3g} ms ({rate:g} GB/s, assumed)"
             )
         if self._consumer.work_s:
             notes.append(
-                f"of the step, {1e3 * self._consumer.work_s:.3g} ms keep a core busy: launching, "
-                "and waits for the GPU, in which CUDA spins"
+                f"{1e3 * self._consumer.work_s:.3g} ms of the step keep a core busy: kernel "
+                "launches, and busy-waits for the GPU"
             )
         seen = doubts(probe, self._held_probe, trials, is_open=decision.is_open)
         notes += [f"{each.summary}: {each.meaning}" for each in seen]
@@ -415,15 +412,15 @@ class _Tuner:
         return next((each.probe for each in self._held.values()), None)
 
     def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
-        """A change besides the rate within an epoch is one, too."""
+        """A change other than the rate within an epoch is one, too."""
         present, left = self._workload.present, bounds(self._faults)
         if decision.gains_nothing and not left.allows(present):
             return Decision("change", f"the present settings fail: {', '.join(left.reasons)}")
         if not decision.gains_nothing or recommended == present:
             return decision
         if recommended.persistent_workers != present.persistent_workers:
-            anew = count_of(recommended.num_workers, "worker")
-            said = f"starting {anew} anew takes over {100 * BUBBLE:.0f}% of each epoch"
+            workers = count_of(recommended.num_workers, "worker")
+            said = f"restarting {workers} needs more than {100 * BUBBLE:.0f}% of each epoch"
             return Decision("change", f"{said}; within an epoch, {decision.reason}")
         return decision
 
@@ -498,6 +495,6 @@ def _held_note(choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings) 
         ours, theirs = choice.look(held).batches_per_s, choice.look(free).batches_per_s
         how = "predicted from a probe of each"
     return (
-        f"{count_of(chosen.num_workers, 'worker')} with one thread for each library: {ours:.3g} "
-        f"batches/s; with the threads that libraries take by themselves: {theirs:.3g} ({how})"
+        f"{count_of(chosen.num_workers, 'worker')} with one thread per library: {ours:.3g} "
+        f"batches/s; with the libraries' default threads: {theirs:.3g} ({how})"
     )

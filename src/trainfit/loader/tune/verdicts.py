@@ -1,4 +1,4 @@
-"""What a choice of settings amounts to, in a word and a sentence."""
+"""The verdict on a choice of settings: a word and a sentence."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cann
 #: Of the consumer's time, what waiting for batches may take where nothing is to be gained.
 _WAITS: Final = 0.05
 
-#: Why there is no verdict where others were at work.
-_BESIDE_OTHERS: Final = (
-    "other processes kept cores busy while this was measured, and rates tell of both; run it "
-    "again when they have ended"
+#: Why there is no verdict where other processes were active.
+_DISTURBED: Final = (
+    "other processes used cores during the measurement, so rates reflect both; "
+    "re-run when they have finished"
 )
 
 #: What is said of a limit that no setting of the DataLoader moves.
 _LIMITS: Final = {
     "cores": "the CPU cores are the limit",
     "disk": "the storage is the limit",
-    "hand_off": "taking batches over from the workers is the limit",
-    "lock": "the workers wait for one another (a lock in the data set or its library)",
+    "transfer": "transferring batches from the workers is the limit",
+    "lock": "the workers wait for each other (a lock in the data set or a library)",
     "sampler": "the sampler is the limit",
-    "main_process": "batches can be made in the main process only",
-    "workers": "what one batch takes is the limit",
-    "unknown": "what the limit is cannot be told",
+    "main_process": "batches can be produced in the main process only",
+    "workers": "the time per batch is the limit",
+    "unknown": "the limit could not be determined",
     "gpu": "the GPU is the limit",
 }
 
@@ -59,11 +59,11 @@ def decide(
     chosen: LoaderSettings,
     limit: Limit,
     *,
-    beside_others: bool = False,
+    disturbed: bool = False,
 ) -> Decision:
     """Compare the chosen settings with the present ones, by measurements where there are any.
 
-    ``limit`` is what bounds the loop with the chosen settings. ``beside_others``: the model is
+    ``limit`` is what bounds the loop with the chosen settings. ``disturbed``: the model is
     from runs that other processes disturbed; what it says is no ground for a verdict then.
     """
     present = choice.goal.present
@@ -72,7 +72,7 @@ def decide(
     ours, theirs = _rates(choice, trials, chosen, present)
     gain = ours / theirs if theirs > 0 else math.inf
     both = (measured_rate(trials, each) for each in (chosen, present))
-    sure = not beside_others or None not in both
+    sure = not disturbed or None not in both
     infeasible = choice.look(present).infeasible
     if infeasible:
         return Decision("change", f"the present settings are infeasible: {infeasible}")
@@ -87,29 +87,30 @@ def decide(
             + (_fewer(present, chosen) if sure and gain >= WITHIN else ""),
             keeps=chosen.num_workers >= present.num_workers or gain < WITHIN or not sure,
         )
-    if beside_others:
-        return Decision("cannot_tell", _BESIDE_OTHERS, keeps=True, is_open=True)
+    if disturbed:
+        return Decision("cannot_tell", _DISTURBED, keeps=True, is_open=True)
     if chosen.num_workers < present.num_workers and gain >= WITHIN:
         return Decision(
             "change",
-            f"as many batches with {count(chosen.num_workers, 'worker')} instead of "
+            f"the same rate with {count(chosen.num_workers, 'worker')} instead of "
             f"{present.num_workers}: fewer cores and less memory; {_LIMITS[limit]}",
         )
     if limit in ("gpu", "unknown"):
-        return Decision("keep", "the present settings are as good as any", keeps=True)
+        return Decision("keep", "the present settings are optimal", keeps=True)
     return Decision("no_setting_helps", _LIMITS[limit], keeps=True)
 
 
 def nothing_ran(faults: Sequence[Fault]) -> str:
-    """Why nothing can be told of any settings: the last fault, which was met with the least."""
-    said = "no run of the loader came through"
+    """Why no settings could be rated: the last fault, which was met with the least demanding
+    settings."""
+    said = "every run of the loader failed"
     return f"{said}: {faults[-1].summary}" if faults else said
 
 
 def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:
     if chosen.num_workers >= present.num_workers:
         return ""
-    return f"; {count(chosen.num_workers, 'worker')} would do"
+    return f"; {count(chosen.num_workers, 'worker')} would be enough"
 
 
 def _rates(

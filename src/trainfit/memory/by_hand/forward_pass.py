@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.memory.by_hand.operators import Counted, Operators
+from trainfit.memory.by_hand.operators import CountedOperator, Operators
 from trainfit.results.runs.kernels import DTYPES
 from trainfit.results.runs.recording import PHASES, Recording
 
@@ -23,7 +23,7 @@ class ForwardPass:
 
     begin: int
     end: int
-    counted: Sequence[Counted]
+    counted: Sequence[CountedOperator]
     compute: str
 
 

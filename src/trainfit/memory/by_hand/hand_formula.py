@@ -1,4 +1,5 @@
-"""The arithmetic that people do by hand, beside the simulated peak, with what makes the difference.
+"""The arithmetic that people do by hand, next to the simulated peak, with what makes the
+difference.
 
 The formula is that of the notes on ACT, VGG16 and the T4: 4 bytes for each parameter and its
 gradient and 4 for each of the optimizer's states (16 bytes with Adam, 12 with momentum, 8 with
@@ -35,7 +36,7 @@ WEIGHTS: Final = "weights"
 GRADIENTS: Final = "gradients"
 STATES: Final = "optimizer's states"
 INPUT: Final = "input"
-NOT_COUNTED: Final = "kept, and not in the formula"
+NOT_COUNTED: Final = "kept tensors that the formula lacks"
 REST: Final = "temporaries, workspaces"
 BUFFERS: Final = "buffers of the model"
 #: Rows that are no activations, and no layer's results.
@@ -60,7 +61,7 @@ _BACKWARD = PHASES.index("backward")
 
 
 def by_hand(source: Source) -> HandReport:
-    """The formula beside the peak of a recording.
+    """The formula next to the peak of a recording.
 
     Raises :class:`ExplainError` for a recording without an optimizer step, and for one of an
     earlier version that does not name its parameters.
@@ -69,13 +70,12 @@ def by_hand(source: Source) -> HandReport:
     parameters = recording.parameters()
     if not recording.steps:
         raise ExplainError(
-            f"recording {source.file!r} has no whole optimizer step, and the formula is one of "
-            "training; record a script that trains, at a batch size that fits"
+            f"recording {source.file!r} has no complete optimizer step, which the "
+            "formula needs; record a training script at a batch size that fits"
         )
     if parameters is None or not len(recording.kernel_op):
         raise ExplainError(
-            f"recording {source.file!r} was made by an older trainfit and does not say enough; "
-            "record it again"
+            f"recording {source.file!r} was made by an older trainfit and lacks data; re-record it"
         )
     device = device_of(recording)
     stream = Stream.of(recording)

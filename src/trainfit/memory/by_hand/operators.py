@@ -1,10 +1,10 @@
-"""Which operators' results a hand formula counts, and how many numbers each has.
+"""The operators whose results a hand formula counts, with the number of elements of each.
 
 The note on ACT counts, for a layer of a Transformer, ``8 S D + 2 H S^2 + 2 S FFN`` numbers: Q, K
 and V, the attention's output, its projection, residual sums and layer norms; scores and
 probabilities; the hidden layer and its activation. The notes on VGG16 and on the T4 count each
-layer's output. Both are one rule: the results of convolutions, matrix products, normalization,
-activation functions, pooling and sums, but not of casts, copies, masks and products by element.
+layer's output. Both are one rule: the results of convolutions, matmuls, normalization,
+activation functions, pooling and sums, but not of casts, copies, masks and elementwise products.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainfit.results.runs.kernels import DTYPES, KINDS, MARKS
 from trainfit.results.runs.recording import IntArray, Recording
 
 ATTENTION: Final = "attention scores, probabilities"
-PRODUCTS: Final = "matrix products"
+PRODUCTS: Final = "matmuls"
 
 _ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "convolutions": ("convolution", "_convolution", "cudnn_convolution", "miopen_convolution"),
@@ -52,15 +52,15 @@ _SIZES: Final[Mapping[str, int]] = {
     "float64": 8,
     "float8": 1,
 }
-#: Operators before a softmax among which the product is looked for that made its scores.
+#: Operators before a softmax among which the matmul of its scores is searched.
 _SCORES_WITHIN: Final = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted:
+class CountedOperator:
     """An operator whose result the formula counts.
 
-    ``elements`` are the numbers of the result, ``extra`` those that the formula counts besides
+    ``elements`` are the numbers of the result, ``extra`` those that the formula counts in addition
     (scores and probabilities of fused attention). ``output`` is the result's allocation
     (-1: it has none of its own).
     """
@@ -95,7 +95,7 @@ class Operators:
         kernel = int(self._first_kernel[operator])
         return None if kernel < 0 else _SIZES.get(DTYPES[int(self.recording.kernel_dtype[kernel])])
 
-    def counted(self, begin: int, end: int) -> list[Counted]:
+    def counted(self, begin: int, end: int) -> list[CountedOperator]:
         """Those of the forward pass from operator ``begin`` to before ``end``, in order."""
         found = [each for op in range(begin, end) if (each := self._counted(op)) is not None]
         scores = self._scores(found)
@@ -104,7 +104,7 @@ class Operators:
             for each in found
         ]
 
-    def _counted(self, operator: int) -> Counted | None:
+    def _counted(self, operator: int) -> CountedOperator | None:
         name = self.name(operator)
         if name.startswith("_scaled_dot_product"):
             return self._fused_attention(operator)
@@ -118,9 +118,9 @@ class Operators:
         else:
             written = self.recording.kernel_written[int(self._first_kernel[operator])]
             elements = int(written) // itemsize
-        return Counted(operator, row, elements, output)
+        return CountedOperator(operator, row, elements, output)
 
-    def _fused_attention(self, operator: int) -> Counted | None:
+    def _fused_attention(self, operator: int) -> CountedOperator | None:
         kernel, itemsize = int(self._first_kernel[operator]), self.itemsize(operator)
         output = int(self._first_alloc[operator])
         if kernel < 0 or itemsize is None or output < 0:
@@ -130,10 +130,10 @@ class Operators:
         for column in (recording.kernel_rows, recording.kernel_columns, recording.kernel_batches):
             scores *= int(column[kernel])
         elements = int(recording.alloc_bytes[output]) // itemsize
-        return Counted(operator, PRODUCTS, elements, output, extra=2 * scores)
+        return CountedOperator(operator, PRODUCTS, elements, output, extra=2 * scores)
 
-    def _scores(self, found: list[Counted]) -> set[int]:
-        """The products that made the scores of a softmax: of as many numbers, shortly before."""
+    def _scores(self, found: list[CountedOperator]) -> set[int]:
+        """The matmuls that computed the scores of a softmax: of as many numbers, shortly before."""
         scores: set[int] = set()
         for index, each in enumerate(found):
             if each.row != ATTENTION:

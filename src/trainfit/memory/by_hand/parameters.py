@@ -1,4 +1,4 @@
-"""What a hand formula has for parameters: 4 bytes each, for its gradient, and for each state."""
+"""A hand formula's parameter memory: 4 bytes each for the weight, its gradient and each state."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the memory at a peak consists of, and how it grows."""
+"""Composition of the peak memory, and its growth."""

@@ -187,8 +187,8 @@ def _require_growth(law: AffineStream) -> None:
         name = law.template.strings[module] if module >= 0 else ""
         where = f" in {name}" if name else ""
         raise NotAffineError(
-            f"a tensor{where} would be smaller than nothing at batch size 0: it does not grow "
-            "in proportion to the batch size"
+            f"a tensor{where} would have a negative size at batch size 0: it does "
+            "not grow linearly with the batch size"
         )
 
 

@@ -1,4 +1,4 @@
-"""What the memory at a peak consists of."""
+"""Composition of the peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a recording, or two, to everything that ``trainfit memory`` says."""
+"""Builds the report of ``trainfit memory`` from one or two recordings."""
 
 from __future__ import annotations
 
@@ -127,24 +127,23 @@ def _check_pair(first: Source, second: Source) -> None:
         values = [each.header.get(key) for each in (one, two)]
         if None not in values and _name(key, values[0]) != _name(key, values[1]):
             raise ExplainError(
-                f"{names} are of two {what}, {values[0]!r} and {values[1]!r}; "
-                "record one script twice, on one GPU, at two batch sizes"
+                f"{names} differ in their {what}, {values[0]!r} and {values[1]!r}; "
+                "record one script on one GPU at two batch sizes"
             )
     for each in (first, second):
         if each.batch_size is None:
             raise ExplainError(
-                f"recording {each.file!r} does not know its batch size; "
-                "give both, as in --batch-size 8,16"
+                f"recording {each.file!r} has no batch size; give both, as in --batch-size 8,16"
             )
         if not each.recording.steps:
             raise ExplainError(
-                f"recording {each.file!r} has no whole optimizer step to compare; "
-                "record it at a batch size that fits"
+                f"recording {each.file!r} has no complete optimizer step to "
+                "compare; record it at a batch size that fits"
             )
     if first.batch_size == second.batch_size:
         raise ExplainError(
             f"{names} have the same batch size, {first.batch_size}; record one of them at "
-            f"another: {second_run(first) or 'its script takes it'}"
+            f"another: {second_run(first) or 'its script accepts it'}"
         )
 
 
@@ -184,9 +183,9 @@ def _notes(first: Source) -> list[str]:
         notes.append(f"does not fit: {str(header['out_of_memory']).partition(' If reserved')[0]}")
     if "parameters" not in header:
         notes.append(
-            "recorded by an older trainfit: no lines, no table of optimizers, and the "
-            "allocator's default settings are assumed; record it again"
+            "recorded by an older trainfit: no source lines, no optimizer "
+            "table, and default allocator settings are assumed; re-record it"
         )
     if first.recording.steps == 0:
-        notes.append("no optimizer step was completed: the peak is that of what ran until then")
+        notes.append("no optimizer step was completed: the peak covers what ran until then")
     return notes

@@ -1,4 +1,4 @@
-"""How much of the reserved memory is of no use, and which allocator setting would help."""
+"""Fragmentation of the reserved memory, and the allocator setting that would reduce it."""
 
 from __future__ import annotations
 

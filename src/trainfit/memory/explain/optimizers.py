@@ -1,7 +1,7 @@
-"""What other optimizers would keep for the recorded parameters, by running them.
+"""State size of other optimizers for the recorded parameters, by running them.
 
 Each runs two steps on the simulated GPU on empty parameters of the recorded shapes and
-types, so its figures come from its own code, not from a rule. They are bytes as asked for:
+types, so its figures come from its own code, not from a rule. They are bytes as requested:
 what the allocator charges on top depends on the blocks that it happens to have.
 """
 

@@ -1,4 +1,4 @@
-"""What is at the peak of allocated memory, when that is, and what stays between steps."""
+"""The peak of allocated memory: its time and contents, and what remains between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a recording to its memory figures."""
+"""Memory figures of a recording."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def recorded_settings(recording: Recording) -> AllocatorSettings:
         return AllocatorSettings.from_conf(conf)
     except ValueError as error:
         raise TrainfitError(
-            f"the recording's allocator settings are not understood ({error}); record it again"
+            f"the recording's allocator settings are invalid ({error}); re-record it"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Every batch size from two recordings.
+"""Streams of every batch size from two recordings.
 
 The tensors of a training step have sizes that are affine in the batch size, and the order
 of allocations and frees does not depend on it. Two recordings of the same script therefore
@@ -122,7 +122,7 @@ def _check_same_course(first: Recording, second: Recording) -> None:
     if not np.array_equal(first.alloc_op, second.alloc_op):
         raise OtherCourseError("an operator allocates a different number of tensors")
     if not np.array_equal(first.workspace_start, second.workspace_start):
-        raise OtherCourseError("a kernel takes workspaces of another kind")
+        raise OtherCourseError("a kernel uses a different kind of workspace")
     if not np.array_equal(_order(first), _order(second)):
         raise OtherCourseError("tensors are freed in another order")
 

@@ -1,4 +1,4 @@
-"""Device memory: what the allocator reserved, and what the process takes besides."""
+"""Device memory: what the allocator reserved, and what the process uses in addition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfit.results.runs.recording import Recording, decode_context_parts
 
 
 def context_parts(recording: Recording) -> tuple[Constant, ...]:
-    """What the recorded process took besides: its context, and the libraries that it used.
+    """Memory outside the allocator: the context, and the libraries that the process used.
 
     Recordings of the first version know nothing but the sum.
     """

@@ -1,4 +1,4 @@
-"""Does memory settle from step to step, and what stays behind if it does not?"""
+"""Detects memory that grows from step to step, and what it consists of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from trainfit.memory.stream.replay import Stream, live_at
 from trainfit.results.runs.recording import KINDS, PHASES, STEP_END, IntArray, Recording
 from trainfit.results.runs.steps import GrowthSource, StepPattern
-from trainfit.simgpu.recording.settling import Judgement, StepUse, judge, rounded, step_uses
+from trainfit.simgpu.recording.settling import CourseFinding, StepUse, judge, rounded, step_uses
 
 #: Kinds that come once for each parameter or buffer, however late: no sign of growth.
 _BOUNDED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
@@ -109,7 +109,7 @@ def _source(recording: Recording, group: _Group, nbytes: int) -> GrowthSource:
 
 
 def _until_full(
-    recording: Recording, uses: list[StepUse], judgement: Judgement, reserved_bytes: int
+    recording: Recording, uses: list[StepUse], judgement: CourseFinding, reserved_bytes: int
 ) -> int | None:
     """Steps until the GPU is full, from the start; about: the cache's slack counts as used."""
     growth = judgement.growth_bytes

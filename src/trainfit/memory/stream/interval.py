@@ -1,4 +1,4 @@
-"""How sure a memory figure is: a low and a high bound around the predicted one.
+"""Prediction interval of a memory figure.
 
 What PyTorch's own code decides is exact. Three things are not: the workspaces that cuDNN takes
 (modelled, and its choice among algorithms changes with version and GPU), the fragmentation of
@@ -21,22 +21,22 @@ OF_WORKSPACES: Final = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
+class PredictionInterval:
     """Bytes of a figure's 90% prediction interval."""
 
     low: int
     high: int
 
 
-def reserved_bounds(peak_reserved: int, without_workspaces: int) -> Bounds:
+def reserved_bounds(peak_reserved: int, without_workspaces: int) -> PredictionInterval:
     """Bounds of reserved memory, from the peaks with and without estimated workspaces."""
     added = max(peak_reserved - without_workspaces, 0)
     low = peak_reserved * (1 - LOW_OF_RESERVED) - added * OF_WORKSPACES
     high = peak_reserved * (1 + HIGH_OF_RESERVED) + added * OF_WORKSPACES
-    return Bounds(int(low), int(high))
+    return PredictionInterval(int(low), int(high))
 
 
-def bounds_of(outcome: Replay) -> tuple[Bounds, Bounds]:
+def bounds_of(outcome: Replay) -> tuple[PredictionInterval, PredictionInterval]:
     """Bounds of allocated and of reserved memory of a replay.
 
     Allocated memory is exact but for the workspaces: at least what it is without them, at
@@ -49,6 +49,6 @@ def bounds_of(outcome: Replay) -> tuple[Bounds, Bounds]:
         allocated, reserved = bare.peak_allocated, bare.peak_reserved
     added = max(outcome.peak_allocated - allocated, 0)
     return (
-        Bounds(outcome.peak_allocated - added, outcome.peak_allocated + added),
+        PredictionInterval(outcome.peak_allocated - added, outcome.peak_allocated + added),
         reserved_bounds(outcome.peak_reserved, reserved),
     )

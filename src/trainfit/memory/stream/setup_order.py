@@ -1,4 +1,5 @@
-"""One order for what threads load side by side before training, so that two recordings compare.
+"""A canonical order for what threads allocate in parallel before training, so that two recordings
+compare.
 
 Loaders of weights copy tensors to the GPU from several threads. Which of them comes first differs
 from run to run and says nothing of the batch size.

@@ -1,1 +1,1 @@
-"""What is called at a rate, when each call is due, and how the wait is spent."""
+"""Calls at a fixed rate: what is called, when each call is due, and how the wait is spent."""

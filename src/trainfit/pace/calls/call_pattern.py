@@ -1,4 +1,4 @@
-"""Calls that do the work, told from those that only take something from a queue.
+"""Distinguishes calls that do the work from those that only pop a queued result.
 
 A chunked policy (ACT) runs its network every n-th call and hands out the rest of the chunk in
 between: the mean of all its calls describes neither kind.
@@ -25,7 +25,7 @@ _POPS: Final = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
-class Rhythm:
+class CallPattern:
     """The work is done in the calls ``phase``, ``phase`` + ``period``, …; in each, with 1."""
 
     period: int = 1
@@ -40,24 +40,24 @@ class Rhythm:
         return self.has(_numbers(block))
 
 
-def rhythm(blocks: Sequence[Block]) -> Rhythm:
+def rhythm(blocks: Sequence[Block]) -> CallPattern:
     """Told from the times of all calls: slow ones that come by chance are not another kind, their
     distances differ. Calls between two blocks may have been made without being noted."""
     if not blocks:
-        return Rhythm()
+        return CallPattern()
     numbers = np.concatenate([_numbers(block) for block in blocks])
     walls = np.concatenate([np.asarray(block.wall_s) for block in blocks])
     slow = numbers[_slow(walls)]
     if len(slow) < _LEAST:
-        return Rhythm()
+        return CallPattern()
     distances = np.diff(slow)
     period = int(np.bincount(distances).argmax())
     if period < 2 or float((distances % period == 0).mean()) < _REGULAR:
-        return Rhythm()
-    found = Rhythm(period, int(np.bincount(slow % period).argmax()))
+        return CallPattern()
+    found = CallPattern(period, int(np.bincount(slow % period).argmax()))
     # Slow calls by chance may have a common divisor; but not all calls in that rhythm are slow.
     due = numbers[found.has(numbers)]
-    return found if len(np.intersect1d(due, slow)) >= _REGULAR * len(due) else Rhythm()
+    return found if len(np.intersect1d(due, slow)) >= _REGULAR * len(due) else CallPattern()
 
 
 def are_mixed(walls: Sequence[float]) -> bool:

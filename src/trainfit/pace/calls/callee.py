@@ -1,4 +1,4 @@
-"""What is called at a rate: a Python callable, or a command that answers line by line."""
+"""The callee of paced calls: a Python callable, or a command that answers line by line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class CalleeError(TrainfitError):
 
 
 class Callee(Protocol):
-    """Something to call; ``is_here``: in the thread that measures, so that its CPU time and the
-    speed of its core can be told."""
+    """Something to call; ``is_here``: in the thread that measures, so that its CPU
+    time and core speed are known."""
 
     @property
     def is_here(self) -> bool: ...
@@ -110,8 +110,8 @@ class Command:
             left = until - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
                 raise CalleeError(
-                    f"command {self._words[0]!r} gave no line within {self._answer_s:g} s; it has "
-                    "to answer each line with one, and to flush its output"
+                    f"command {self._words[0]!r} gave no line within {self._answer_s:g} s; it "
+                    "must answer each line with one line and flush its output"
                 )
             piece = self._process.stdout.read(1 << 16)
             if not piece:
@@ -125,7 +125,9 @@ class Command:
             self._process.wait(_END_S)
         code = self._process.poll()
         how = "closed its output" if code is None else f"ended with exit code {code}"
-        return f"command {self._words[0]!r} {how}; it has to answer line by line until it is ended"
+        return (
+            f"command {self._words[0]!r} {how}; it must answer line by line until it is terminated"
+        )
 
     def cpu_s(self) -> float | None:
         # The kernel's clock of another process: clock_getcpuclockid(3), CPUCLOCK_SCHED.

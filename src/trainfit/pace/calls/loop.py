@@ -1,4 +1,4 @@
-"""Calls in a block: when each is due, how the time until then is spent, what it took.
+"""A block of calls: when each is due, how the wait is spent, and its duration.
 
 Deadlines are absolute: the next is a period after the last, whatever the call took, so that
 nothing drifts. One that has passed when its call could start is left out, as a control loop does
@@ -22,9 +22,9 @@ from trainfit.results.machine.pace import Arm, Block, CallFailure, Fix, Phase
 #: utilisation averages have a half-life of 32 ms (kernel, schedutil), clocks follow later.
 SETTLING_S: Final = 0.4
 SETTLING: Final = 0.25
-#: Seconds of the last part of the wait, which is spent at work.
+#: Seconds of busy-wait at the end of each pause.
 HYBRID_S: Final = 2e-3
-#: Arms in which the GPU is kept at work, the one that is only that first.
+#: Arms in which the GPU is kept busy, the one that is only that first.
 OF_THE_GPU: Final[tuple[Arm, ...]] = ("gpu_awake", "awake", "launching")
 #: Seconds between two kernels that keep the driver's path warm: nothing else runs on the core.
 _LAUNCHES_EVERY_S: Final = 1e-4

@@ -1,4 +1,4 @@
-"""Keeps a loop's pace: sleeps for most of the wait, works for the last part of it."""
+"""Keeps a loop's pace: sleep for most of the wait, then busy-wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Pacer:
 
     Args:
         hz: ticks a second.
-        spin_s: seconds before each tick that are spent at work: the thread is awake when the
+        spin_s: seconds of busy-wait before each tick: the thread is awake when the
             tick comes, its core's clock and idle states are up. ``math.inf``: the whole wait.
     """
 
@@ -27,7 +27,7 @@ class Pacer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not 0 < hz < math.inf or spin_s < 0:
-            raise ValueError("a pacer needs a rate above 0 and 0 or more seconds at work")
+            raise ValueError("a pacer needs a rate above 0 and a busy-wait of 0 seconds or more")
         self.period_s, self.spin_s = 1 / hz, spin_s
         self._clock, self._sleep = clock, sleep
         self._due = clock() + self.period_s
@@ -43,9 +43,9 @@ class Pacer:
             due += math.floor(late / self.period_s) * self.period_s
             self._due = due + self.period_s
             return late
-        asleep = due - self.spin_s - now
-        if asleep > 0:
-            self._sleep(asleep)
+        sleep_s = due - self.spin_s - now
+        if sleep_s > 0:
+            self._sleep(sleep_s)
         while self._clock() < due:
             pass
         self._due = due + self.period_s

@@ -86,7 +86,7 @@ def with_durations(hz: float, period: int, why: str) -> Unmeasured:
 
 
 def _chunk(hz: float, period: int) -> str:
-    return f"the work is done in every {period}th call, every {period / hz:.3g} s at this rate"
+    return f"every {period}th call does the work, every {period / hz:.3g} s at this rate"
 
 
 def _upwards(seconds: float) -> str:

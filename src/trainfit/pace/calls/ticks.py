@@ -1,4 +1,4 @@
-"""A user's own control loop, with nothing else changed: what each of its turns took.
+"""Measures the iterations of a user's own control loop.
 
     while True:
         with trainfit.pace.tick(30):
@@ -24,7 +24,7 @@ from typing import Final
 
 from trainfit.pace.calls.call_pattern import rhythm
 from trainfit.pace.explain.data_quality import warnings_of
-from trainfit.pace.explain.statistics import Counted, Sample, summary
+from trainfit.pace.explain.statistics import RateCounts, Sample, summary
 from trainfit.results.machine.pace import Block, PaceResult, RateSummary
 
 #: Turns that are kept of a loop, the last ones: 9 hours at 30 Hz, 32 bytes each.
@@ -81,7 +81,7 @@ class Loop:
             settled=_SETTLING,
         )
         found = rhythm([block])
-        made = summary([block], Counted(found, None))
+        made = summary([block], RateCounts(found, None))
         said = warnings_of(Sample.of([block], found), f"{self.hz:g} Hz")
         return PaceResult(
             target=self.name,
@@ -96,7 +96,7 @@ class Loop:
             rates=(made,) if made is not None else (),
             attribution=None,
             advice=(),
-            cure=None,
+            fix_trial=None,
             warnings=tuple(said),
             notes=(),
             ended="finished",
@@ -148,9 +148,9 @@ def _say() -> None:
 def _line(name: str, seen: RateSummary) -> str:
     calls, wanted = seen.calls, seen.hz or 0.0
     shown = "".join(each if each.isprintable() else "?" for each in name)
-    pops = f", every turn that does the work ({calls.count})" if seen.pops is not None else ""
+    pops = f", every iteration that does the work ({calls.count})" if seen.pops is not None else ""
     return (
         f"{shown} at {wanted:g} Hz: {seen.reached_hz:.3g} turns a second{pops}, "
         f"{1e3 * calls.p50:.3g} ms each (p99 {1e3 * calls.p99:.3g}, most {1e3 * calls.most:.3g}), "
-        f"{seen.misses} too late for the next ({seen.missed_share:.2%})"
+        f"{seen.misses} missed the next deadline ({seen.missed_share:.2%})"
     )

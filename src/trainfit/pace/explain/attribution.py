@@ -1,10 +1,10 @@
-"""Why paced calls are slower: what each arm takes away of the excess decides, no setting's name.
+"""Attribution of paced calls' slowness: each cause by the share of the excess that an arm removes.
 
-The excess is what a paced call (asleep in between) takes more than one back to back. Keeping the
-core at work in between takes away what sleeping costs the CPU; forbidding deep idle states takes
-away the part of that which is waking up, and leaves the clock's; keeping the GPU at work takes
-away what the GPU's falling clock costs; launching small kernels besides, what a cold driver does.
-What no arm takes away lies in caches, or cannot be told.
+The excess is how much longer a paced call (sleeping in between) is than one back to back. Keeping
+the core busy in between removes what idling costs the CPU; disabling deep idle states removes
+the part of that which is waking up, and leaves the clock's; keeping the GPU busy removes
+what the GPU's falling clock costs; launching small kernels as well, what a cold driver does.
+What no arm removes is due to caches, or undetermined.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Evidence:
 
     ``samples`` has "back_to_back" and "sleep" at least; ``why_not`` says of other arms why they
     could not be run; ``has_gpu``: do calls use one; ``kernels`` are those of one call, ``readings``
-    what the machine said around the blocks, by arm, as far as they could be told.
+    the machine's readings around the blocks, by arm, as far as known.
     """
 
     hz: float
@@ -75,18 +75,18 @@ class Evidence:
 
     @functools.cached_property
     def recovered(self) -> Mapping[Arm, Estimate | None]:
-        """Which part of the excess each arm that was tried takes away."""
+        """The share of the excess that each arm removes."""
         return {arm: self.part((arm,)) for arm in TRIED if arm in self.samples}
 
     def part(self, more: tuple[Arm, ...], less: tuple[Arm, ...] = ()) -> Estimate | None:
-        """The sum of what the arms ``more`` take away, less that of ``less``."""
+        """The sum of what the arms ``more`` remove, less that of ``less``."""
         paced, back, *others = (
             self.samples[name].wall for name in ("sleep", "back_to_back", *more, *less)
         )
         return taken_away(paced, back, others[: len(more)], others[len(more) :])
 
     def left(self, arms: tuple[Arm, ...]) -> Estimate | None:
-        """Which part of the excess none of these arms takes away."""
+        """The share of the excess that none of these arms removes."""
         if not arms:
             return Estimate(1.0, 1.0, 1.0)
         taken = self.part(arms)
@@ -164,8 +164,8 @@ def attribute(seen: Evidence) -> Attribution:
 
 
 _GONE: Final = (
-    "paced calls were no slower while this was looked into; what slowed them before was not "
-    "the pauses, or is over: measure again"
+    "paced calls were no slower during attribution; the earlier slowdown was not caused by "
+    "the pauses, or is over: re-run the measurement"
 )
 
 
@@ -181,11 +181,11 @@ def _matters(arm: Arm, seen: Evidence) -> bool:
 
 
 def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
-    """Clock or idle states, if a core that is kept at work makes calls fast again."""
+    """Clock or idle states, if a core that is kept busy makes calls fast again."""
     spin = seen.recovered.get("spin")
     if spin is None or not _helps(spin):
         return [], ""
-    said = [_took(spin, "keeping the core at work between calls")]
+    said = [_took(spin, "keeping the core busy between calls")]
     awake = seen.recovered.get("no_idle_states")
     if awake is not None:
         return _divided(seen, spin, awake, said), ""
@@ -196,12 +196,12 @@ def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
     if cpu < _NOT_IN_IT * spin.value and not seen.is_slowed():
         return [Finding("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(seen)))], ""
     return [], (
-        f"{spin.value:.0%} of the excess is the CPU's sleep, but whether its clock or its idle "
-        "states cannot be told"
+        f"{spin.value:.0%} of the excess is caused by the idle CPU, but whether by its clock or "
+        "its idle states could not be determined"
     )
 
 
-_WAITS_LONGER = "the call works no longer on its core, it waits longer: each wait ends in waking up"
+_WAITS_LONGER = "the call's CPU time does not grow, its waits do: each wait ends with a wake-up"
 
 
 def _divided(seen: Evidence, spin: Estimate, awake: Estimate, said: list[str]) -> list[Finding]:
@@ -210,11 +210,11 @@ def _divided(seen: Evidence, spin: Estimate, awake: Estimate, said: list[str]) -
     # Calls that became slower still (a governor that found another balance) are nobody's part.
     clock = seen.part(("spin",), ("no_idle_states",)) if awake.value > 0 else spin
     if _helps(awake):
-        words = _took(awake, "forbidding deep idle states (/dev/cpu_dma_latency)")
+        words = _took(awake, "disabling deep idle states (/dev/cpu_dma_latency)")
         found.append(Finding("c_states", awake, (*said, words, *_idle_words(seen))))
     if _helps(clock) or not found:
         cpu = _cpu_words(seen)
-        words = _took(awake, "forbidding deep idle states") + ": it is not waking up"
+        words = _took(awake, "disabling deep idle states") + ": not the wake-up"
         found.append(Finding("cpu_frequency", clock or spin, (*said, words, *cpu)))
     return found
 
@@ -224,12 +224,12 @@ def _cpu_words(seen: Evidence) -> list[str]:
     paced, back = seen.speed("sleep"), seen.speed("back_to_back")
     if paced is not None and back is not None:
         said.append(
-            f"a small fixed loop right before calls runs at {paced:.0%} of its full speed when "
-            f"they are paced, at {back:.0%} back to back"
+            f"a small fixed loop right before each call runs at {paced:.0%} of "
+            f"its full speed paced, at {back:.0%} back to back"
         )
     low, high = seen.clock("sleep", "cpu_hz"), seen.clock("back_to_back", "cpu_hz")
     if low is not None and high is not None:
-        said.append(f"cpufreq says {low / 1e9:.2g} GHz paced, {high / 1e9:.2g} GHz back to back")
+        said.append(f"cpufreq reports {low / 1e9:.2g} GHz paced, {high / 1e9:.2g} GHz back to back")
     return said
 
 
@@ -249,19 +249,19 @@ def _of_the_gpu(seen: Evidence) -> list[Finding]:
     if not seen.has_gpu:
         return []
     growth, awake = seen.gpu_growth, _of_gpu_awake(seen)
-    if growth is None:  # keeping the GPU at work may have kept a core awake, too
+    if growth is None:  # keeping the GPU busy may have kept a core awake, too
         if awake is None or not _helps(awake) or _helps(seen.recovered.get("spin")):
             return []
-        words = _took(awake, "keeping the GPU at work"), "keeping the core at work does not"
-        return [Finding("gpu_clocks", awake, (*words, "kernels' own times could not be told"))]
-    said = [f"{max(0.0, growth):.0%} of the excess is the kernels' own time on the GPU"]
+        words = _took(awake, "keeping the GPU busy"), "keeping the core busy does not"
+        return [Finding("gpu_clocks", awake, (*words, "kernel times could not be measured"))]
+    said = [f"{max(0.0, growth):.0%} of the excess is kernel time on the GPU"]
     paced, back = seen.clock("sleep", "gpu_hz"), seen.clock("back_to_back", "gpu_hz")
     fell = paced is not None and back is not None and paced < _SLOWED * back
     if paced is not None and back is not None:
         said.append(f"SM clock {paced / 1e6:.0f} MHz paced, {back / 1e6:.0f} MHz back to back")
     if awake is not None:
         if _helps(awake) and growth >= _NOT_IN_IT * awake.value:
-            return [Finding("gpu_clocks", awake, (_took(awake, "keeping the GPU at work"), *said))]
+            return [Finding("gpu_clocks", awake, (_took(awake, "keeping the GPU busy"), *said))]
         return []
     if growth >= _IN_IT and fell:
         share = Estimate(growth, 0.0, 1.0)
@@ -270,14 +270,14 @@ def _of_the_gpu(seen: Evidence) -> list[Finding]:
 
 
 def _of_gpu_awake(seen: Evidence) -> Estimate | None:
-    """What keeping the GPU at work takes away: with a sleeping core, or with one at work. A
+    """What keeping the GPU busy removes: with an idle core, or with a busy one. A
     governor that follows the load answers shorter calls with a lower clock, so that the GPU's part
-    may only show where the core is at work."""
+    may only show where the core is busy."""
     alone = seen.recovered.get("gpu_awake")
     if "awake" not in seen.samples or "spin" not in seen.samples:
         return alone
-    beside = seen.part(("awake",), ("spin",))
-    found = [each for each in (alone, beside) if each is not None]
+    with_spin = seen.part(("awake",), ("spin",))
+    found = [each for each in (alone, with_spin) if each is not None]
     return max(found, key=lambda each: each.value, default=None)
 
 
@@ -285,13 +285,13 @@ def _of_gpu_awake(seen: Evidence) -> Estimate | None:
 
 
 def _of_launching(seen: Evidence) -> list[Finding]:
-    """A cold driver: what launching small kernels takes away where core and GPU are awake."""
+    """A cold driver: what launching small kernels removes where core and GPU are awake."""
     if "launching" not in seen.samples or "awake" not in seen.samples:
         return []
     warm = seen.part(("launching",), ("awake",))
     if warm is None or not _helps(warm):
         return []
-    words = _took(warm, "launching small kernels between calls, beside core and GPU at work,")
+    words = _took(warm, "launching small kernels between calls, with core and GPU kept busy,")
     return [Finding("launch_overhead", warm, (words, *_launch_words(seen)))]
 
 
@@ -300,7 +300,9 @@ def _launch_words(seen: Evidence) -> list[str]:
     if kernels is None or not kernels.count:
         return []
     busy = kernels.busy_s / seen.wall("back_to_back")
-    return [f"a call launches {kernels.count} kernels, and the GPU is busy for {busy:.0%} of it"]
+    return [
+        f"a call launches {kernels.count} kernels, and the GPU is busy for {busy:.0%} of its time"
+    ]
 
 
 def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
@@ -310,9 +312,9 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
     rest = seen.left(apart if arm is None or arm == "spin" else (arm,))
     if rest is None or not _helps(rest):
         return [], ""
-    left = f"{rest.value:.0%} of the excess stays whatever keeps the CPU and the GPU awake"
+    left = f"{rest.value:.0%} of the excess remains when CPU and GPU are kept awake"
     if arm is None:
-        return [], f"{rest.value:.0%} of the excess: the arm that keeps the core at work is missing"
+        return [], f"{rest.value:.0%} of the excess: the measurement with a busy core is missing"
     if seen.has_gpu and "gpu_awake" not in seen.samples:
         return [], f"{left} (the GPU could not be kept awake)"
     growth = seen.cpu_growth(arm)
@@ -320,8 +322,8 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
         return [], left
     said = (
         left,
-        f"{growth:.0%} of the excess is the call's own CPU time then, at the full clock: the same "
-        "instructions take longer, for what others leave in caches, or do on the core meanwhile",
+        f"{growth:.0%} of the excess is then the call's own CPU time at full clock: "
+        "the same instructions need longer, because of cold caches or other work on the core",
         *_launch_words(seen),
     )
     return [Finding("cache_or_contention", rest, said)], ""
@@ -329,7 +331,7 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
 
 def _took(found: Estimate, what: str) -> str:
     low, high = max(-1.0, found.low), min(2.0, found.high)
-    return f"{what} takes away {found.value:.0%} of the excess ({low:.0%} to {high:.0%})"
+    return f"{what} removes {found.value:.0%} of the excess ({low:.0%} to {high:.0%})"
 
 
 def _effects(seen: Evidence) -> tuple[ArmEffect, ...]:
@@ -349,9 +351,9 @@ def _effects(seen: Evidence) -> tuple[ArmEffect, ...]:
 
 #: What each arm is, as it is said.
 _NAMES: Final[Mapping[Arm, str]] = {
-    "spin": "keeping the core at work between calls",
-    "gpu_awake": "keeping the GPU at work between calls",
-    "no_idle_states": "forbidding deep idle states meanwhile",
+    "spin": "keeping the core busy between calls",
+    "gpu_awake": "keeping the GPU busy between calls",
+    "no_idle_states": "disabling deep idle states meanwhile",
 }
 
 

@@ -1,4 +1,4 @@
-"""What makes a measurement doubtful, said in the result itself.
+"""Warnings about a measurement's quality, for the result itself.
 
 Thresholds are those of hyperfine (outliers), pyperf (deviation) and torch.utils.benchmark
 (interquartile range).
@@ -38,15 +38,15 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
     values = np.concatenate(sample.wall)
     said = []
     if len(values) < FEW:
-        more = f"{FEW} are enough"
+        more = f"{FEW} are needed"
         if enough_s is not None:
             more = f"--duration {math.ceil(enough_s)} gives about {FEW}"
         said.append(f"{name}: {count(len(values), 'call')} with work: too few for p95; {more}")
     outliers = _outliers(values)
     if outliers and len(values) >= FEW:
         said.append(
-            f"{name}: {outliers} of {len(values)} calls are far beyond the others (up to "
-            f"{_ms(values.max())}); something else ran meanwhile"
+            f"{name}: {outliers} of {len(values)} calls are outliers (up to "
+            f"{_ms(values.max())}); other work ran at the same time"
         )
     low, middle, high = np.percentile(values, (25, 50, 75))
     if middle > 0 and (high - low) / middle >= _VARIES:
@@ -55,8 +55,8 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
     if abs(drift) >= _DRIFT:
         direction = "slower" if drift > 0 else "faster"
         said.append(
-            f"{name}: calls became {abs(drift):.0%} {direction} while this was measured (heat, or "
-            "another load)"
+            f"{name}: calls became {abs(drift):.0%} {direction} during the measurement "
+            "(heat, or another load)"
         )
     return said
 
@@ -68,19 +68,19 @@ def machine_warnings(
     said = []
     if first_call_s is not None and usual_s and first_call_s > _FIRST * usual_s:
         said.append(
-            f"the very first call took {first_call_s:.3g} s; it is not counted, a robot has to "
-            "make it before it moves"
+            f"the very first call took {first_call_s:.3g} s; it is not counted; a robot "
+            "must make it before it moves"
         )
     others = [
         block.readings.others_cores for block in blocks if block.readings.others_cores is not None
     ]
     if others and float(np.mean(others)) > _OTHERS:
-        said.append(f"other processes kept {np.mean(others):.1f} cores busy meanwhile")
+        said.append(f"other processes used {np.mean(others):.1f} cores during the measurement")
     throttled = sum(block.readings.throttled or 0 for block in blocks)
     if throttled:
-        said.append(f"the CPU was slowed for heat {throttled} times meanwhile")
+        said.append(f"the CPU throttled {throttled} times for heat during the measurement")
     if any(block.readings.gpu_slowed for block in blocks):
-        said.append("the GPU was slowed for heat or power meanwhile")
+        said.append("the GPU throttled for heat or power during the measurement")
     return said
 
 

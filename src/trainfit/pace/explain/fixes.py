@@ -1,4 +1,4 @@
-"""What ``--fix`` does, each with its undo and its cost."""
+"""The fixes of ``--fix``, each with its undo and its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GOVERNOR, _PREFERENCE = "scaling_governor", "energy_performance_preference"
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """A cure in words."""
+    """A fix as text."""
 
     what: str
     undo: str
@@ -28,32 +28,32 @@ class Remedy:
 
 REMEDIES: Final[Mapping[Fix, Remedy]] = {
     "spin": Remedy(
-        "the last part of each wait is spent at work (trainfit.pace.Pacer)",
-        "wait with time.sleep again",
-        "that part of a core's time, and its power",
+        "sleep, then busy-wait for the last part of each pause (trainfit.pace.Pacer)",
+        "wait with time.sleep",
+        "that share of a core's time and power",
     ),
     "qos": Remedy(
-        "deep idle states are forbidden while a process holds /dev/cpu_dma_latency open",
-        "nothing: it ends when the process closes the file or dies",
-        "more power and heat while it is held, of all cores",
+        "deep idle states are disabled while a process holds /dev/cpu_dma_latency open",
+        "none needed: it ends when the process closes the file or exits",
+        "more power and heat of all cores meanwhile",
     ),
     "governor": Remedy(
-        "the governor of all CPUs is performance",
+        "governor performance on all CPUs",
         "trainfit pace --undo",
-        "more power and heat, also while idle, until the next restart",
+        "more power and heat, also while idle, until the next reboot",
     ),
 }
 
 
 class Fixer:
-    """Carries cures out on this machine, its files below ``root``."""
+    """Applies fixes on this machine, its files below ``root``."""
 
     def __init__(self, root: Path = Path("/"), settings: Settings | None = None) -> None:
         self._root = root
         self._settings = settings or Settings(root)
 
     def why_not(self, fix: Fix) -> str:
-        """Why a cure cannot be tried here, with the remedy; "" if it can."""
+        """Why a fix cannot be tried here, with the remedy; "" if it can."""
         if fix == "qos":
             return held_awake(self._root).why_not()
         return self._why_no_governor() if fix == "governor" else ""
@@ -63,7 +63,7 @@ class Fixer:
         if not governors:
             return (
                 "there is no cpufreq policy in /sys/devices/system/cpu/cpufreq: in a virtual "
-                "machine or without a cpufreq driver the clock is not this system's to set"
+                "machine or without a cpufreq driver this system cannot set the clock"
             )
         if not os.access(self._root / governors[0].lstrip("/"), os.W_OK):
             return f"{governors[0]} cannot be written by this user: run trainfit with sudo"
@@ -71,7 +71,7 @@ class Fixer:
 
     @contextlib.contextmanager
     def applied(self, fix: Fix) -> Iterator[None]:
-        """The cure is in effect within, as far as it is the system's; raises
+        """Applies the fix within, as far as the system is concerned; raises
         :class:`trainfit.pace.machine.settings.SettingsError` where that is not allowed."""
         if fix != "governor":
             yield

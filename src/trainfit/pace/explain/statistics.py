@@ -1,4 +1,4 @@
-"""Percentiles, ratios with intervals, misses: what blocks of calls amount to.
+"""Statistics of blocks of calls: percentiles, ratios with intervals, missed deadlines.
 
 Intervals are by the bootstrap: blocks are drawn first and calls within them second, because a
 machine's mood lasts for blocks (two-stage bootstrap; Davison & Hinkley 1997, 3.8).
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.pace.calls.call_pattern import Rhythm
+from trainfit.pace.calls.call_pattern import CallPattern
 from trainfit.results.machine.pace import Block, Estimate, RateSummary, Spread
 
 Values = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Sample:
     """CPU time of the probe before each call."""
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], rhythm: Rhythm) -> Sample:
+    def of(cls, blocks: Sequence[Block], rhythm: CallPattern) -> Sample:
         columns: dict[str, list[Values]] = {"wall": [], "cpu": [], "device": [], "before": []}
         for block in blocks:
             counts = _counting(block) & rhythm.of(block)
@@ -134,25 +134,25 @@ def is_slower(found: Estimate, other_s: float) -> bool:
 def spread(values: Values) -> Spread:
     """Percentiles; ``ValueError`` for no values."""
     if not len(values):
-        raise ValueError("percentiles of no values")
+        raise ValueError("percentiles of an empty list")
     p50, p95, p99 = np.percentile(values, (50, 95, 99))
     return Spread(len(values), float(p50), float(p95), float(p99), float(values.max()))
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted:
+class RateCounts:
     """What is needed of a measurement to summarise one of its rates.
 
     ``rhythm`` is of the calls that do the work, ``fast_s`` what the probe takes at the highest
     speed, ``reference`` calls back to back.
     """
 
-    rhythm: Rhythm
+    rhythm: CallPattern
     fast_s: float | None
     reference: Sample | None = None
 
 
-def summary(blocks: Sequence[Block], counted: Counted) -> RateSummary | None:
+def summary(blocks: Sequence[Block], counted: RateCounts) -> RateSummary | None:
     """Of blocks of one arm at one rate; ``None`` where no call of them counts. Too few calls are
     not compared with those back to back (``ratio`` is ``None``)."""
     sample = Sample.of(blocks, counted.rhythm)
@@ -180,7 +180,7 @@ def summary(blocks: Sequence[Block], counted: Counted) -> RateSummary | None:
         late=_late(blocks) if hz is not None else None,
         misses=int(misses.sum()),
         missed_share=float(misses.mean()) if len(misses) else 0.0,
-        again_share=_again(blocks) if hz is not None else None,
+        consecutive_share=_again(blocks) if hz is not None else None,
         overrun=_overrun(blocks),
         reached_hz=reached,
         is_reached=hz is None or calls.p50 <= 1 / hz or counted.rhythm.period > 1,
@@ -193,7 +193,7 @@ def speed(before: Sequence[Values], fast_s: float | None) -> float | None:
     return fast_s / took if took and fast_s else None
 
 
-def _pops(blocks: Sequence[Block], counted: Counted) -> Spread | None:
+def _pops(blocks: Sequence[Block], counted: RateCounts) -> Spread | None:
     if counted.rhythm.period == 1:
         return None
     values = np.concatenate(

@@ -1,4 +1,4 @@
-"""The GPU beside the calls: its own clock for each of them, what keeps it awake, its clocks.
+"""The GPU during the calls: kernel times, what keeps it awake, its clocks.
 
 PyTorch is only touched where the callable has imported it and uses CUDA already.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 #: Of a keep-alive, seconds that the GPU works at a time, and that it then has nothing to do: it
-#: does not fall asleep within, and a call's kernels do not wait for longer.
+#: does not go idle within, and a call's kernels do not wait for longer.
 _WORKS_S, _PAUSES_S = 0.5e-3, 0.5e-3
 
 
@@ -53,18 +53,18 @@ class Device(Protocol):
         """Between two marks, both past; the GPU is waited for."""
 
     def why_not_awake(self) -> str:
-        """Why the GPU cannot be kept at work; "" if it can."""
+        """Why the GPU cannot be kept busy; "" if it can."""
 
     def awake(self) -> contextlib.AbstractContextManager[None]:
-        """The GPU is kept at work within, whether there are calls or not."""
+        """Keeps the GPU busy within the block, whether there are calls or not."""
 
     def launch(self) -> None:
-        """Launch a kernel that does next to nothing, beside the calls' own; never raises."""
+        """Launch a tiny kernel in addition to the calls' own; never raises."""
 
     def profiled(self) -> contextlib.AbstractContextManager[Kernels]:
         """The kernels that are launched within, by their own times: unlike the time between two
         marks, these do not grow where the GPU waits for the CPU. Slows the CPU's side. None are
-        counted where they cannot be told."""
+        counted where they are unknown."""
 
     def clocks(self) -> Clocks: ...
 

@@ -1,4 +1,4 @@
-"""The seam between a measurement and the machine: its clock, its ways to wait, what it says.
+"""Interface between a measurement and the machine: its clock, its ways to wait, its readings.
 
 :class:`Host` is this machine; :mod:`trainfit.pace.machine.simulated` is one whose clock, governor,
 idle states and GPU are simulated. Nothing else here asks a clock.
@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from trainfit.pace.machine.device import Device, NoDevice, device_in_use
 from trainfit.pace.machine.latency import held_awake
-from trainfit.pace.machine.observing import Observer
+from trainfit.pace.machine.readings import Observer
 from trainfit.results.machine.pace import Readings
 
 #: Of the fixed loop, seconds at full speed: long enough for the clock (0.2 µs a look), short
-#: enough to be no work beside a call.
+#: enough to be negligible next to a call.
 PROBE_S: Final = 10e-6
 #: Modular powers of 512-bit numbers: registers and a few cache lines, so that what the call left
 #: in the caches does not matter, and as much work every time.
@@ -54,11 +54,11 @@ class Host(Protocol):
     def no_idle_states(self) -> contextlib.AbstractContextManager[None]:
         """Deep idle states are forbidden within."""
 
-    def observed(self) -> contextlib.AbstractContextManager[Observed]:
+    def observed(self) -> contextlib.AbstractContextManager[BlockReadings]:
         """What the machine says of the time within, once that is over."""
 
 
-class Observed:
+class BlockReadings:
     """Filled in when a block is over."""
 
     def __init__(self) -> None:
@@ -104,8 +104,8 @@ class RealHost:
         return held_awake()
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[Observed]:
-        found = Observed()
+    def observed(self) -> Iterator[BlockReadings]:
+        found = BlockReadings()
         before = self._observer.counters()
         try:
             yield found

@@ -1,4 +1,4 @@
-"""Forbids deep idle states for as long as a process wants (Linux's PM QoS).
+"""Disables deep idle states for as long as a process wants (Linux's PM QoS).
 
 ``/dev/cpu_dma_latency`` takes a 32-bit number of microseconds: no CPU enters an idle state that
 takes longer to leave, as long as the file is open; the least of all holders wins (kernel,
@@ -27,8 +27,8 @@ class held_awake:
         """Why it cannot be held, with the remedy; "" if it can."""
         if not self._path.exists():
             return (
-                f"there is no {DEVICE}: the kernel has no CPU idle states to forbid, or this is a "
-                "container (give it --device /dev/cpu_dma_latency)"
+                f"there is no {DEVICE}: the kernel has no CPU idle states to disable, "
+                "or this is a container (give it --device /dev/cpu_dma_latency)"
             )
         if not os.access(self._path, os.W_OK):
             return (

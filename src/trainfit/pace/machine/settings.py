@@ -1,4 +1,4 @@
-"""Changes system settings such that they can always be brought back, also after a crash.
+"""Changes system settings so that they can always be restored, even after a crash.
 
 What a file held is written to a state file before it is changed; ``trainfit pace --undo`` reads
 that. Settings of /sys do not outlive a restart of the system, so those of an earlier boot are
@@ -85,11 +85,11 @@ class Settings:
             return {}
         except (OSError, ValueError) as error:
             raise SettingsError(
-                f"{str(self.state)!r} cannot be read ({error}): it has the settings to bring back; "
-                "look into it, and remove it if they are as they should be"
+                f"{str(self.state)!r} cannot be read ({error}): it holds the settings to "
+                "restore; check it, and remove it if they are correct"
             ) from None
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise SettingsError(f"{str(self.state)!r} is none of trainfit's files; move it away")
+            raise SettingsError(f"{str(self.state)!r} is not a trainfit file; move it elsewhere")
         if document.get("boot") != self._boot():
             return {}
         files = document.get("files")
@@ -112,8 +112,8 @@ class Settings:
             scratch.replace(self.state)
         except OSError as error:
             raise SettingsError(
-                f"{str(self.state)!r} cannot be written ({error.strerror}): without it nothing is "
-                "changed; name another folder in XDG_STATE_HOME"
+                f"{str(self.state)!r} cannot be written ({error.strerror}): nothing is changed "
+                "without it; set XDG_STATE_HOME to another folder"
             ) from None
 
     def _boot(self) -> str:
@@ -137,4 +137,4 @@ class Settings:
                 f"`echo {value} | sudo tee {path}`"
             ) from None
         except OSError as error:
-            raise SettingsError(f"{path} does not take {value!r}: {error.strerror}") from None
+            raise SettingsError(f"{path} rejects {value!r}: {error.strerror}") from None

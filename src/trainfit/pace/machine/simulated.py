@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from trainfit.pace.explain.fixes import Fixer
 from trainfit.pace.machine.device import Clocks, Kernels, NoDevice
-from trainfit.pace.machine.host import PROBE_S, Observed
+from trainfit.pace.machine.host import PROBE_S, BlockReadings
 from trainfit.results.machine.pace import Fix, Readings
 
 #: Kernel, kernel/sched/pelt.c.
@@ -40,7 +40,7 @@ _WAKE_S: Final = 60e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class SimulatedWork:
     """A call, in seconds at the CPU's and the GPU's full clocks.
 
     ``prepare_s`` and then ``launches`` of ``launch_s`` each are worked by the CPU; the GPU works
@@ -58,7 +58,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Traits:
+class MachineTraits:
     """What the machine does to paced calls.
 
     ``headroom`` scales the clock's choice (``None``: always full), ``least_clock`` is the lowest
@@ -67,7 +67,7 @@ class Traits:
     idle clock (1: it stays up), which is reached and left with ``gpu_falls_s`` and
     ``gpu_rises_s``. ``cold_launches`` and ``cold_work`` are by how much launches and work are
     slower after a pause. ``can_hold`` is the right to forbid idle states, ``can_wake`` the means
-    to keep the GPU at work. ``noise`` is the coefficient of variation of a call's times,
+    to keep the GPU busy. ``noise`` is the coefficient of variation of a call's times,
     ``hiccups`` how often something else takes a few ms.
     """
 
@@ -89,8 +89,10 @@ class Traits:
 class SimulatedMachine:
     """A :class:`trainfit.pace.machine.host.Host`, and the callee (:meth:`call`) that runs on it."""
 
-    def __init__(self, traits: Traits, work: Work | None = None, seed: int = 0) -> None:
-        self.traits, self.work = traits, work or Work()
+    def __init__(
+        self, traits: MachineTraits, work: SimulatedWork | None = None, seed: int = 0
+    ) -> None:
+        self.traits, self.work = traits, work or SimulatedWork()
         self._chance = random.Random(seed)
         self._now = self._cpu = 0.0
         self._load = 1.0
@@ -137,8 +139,8 @@ class SimulatedMachine:
             self._is_held = False
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[Observed]:
-        found = Observed()
+    def observed(self) -> Iterator[BlockReadings]:
+        found = BlockReadings()
         try:
             yield found
         finally:
@@ -268,7 +270,7 @@ class SimulatedDevice:
     def why_not_awake(self) -> str:
         if not self.is_there:
             return NoDevice().why_not_awake()
-        return "" if self._machine.traits.can_wake else "it cannot be kept at work here"
+        return "" if self._machine.traits.can_wake else "it cannot be kept busy here"
 
     def mark(self) -> Any:
         return self._machine.now()
@@ -298,7 +300,7 @@ class SimulatedDevice:
 
 
 class SimulatedFixer(Fixer):
-    """Cures on the simulated machine."""
+    """Fixes on the simulated machine."""
 
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine

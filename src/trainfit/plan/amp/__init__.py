@@ -1,1 +1,1 @@
-"""Which mixed precision a job runs in."""
+"""Mixed precision: candidates, hazards, choice."""

@@ -5,30 +5,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from trainfit.results.runs.trace import Framework, TraceOutcome
+from trainfit.plan.frameworks import FRAMEWORKS
+from trainfit.results.runs.trace import TraceOutcome
 
 _SCALER = (
     'scaler = torch.amp.GradScaler("cuda") before the loop, scaler.scale(loss).backward(), '
     "scaler.step(optimizer) and scaler.update()"
 )
-#: The argument of each library that asks for a dtype; float16 comes with a scaler there.
-_ARGUMENTS: dict[Framework, dict[str, str]] = {
-    "transformers": {
-        "bfloat16": "TrainingArguments(bf16=True, …)",
-        "float16": "TrainingArguments(fp16=True, …)",
-        "off": "TrainingArguments(bf16=False, fp16=False, …)",
-    },
-    "lightning": {
-        "bfloat16": 'Trainer(precision="bf16-mixed", …)',
-        "float16": 'Trainer(precision="16-mixed", …)',
-        "off": 'Trainer(precision="32-true", …)',
-    },
-    "accelerate": {
-        "bfloat16": 'Accelerator(mixed_precision="bf16", …)',
-        "float16": 'Accelerator(mixed_precision="fp16", …)',
-        "off": 'Accelerator(mixed_precision="no", …)',
-    },
-}
 
 
 def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> tuple[str, str]:
@@ -39,7 +22,7 @@ def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> tuple[str
     """
     seen = outcome.amp
     if seen.framework:
-        return place_of(seen.framework_at), _ARGUMENTS[seen.framework][dtype]
+        return place_of(seen.framework_at), FRAMEWORKS[seen.framework].with_precision(dtype)
     needs_scaler = dtype == "float16" and not seen.scaled
     made_at = place_of(seen.scaler_at)
     enabled = 'torch.amp.GradScaler("cuda") enabled'

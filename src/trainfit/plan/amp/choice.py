@@ -1,4 +1,4 @@
-"""Which mixed precision a job is to run in, among those that it could."""
+"""Choice of the mixed precision of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainfit.plan.sizing.batches import Batches
 from trainfit.results.plan.amp import AmpAsked, AmpCandidate, AmpHazard
 from trainfit.results.plan.result import AmpChoice, Configuration
 
-#: Samples a second that another setting must win: what is less the model cannot tell apart.
+#: Gain in samples/s that another setting must reach: the model does not resolve less.
 LEAST_GAIN: Final = 0.05
 
 

@@ -1,4 +1,4 @@
-"""What speaks against a precision, from what was seen of a run in it."""
+"""Hazards of a precision, observed in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run under autocast did with each operator: cast, in float32, in half precision."""
+"""Operators of a run under autocast: cast, in float32 or in half precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainfit.plan.speed import has_rates
 from trainfit.results.runs.kernels import DTYPES
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording
 from trainfit.simgpu.operators.autocast import policies
-from trainfit.speed.model.step import Costed, Machine
+from trainfit.speed.model.step import Machine, TimedWork
 from trainfit.speed.model.work import Work, steady
 
 Mask = NDArray[np.bool_]
@@ -68,7 +68,7 @@ class StepParts:
 
     @property
     def float32_share(self) -> float:
-        """Of the kernels' time, what operators take that autocast runs in float32."""
+        """Share of the kernels' time of operators that autocast runs in float32."""
         return sum(self.float32_s.values()) / self.gpu_s if self.gpu_s > 0 else 0.0
 
 
@@ -79,7 +79,7 @@ def step_parts(recording: Recording, machine: Machine) -> StepParts | None:
         return None
     work = Work.of_step(recording, step)
     ops = np.flatnonzero(recording.op_step == step)[0] + work.op
-    seconds = Costed(work, machine).seconds
+    seconds = TimedWork(work, machine).seconds
     in_optimizer = recording.op_phase[ops] == _OPTIMIZER
     cast = _is(recording, CASTS.__contains__)[ops] & ~in_optimizer
     kept = _is(recording, float32_operators().__contains__)[ops] & ~in_optimizer
@@ -88,7 +88,7 @@ def step_parts(recording: Recording, machine: Machine) -> StepParts | None:
     by_name: dict[str, float] = {}
     for name, each in zip(names, seconds[kept].tolist(), strict=True):
         by_name[name] = by_name.get(name, 0.0) + each
-    # Copies from the host are no casts, and take no time here.
+    # Copies from the host are no casts and have no time here.
     on_gpu = cast & ~work.is_kind("upload", "upload_pinned", "download")
     return StepParts(
         float(seconds.sum()),
@@ -136,7 +136,7 @@ class PeakParts:
 
 
 def peak_parts(recording: Recording, stream: Stream, outcome: Replay) -> PeakParts:
-    """What the peak consists of."""
+    """The composition of the peak."""
     live = live_at(stream, outcome.peak_event)
     sizes, kinds, ops = outcome.granted[live], recording.alloc_kind[live], recording.alloc_op[live]
     made = ops >= 0

@@ -1,4 +1,4 @@
-"""Mixed precision as a part of the launch command."""
+"""Mixed precision in the launch command."""
 
 from __future__ import annotations
 

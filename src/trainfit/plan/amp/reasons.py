@@ -1,4 +1,4 @@
-"""What mixed precision saves of memory and time, and where it is little, why."""
+"""Memory and time saved by mixed precision, with the reason if it is little."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def memory_reason(off: tuple[Recording, Replay], half: tuple[Recording, Replay],
         return ""
     text = f"{dtype} saves {_size(saved)} of {_size(before)} ({saved / before:.0%})"
     if saved < 0:
-        text = f"{dtype} takes {_size(-saved)} more than the {_size(before)} without it"
+        text = f"{dtype} uses {_size(-saved)} more than the {_size(before)} without it"
     if saved >= _LITTLE * before:
         return text
     kept = _kept(peak_parts(half[0], Stream.of(half[0]), half[1]))
@@ -56,7 +56,7 @@ def time_reason(
         return ""
     slow, fast = before.now.seconds, after.now.seconds
     at = "" if batch is None else f" at batch size {batch}"
-    text = f"a step{at} takes {_times(slow, fast)} in {dtype}"
+    text = f"a step{at} needs {_times(slow, fast)} in {dtype}"
     if slow <= 0 or fast <= (1 - _LITTLE) * slow:
         return text
     parts, without = step_parts(half, machine), step_parts(off, machine)

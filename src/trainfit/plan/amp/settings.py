@@ -1,4 +1,4 @@
-"""The job with AMP as it is and otherwise: each setting that is simulated, and the chosen one."""
+"""Simulated AMP settings of a job, and the chosen one."""
 
 from __future__ import annotations
 
@@ -99,10 +99,8 @@ def chosen_setting(
     others: list[AmpSetting],
     failed: Sequence[AmpHazard] = (),
 ) -> tuple[AmpChoice | None, AmpSetting]:
-    """The setting that the launch command asks for, with its own batch size.
-
-    One whose figures are another's is simulated before it is chosen, and then takes its place
-    among ``others``.
+    """The setting that the launch command asks for, with its own batch size. One whose figures are
+    another's is simulated before it is chosen, and then replaces that one among ``others``.
     """
     choice, chosen = _chosen(job, present, others, failed)
     while chosen.as_of:
@@ -139,7 +137,7 @@ def _with_reasons(job: PlannedJob, choice: AmpChoice, settings: Sequence[AmpSett
         return choice
     half, dtype = recording_of(halves[0].trace), halves[0].dtype
     without = recording_of(off)
-    peaks = [(each, job.judge.unlimited(Stream.of(each))) for each in (without, half)]
+    peaks = [(each, job.memory_model.unlimited(Stream.of(each))) for each in (without, half)]
     return dataclasses.replace(
         choice,
         memory_reason=memory_reason(peaks[0], peaks[1], dtype),

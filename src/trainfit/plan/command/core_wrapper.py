@@ -1,4 +1,4 @@
-"""What a command puts before its program to choose cores: ``taskset`` or ``numactl``.
+"""Programs before a command that choose its cores: ``taskset`` or ``numactl``.
 
 A loader is measured on the cores that it will have, so its process is started with the same.
 """
@@ -22,7 +22,8 @@ _PATIENCE_S: Final = 20.0
 
 @dataclass(frozen=True)
 class CoreWrapper:
-    """``words`` to start a process with, or why the command's own cannot be used here."""
+    """Words before a process that choose its cores, or the reason why the command's cannot be used
+    here."""
 
     words: tuple[str, ...] = ()
     failure: str = ""
@@ -42,13 +43,13 @@ def core_wrapper(command: Command) -> CoreWrapper:
         return CoreWrapper(words)
     return CoreWrapper(
         (),
-        f"the command's `{' '.join(words)}` does not work here ({failure}): the loader was "
-        "measured on all cores that this process may use",
+        f"the command's `{' '.join(words)}` does not work here ({failure}): the DataLoader was "
+        "measured on all cores available to this process",
     )
 
 
 def _tried(words: Sequence[str]) -> str:
-    """What went wrong when this was run; empty: nothing."""
+    """The error of this run; empty: none."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL

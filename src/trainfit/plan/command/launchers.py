@@ -87,11 +87,14 @@ def _ask(python: str, launcher: str, words: tuple[str, ...]) -> Launched:
         found = Launched.from_json(ended.stdout.strip().rpartition("\n")[2])
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise CommandError(
-            f"launcher {launcher!r} did not say what it starts ({error}); give the command of one "
+            f"launcher {launcher!r} did not report what it starts ({error}); give the command of "
+            "one "
             "process, as in `python train.py …`"
         ) from None
     if found.error:
-        raise CommandError(f"launcher {launcher!r} refuses its words ({found.error}); correct them")
+        raise CommandError(
+            f"launcher {launcher!r} rejects its arguments ({found.error}); correct them"
+        )
     if found.processes > 1:
         raise CommandError(
             f"launcher {launcher!r} starts {found.processes} processes, each with a GPU of its "

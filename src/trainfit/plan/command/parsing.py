@@ -95,7 +95,7 @@ class Command:
     ``words[program_at]``. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says
     what may come of the files that it writes.
 
-    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options.supposed`),
+    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options.detected`),
     and
     ``spellings`` how words at these places say them. At present values the command is the user's.
     """
@@ -300,14 +300,14 @@ def _python(plain: Sequence[str], at: int) -> _Program:
             return python, tuple(flags), "module", word[2:], at
         if word == "-" or word.startswith("-c"):
             raise CommandError(
-                f"python {word}: code that is in no file cannot be planned; put it into one"
+                f"python {word}: only code in a file can be planned; put it into a script"
             )
         flags.append(word)
         if word in _FLAGS_WITH_VALUE and at < len(plain):
             flags.append(plain[at])
             at += 1
     if at >= len(plain):
-        raise CommandError(f"{' '.join(plain)!r}: no script after python; name one")
+        raise CommandError(f"{' '.join(plain)!r}: no script after python; give one")
     _check_script(plain[at])
     return python, tuple(flags), "script", plain[at], at + 1
 
@@ -343,12 +343,12 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
     name = plain[at]
     if Path(name).name in _LAUNCHERS:
         raise CommandError(
-            f"launcher {name!r} starts the training in processes of its own, where it cannot be "
+            f"launcher {name!r} starts the training in its own processes, where it cannot be "
             "simulated; give the command of one process, as in `python train.py …`"
         )
-    # A path is what it is; a name may be installed beside the interpreter.
-    beside = Path(sys.executable).parent / name if os.sep not in name else None
-    found = shutil.which(name) or (str(beside) if beside and beside.is_file() else None)
+    # A path is used as it is; a name may be installed next to the interpreter.
+    sibling = Path(sys.executable).parent / name if os.sep not in name else None
+    found = shutil.which(name) or (str(sibling) if sibling and sibling.is_file() else None)
     if found is None:
         is_script = name.endswith(".py") and Path(name).is_file()
         reason = "is not executable" if is_script else "there is no such program"
@@ -360,7 +360,7 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
     python = _interpreter(found)
     if python is None:
         raise CommandError(
-            f"program {name!r} is no Python program; begin the command with `python script.py`"
+            f"program {name!r} is not a Python program; begin the command with `python script.py`"
         )
     return python, (), "script", found, at + 1
 

@@ -128,7 +128,7 @@ def other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
             return table[value]
     known = dict.fromkeys([*_OPPOSITE_SWITCH, *_OPPOSITE_PRECISION])
     raise CommandError(
-        f"placeholder {{amp}}: {value!r} is not understood; write one of {', '.join(known)}"
+        f"placeholder {{amp}}: unknown value {value!r}; write one of {', '.join(known)}"
     )
 
 
@@ -226,8 +226,8 @@ def _check_spelling(word: str) -> None:
         near = [plain] if plain in _NAMES else _alike(plain)
         if name not in _NAMES and near:
             raise CommandError(
-                f"placeholder {{{name}}} in {word!r} is no tunable; "
-                f"did you mean {{{near[0]}:…}}? (known: {', '.join(TUNABLES)})"
+                f"placeholder {{{name}}} in {word!r} is not a tunable; did you mean "
+                f"{{{near[0]}:…}}? (known: {', '.join(TUNABLES)})"
             )
 
 
@@ -245,8 +245,8 @@ def _check_values(present: Mapping[str, str]) -> None:
     for name in _BOOLEANS:
         if name in present and present[name] not in _OPPOSITE_SWITCH:
             raise CommandError(
-                f"placeholder {{{name}}}: {present[name]!r} is neither on nor off; "
-                f"write one of {', '.join(_OPPOSITE_SWITCH)}"
+                f"placeholder {{{name}}}: {present[name]!r}: expected on or off; write one of "
+                f"{', '.join(_OPPOSITE_SWITCH)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""A larger batch gains nothing where the DataLoader gives fewer samples a second than the GPU takes
+"""A larger batch gains nothing where the DataLoader gives fewer samples/s than the GPU uses
 at the present one."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def kept_batch(plan: PlanResult) -> PlanResult:
         return plan
     reason = (
         f"the DataLoader gives {_rate(given)} samples/s, the GPU at least {_rate(wanted)} at "
-        f"batch size {present}: a larger one gains nothing"
+        f"batch size {present}: a larger batch gains nothing"
     )
     kept = _kept(plan.chosen, present, reason)
     changed = dataclasses.replace(plan, recommended=plan.now.memory, batch_check=None)

@@ -27,20 +27,16 @@ from trainfit.plan.runs.failures import (
 )
 from trainfit.plan.runs.processes import OwnProcess
 from trainfit.plan.runs.tracing import ending, protection_of, tail_of_file
-from trainfit.plan.speed import batches_per_step, fast_end, machine_of, speed
-from trainfit.plan.step_bound import step_bound
-from trainfit.results.files.errors import ResultFileError, TrainfitError
-from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.words import count
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import AS_FAST, LoadingOutcome, LoadingRequest, StepTime
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.loading import AS_FAST, Consumer, LoadingOutcome, LoadingRequest
 from trainfit.results.runs.sandbox import UNASKED, Protection, SandboxRequest
 from trainfit.results.runs.trace import TraceOutcome
 
 #: Simulated where no GPU is named and none is here: the loader does not depend on it.
 DEFAULT_GPU: Final = "RTX 4090"
-_MODULE: Final = "trainfit.loader.child"
+_MODULE: Final = "trainfit.plan.dataloader.child"
 _TICK_S: Final = 0.05
 #: Seconds from the outcome to the end of the process before it is killed.
 _GRACE_S: Final = 10.0
@@ -55,16 +51,16 @@ class LoadingOptions:
     """How a loader is to be measured.
 
     ``step`` is the time of a training step (``step_is_bound``: no step is likely to be shorter);
-    without it, ``gpu`` gives the fast end of what is predicted for the simulated step; without
-    both the step takes no time. ``ranks``
+    without it, ``gpu`` gives the lower bound of the prediction for the simulated step; without
+    both the step time is 0. ``ranks``
     processes share the machine. ``loader`` ("module:callable") stands for a command, and
     ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
     ``script_limit_s`` for the script's way to its first step (by default as long). ``sandbox``
     says what may come of the files that the script writes.
     """
 
-    step: StepTime | None = None
-    gpu: str | None = None
+    step: Consumer | None = None
+    gpu: GpuSpec | None = None
     seconds: float = 20.0
     confirm: int = 4
     max_workers: int | None = None
@@ -186,14 +182,13 @@ def call_on_loader(
     result all the same.
     """
     listener = progress if isinstance(progress, Listener) else _Lines(progress)
-    gpu = _gpu(options)
     with tempfile.TemporaryDirectory(prefix="trainfit-") as name:
-        request = _request(command, options, gpu, Path(name))
+        request = _request(command, options, Path(name))
         request = dataclasses.replace(
             request, function=function, arguments=json.dumps(dict(arguments or {}))
         )
         protected = dataclasses.replace(command or _no_command(), sandbox=options.sandbox)
-        loaded = _Process(request, protected, gpu, listener, clock).run()
+        loaded = _Process(request, protected, listener, clock).run()
     if loaded.result is None and loaded.partial is None:
         raise _failure(loaded, command, options)
     return loaded
@@ -201,19 +196,17 @@ def call_on_loader(
 
 def _gpu(options: LoadingOptions) -> GpuSpec:
     if options.gpu is not None:
-        return find_gpu(options.gpu)
+        return options.gpu
     try:
         return local_gpu() or find_gpu(DEFAULT_GPU)
     except GpuNameError:  # one that the catalogue does not know
         return find_gpu(DEFAULT_GPU)
 
 
-def _request(
-    command: Command | None, options: LoadingOptions, gpu: GpuSpec, folder: Path
-) -> LoadingRequest:
+def _request(command: Command | None, options: LoadingOptions, folder: Path) -> LoadingRequest:
     return LoadingRequest(
         folder=str(folder),
-        gpu=options.gpu or gpu.key,
+        gpu=_gpu(options),
         target=command.target() if command is not None else None,
         loader=options.loader,
         batch_size=options.batch_size,
@@ -236,28 +229,13 @@ def _given(options: LoadingOptions) -> str:
     return f"--loader {quote(options.loader)}{size}"
 
 
-def _known_step(command: Command | None, options: LoadingOptions) -> StepTime | None:
+def _known_step(command: Command | None, options: LoadingOptions) -> Consumer | None:
     """The step's time, unless the script has to be simulated for it."""
     if options.step is not None:
         return options.step
     if options.gpu is None or command is None:
-        return StepTime(0.0, source=AS_FAST)
+        return Consumer(0.0, source=AS_FAST)
     return None
-
-
-def step_from(trace: TraceOutcome, gpu: GpuSpec, recording: Recording | None = None) -> StepTime:
-    """The fast end of what is predicted for the simulated step on the GPU; else the least time
-    that its work takes; none where that cannot be told either."""
-    if trace.compute is None:
-        return StepTime(0.0, source=f"{AS_FAST} (no step was simulated to bound it)")
-    if recording is not None and not trace.compute.compiled:  # what is fused is not known
-        predicted = speed(recording, None, machine_of(gpu))
-        if predicted is not None:
-            return fast_end(predicted.now, gpu.key, recording.makeup)
-    bound = step_bound(trace.compute, gpu, trace.autocast)
-    batches = batches_per_step(recording.makeup if recording is not None else None)
-    several = f"; of {batches} batches (gradient accumulation)" if batches > 1 else ""
-    return StepTime(bound.seconds / batches, source=bound.why + several)
 
 
 class _Process:
@@ -267,11 +245,10 @@ class _Process:
         self,
         request: LoadingRequest,
         command: Command,
-        gpu: GpuSpec,
         listener: Listener,
         clock: Callable[[], float],
     ) -> None:
-        self._request, self._command, self._gpu = request, command, gpu
+        self._request, self._command = request, command
         self._listener, self._clock = listener, clock
         self._folder = Path(request.folder)
         self._wrapper = core_wrapper(command)
@@ -315,20 +292,9 @@ class _Process:
         while (code := process.poll()) is None and self._clock() < deadline:
             if outcome.is_file():
                 deadline = min(deadline, self._clock() + _GRACE_S)
-            self._answer()
             self._follow()
             time.sleep(_TICK_S)
         return code
-
-    def _answer(self) -> None:
-        """The child waits for the time of the step that it simulated."""
-        asked, answer = self._folder / "simulated.json", self._folder / "step.json"
-        if asked.is_file() and not answer.is_file():
-            recording = None
-            with contextlib.suppress(ResultFileError):  # a script that came to no step
-                recording = Recording.load(self._folder / "recording.trainfit")
-            step = step_from(TraceOutcome.load(asked), self._gpu, recording)
-            write_whole(answer, as_json(step))
 
     def _follow(self) -> None:
         """Read on in what the child tells of its progress."""
@@ -377,26 +343,23 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
     trace = loaded.outcome.trace if loaded.outcome is not None else None
     if trace is not None and trace.status == "unsupported":
         notes.append(
-            f"the script's step could not be simulated ({one_line(trace.message)}); the loader "
-            "that gave the last batch before was measured"
+            f"the script's step could not be simulated ({one_line(trace.message)}); the "
+            "DataLoader that gave the last batch before that was measured"
         )
     if trace is not None and trace.status == "timeout":
         notes.append(
-            f"the script made no optimizer step in {trace.seconds:.0f} s; the loader that gave the "
-            "last batch until then was measured"
+            f"the script made no optimizer step in {trace.seconds:.0f} s; the DataLoader that "
+            "gave the last batch by then was measured"
         )
     if command is not None and options.gpu is None:
         notes.append(f"the script ran on a simulated {_gpu(options).key}: --gpu names another")
     outcome = loaded.outcome
     if outcome is not None and outcome.status == "failed" and loaded.result is None:
-        notes.append(
-            f"measuring failed ({outcome.error}) while {loaded.stage}; this is what was measured "
-            "until then"
-        )
+        notes.append(f"measuring failed ({outcome.error}) while {loaded.stage}; results so far")
     elif loaded.interrupt is not None and loaded.result is None:
-        notes.append(f"interrupted while {loaded.stage}; this is what was measured until then")
+        notes.append(f"interrupted while {loaded.stage}; results so far")
     elif loaded.result is None:
-        notes.append(f"{_broken_off(loaded, options)}; this is what was measured until then")
+        notes.append(f"{_broken_off(loaded, options)}; results so far")
     return notes
 
 
@@ -425,7 +388,7 @@ def _remedy(code: int | None) -> str:
     if code is None:
         return "raise --time-limit"
     if code == -signal.SIGKILL:
-        return "a process that uses up the machine's memory is ended so: see its system log"
+        return "the system kills processes this way when memory runs out: see the system log"
     return "its last lines are below"
 
 
@@ -445,7 +408,7 @@ def _script_failed(trace: TraceOutcome) -> str:
             "--time-limit"
         )
     if trace.status == "unsupported":
-        return f"{one_line(trace.message)}; name what makes its loader with --loader"
+        return f"{one_line(trace.message)}; name what creates its DataLoader with --loader"
     if trace.status == "exited":
         return f"{what} {after}; its own message is below"
     return f"{what} {after}; {remedy(trace)}"

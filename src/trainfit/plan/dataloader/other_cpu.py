@@ -1,6 +1,6 @@
 """What a DataLoader that was measured here gives on the cores of another machine.
 
-Its batches cost CPU time here. The same work takes another core longer by the ratio of their
+Its batches cost CPU time here. The same work needs more time on another core by the ratio of their
 clocks and of what they do per clock cycle. This core's clock is measured, the other's is said;
 the work per clock is known of kinds of CPU, about (:mod:`trainfit.hardware.cpu.cpu_kinds`).
 Whatever is assumed widens the range and is said.
@@ -65,7 +65,7 @@ class Factor:
 
 
 #: The cores of a loader whose workers all fail.
-_MAIN_PROCESS: Final = Factor(1.0, 1.0, 1.0, ("batches can be made in the main process only",))
+_MAIN_PROCESS: Final = Factor(1.0, 1.0, 1.0, ("batches can only be loaded in the main process",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def core_factor(cpu: HostCpu, here: CoreHere) -> Factor | None:
     if cpu.core_speed is not None:  # this machine's own
         return Factor(1.0, 1.0, 1.0)
     if cpu.core_hz is None and not cpu.kind:
-        return Factor(1.0, 1.0, 1.0, ("each core taken to be as fast as this machine's",))
+        return Factor(1.0, 1.0, 1.0, ("every core is assumed as fast as this machine's",))
     clock = _clock(cpu, here)
     return clock.times(_per_clock(cpu, here)) if clock is not None else None
 
@@ -143,11 +143,13 @@ def _cores(cpu: HostCpu) -> Factor:
 
 def _clock(cpu: HostCpu, here: CoreHere) -> Factor | None:
     if cpu.core_hz is None:
-        return Factor(1.0, 1.0, 1.0, ("the clock taken to be this core's, as no ghz= is given",))
+        return Factor(
+            1.0, 1.0, 1.0, ("the clock is assumed to be this core's, as ghz= is not given",)
+        )
     if here.hz is None:
         return None
     spread = core_clock.SPREAD if here.is_measured else _TOLD_SPREAD
-    how = "measured by MD5" if here.is_measured else "told by the system, not measured"
+    how = "measured by MD5" if here.is_measured else "reported by the system, not measured"
     low, high = cpu.hz_range or (cpu.core_hz, cpu.core_hz)
     basis = (f"this core at {here.hz / _GHZ:.2g} GHz ({how}, ±{spread:.0%})",)
     said = Factor(cpu.core_hz, low, high, basis)
@@ -163,7 +165,7 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
         ends = (slowest / mine, fastest / mine) if mine else (slowest / fastest, fastest / slowest)
         range_ = Factor(1.0, *ends)
         named = f" ({here.kind.key})" if here.kind is not None else ""
-        said = f"as much work per clock as this core{named}: kind= narrows the range"
+        said = f"the same work per clock as this core{named}: kind= narrows the range"
         return dataclasses.replace(range_.times(spread), basis=(said,))
     theirs = find_cpu_kind(cpu.kind)
     if mine is None:
@@ -171,7 +173,10 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
         ratio = Factor(
             theirs.per_clock / middle, theirs.per_clock / fastest, theirs.per_clock / slowest
         )
-        said = f"{theirs.key} beside a core of no known kind (between the slowest and the fastest)"
+        said = (
+            f"{theirs.key} compared with a core of unknown kind (between the slowest and the "
+            "fastest)"
+        )
         return dataclasses.replace(ratio.times(spread), basis=(said,))
     value = theirs.per_clock / mine
     assert here.kind is not None
@@ -183,7 +188,7 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
 
 
 def _workers(found: LoaderResult, cpu: HostCpu, rate: float, speed: float) -> int:
-    """The fewest that give what the GPU takes; at most one for each hardware thread."""
+    """The fewest that give as many as the GPU uses; at most one for each hardware thread."""
     probe = found.probe
     assert probe.fetch_cpu_s is not None and cpu.cores is not None
     waits = max(0.0, (probe.fetch_s or 0.0) - probe.fetch_cpu_s)

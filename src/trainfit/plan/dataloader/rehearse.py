@@ -38,9 +38,9 @@ def rehearse_command(
     """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
 
     It runs for ``duration_s`` seconds; ``settings`` are those of the loader that differ from
-    the script's own. What the model said of them in ``compare`` stands beside it. Raises
+    the script's own. The model's prediction for them in ``compare`` is added. Raises
     :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader, and
-    ``KeyboardInterrupt`` where nothing was seen until then.
+    ``KeyboardInterrupt`` where there are no results yet.
     """
     whole = dataclasses.replace(
         options,
@@ -67,18 +67,18 @@ def rehearse_command(
 
 
 def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
-    """The same beside what the loader's model said of its settings, or a note why it did not."""
+    """The rehearsal with the model's prediction for its settings, or a note why there is none."""
     candidate = found.candidate(result.settings)
     reason = ""
     if abs(found.step_s / result.step_s - 1) > _SAME_STEP:
         step = f"{1e3 * found.step_s:.7g}ms"
-        reason = f"it is for a step of {step}: rehearse with --step-time {step}"
+        reason = f"it was made for a step of {step}: rehearse with --step-time {step}"
     elif candidate is None:
-        reason = "these settings are not among its candidates"
+        reason = "its candidates do not include these settings"
     elif candidate.infeasible:
-        reason = f"it says that these settings are infeasible: {candidate.infeasible}"
+        reason = f"these settings are infeasible: {candidate.infeasible}"
     if candidate is None or reason:
-        note = f"nothing to compare with in the result of trainfit loader: {reason}"
+        note = f"nothing to compare in the result of trainfit loader: {reason}"
         return dataclasses.replace(result, notes=(*result.notes, note))
     predicted = Predicted(candidate.batches_per_s, candidate.waiting_share)
     return dataclasses.replace(result, predicted=predicted)

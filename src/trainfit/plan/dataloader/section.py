@@ -17,7 +17,7 @@ from trainfit.plan.dataloader.other_cpu import (
     settings_there,
 )
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
-from trainfit.plan.launch.build import launch_values, with_launch
+from trainfit.plan.launch.build import launch_values
 from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.sizing.effective_batch import accumulation_for
 from trainfit.plan.speed import fast_end
@@ -25,7 +25,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.notes import complete
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan.result import Bottleneck, DataLoading, PlanResult, rate_of
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
 Tune = Callable[[Command], LoaderResult]
@@ -37,7 +37,7 @@ _KEEPS_UP: Final = 0.05
 
 def is_tuned(plan: PlanResult, command: Command, *, asked: bool) -> bool:
     """Is the DataLoader of ``command`` to be tuned: ``asked`` for it, by a placeholder of the
-    command too, or because training takes batches from it?"""
+    command too, or because training reads batches from it?"""
     if asked or any(name in command.present for name in LOADER_TUNABLES):
         return True
     return plan.can_start and plan.loader_at is not None and plan.inference is None
@@ -50,14 +50,12 @@ def with_loading(
     *,
     step_is_bound: bool = True,
     here: CoreHere | None = None,
-    settle: Callable[[PlanResult], Command] | None = None,
 ) -> PlanResult:
-    """``plan`` with its ``loading``, and the launch command with the recommended settings.
+    """``plan`` with its ``loading``.
 
     ``tune`` gets the command at the recommended batch size. Whatever goes wrong in it, the
     memory part of the plan stays, and ``loading.failure`` says what it was. ``here`` is a core of
-    this machine, for another processor's input (``plan.cpu``). ``settle`` gets the plan with what
-    was found, and gives the command whose tunables say it.
+    this machine, for another processor's input (``plan.cpu``).
     """
     batch = tuned_batch(plan)
     failure, found = "", None
@@ -72,7 +70,7 @@ def with_loading(
             failure = f"{type(error).__name__}: {error}; run `trainfit loader` to see where"
     if found is None:
         loading = DataLoading(None, batch, step_is_bound, failure=" ".join(failure.split()))
-        return with_launch(dataclasses.replace(plan, loading=loading), command)
+        return dataclasses.replace(plan, loading=loading)
     loading = DataLoading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
     )
@@ -87,9 +85,6 @@ def with_loading(
         if is_another(plan.cpu):
             loading = dataclasses.replace(loading, launched=settings_there(found, there))
     plan = dataclasses.replace(plan, loading=loading)
-    if settle is not None:
-        command = settle(plan)
-    plan = with_launch(plan, command)
     notes = _notes(plan, command, found)
     return dataclasses.replace(
         plan,
@@ -119,10 +114,10 @@ def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
     )
 
 
-def predicted_step(plan: PlanResult) -> StepTime | None:
+def predicted_step(plan: PlanResult) -> Consumer | None:
     """The step that the loader has to keep up with; ``None`` where none is predicted.
 
-    The fast end of the range: a loader that keeps up with that keeps up.
+    The lower bound of the interval: a loader that keeps up with that keeps up.
     """
     if plan.speed is None:
         return None
@@ -137,7 +132,7 @@ def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
         return "unknown", None
     ratio = 1 / found.step_s / rate
     if ratio > 1 + _KEEPS_UP:
-        # Beside other processes a slow loader may be theirs.
+        # With other busy processes a slow loader may be due to them.
         return ("unknown", None) if found.is_left_open else ("loader", ratio)
     alone = _alone(found, found.recommended)
     return "gpu", max(1.0, alone * found.step_s) if alone is not None else None
@@ -155,13 +150,13 @@ def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
         notes.add(f"{doubt.summary}: {doubt.meaning}", MAY_CHANGE)
     stated = present_settings(command.present)
     real = {name: getattr(found.present, name) for name in stated}
-    if not found.present.num_workers:  # PyTorch takes neither then
+    if not found.present.num_workers:  # PyTorch accepts neither then
         stated.pop("prefetch_factor", None)
     for name, value in stated.items():
         if value is not None and value != real[name]:
             notes.add(
                 f"the command says {name} {command.present[name]}, the DataLoader ({found.loader}) "
-                f"has {real[name]}: put {{{name}}} into the option from which it takes it",
+                f"has {real[name]}: put {{{name}}} into the option that sets it",
                 kind="action",
             )
     if not found.recommended.num_workers and found.present.num_workers:
@@ -186,7 +181,7 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
         why = f"the data set has only {plan.samples} samples"
     elif tuned == tuned_batch(plan) and plan.sample_loading_s and tuned < best:
         long = f"{best * plan.sample_loading_s:.1f} s"
-        why = f"that takes {long} to load here; rates are for as many samples a second"
+        why = f"loading that needs {long} here; rates are scaled to the same samples/s"
     elif "batch_size" in command.present:
-        why = f"the DataLoader ({found.loader}) does not take it from the command"
+        why = f"the DataLoader ({found.loader}) does not get it from the command"
     return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]

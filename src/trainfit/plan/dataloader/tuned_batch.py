@@ -1,4 +1,5 @@
-"""At which batch size a command's DataLoader is measured, and what that means for another one."""
+"""The batch size at which a command's DataLoader is measured, and its consequences for another
+one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Final
 
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan.result import PlanResult
-from trainfit.results.runs.loading import StepTime
+from trainfit.results.runs.loading import Consumer
 
 #: Seconds that loading one batch may take in measurements: with longer ones, runs of some batches
 #: each take minutes, and say no more of a sample.
@@ -24,21 +25,21 @@ def launched_batch(plan: PlanResult) -> int | None:
 
 
 def tuned_batch(plan: PlanResult) -> int | None:
-    """The launched one; smaller where it takes long to load, but never below the present one."""
+    """The launched one; smaller if loading it is slow, but never below the present one."""
     batch, present, sample_s = launched_batch(plan), plan.now.batch_size, plan.sample_loading_s
     if not batch or not present or not sample_s or batch * sample_s <= _LONGEST_S:
         return batch
     return min(batch, max(present, int(_LONGEST_S / sample_s)))
 
 
-def scaled(step: StepTime, plan: PlanResult) -> StepTime:
+def scaled(step: Consumer, plan: PlanResult) -> Consumer:
     """The step of the launched batch size for the batches that are measured: both have the same
     samples a second."""
     batch, tuned = launched_batch(plan), tuned_batch(plan)
     if not batch or not tuned or batch == tuned:
         return step
     share = tuned / batch
-    return StepTime(
+    return Consumer(
         share * step.step_s,
         share * step.work_s,
         share * step.pageable_s,

@@ -1,1 +1,1 @@
-"""A job on other GPUs: does it fit, how fast, at what price."""
+"""Comparison of GPUs for a job: fit, speed, price."""

@@ -1,16 +1,16 @@
-"""What a job takes of memory on GPU after GPU, with replays that they share."""
+"""Memory of a job on several GPUs, with shared replays."""
 
 from __future__ import annotations
 
 from trainfit.memory.stream.affine import AffineStream
 from trainfit.memory.stream.fit import LARGEST
 from trainfit.memory.stream.replay import Stream, replay
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu.allocator.caching import AllocatorSettings
 
 
-class Room:
+class CapacitySearch:
     """A recorded job; ``law`` gives it at other batch sizes (``None``: they are not known)."""
 
     def __init__(
@@ -21,30 +21,30 @@ class Room:
         self._reserved: dict[int, int] = {}
         self._largest: dict[tuple[int, int], int] = {}
 
-    def now(self, judge: Judge) -> tuple[int, bool]:
+    def now(self, memory_model: MemoryModel) -> tuple[int, bool]:
         """Device memory of the job as it is, and whether that fits."""
-        whole = self._now + judge.context_bytes
-        if whole <= judge.capacity_bytes:
+        whole = self._now + memory_model.context_bytes
+        if whole <= memory_model.capacity_bytes:
             return whole, True
         # The allocator may release what it keeps, and do with less.
-        shown, fits = judge.shown(self._stream)
-        return shown.peak_reserved + judge.context_bytes, fits
+        shown, fits = memory_model.shown(self._stream)
+        return shown.peak_reserved + memory_model.context_bytes, fits
 
-    def largest(self, judge: Judge) -> int | None:
+    def largest(self, memory_model: MemoryModel) -> int | None:
         """The largest batch size that runs (0: none)."""
         if self._law is None:
             return None
-        room = judge.capacity_bytes, judge.context_bytes
+        room = memory_model.capacity_bytes, memory_model.context_bytes
         if room not in self._largest:
-            self._largest[room] = judge.largest(self._law)
+            self._largest[room] = memory_model.largest(self._law)
         return self._largest[room]
 
-    def about(self, judge: Judge) -> int | None:
+    def about(self, memory_model: MemoryModel) -> int | None:
         """About the largest, without a replay of its own: between batch sizes that are common to
         all GPUs, powers of two and the middles between them, by a line."""
         if self._law is None:
             return None
-        free = judge.capacity_bytes - judge.context_bytes
+        free = memory_model.capacity_bytes - memory_model.context_bytes
         if self._at(1) > free:
             return 0
         low = 1

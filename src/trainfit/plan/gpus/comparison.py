@@ -19,11 +19,11 @@ from trainfit.memory.explain.summary import recorded_settings
 from trainfit.memory.stream import affine
 from trainfit.memory.stream.device import context_parts
 from trainfit.memory.stream.growth import step_pattern
-from trainfit.plan.gpus.capacity import Room
+from trainfit.plan.gpus.capacity import CapacitySearch
 from trainfit.plan.gpus.prices import Prices
 from trainfit.plan.sizing.batch_scaling import Pair, memory_law, steady_work, work_law
 from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.speed import (
     batch_sizes,
     constants_of,
@@ -34,7 +34,7 @@ from trainfit.plan.speed import (
     samples_per_batch,
     speed_of,
 )
-from trainfit.results.plan.gpu_comparison import Anchor, Effect, Offer, OffersResult
+from trainfit.results.plan.gpu_comparison import Anchor, Effect, GpuComparison, GpuEstimate
 from trainfit.results.plan.speed import StepSpeed
 from trainfit.results.runs.kernels import DTYPES
 from trainfit.results.runs.recording import Recording
@@ -47,7 +47,7 @@ from trainfit.speed.model.work import COLUMNS, Work
 
 #: Any driver: that of a machine which is still to be found.
 _NEWEST_DRIVER: Final = 1 << 20
-#: A tenth more of a figure, to see what it does.
+#: Factor on a figure for its effect on the job.
 _MORE: Final = 1.1
 #: A measured step that is so many times what was predicted, or less, is hardly the same step.
 _UNLIKELY: Final = 3.0
@@ -98,9 +98,9 @@ class Job:
             return None
 
     @functools.cached_property
-    def room(self) -> Room:
-        """What it takes of memory."""
-        return Room(self.recording, self.memory, self.settings)
+    def capacity(self) -> CapacitySearch:
+        """Its memory on GPUs of any capacity."""
+        return CapacitySearch(self.recording, self.memory, self.settings)
 
     @functools.cached_property
     def settings(self) -> AllocatorSettings:
@@ -112,9 +112,9 @@ class Job:
         """How memory goes on from step to step."""
         return step_pattern(self.recording, reserved_bytes=0)
 
-    def growth_on(self, offer: Offer) -> Growth:
+    def growth_on(self, estimate: GpuEstimate) -> Growth:
         """What stays behind with each step, if that fills the GPU."""
-        return Growth.on(self.pattern, offer.memory_bytes - offer.device_bytes)
+        return Growth.on(self.pattern, estimate.memory_bytes - estimate.device_bytes)
 
     def work_at(self, batch: int | None) -> Work | None:
         """The kernels of a step at this batch size; ``None`` where they are not known."""
@@ -125,7 +125,7 @@ class Job:
         return self._works.get(batch)
 
 
-def offers(
+def compare_gpus(
     job: Job,
     gpus: Sequence[GpuSpec],
     prices: Prices | None = None,
@@ -134,7 +134,7 @@ def offers(
     *,
     exact: bool = True,
     explain: bool = False,
-) -> OffersResult:
+) -> GpuComparison:
     """The job on each of these GPUs, the best first.
 
     ``measured`` is a step of the job as it is on a GPU, in seconds: all others are scaled by what
@@ -144,23 +144,25 @@ def offers(
     notes = _job_notes(job)
     anchor, words = _anchor(job, measured)
     factor = anchor.factor if anchor is not None else 1.0
-    found = [_offer(job, gpu, factor, prices, exact=exact) for gpu in gpus]
+    found = [_estimate(job, gpu, factor, prices, exact=exact) for gpu in gpus]
     if explain:
-        found = [_with_effects(offer, job, gpu) for offer, gpu in zip(found, gpus, strict=True)]
+        found = [
+            _with_effects(estimate, job, gpu) for estimate, gpu in zip(found, gpus, strict=True)
+        ]
     best = sorted(found, key=_best_first)
     within = [o for o in best if o.runs and (budget is None or _costs_at_most(o, budget))]
-    priced = [offer for offer in within if offer.cost is not None]
-    timed = [offer for offer in within if offer.samples_per_s is not None]
+    priced = [estimate for estimate in within if estimate.cost is not None]
+    timed = [estimate for estimate in within if estimate.samples_per_s is not None]
     notes += _growth_notes(job, best)
-    if not any(offer.runs for offer in best):
+    if not any(estimate.runs for estimate in best):
         notes.append(_too_large(best))
     elif budget is not None and not within:
         notes.append(f"no run costs at most {budget:g} {prices.currency if prices else ''}")
-    return OffersResult(
+    return GpuComparison(
         job=job.name,
         batch_size=job.batch,
         samples=job.samples,
-        offers=tuple(best),
+        gpus=tuple(best),
         currency=prices.currency if prices is not None else "",
         budget=budget,
         cheapest=min(priced, key=lambda o: o.cost or 0.0).gpu if priced else None,
@@ -180,34 +182,38 @@ def _job_notes(job: Job) -> list[str]:
             "recordings of `trainfit simulate` with different --batch-size"
         )
     elif job.kernels is None:
-        notes.append("a step's time is known at the present batch size alone: others launch others")
+        notes.append(
+            "the step time is known at the present batch size only: other batch sizes "
+            "launch other kernels"
+        )
     makeup = job.recording.makeup
     if makeup is not None and makeup.effective_batch is None:
-        notes.append(f"samples/s cannot be told: {makeup.why}")
+        notes.append(f"samples/s is not known: {makeup.why}")
     elif makeup is None and "step" not in job.recording.header:
         notes.append(
-            "the recording does not say how many batches an optimizer step takes: one is taken; "
-            "with gradient accumulation record it again"
+            "the recording does not say how many batches an optimizer step uses: one is assumed; "
+            "re-record it if the script accumulates gradients"
         )
     if not len(job.work.table):
-        notes.append("no step's time is known: the recording has no kernels; record it again")
+        notes.append("no step time is known: the recording has no kernels; re-record it")
     return notes
 
 
-def _grows(job: Job, offer: Offer) -> bool:
+def _grows(job: Job, estimate: GpuEstimate) -> bool:
     """Does what stays behind with each step fill this GPU?"""
-    return bool(job.growth_on(offer).unfit)
+    return bool(job.growth_on(estimate).unfit)
 
 
-def _growth_notes(job: Job, found: Sequence[Offer]) -> list[str]:
+def _growth_notes(job: Job, found: Sequence[GpuEstimate]) -> list[str]:
     """What is left out where memory grows, and when the GPUs are full."""
-    filled = [offer for offer in found if offer.runs and _grows(job, offer)]
+    filled = [estimate for estimate in found if estimate.runs and _grows(job, estimate)]
     if not filled:
         return []
     growth, steps = job.growth_on(filled[0]), job.pattern.steps
     until = {
-        offer.gpu: steps + max(offer.memory_bytes - offer.device_bytes, 0) // growth.bytes_per_step
-        for offer in filled
+        estimate.gpu: steps
+        + max(estimate.memory_bytes - estimate.device_bytes, 0) // growth.bytes_per_step
+        for estimate in filled
     }
     first, last = min(until, key=lambda gpu: until[gpu]), max(until, key=lambda gpu: until[gpu])
     full = f"after about {until[first]:,} steps on {first}"
@@ -226,65 +232,71 @@ def _anchor(
         return None, ()
     gpu, seconds = measured
     if not has_rates(gpu) or not len(job.work.table):
-        return None, (f"the step measured on {gpu.key} is of no use: none is predicted for it",)
+        return None, (
+            f"the step measured on {gpu.key} cannot be used: no step time is predicted "
+            "for that GPU",
+        )
     factor = seconds / step_time(_runnable(job.work, gpu), machine_of(gpu)).seconds
     words: tuple[str, ...] = ()
     if not 1 / _UNLIKELY < factor < _UNLIKELY:
         words = (
-            f"the step measured on {gpu.key} is {factor:.2g} times what is predicted: is it the "
-            f"same job, at the same batch size, with a DataLoader that keeps up?",
+            f"the step measured on {gpu.key} is {factor:.2g} times the predicted one: check that "
+            "it is the same job, at the same batch size, with a DataLoader that keeps up",
         )
     return Anchor(gpu.key, seconds, factor), words
 
 
-def _offer(
+def _estimate(
     job: Job,
     gpu: GpuSpec,
     factor: float,
     prices: Prices | None,
     *,
     exact: bool,
-) -> Offer:
-    judge = _judge(job, gpu)
-    takes, fits = job.room.now(judge)
-    offer = Offer(
+) -> GpuEstimate:
+    memory_model = _memory_model(job, gpu)
+    needed, fits = job.capacity.now(memory_model)
+    estimate = GpuEstimate(
         gpu=gpu.key,
         capability=gpu.capability,
         laptop=gpu.is_laptop,
         shared_memory=gpu.shared_memory_device,
         memory_bytes=gpu.memory_bytes,
         power_w=gpu.power_watts or None,
-        device_bytes=takes,
+        device_bytes=needed,
         fits=fits,
-        largest_batch=job.room.largest(judge) if exact else job.room.about(judge),
+        largest_batch=job.capacity.largest(memory_model)
+        if exact
+        else job.capacity.about(memory_model),
         largest_is_exact=exact,
         notes=tuple(_gpu_notes(job, gpu)),
     )
-    if not has_rates(gpu) or not len(job.work.table) or not offer.runs:
-        return offer
-    return _with_price(_with_speed(offer, job, gpu, factor), prices, grows=_grows(job, offer))
+    if not has_rates(gpu) or not len(job.work.table) or not estimate.runs:
+        return estimate
+    return _with_price(_with_speed(estimate, job, gpu, factor), prices, grows=_grows(job, estimate))
 
 
-def _with_effects(offer: Offer, job: Job, gpu: GpuSpec) -> Offer:
-    return dataclasses.replace(offer, effects=tuple(_effects(job, gpu, offer)))
+def _with_effects(estimate: GpuEstimate, job: Job, gpu: GpuSpec) -> GpuEstimate:
+    return dataclasses.replace(estimate, effects=tuple(_effects(job, gpu, estimate)))
 
 
 # --- Memory ------------------------------------------------------------------------------------
 
 
-def _judge(job: Job, gpu: GpuSpec) -> Judge:
+def _memory_model(job: Job, gpu: GpuSpec) -> MemoryModel:
     """An idle GPU in which the process uses the libraries that it used in the simulation."""
     libraries = {part.name for part in context_parts(job.recording)}
-    return Judge(gpu, job.settings, 0.0, device_constants(gpu).used(libraries))
+    return MemoryModel(gpu, job.settings, 0.0, device_constants(gpu).used(libraries))
 
 
-def _too_large(found: Sequence[Offer]) -> str:
+def _too_large(found: Sequence[GpuEstimate]) -> str:
     if not found:
         return "no GPU was given"
-    least = min(offer.device_bytes for offer in found)
-    most = max(found, key=lambda offer: offer.memory_bytes)
+    least = min(estimate.device_bytes for estimate in found)
+    most = max(found, key=lambda estimate: estimate.memory_bytes)
     return (
-        f"the job takes {least / 2**30:.1f} GiB and fits none of them (the largest, {most.gpu}, "
+        f"the job needs {least / 2**30:.1f} GiB and fits none of the GPUs (the largest, "
+        f"{most.gpu}, "
         f"has {most.memory_bytes / 2**30:.1f} GiB): see `trainfit plan --remedies`"
     )
 
@@ -327,28 +339,29 @@ def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
     )
 
 
-def _with_speed(offer: Offer, job: Job, gpu: GpuSpec, factor: float) -> Offer:
-    machine, grows = machine_of(gpu), _grows(job, offer)
-    now = _step(job, machine, job.batch, factor) if offer.fits else None
-    # While memory grows, no batch size lasts: none is said to be enough, and no run ends.
-    enough = None if grows else _saturated(job, machine, offer.largest_batch, factor)
-    run = now or enough
+def _with_speed(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) -> GpuEstimate:
+    machine, grows = machine_of(gpu), _grows(job, estimate)
+    now = _step(job, machine, job.batch, factor) if estimate.fits else None
+    # While memory grows, no batch size fits for long: no saturation batch size is given, and no run
+    # time.
+    saturated = None if grows else _saturated(job, machine, estimate.largest_batch, factor)
+    run = now or saturated
     if run is None:
-        return offer
+        return estimate
     rate = run.samples_per_s
     return dataclasses.replace(
-        offer,
+        estimate,
         now=now,
-        enough=enough,
+        at_saturation=saturated,
         run_batch=run.batch_size,
         samples_per_s=rate,
-        samples_per_joule=rate / offer.power_w if rate and offer.power_w else None,
+        samples_per_joule=rate / estimate.power_w if rate and estimate.power_w else None,
         run_s=job.samples / rate if rate and job.samples and not grows else None,
     )
 
 
 def _saturated(job: Job, machine: Machine, largest: int | None, factor: float) -> StepSpeed | None:
-    """The smallest batch size with nearly the most samples a second of those that fit.
+    """The step at the saturation batch size, of the batch sizes that fit.
 
     First among the powers of two, then among all that are costed between two of them.
     """
@@ -370,32 +383,32 @@ def _coarse(sizes: Sequence[int]) -> list[int]:
     return [each for each in sizes if not each & (each - 1) or each == sizes[-1]]
 
 
-def _with_price(offer: Offer, prices: Prices | None, *, grows: bool) -> Offer:
-    price = prices.per_hour.get(offer.gpu) if prices is not None else None
+def _with_price(estimate: GpuEstimate, prices: Prices | None, *, grows: bool) -> GpuEstimate:
+    price = prices.per_hour.get(estimate.gpu) if prices is not None else None
     if price is None:
-        return offer
-    rate = offer.samples_per_s
+        return estimate
+    rate = estimate.samples_per_s
     return dataclasses.replace(
-        offer,
+        estimate,
         price_per_hour=price,
         samples_per_unit=3600 * rate / price if rate and price and not grows else None,
-        cost=offer.run_s / 3600 * price if offer.run_s is not None else None,
+        cost=estimate.run_s / 3600 * price if estimate.run_s is not None else None,
     )
 
 
-def _best_first(offer: Offer) -> tuple[object, ...]:
+def _best_first(estimate: GpuEstimate) -> tuple[object, ...]:
     """What fits by the run's cost, then what has no price by its rate; what does not fit last,
     by memory."""
-    rate = offer.samples_per_s or 0.0
-    if not offer.runs:
-        return (2, -offer.memory_bytes, offer.gpu)
-    if offer.samples_per_unit is not None:
-        return (0, -offer.samples_per_unit, offer.gpu)
-    return (1, -rate, offer.gpu)
+    rate = estimate.samples_per_s or 0.0
+    if not estimate.runs:
+        return (2, -estimate.memory_bytes, estimate.gpu)
+    if estimate.samples_per_unit is not None:
+        return (0, -estimate.samples_per_unit, estimate.gpu)
+    return (1, -rate, estimate.gpu)
 
 
-def _costs_at_most(offer: Offer, budget: float) -> bool:
-    return offer.cost is not None and offer.cost <= budget
+def _costs_at_most(estimate: GpuEstimate, budget: float) -> bool:
+    return estimate.cost is not None and estimate.cost <= budget
 
 
 # --- Words -------------------------------------------------------------------------------------
@@ -430,10 +443,10 @@ _FIGURES: Final[Mapping[str, tuple[str, Callable[[GpuSpec], str]]]] = {
 }
 
 
-def _effects(job: Job, gpu: GpuSpec, offer: Offer) -> Iterable[Effect]:
-    """A tenth more of each figure, with everything else as it is."""
-    machine, batch = machine_of(gpu), offer.run_batch
-    base = _step(job, machine, batch) if offer.samples_per_s is not None else None
+def _effects(job: Job, gpu: GpuSpec, estimate: GpuEstimate) -> Iterable[Effect]:
+    """Effect of 10% more of each figure, everything else unchanged."""
+    machine, batch = machine_of(gpu), estimate.run_batch
+    base = _step(job, machine, batch) if estimate.samples_per_s is not None else None
     if base is None:
         return
 
@@ -445,7 +458,7 @@ def _effects(job: Job, gpu: GpuSpec, offer: Offer) -> Iterable[Effect]:
     yield Effect(
         "memory",
         f"{gpu.memory_bytes / 2**30:.4g} GiB",
-        largest_batch=job.room.largest(_judge(job, more_memory)),
+        largest_batch=job.capacity.largest(_memory_model(job, more_memory)),
     )
     for field, (figure, written) in _FIGURES.items():
         value = getattr(gpu, field)

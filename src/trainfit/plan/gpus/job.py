@@ -20,7 +20,7 @@ def job_of_plan(result: PlanResult, path: Path) -> Job:
     """What a plan was made from; raises :class:`ResultFileError` for ``path``."""
     if not result.recordings:
         raise ResultFileError(
-            path, "it has no recordings in it", "make it again with `trainfit plan --output FILE`"
+            path, "it has no recordings in it", "re-create it with `trainfit plan --output FILE`"
         )
     kept = [(each.batch_size, each.recording(path)) for each in result.recordings]
     batch, recording = kept[0]
@@ -34,7 +34,7 @@ def job_of_recordings(found: Sequence[tuple[Path, Recording]]) -> Job:
     for path, recording in found:
         _require_step(recording, path)
     if len(found) > 2:
-        raise JobError("--for takes one or two recordings: two batch sizes tell of all others")
+        raise JobError("--for expects one or two recordings: two batch sizes give all others")
     path, recording = found[0]
     batches = [_batch_size(each) for _, each in found]
     job = Job(_command(recording) or path.name, batches[0], recording)
@@ -67,6 +67,4 @@ def _command(recording: Recording) -> str:
 
 def _require_step(recording: Recording, path: Path) -> None:
     if not recording.steps:
-        raise ResultFileError(
-            path, "not one whole step was recorded", "record it again, with --steps 3"
-        )
+        raise ResultFileError(path, "no complete step was recorded", "re-record it, with --steps 3")

@@ -1,7 +1,7 @@
 """What GPUs cost an hour at cloud providers, from gpuhunt's catalogue (an extra; needs a network).
 
-The library unifies the offers of some twenty providers; its names leave out the form factor (SXM,
-PCIe), so that one offer may stand for several GPUs of the catalogue.
+The library unifies the price lists of some twenty providers; its names leave out the form factor
+(SXM, PCIe), so that one entry may stand for several GPUs of the catalogue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Query = Callable[..., Iterable[Any]]
 
 
 def market_prices(query: Query | None = None) -> Prices:
-    """The cheapest offer on demand of one GPU of each kind, in US dollars.
+    """The cheapest on-demand price of one GPU of each kind, in US dollars.
 
     Args:
         query: ``gpuhunt.query`` (for tests).
@@ -33,18 +33,20 @@ def market_prices(query: Query | None = None) -> Prices:
     """
     found: dict[str, tuple[float, str]] = {}
     specs = catalogue()
-    for item in _offers(query):
+    for item in _price_list(query):
         for spec in specs:
             if _is_of(item, spec) and item.price < found.get(spec.key, (float("inf"), ""))[0]:
                 found[spec.key] = float(item.price), f"{item.provider}, {item.location}"
     if not found:
-        raise PriceFileError(f"--price {MARKET}: no GPU of the catalogue is on offer; give a file")
+        raise PriceFileError(
+            f"--price {MARKET}: it has no price for any GPU of the catalogue; give a file"
+        )
     where = "; ".join(f"{key}: {source}" for key, (_, source) in sorted(found.items()))
-    note = f"prices are of the cheapest offer of one GPU on demand that gpuhunt knows ({where})"
+    note = f"prices: the cheapest on-demand instance with one GPU that gpuhunt lists ({where})"
     return Prices("USD", {key: price for key, (price, _) in found.items()}, (note,))
 
 
-def _offers(query: Query | None) -> list[Any]:
+def _price_list(query: Query | None) -> list[Any]:
     instead = "give a file of prices, as in --price prices.toml"
     try:
         ask: Query = query or importlib.import_module("gpuhunt").query

@@ -56,7 +56,9 @@ def _document(path: Path) -> dict[str, Any]:
         reason = error.strerror or str(error)
         raise PriceFileError(f"price file {str(path)!r}: {reason}; check the path") from None
     except ValueError as error:  # no UTF-8, or no TOML
-        raise PriceFileError(f"price file {str(path)!r} is no TOML ({error}); {_EXAMPLE}") from None
+        raise PriceFileError(
+            f"price file {str(path)!r} is not valid TOML ({error}); {_EXAMPLE}"
+        ) from None
 
 
 def _by_key(path: Path, table: Mapping[str, Any]) -> dict[str, float]:

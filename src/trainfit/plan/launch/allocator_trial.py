@@ -1,4 +1,4 @@
-"""The launched job with expandable segments and without: does the variable win anything?"""
+"""The launched job with expandable segments and without: does the variable lower memory?"""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from trainfit.memory.stream.replay import Stream
 from trainfit.plan.amp.choice import AmpSetting
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import recording_of
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.plan.launch import AllocatorTrial
 from trainfit.simgpu.allocator.settings import ENVIRONMENT_VARIABLES
 
 
-def allocator_trial(command: Command, judge: Judge, chosen: AmpSetting) -> AllocatorTrial:
+def allocator_trial(
+    command: Command, memory_model: MemoryModel, chosen: AmpSetting
+) -> AllocatorTrial:
     """Replay the recording of ``chosen`` at its batch size with either kind of segment."""
     stream, batch = _launched(chosen)
-    settings = judge.settings
-    other = judge.with_settings(
+    settings = memory_model.settings
+    other = memory_model.with_settings(
         dataclasses.replace(settings, expandable_segments=not settings.expandable_segments)
     )
-    shown, fits = judge.shown(stream)
+    shown, fits = memory_model.shown(stream)
     changed, other_fits = other.shown(stream)
     name, present = allocator_variable(command)
     return AllocatorTrial(

@@ -78,7 +78,7 @@ def launch(
     if prefix and present:
         notes.append(f"the command's own {present} is kept; recommended is {' '.join(prefix)}")
     prefix = [] if present else prefix
-    notes += [f"{words[each]} of the command is left out: no library can read it" for each in gone]
+    notes += [f"{words[each]} of the command is left out: no library can parse it" for each in gone]
     kept = [word for each, word in enumerate(words) if each < at and each not in gone]
     rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
     words = [*before, *kept, *prefix, *rest]

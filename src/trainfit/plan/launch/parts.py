@@ -1,4 +1,4 @@
-"""What a launch command consists of, and what was left out: each part with its reason."""
+"""Parts of a launch command, set or left out, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final
 from trainfit.plan.amp.part import amp_part
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
+from trainfit.plan.frameworks import FRAMEWORKS
 from trainfit.plan.launch.line import ACCELERATE, Launch
 from trainfit.results.files.words import size
-from trainfit.results.loader import CPU_AFFINITY, LoaderResult, LoaderSettings, SettingReason
+from trainfit.results.loader import LoaderResult, LoaderSettings, SettingReason
 from trainfit.results.plan.batch_reasons import batch_reasons
 from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, PartStatus
 from trainfit.results.plan.result import BatchLimits, PlanResult
@@ -22,18 +23,6 @@ _HERE: Final = "this machine"
 _ARGUMENTS: Final = {
     "start_method": "multiprocessing_context",
     "worker_threads": "torch.set_num_threads in worker_init_fn",
-}
-#: The names under which a loader's reasons have these and the cores; others are variables.
-_ARGUMENT_NAMES: Final = frozenset(
-    _ARGUMENTS.get(field.name, field.name) for field in dataclasses.fields(LoaderSettings)
-)
-#: What makes the DataLoader in the place of the script, and how it names the settings.
-_CALLS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "Transformers": (
-        "TrainingArguments",
-        {"batch_size": "per_device_train_batch_size"}
-        | {name: f"dataloader_{name}" for name in LOADER_TUNABLES},
-    )
 }
 #: Settings that mean nothing without workers.
 _OF_WORKERS: Final = (
@@ -75,7 +64,7 @@ def _variables(
     for name, value in plan.variables.items():
         if name == ACCELERATE and value == asked:
             continue  # the part of AMP says it
-        reason = "as in the environment that the plan was made in"
+        reason = "as in the environment of the plan"
         yield LaunchPart(name, "set", "environment", reason, value)
     yield from _threads(line, found)
     if plan.allocator is not None:
@@ -88,7 +77,7 @@ def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
         return
     calls = {each.name: each for each in found.variables if each.where != "environment"}
     for each in found.reasons:
-        if each.name in _ARGUMENT_NAMES or each.name == CPU_AFFINITY:
+        if each.where != "environment":
             continue
         part = _variable(each, line)
         if found.is_left_open and part.status == "not set":
@@ -143,7 +132,7 @@ def _cores(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
         return
     status: PartStatus = "set" if advised else "not set"
     for each in found.reasons if found is not None else ():
-        if each.name == CPU_AFFINITY:
+        if each.where == "wrapper":
             yield LaunchPart(
                 each.name, status, "wrapper", each.reason, advised, "", each.evidence, _HERE
             )
@@ -189,7 +178,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
         return
     reasons = {each.name: each for each in found.reasons}
     other = plan.loading is not None and plan.loading.launched is not None
-    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor that was named"
+    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor given by --cpu"
     for name in _settings(found):
         value, present = getattr(found.recommended, name), getattr(found.present, name)
         each = reasons.get(_ARGUMENTS.get(name, name))
@@ -204,7 +193,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
             _HERE,
         )
         if other and name == "num_workers":
-            here = f"the fewest that give what it can; {_HERE} wants {_workers_here(plan)}"
+            here = f"the fewest that feed it; {_HERE} wants {_workers_here(plan)}"
             part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
         yield _worth_it(_expressed(part, plan, command), found)
 
@@ -213,7 +202,7 @@ def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
     """A change of the script is asked for only where it wins something."""
     if part.status != "by hand" or found.verdict == "change":
         return part
-    why = f"{part.value} wins too little for a change of the script: {part.reason}"
+    why = f"{part.value} gains too little to change the script: {part.reason}"
     return dataclasses.replace(
         part, status="kept", where="argument", value=part.present, reason=why,
         line="", place="", call="",
@@ -221,13 +210,13 @@ def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
 
 
 def _not_tuned(plan: PlanResult) -> str:
-    """Why nothing is known of the DataLoader."""
+    """Reason why nothing is known about the DataLoader."""
     if plan.loading is not None:
         return f"the DataLoader could not be tuned: {plan.loading.failure}"
     if plan.loader_at is None:
         return "no DataLoader fed the first step"
     if plan.inference is not None:
-        return "the script does not train; --loader tunes its DataLoader all the same"
+        return "the script does not train; --loader tunes its DataLoader anyway"
     return "the DataLoader was not measured (--no-loader)"
 
 
@@ -255,13 +244,15 @@ def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPa
         return dataclasses.replace(part, status="kept")
     if part.name in command.present:
         return part
-    loop = plan.step.loop if plan.step is not None else ""
-    call, names = _CALLS.get(loop, ("DataLoader", {}))
+    call, name = "DataLoader", _ARGUMENTS.get(part.name, part.name)
+    framework = FRAMEWORKS.get(plan.step.loop) if plan.step is not None else None
+    if framework is not None and part.name in framework.names:
+        call, name = framework.call, framework.names[part.name]
     return dataclasses.replace(
         part,
         status="by hand",
         where="script",
-        line=f"{names.get(part.name, _ARGUMENTS.get(part.name, part.name))}={part.value}",
+        line=f"{name}={part.value}",
         place=plan.loader_at or "",
         call=call,
     )

@@ -16,7 +16,7 @@ from trainfit.plan.options.names import tunable_of, without_negation
 from trainfit.plan.options.words import Candidate
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.plan.launch import ScriptOption
-from trainfit.scripts.option_words import Place, place_of
+from trainfit.scripts.option_words import OptionPlace, place_of
 
 #: ``--name=value``, ``name=value``, Hydra's ``+name=value``, a variable.
 _ASSIGNED: Final = re.compile(r"((?:\+{0,2}|-{0,2})[A-Za-z_][\w./\-]*)=(.*)", re.DOTALL)
@@ -45,16 +45,16 @@ def candidates(command: Command, options: Sequence[ScriptOption]) -> list[Candid
     return [each for each in found if not _is_marked(command, each)]
 
 
-def _last(one: Place | None, other: Place | None) -> Place | None:
+def _last(one: OptionPlace | None, other: OptionPlace | None) -> OptionPlace | None:
     """The later of two: it counts."""
     if one is None or other is None:
         return one or other
     return max(one, other, key=lambda place: place.at)
 
 
-def _moved(place: Place, by: int) -> Place:
+def _moved(place: OptionPlace, by: int) -> OptionPlace:
     value_at = None if place.value_at is None else place.value_at + by
-    return Place(place.at + by, place.flag, value_at, place.start)
+    return OptionPlace(place.at + by, place.flag, value_at, place.start)
 
 
 def _upright(option: ScriptOption) -> ScriptOption:
@@ -128,14 +128,14 @@ def _in_words(
         elif _FLAG.fullmatch(word) and word not in known:
             follows = at + 1 in places and at + 1 not in taken and words[at + 1][:1] != "-"
             value = words[at + 1] if follows else "True"
-            place = Place(at, word, at + 1 if follows else None)
+            place = OptionPlace(at, word, at + 1 if follows else None)
             yield Candidate(_literal(word, value, switch=not follows), place)
 
 
 def _assigned(word: str, at: int) -> Iterator[Candidate]:
     match = _ASSIGNED.fullmatch(word)
     if match is not None:
-        place = Place(at, match[1], at, len(match[1]) + 1)
+        place = OptionPlace(at, match[1], at, len(match[1]) + 1)
         yield Candidate(_literal(match[1], match[2], switch=False), place)
 
 

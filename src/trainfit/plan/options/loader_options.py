@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 from trainfit.plan.launch.build import launch_values, launched_loader
+from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.options.proof import check
-from trainfit.plan.options.supposed import CommandOptions
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.results.plan.result import PlanResult
 
 
 def with_loader_options(
-    plan: PlanResult, options: CommandOptions, gpu: str, time_limit_s: float
+    plan: PlanResult, options: CommandOptions, gpu: GpuSpec, time_limit_s: float
 ) -> Command:
     """The command with its proven tunables and those options of the DataLoader that have their
     effect at the recommended values; the others are left to the user.

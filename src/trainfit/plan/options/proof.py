@@ -1,6 +1,6 @@
 """Does an option have the effect that its name promises? A simulated run shows.
 
-A supposed tunable (:mod:`trainfit.plan.options.supposed`) is used only where a run with another
+A detected tunable (:mod:`trainfit.plan.options.detected`) is used only where a run with another
 value of it shows that value in the DataLoader, in autocast or in the makeup of an optimizer step.
 """
 
@@ -14,8 +14,8 @@ from trainfit.hardware import GpuSpec
 from trainfit.plan.amp.settings import other_value
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import as_switch
-from trainfit.plan.options.seen import BatchSource, Seen, seen_in
-from trainfit.plan.options.supposed import CommandOptions
+from trainfit.plan.options.detected import CommandOptions
+from trainfit.plan.options.observed import BatchSource, ObservedSettings, observed_settings
 from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.full_batches import most_full, pairs_of
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
@@ -26,7 +26,7 @@ _DTYPES: Final = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed", "amp_bf16"), "bfloat16"),
     **dict.fromkeys(("fp16", "float16", "16-mixed", "amp_fp16", "16"), "float16"),
 }
-#: Values that switch it off, besides those that say off.
+#: Values that switch it off, in addition to those that mean off.
 _OFF: Final = ("no", "none", "None", "fp32", "float32", "32-true", "32")
 
 
@@ -50,11 +50,11 @@ def check(command: Command, values: Mapping[str, str], tracer: Tracer) -> tuple[
     if not trace.outcome.steps:
         why = what_happened(trace.outcome)
         return tuple(Effect(name, value, None, why) for name, value in values.items())
-    seen = seen_in(trace)
+    seen = observed_settings(trace)
     return tuple(_effect(name, value, seen) for name, value in values.items())
 
 
-def _effect(name: str, value: str, seen: Seen) -> Effect:
+def _effect(name: str, value: str, seen: ObservedSettings) -> Effect:
     if name == "batch_size":
         shown = seen.loader_batch if seen.loader_batch is not None else seen.call_batch
         had = value in (str(seen.loader_batch), str(seen.call_batch))
@@ -68,7 +68,7 @@ def _effect(name: str, value: str, seen: Seen) -> Effect:
     if not seen.has_loader:
         return Effect(name, value, None, "no DataLoader fed the first step")
     if name in ("prefetch_factor", "persistent_workers") and not seen.num_workers:
-        return Effect(name, value, None, "without workers it has no meaning")
+        return Effect(name, value, None, "it has no effect without workers")
     now = getattr(seen, name)
     shown_now = f"the DataLoader has {name}={now}"
     if name in ("pin_memory", "persistent_workers"):
@@ -85,7 +85,7 @@ def _has_precision(value: str, autocast: str | None) -> bool:
     return autocast is not None if dtype is None else autocast == dtype
 
 
-def _autocast(seen: Seen) -> str:
+def _autocast(seen: ObservedSettings) -> str:
     return f"autocast is {seen.autocast or 'off'}"
 
 
@@ -116,7 +116,7 @@ def proven(
         runs.start(each.batch, each.variant)
     refused: dict[str, str] = {}
     for each in proofs:
-        why = _refusal(options, each, runs, seen_in(first))
+        why = _refusal(options, each, runs, observed_settings(first))
         if why:
             refused[each.name] = why
             runs.drop(each.batch, each.variant)
@@ -151,7 +151,7 @@ def _other_batch(batch: int, most: int | None) -> int:
     return max(1, batch // 2) if batch > 1 else 2
 
 
-def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Seen) -> str:
+def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: ObservedSettings) -> str:
     """Why an option is not what it seems; empty where it is."""
     found = options.option(proof.name)
     assert found is not None
@@ -162,7 +162,7 @@ def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Seen) -
         return "no run has shown its effect"
     if not trace.outcome.steps:
         return f"{said} {what_happened(trace.outcome)}"
-    seen = seen_in(trace)
+    seen = observed_settings(trace)
     if proof.name == "batch_size":
         return _batch_refusal(said, int(proof.value), seen, found.source)
     if proof.name == "amp":
@@ -172,7 +172,7 @@ def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Seen) -
     return "" if known == int(proof.value) else f"{said} a step has {known} micro-batches"
 
 
-def _batch_refusal(said: str, wanted: int, seen: Seen, source: BatchSource) -> str:
+def _batch_refusal(said: str, wanted: int, seen: ObservedSettings, source: BatchSource) -> str:
     shown = seen.batch(source)
     what = "the DataLoader's is" if source == "loader" else "the model is called with"
     return "" if shown == wanted else f"{said} {what} {shown}"
@@ -186,5 +186,5 @@ def accumulates(runs: Runs, batch: int, value: str, amp: str | None) -> str:
         return "no run has shown its effect"
     if not trace.outcome.steps:
         return what_happened(trace.outcome)
-    known = seen_in(trace).accumulation
+    known = observed_settings(trace).accumulation
     return "" if known == int(value) else f"a step has {known} micro-batches"

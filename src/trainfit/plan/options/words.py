@@ -1,4 +1,4 @@
-"""Tunables written into a command's words, at the options that say them."""
+"""Writes tunables into the words of a command, at their options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.plan.command.parsing import Command, Spelling
 from trainfit.plan.command.tunables import as_switch, opposite_switch
 from trainfit.results.plan.launch import ScriptOption
-from trainfit.scripts.option_words import Place
+from trainfit.scripts.option_words import OptionPlace
 
 #: What stands for a boolean that is said by words which come and go.
 ON: Final = "true"
@@ -21,7 +21,7 @@ class Candidate:
     """An option that may be a tunable, and where the command says it (``None``: it does not)."""
 
     option: ScriptOption
-    place: Place | None
+    place: OptionPlace | None
 
     @property
     def shown(self) -> str:
@@ -150,7 +150,7 @@ def _words_for(option: ScriptOption, *, to: bool, alone: bool) -> tuple[str, ...
 def _boolean_text(option: ScriptOption, *, to: bool) -> str | None:
     if option.choices:
         return next((text for text in option.choices if as_switch(text) is to), None)
-    if option.type == "bool":  # Python's own, which takes "False" for true
+    if option.type == "bool":  # Python's own, for which "False" is true
         return "True" if to else ""
     now = option.value
     return opposite_switch(now) if now is not None and as_switch(now) is not None else str(to)

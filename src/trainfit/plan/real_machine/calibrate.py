@@ -1,4 +1,4 @@
-"""Measures a GPU in child processes and puts what they read together as a profile."""
+"""Measures a GPU in child processes and builds a profile from their readings."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def calibrate(
     readings = run.memory()
     others.append(laboratory.others(max(deadline - clock(), 1.0)))
     workspaces = run.once("workspaces", "convolution workspaces")
-    rates = run.once("rates", "matrix products, bandwidth, launches, copies")
+    rates = run.once("rates", "matmuls, bandwidth, launches, copies")
     basis: Basis = "measured" if laboratory.stand_in is None else "simulated"
     device = readings[0].device
     profile = Profile(
@@ -160,16 +160,16 @@ class _Run:
     def with_models(
         self, profile: Profile, measured: Sequence[ConvolutionWorkspace]
     ) -> tuple[ConvolutionWorkspace, ...]:
-        """Beside each measured workspace what the simulation takes for it."""
+        """Add the simulated size to each measured workspace."""
         if not measured:
             return ()
         try:
             gpu = gpu_of_profile(profile)
         except GpuNameError:
-            self.notes.append(f"{profile.gpus[0]} is not in the catalogue: nothing to compare with")
+            self.notes.append(f"{profile.gpus[0]} is not in the catalogue: nothing to compare")
             return tuple(measured)
         self._progress("simulating the same convolutions")
-        stand_in = self._laboratory.stand_in or StandIn(gpu.key, _bare_constants())
+        stand_in = self._laboratory.stand_in or StandIn(gpu, _bare_constants())
         outcome = self._measure("workspaces", stand_in, needed=False)
         if outcome is None or outcome.workspaces is None:
             return tuple(measured)
@@ -193,11 +193,11 @@ class _Run:
             raise NoGpuError(
                 "calibrate",
                 outcome.error,
-                'run it where one is, or rehearse it here with --rehearse "RTX 4090"',
+                'run it on a machine with a GPU, or rehearse it here with --rehearse "RTX 4090"',
             )
         if needed:
             raise CalibrationError(
-                f"the GPU could not be measured: {outcome.error}; end other jobs on the GPU, "
+                f"the GPU could not be measured: {outcome.error}; stop other jobs on the GPU, "
                 "or raise --time-limit"
             )
         self.notes.append(f"{subject} not measured: {outcome.error}")
@@ -234,16 +234,18 @@ def _memory(
     if max(held) - min(held) > _STEADY_BYTES:
         notes.append(
             f"other processes' memory changed meanwhile, from {held[0]} to {held[-1]} bytes: "
-            "calibrate again on a quiet GPU"
+            "re-run calibrate on an idle GPU"
         )
     contexts = [each.outside_bytes[CONTEXT] - held[0] for each in readings]
     growths = {str(name): _growths(readings, name) for name in LIBRARIES}
     if min((*contexts, *(each for many in growths.values() for each in many))) < 0:
         notes.append(
-            "a reading was below the one before it: others' memory was freed meanwhile; "
-            "calibrate again on a quiet GPU"
+            "a reading was below the one before it: other processes freed memory meanwhile; "
+            "re-run calibrate on an idle GPU"
         )
-    fresh = f"fresh processes after torch.zeros(1).cuda(), less what others hold ({how})"
+    fresh = (
+        f"fresh processes after torch.zeros(1).cuda(), less the memory of other processes ({how})"
+    )
     first = "growth outside the allocator when first used"
     libraries = {
         name: _figure(values, "B", basis, first) for name, values in growths.items() if values
@@ -251,7 +253,7 @@ def _memory(
     workspaces = [
         each.cublas_workspace_bytes for each in readings if each.cublas_workspace_bytes is not None
     ]
-    stays = "stays allocated after a first matrix product"
+    stays = "stays allocated after a first matmul"
     totals = [each.device.memory_bytes for each in readings]
     return Memory(
         context=_figure(contexts, "B", basis, fresh),
@@ -300,7 +302,7 @@ def _kind(name: str) -> str:
 
 
 _HOW_RATES: Final[Mapping[str, str]] = {
-    "matmul": "CUDA events around square products of random numbers",
+    "matmul": "CUDA events around square matmuls of random numbers",
     "memory_bandwidth": "bytes read and written by copies on the device, CUDA events",
     "launch": "from one small kernel to the next in eager mode, CUDA events",
     "host_to_device_pinned": "copies from pinned memory, CUDA events",
@@ -338,7 +340,7 @@ class Processes:
         context more than the first.
         """
         if self.stand_in is not None:
-            return self.stand_in.constants.other_processes_bytes, "as the simulated GPU was told"
+            return self.stand_in.constants.other_processes_bytes, "as set for the simulated GPU"
         usage = local_usage()
         if usage is not None and usage.used_bytes is not None:
             return usage.used_bytes, "NVML, before the process was started"

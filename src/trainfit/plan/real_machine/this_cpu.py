@@ -1,4 +1,4 @@
-"""This machine's processor, measured: what it gives a job, and how fast a core dispatches."""
+"""Measures this machine's CPU: cores available to a job, and the dispatch rate of a core."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def measured_cpu(command: Command) -> HostCpu:
     if not seconds:
         last = (child.output.strip().splitlines() or [child.ending])[-1]
         raise CommandError(
-            f"--cpu here: PyTorch does not run in {command.python} ({last}); say what the "
-            "processor is, as in --cpu cores=8,ghz=3.5"
+            f"--cpu here: PyTorch does not run in {command.python} ({last}); describe the "
+            "processor, as in --cpu cores=8,ghz=3.5"
         )
     cores = read_cpu(System()).usable_cores.value
     return HostCpu(cores, None, REFERENCE_OPERATOR_S / seconds)

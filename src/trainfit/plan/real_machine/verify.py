@@ -187,9 +187,9 @@ def _compare(
 def stated_ranges(memory: MemoryFigures, tolerance: float | None) -> dict[str, tuple[int, int]]:
     """The range in which each figure is said to lie.
 
-    It is the result's own unless a ``tolerance`` is asked for, a share to both sides (and for
-    the device the range of the context besides). Files of earlier versions state none: then
-    it is :data:`TOLERANCE`.
+    It is that of the result unless a ``tolerance`` is asked for, a share to both sides (and for the
+    device the range of the context in addition). Files of earlier versions state none: then it is
+    :data:`TOLERANCE`.
     """
     stated = {
         "allocated": memory.allocated_range_bytes,
@@ -220,13 +220,13 @@ def _by_share(memory: MemoryFigures, share: float) -> dict[str, tuple[int, int]]
 
 def _range_basis(memory: MemoryFigures, tolerance: float | None) -> str:
     if tolerance is None and memory.device_range_bytes is not None:
-        return "the result's own"
+        return "that of the result"
     share = TOLERANCE if tolerance is None else tolerance
     return f"±{100 * share:g}%, and the context's range for the device"
 
 
 def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:
-    """The process's peak on the device: reserved, and what it takes besides, which only grows."""
+    """The process's peak on the device: reserved memory plus the rest, which only grows."""
     if outcome.reserved_bytes is None:
         return None
     if outcome.process_bytes is not None:
@@ -241,28 +241,28 @@ def _notes(prediction: Prediction, device: Device, outcome: RealRunOutcome, how:
     if outcome.status in ("failed", "exited", "timeout"):
         notes.append(
             f"the script did not go on after {count(outcome.steps, 'optimizer step')}: "
-            f"{outcome.message or outcome.status}; measured until then"
+            f"{outcome.message or outcome.status}; measured by then"
         )
-    with contextlib.suppress(GpuNameError):  # a device made to measure has any name
+    with contextlib.suppress(GpuNameError):  # a custom GPU specification has any name
         wanted = find_gpu(prediction.gpu).name
         if wanted != device.gpu and not prediction.gpu.startswith("custom"):
-            notes.append(
-                f"predicted for {wanted}, measured on {device.gpu}: plan for the GPU that there is"
-            )
+            notes.append(f"predicted for {wanted}, measured on {device.gpu}: plan for this GPU")
     here, there = device.torch.partition("+")[0], prediction.torch.partition("+")[0]
     if here != there:
         notes.append(f"predicted with torch {there}, measured with torch {here}")
     if outcome.process_bytes is None and outcome.outside_bytes is not None:
-        notes.append(f"device memory is the GPU's, less what others held before ({how})")
+        notes.append(
+            f"device memory is that of the GPU, less the memory of other processes before ({how})"
+        )
     return notes
 
 
 def _without_step(outcome: RealRunOutcome) -> str:
     what = {
         "ended": "the script ended without an optimizer step",
-        "exited": f"the script ended itself with {outcome.message}",
+        "exited": f"the script exited with {outcome.message}",
         "timeout": "the time limit was reached",
-        "died": f"the script broke off ({outcome.message})",
+        "died": f"the script ended unexpectedly ({outcome.message})",
     }.get(outcome.status, f"the script failed ({' '.join(outcome.message.split())[:200]})")
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "ended":
@@ -287,9 +287,11 @@ class ThisMachine:
                 "the GPU did not answer within the time limit; is it hung? See nvidia-smi"
             ) from None
         if outcome.without_gpu:
-            raise NoGpuError("verify on", outcome.error, "run it where one is")
+            raise NoGpuError("verify on", outcome.error, "run it on a machine with a GPU")
         if outcome.memory is None:
-            raise CalibrationError(f"the GPU cannot be used: {outcome.error}; end other jobs on it")
+            raise CalibrationError(
+                f"the GPU cannot be used: {outcome.error}; stop other jobs on it"
+            )
         return outcome.memory.device
 
     def others(self, limit_s: float) -> tuple[int, str]:

@@ -127,7 +127,7 @@ def _why(outcome: CpuRunOutcome, counts: Counts) -> str:
     if outcome.status in ("ended", "finished"):
         more = "make more optimizer steps" if counts == "steps" else "call its model more often"
         return f"the script ended {steps}; let it {more}"
-    ended = f"the script ends itself with {said}" if outcome.status == "exited" else f"it {said}"
+    ended = f"the script exits with {said}" if outcome.status == "exited" else f"it {said}"
     if outcome.status in ("failed", "out_of_memory", "unsupported"):
         ended = f"the script fails there{at}: {said}"
     elif outcome.status == "died":

@@ -1,1 +1,1 @@
-"""What would lower a job's memory: each remedy tried and priced."""
+"""Remedies that lower a job's memory: trials and costs."""

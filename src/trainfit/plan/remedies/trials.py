@@ -1,4 +1,4 @@
-"""How each remedy is tried on a job: what runs, and what the user would do."""
+"""Trials of remedies on a job: what runs, and the instructions for the user."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from trainfit.memory.stream.replay import Stream
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.launch.allocator_trial import allocator_variable
 from trainfit.plan.launch.line import ACCELERATE, PRECISIONS
-from trainfit.plan.remedies.kinds import RemedyKind, instructions
+from trainfit.plan.remedies.catalogue import RemedyKind, instructions
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.runs.tracing import Trace
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.trace import Finding, InterventionRequest
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.speed.model.step import Machine
 
-#: Settings that are replayed besides expandable segments; the best of them is shown.
+#: Settings that are replayed in addition to expandable segments; the best of them is shown.
 _ALLOCATORS = (
     "max_split_size_mb:128",
     "max_split_size_mb:512",
@@ -41,7 +41,7 @@ class Job:
 
     command: Command
     runs: Runs
-    judge: Judge
+    memory_model: MemoryModel
     batch: int | None
     law: AffineStream | None
     largest: int | None
@@ -81,11 +81,11 @@ class Trials:
     def __init__(self, job: Job, survey: Trace) -> None:
         assert survey.recording is not None
         self._job = job
-        self._judge = job.judge
+        self._memory_model = job.memory_model
         self._survey = survey
         self.stream = Stream.of(survey.recording)
-        outcome, self.fits = job.judge.shown(self.stream)
-        self.before = job.judge.figures(outcome)
+        outcome, self.fits = job.memory_model.shown(self.stream)
+        self.before = job.memory_model.figures(outcome)
         self._findings = {finding.name: finding for finding in survey.outcome.findings}
 
     def of(self, kind: RemedyKind) -> Trial:
@@ -125,8 +125,8 @@ class Trials:
         if present is not None:
             raise NotApplicable(f"autocast computes in {present} already")
         dtype = "bfloat16" if kind.name == "amp-bf16" else "float16"
-        if dtype == "bfloat16" and not self._judge.gpu.supports_bf16:
-            raise NotApplicable(f"{self._judge.gpu.key} does not compute in bfloat16")
+        if dtype == "bfloat16" and not self._memory_model.gpu.supports_bf16:
+            raise NotApplicable(f"{self._memory_model.gpu.key} does not compute in bfloat16")
         finding = Finding(kind.name, True)
         try:
             is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
@@ -157,7 +157,7 @@ class Trials:
         if not splits:
             raise NotApplicable("a batch of one sample cannot be split")
         if law is not None and not self.fits:
-            good = [k for k in splits if self._judge.limited(law.at(batch // k)).fits]
+            good = [k for k in splits if self._memory_model.limited(law.at(batch // k)).fits]
             splits = good or splits[-1:]
         if skip >= len(splits):
             raise NotApplicable("no smaller micro-batch is left")
@@ -173,7 +173,7 @@ class Trials:
     # -- the allocator ---------------------------------------------------------------------
 
     def _expandable(self, kind: RemedyKind) -> Trial:
-        if self._judge.settings.expandable_segments:
+        if self._memory_model.settings.expandable_segments:
             raise NotApplicable("expandable segments are on already")
         return self._allocator_trial(kind, "expandable_segments:True")
 
@@ -183,7 +183,7 @@ class Trials:
         for text in _ALLOCATORS:
             if text.partition(":")[0] in self._allocator()[1]:
                 continue
-            outcome, fits = self.judge_with(text).shown(self.stream)
+            outcome, fits = self.memory_model_with(text).shown(self.stream)
             reserved[text] = outcome.peak_reserved if fits or not self.fits else 1 << 60
         best = min(reserved, key=lambda text: reserved[text], default=None)
         if best is None or reserved[best] >= self.before.reserved_bytes:
@@ -204,10 +204,10 @@ class Trials:
         _, present = self._allocator()
         return ",".join(filter(None, (present.rstrip(","), text)))
 
-    def judge_with(self, text: str | None) -> Judge:
+    def memory_model_with(self, text: str | None) -> MemoryModel:
         if text is None:
-            return self._judge
-        return self._judge.with_settings(AllocatorSettings.from_conf(self._merged(text)))
+            return self._memory_model
+        return self._memory_model.with_settings(AllocatorSettings.from_conf(self._merged(text)))
 
     def launch(self, trials: Sequence[Trial]) -> str | None:
         """The command with the changes; ``None`` where it stays as it is."""

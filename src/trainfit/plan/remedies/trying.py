@@ -1,4 +1,4 @@
-"""Tries what would lower a job's memory, and says what each of it wins and costs."""
+"""Tries the remedies that lower a job's memory, with their savings and costs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from trainfit.memory.explain.peak import moment
 from trainfit.memory.stream.affine import AffineStream, NotAffineError
 from trainfit.memory.stream.replay import Stream
+from trainfit.plan.remedies.catalogue import BY_NAME, NAMES, RemedyKind
 from trainfit.plan.remedies.cost import cost_percent, extra_compute, ordered
-from trainfit.plan.remedies.kinds import BY_NAME, NAMES, RemedyKind
 from trainfit.plan.remedies.trials import Job, NotApplicable, Trial, Trials
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.runs import Variant
@@ -28,7 +28,7 @@ _WORTH_A_LAW = 0.05
 _MOST_COMBINATIONS = 4
 #: Numbers of micro-batches that are tried until one fits.
 _MOST_SPLITS = 3
-#: A run that takes longer than this is not repeated for the largest batch.
+#: A run that is longer than this is not repeated for the largest batch.
 _CHEAP_S = 60.0
 
 
@@ -40,7 +40,7 @@ def try_remedies(job: Job, names: Sequence[str]) -> Remedies:
 class _Remedies:
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._judge = job.judge
+        self._memory_model = job.memory_model
 
     def run(self, names: Sequence[str]) -> Remedies:
         job = self._job
@@ -103,7 +103,7 @@ class _Remedies:
             return remedy or _without_figures(trial.kind, "not applicable", str(error))
         except ScriptError as error:
             if name == "fewer-cameras":
-                reason = f"the model does not do without {trial.finding.detail}"
+                reason = f"the model does not run without {trial.finding.detail}"
                 return _without_figures(trial.kind, "not applicable", reason)
             return _without_figures(trial.kind, "failed", str(error))
         return remedy
@@ -122,7 +122,7 @@ class _Remedies:
             raise ScriptError(f"{what_happened(outcome)} after {count(outcome.steps, 'step')}")
         for request in trial.variant.interventions:
             if not outcome.changed.get(request.name):
-                raise ScriptError("nothing was found to change when it was tried")
+                raise ScriptError("the trial found nothing to change")
         return trace
 
     def _estimate(self, trial: Trial) -> Remedy:
@@ -134,11 +134,11 @@ class _Remedies:
         self, trial: Trial, trace: Trace, status: str, stream: Stream | None = None
     ) -> Remedy:
         kind = trial.kind
-        judge = self._trials.judge_with(trial.allocator)
+        memory_model = self._trials.memory_model_with(trial.allocator)
         if stream is None:
             stream = _stream(trace, self._survey.outcome.steps)
-        outcome, fits = judge.shown(stream)
-        memory = judge.figures(outcome)
+        outcome, fits = memory_model.shown(stream)
+        memory = memory_model.figures(outcome)
         extra = extra_compute(self._survey.outcome.compute, trace.outcome.compute)
         if status == "estimated":
             extra = None
@@ -168,13 +168,13 @@ class _Remedies:
         """Why a change of the activations saves none of the memory; empty where it does."""
         if kind.name not in _ACTIVATIONS or memory.allocated_bytes < self._before.allocated_bytes:
             return ""
-        peak, _ = self._judge.shown(self._trials.stream)
+        peak, _ = self._memory_model.shown(self._trials.stream)
         if moment(recording_of(self._survey), peak.peak_event).phase == "optimizer":
             return "the peak is in the optimizer's step, where no activations are left"
         return _SAME_RESULTS if kind.name == "inplace" else ""
 
     def _step_change(self, trace: Trace) -> float | None:
-        """How much longer an optimizer's step takes than in the job as it is."""
+        """How much longer an optimizer's step is than in the unchanged job."""
         machine = self._job.machine
         before = step_seconds(recording_of(self._survey), machine)
         after = step_seconds(recording_of(trace), machine)
@@ -207,7 +207,7 @@ class _Remedies:
 
     def _largest(self, trial: Trial, law: AffineStream) -> int | None:
         if trial.allocator is not None:
-            return self._trials.judge_with(trial.allocator).largest(law)
+            return self._trials.memory_model_with(trial.allocator).largest(law)
         if not self._is_cheap(trial):
             return None
         try:
@@ -217,14 +217,14 @@ class _Remedies:
             own = AffineStream.between(streams[0], law.batches[0], streams[1], law.batches[1])
         except (ScriptError, NotAffineError):
             return None
-        return self._judge.largest(own) if own.depends_on_batch else None
+        return self._memory_model.largest(own) if own.depends_on_batch else None
 
     # -- several together ------------------------------------------------------------------
 
     def _combination(
         self, items: Sequence[Remedy], trials: Mapping[str, Trial]
     ) -> Combination | None:
-        """Remedies added in their order until they fit; ``None`` where one is enough."""
+        """Remedies added in their order until they fit; ``None`` where one suffices."""
         if self._trials.fits or any(item.fits and item.status != "estimated" for item in items):
             return None
         chain: list[Remedy] = []
@@ -236,10 +236,10 @@ class _Remedies:
             if self._wins(item) and not kind.slots & taken:
                 chain.append(item)
                 taken |= kind.slots
-        missing = self._before.device_bytes - self._judge.capacity_bytes
+        missing = self._before.device_bytes - self._memory_model.capacity_bytes
         saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
-        enough = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
-        sizes = [n for n in (*enough, len(chain)) if n > 1]
+        sufficient = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
+        sizes = [n for n in (*sufficient, len(chain)) if n > 1]
         latest: Combination | None = None
         for size in list(dict.fromkeys(sizes))[:_MOST_COMBINATIONS]:
             try:
@@ -272,10 +272,10 @@ class _Remedies:
         if trace.recording is None or trace.outcome.steps < steps:
             failure = what_happened(trace.outcome)
             return Combination(names, None, False, batch, None, launch, failure)
-        judge = self._trials.judge_with(allocator)
-        outcome, fits = judge.shown(_stream(trace, steps))
+        memory_model = self._trials.memory_model_with(allocator)
+        outcome, fits = memory_model.shown(_stream(trace, steps))
         extra = extra_compute(self._survey.outcome.compute, trace.outcome.compute)
-        figures, change = judge.figures(outcome), self._step_change(trace)
+        figures, change = memory_model.figures(outcome), self._step_change(trace)
         return Combination(names, figures, fits, batch, extra, launch, step_change=change)
 
 

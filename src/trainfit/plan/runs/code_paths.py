@@ -35,8 +35,8 @@ def other_path(batch: int, runs: Mapping[int, Recording]) -> str:
         return ""
     said = ", ".join(f"{n} at batch size {size}" for size, n in others.items())
     return (
-        f"steps take another path at other batch sizes (operators a batch: {present} at {batch}, "
-        f"{said}): what the script does there depends on data that a simulation does not have; try "
+        f"steps run other code at other batch sizes (operators a batch: {present} at {batch}, "
+        f"{said}): the script depends there on values that a simulation does not have; try "
         "other batch sizes on the GPU"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfit.loader.faults.tracebacks import Raised, parse
+from trainfit.loader.faults.tracebacks import ParsedException, parse
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.files.errors import TrainfitError
@@ -145,7 +145,7 @@ def _of_processes(message: str) -> str:
     """What to do where a script wants a launcher, or several GPUs; empty where it does not."""
     if _WITHOUT_LAUNCHER.search(message):
         return (
-            "it expects the variables of a launcher: begin the command with "
+            "it expects a launcher's environment variables: begin the command with "
             "`torchrun --nproc-per-node=1` in place of `python`"
         )
     if _SEVERAL_GPUS.search(message):
@@ -153,7 +153,7 @@ def _of_processes(message: str) -> str:
     if "Error building extension 'fused_adam'" in message:
         return (
             'DeepSpeed\'s CUDA kernels cannot be built here: set "torch_adam": true among its '
-            "optimizer's params, which takes the same memory"
+            "optimizer's params, which uses the same memory"
         )
     return ""
 
@@ -162,11 +162,11 @@ def what_happened(outcome: TraceOutcome) -> str:
     """The subject and its verb, to be continued with "after …"."""
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "exited":
-        return f"the script ended itself with {outcome.message}"
+        return f"the script exited with {outcome.message}"
     if outcome.status == "timeout":
         return f"the time limit was reached{place}"
     if outcome.status == "died":
-        return f"the script broke off ({outcome.message})"
+        return f"the script ended unexpectedly ({outcome.message})"
     if outcome.status == "out_of_memory":
         return f"the script ran out of GPU memory{place}"
     raised = parse("", outcome.message, outcome.traceback)
@@ -176,7 +176,7 @@ def what_happened(outcome: TraceOutcome) -> str:
     return f"the script failed{place} ({one_line(outcome.message)})"
 
 
-def _raised(raised: Raised) -> str:
+def _raised(raised: ParsedException) -> str:
     """An exception of a DataLoader's worker, in a line."""
     return one_line(f"{raised.type}: {raised.message}").removesuffix(": ") + f", {raised.where}"
 
@@ -184,11 +184,11 @@ def _raised(raised: Raised) -> str:
 def remedy(outcome: TraceOutcome) -> str:
     """What to do about a script that failed, or where to look."""
     if missing := _MISSING.search(outcome.message):
-        return f"put {missing[1]} there, or name in the command where it is; its traceback is below"
+        return f"put {missing[1]} there, or give its path in the command; its traceback is below"
     if outcome.status == "out_of_memory":
-        return "make the model or its input smaller, or name a larger GPU"
+        return "use a smaller model or input, or name a larger GPU"
     if outcome.status == "died" and "SIGKILL" in outcome.message:
-        return "a process that uses up the machine's RAM is ended so: see its system log"
+        return "the system kills processes this way when RAM runs out: see the system log"
     if outcome.status == "died":
         return "its last lines are below"
     return "its traceback is below"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.options.detected import CommandOptions, read_options
+from trainfit.plan.options.observed import observed_settings
 from trainfit.plan.options.proof import proven
-from trainfit.plan.options.seen import seen_in
-from trainfit.plan.options.supposed import CommandOptions, read_options
 from trainfit.plan.runs.failures import is_inference
 from trainfit.plan.runs.full_batches import pairs_of
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs
@@ -49,7 +49,7 @@ class FirstRun:
 
     def _batch(self, first: Trace) -> int | None:
         """The batch size, and what varies it: an option that is proven to, or the DataLoader."""
-        options = read_options(self._command, first.outcome.options, seen_in(first))
+        options = read_options(self._command, first.outcome.options, observed_settings(first))
         marked = self._command.present.get("batch_size")
         found = options.option("batch_size")
         batch = None if found is None else int(found.present)

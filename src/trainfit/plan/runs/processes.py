@@ -110,7 +110,7 @@ class WarmProcess:
         """Begin the run that ``folder/request.json`` asks for.
 
         ``grow``: it differs from others in nothing that shows before a script looks at its
-        arguments (:mod:`trainfit.scripts.stem`).
+        arguments (:mod:`trainfit.scripts.template_process`).
         """
         sandbox_request(self._command).save(folder)
         self.tell(f"{'grow' if grow else 'run'} {folder}")

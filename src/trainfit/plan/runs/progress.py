@@ -12,7 +12,7 @@ from trainfit.results.runs.run_status import RunStatus
 class FirstAnswer:
     """What is known before the plan is: the job as it is, from the first run.
 
-    ``device_bytes`` of ``capacity_bytes`` are needed; a step takes ``step_s`` (``None``: not
+    ``device_bytes`` of ``capacity_bytes`` are needed; ``step_s`` is the step time (``None``: not
     predicted).
     """
 

@@ -100,10 +100,10 @@ class RamGate:
         if self._idle is None or (len(self._active) + 1) * need <= self._idle:
             return True
         took, had = self._peak / _GIB, self._idle / _GIB
-        self._take_turns(f"a run takes {took:.1f} GiB of RAM, {had:.1f} GiB were available")
+        self._take_turns(f"a run needs {took:.1f} GiB of RAM, {had:.1f} GiB were available")
         return False
 
     def _take_turns(self, why: str) -> None:
         if not self._in_turn:
             self._in_turn = True
-            self._warn(f"simulated runs go one at a time: {why}")
+            self._warn(f"simulated runs are made one at a time: {why}")

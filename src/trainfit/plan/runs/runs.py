@@ -127,7 +127,7 @@ class Runs:
         return future.result()
 
     def forget(self) -> None:
-        """Make all runs anew that are asked for from now on."""
+        """Drop the results, so that runs are repeated."""
         self._futures = {}
 
     def use(self, command: Command) -> None:

@@ -25,7 +25,6 @@ from trainfit.results.runs.trace import LoaderOverride
 def simulate_command(
     command: Command,
     gpu: GpuSpec,
-    gpu_name: str,
     *,
     steps: int | None,
     time_limit_s: float,
@@ -45,7 +44,6 @@ def simulate_command(
     """
     settings = allocator_settings(command)
     common: dict[str, Any] = {
-        "gpu_memory_bytes": gpu.memory_bytes,
         "time_limit_s": time_limit_s,
         "constants": constants,
     }
@@ -55,12 +53,12 @@ def simulate_command(
         values["batch_size"] = str(batch_size)
     elif batch_size is not None:
         progress(f"looking for the DataLoader of {command.name}")
-        with Tracer(command, gpu_name, steps=1, **common) as tracer:
+        with Tracer(command, gpu, steps=1, **common) as tracer:
             loader = _feeding(tracer.trace(), command, batch_size)
     shown = as_progress(progress)
     shown.expect(1)
     shown.begin(1, f"simulating {command.name} on {gpu.key}")
-    with Tracer(command, gpu_name, steps=steps, limited=True, **common) as tracer:
+    with Tracer(command, gpu, steps=steps, limited=True, **common) as tracer:
         heard = functools.partial(shown.status, 1)
         trace = tracer.trace(values, loader=loader, heard=heard)
     shown.end(1)
@@ -81,7 +79,7 @@ def simulate_command(
             require_step(trace, command)
         except ScriptError as error:
             if recording is not None:
-                error.add_note(f"what was recorded until then is in {str(output)!r}")
+                error.add_note(f"the recording so far is in {str(output)!r}")
             raise
     assert recording is not None
     summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
@@ -92,7 +90,7 @@ def simulate_command(
 
 
 def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
-    """The DataLoader that takes another batch size; raises where there is none."""
+    """The DataLoader that accepts another batch size; raises where there is none."""
     require_step(trace, command)
     loader = trace.outcome.loader
     if loader is None or loader.index is None or loader.batch_size is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command, CommandError
 from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, can_fork
 from trainfit.plan.runs.ram import available_ram
@@ -74,15 +75,14 @@ class Tracer:
 
     It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
     from a process that has imported PyTorch already, where the system allows that.
-    ``steps`` of ``None`` are as many as memory takes to settle, within bounds.
+    ``steps`` of ``None`` are as many as memory needs to settle, within bounds.
     """
 
     def __init__(
         self,
         command: Command,
-        gpu: str,
+        gpu: GpuSpec,
         *,
-        gpu_memory_bytes: int | None = None,
         steps: int | None = None,
         limited: bool = False,
         time_limit_s: float = 600.0,
@@ -95,7 +95,6 @@ class Tracer:
         self._lock = threading.Lock()
         self._common: dict[str, Any] = {
             "gpu": gpu,
-            "gpu_memory_bytes": gpu_memory_bytes,
             "steps": MOST_STEPS if steps is None else steps,
             "until_settled": steps is None,
             "limited": limited,
@@ -340,7 +339,7 @@ def ending(code: int) -> str:
     name = f"signal {-code}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
-    return f"its process was ended by {name}"
+    return f"its process was killed by {name}"
 
 
 def _recording(folder: Path) -> Recording | None:

@@ -1,4 +1,4 @@
-"""What two recordings at different batch sizes say of every other."""
+"""Scaling laws of memory and kernels with the batch size, from two recordings."""
 
 from __future__ import annotations
 

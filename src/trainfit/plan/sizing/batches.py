@@ -1,4 +1,4 @@
-"""Which batch sizes fit, and which of them is about as fast as any."""
+"""Batch sizes that fit, and the throughput curve over them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batch_scaling import memory_law
 from trainfit.plan.sizing.effective_batch import EffectiveBatch
 from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.recommendation import Bounds, Recommendation, recommend, rounded
 from trainfit.plan.sizing.search import Found, Trial, search
 from trainfit.plan.sizing.shapes import VaryingShapes
@@ -42,14 +42,14 @@ from trainfit.speed.model.step import Machine
 #: A recording at each of two batch sizes.
 _Pair = tuple[tuple[int, Recording], ...]
 #: Why the present batch size stays where others are of no use.
-_PATHS: Final = "steps take another path at other batch sizes"
+_PATHS: Final = "steps run other code at other batch sizes"
 #: Batch sizes of one path below which nothing is said of others.
 _LEAST_TRIALS: Final = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """What is known of other batch sizes; ``recommended_peak`` is what the recommended takes.
+    """Results for other batch sizes; ``recommended_peak`` is the peak at the recommended one.
 
     ``recommended`` and ``limits``: see :mod:`trainfit.plan.sizing.recommendation`.
     ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is,
@@ -72,7 +72,7 @@ class Batches:
 class BatchSizes:
     """What a job's runs at some batch sizes say of the others.
 
-    ``notes`` takes what is to be said of them besides; ``noise_scale`` is the gradients', if it
+    ``notes`` collects further remarks; ``noise_scale`` is the gradients', if it
     is known. ``growth`` is what stays behind with each step: too much, and none is recommended.
     ``shapes`` says what stands for all batches where they vary in shape: memory is that of the
     longest.
@@ -82,7 +82,7 @@ class BatchSizes:
         self,
         command: Command,
         runs: Runs,
-        judge: Judge,
+        memory_model: MemoryModel,
         machine: Machine,
         notes: Notes,
         noise_scale: float | None,
@@ -94,7 +94,7 @@ class BatchSizes:
         self._growth = growth
         self._command = command
         self._runs = runs
-        self._judge = judge
+        self._memory_model = memory_model
         self._machine = machine
         self._notes = notes
 
@@ -219,7 +219,7 @@ class BatchSizes:
         except ScriptError as error:
             raise NotAffineError(f"the longest could not be simulated: {error}") from None
         if trace.outcome.loader is not None and trace.outcome.loader.varies:
-            raise NotAffineError("do so when they are made of one sample")
+            raise NotAffineError("fail with batches of one sample")
         return trace
 
     def _check_law(self, law: AffineStream, variant: Variant) -> None:
@@ -261,9 +261,9 @@ class BatchSizes:
     ) -> Batches:
         """Memory is exact for every batch size: the largest that runs, and that leaves the
         headroom. So is the work of a step; where it is not, steps are simulated one by one."""
-        judge = self._judge
-        largest = judge.largest(law)
-        memory = rounded(judge.largest(law, judge.usable_bytes) if largest else 0)
+        memory_model = self._memory_model
+        largest = memory_model.largest(law)
+        memory = rounded(memory_model.largest(law, memory_model.usable_bytes) if largest else 0)
         bounds = Bounds(
             memory, data_set_of(known[batch], batch), drops_last=drops_last(known[batch])
         )
@@ -272,14 +272,14 @@ class BatchSizes:
         if not curve.steps and most and by_trial:
             curve = self._timed_curve(known, batch, most, variant, timing, curve.notes)
         found = self._recommend(bounds, curve, batch, known[batch])
-        peak = judge.limited(law.at(found.batch)) if found.batch else None
+        peak = memory_model.limited(law.at(found.batch)) if found.batch else None
         return Batches("two traces", "", largest, found.batch, peak, law, pair, found.limits, curve)
 
     def _by_trial(
         self, known: dict[int, Trace], batch: int, variant: Variant, timing: Variant, why: str
     ) -> Batches:
         """By simulating one batch size after the other."""
-        context = self._judge.context_bytes
+        context = self._memory_model.context_bytes
         present = known[batch]
         data_set = data_set_of(present, batch)
         full = {size: trace for size, trace in known.items() if is_full(trace, size)}
@@ -291,8 +291,8 @@ class BatchSizes:
                 if self._is_same_path(batch, present, size, trace)
             ],
             lambda sizes: self._trials(sizes, batch, present, variant, paths),
-            free_bytes=self._judge.capacity_bytes - context,
-            free_with_headroom_bytes=self._judge.usable_bytes - context,
+            free_bytes=self._memory_model.capacity_bytes - context,
+            free_with_headroom_bytes=self._memory_model.usable_bytes - context,
             most=data_set or LARGEST,
         )
         memory = None if found.recommended is None else rounded(found.recommended)
@@ -357,7 +357,7 @@ class BatchSizes:
         timing: Variant,
         notes: tuple[str, ...] = (),
     ) -> Curve:
-        """Steps up to ``most`` samples, from ``known`` runs and as many more as it takes."""
+        """Steps up to ``most`` samples, from ``known`` runs and as many more as needed."""
 
         bounds: list[int] = []
 
@@ -427,13 +427,13 @@ class BatchSizes:
                 unfit=self._growth.unfit,
                 effective=self._effective(present, batch),
             )
-        peak = self._judge.limited(Stream.of(recording_of(present))) if found.batch else None
+        peak = self._memory_model.limited(Stream.of(recording_of(present))) if found.batch else None
         return Batches("one trace", why, None, found.batch, peak, limits=found.limits)
 
     def _peak(self, batch: int, variant: Variant) -> Replay | None:
-        """What a batch size takes, from a run of its own."""
+        """The memory and step time of a batch size, from its own run."""
         for _, trace in self._attempts([batch], variant):
-            return self._judge.limited(Stream.of(recording_of(trace)))
+            return self._memory_model.limited(Stream.of(recording_of(trace)))
         return None
 
     def _trials(
@@ -444,7 +444,7 @@ class BatchSizes:
         variant: Variant,
         paths: dict[int, Trace],
     ) -> Iterator[Trial]:
-        """Trials at ``sizes``, but for those whose steps take another path; ``paths`` gets all."""
+        """Trials at ``sizes``, other than those whose steps run other code; ``paths`` gets all."""
         for size, trace in self._attempts(sizes, variant):
             paths[size] = trace
             if self._is_same_path(batch, present, size, trace):
@@ -471,33 +471,31 @@ class BatchSizes:
 
     def _trial(self, batch: int, trace: Trace) -> Trial:
         stream = Stream.of(recording_of(trace))
-        limited = self._judge.limited(stream)
-        taken = limited.peak_reserved + self._judge.context_bytes
+        limited = self._memory_model.limited(stream)
+        taken = limited.peak_reserved + self._memory_model.context_bytes
         return Trial(
             batch=batch,
-            reserved_bytes=self._judge.unlimited(stream).peak_reserved,
+            reserved_bytes=self._memory_model.unlimited(stream).peak_reserved,
             fits=limited.fits,
-            fits_with_headroom=limited.fits and taken <= self._judge.usable_bytes,
+            fits_with_headroom=limited.fits and taken <= self._memory_model.usable_bytes,
         )
 
     def _without_effect_above(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         """Something else limits what is trained on: a replay or rollout buffer has its own size."""
-        what = (
-            f"batch sizes {one} and {other} allocate the same, so that something else limits them"
-        )
+        what = f"batch sizes {one} and {other} allocate the same, so something else limits them"
         return self._only_present(present, batch, what, what)
 
     def _without_effect(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         what = f"the batch size has no effect: {one} and {other} allocate the same"
         if "batch_size" in self._command.present.keys() - self._command.supposed:
             raise CommandError(
-                f"placeholder {{batch_size}}: {what}; put it into the option from which "
-                f"{self._command.name} takes its batch size"
+                f"placeholder {{batch_size}}: {what}; put it into the option that sets the batch "
+                f"size of {self._command.name}"
             )
         return self._only_present(
             present,
             batch,
-            f"{what} (the DataLoader takes its batches from elsewhere); "
+            f"{what} (the DataLoader gets its batches from elsewhere); "
             "write {batch_size:N} into the command",
         )
 

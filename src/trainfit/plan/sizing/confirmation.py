@@ -89,7 +89,7 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
     if at not in dict(batches.pair):
         long = LEAST_STEPS * at * (sample_loading_s(job.first) or 0.0)
         if long > _LOADING_S:
-            return f"its batches would take {long:.0f} s to load here"
+            return f"its batches need {long:.0f} s to load here"
     try:
         trace = job.runs.trace(at, variant)
     except ScriptError as error:
@@ -100,10 +100,10 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
 def _compared(
     job: PlannedJob, batches: Batches, at: int, run: Trace, *, is_timed: bool
 ) -> tuple[BatchCheck, Replay]:
-    """A run beside what the rule says of it."""
+    """A run compared with the prediction of the rule."""
     assert batches.law is not None
     recording = recording_of(run)
-    peak, said = job.judge.limited(Stream.of(recording)), batches.recommended_peak
+    peak, said = job.memory_model.limited(Stream.of(recording)), batches.recommended_peak
     above = peak.peak_reserved / said.peak_reserved - 1 if said is not None else None
     by_rule = _step_by_rule(job, batches, at) if is_timed else None
     took = step_seconds(recording, job.machine)

@@ -7,15 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from trainfit.plan.command.parsing import Command
-from trainfit.results.runs.steps import Loop, StepMakeup
+from trainfit.plan.frameworks import FRAMEWORKS
+from trainfit.results.runs.steps import StepMakeup
 
 _NAME: Final = "grad_accum"
-#: What sets the micro-batches of an optimizer step, by the library whose loop makes it.
-_OPTIONS: Final[Mapping[Loop, str]] = {
-    "Transformers": "TrainingArguments(gradient_accumulation_steps=…)",
-    "Lightning": "Trainer(accumulate_grad_batches=…)",
-    "Accelerate": "Accelerator(gradient_accumulation_steps=…)",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +101,7 @@ def accumulation_for(
     if int(stated) != seen:
         note = (
             f"the command says {_NAME} {stated}, the script accumulates {seen}: {{{_NAME}}} is "
-            "left as it is; put it into the option from which the script takes it"
+            "left as it is; put it into the option that sets it"
         )
         return Accumulation({}, note)
     micro = samples / seen * chosen / present
@@ -121,7 +116,7 @@ def accumulation_for(
         return Accumulation(values, note=note)
     action = (
         f"the effective batch size changes from {samples} to {becomes}: micro-batch {round(micro)} "
-        f"× accumulation {wanted} is the nearest; to keep it, take a batch size that divides it"
+        f"× accumulation {wanted} is the nearest; to keep it, choose a batch size that divides it"
     )
     return Accumulation(values, action, note)
 
@@ -134,13 +129,15 @@ def _without_placeholder(
     if seen == 1 or becomes == samples:
         return ""
     keeps = max(1, round(seen * present / chosen))
-    option = _OPTIONS.get(makeup.loop)
-    if option is None:
+    framework = FRAMEWORKS.get(makeup.loop)
+    if framework is not None:
+        option = framework.with_accumulation
+    else:
         where = f" at {makeup.where}" if makeup.where else ""
         option = f"the number of micro-batches before the optimizer's step{where}"
     changes = f"with batch size {chosen} the effective one changes from {samples} to {becomes}"
     if chosen > present * seen:
-        return f"{changes}: only a batch size of at most {present * seen} can keep it"
+        return f"{changes}: only a batch size of at most {present * seen} keeps it"
     nearest = round(becomes * keeps / seen)
     aim = "to keep it" if nearest == samples else f"to come nearest to it ({nearest})"
     return (

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final
 
 from trainfit.memory.stream.replay import Replay
-from trainfit.plan.sizing.memory_model import Judge
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.files.words import size
 from trainfit.results.runs.steps import StepPattern
 
@@ -24,11 +24,14 @@ class Growth:
     spare_bytes: int = 0
 
     @classmethod
-    def of(cls, pattern: StepPattern, judge: Judge) -> Growth:
+    def of(cls, pattern: StepPattern, memory_model: MemoryModel) -> Growth:
         """What a run's steps showed. That of a model's calls (a KV cache) ends with the text."""
         if pattern.course != "growing" or pattern.unit == "model call":
             return cls()
-        return cls(pattern.growth_bytes_per_step or 0, judge.capacity_bytes - judge.usable_bytes)
+        return cls(
+            pattern.growth_bytes_per_step or 0,
+            memory_model.capacity_bytes - memory_model.usable_bytes,
+        )
 
     @classmethod
     def on(cls, pattern: StepPattern, free_bytes: int) -> Growth:

@@ -1,4 +1,4 @@
-"""What a recorded stream of allocations means on the GPU that is planned for."""
+"""Memory model: recorded allocations on the GPU of a plan."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainfit.simgpu.allocator.caching import AllocatorSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Judge:
+class MemoryModel:
     """A GPU, the allocator's settings, and the share of memory to leave free.
 
-    ``context`` are the parts of what the process takes besides, by the libraries that it
-    uses; ``other_processes_bytes`` of the GPU are held by others.
+    ``context`` are the parts of its memory outside the allocator, by library;
+    ``other_processes_bytes`` of the GPU are held by others.
     """
 
     gpu: GpuSpec
@@ -37,19 +37,19 @@ class Judge:
 
     @property
     def context_bytes(self) -> int:
-        """What the process takes besides PyTorch's memory."""
+        """Memory of the process outside PyTorch's allocator, in bytes."""
         return total(self.context)[0]
 
     @property
     def usable_bytes(self) -> int:
-        """What the job may take, headroom left free."""
+        """Memory that the job may use, without the headroom, in bytes."""
         return int(self.gpu.memory_bytes * (1 - self.headroom)) - self.other_processes_bytes
 
     def margin(self, recording: Recording) -> float:
         """The share of the GPU to leave free so that the upper bound still fits a full one.
 
-        What reserved memory may be above its figure is taken in proportion to the recorded
-        job's, the context as it is.
+        The excess of reserved memory over its figure is scaled from the recorded job; the context
+        is not scaled.
         """
         outcome = self.unlimited(Stream.of(recording))
         _, reserved = bounds_of(outcome)
@@ -85,7 +85,7 @@ class Judge:
         return device.figures(outcome, self.context if context is None else context)
 
     def largest(self, law: AffineStream, within_bytes: int | None = None) -> int:
-        """The largest batch that runs, and takes no more than ``within_bytes``."""
+        """The largest batch that fits within ``within_bytes``."""
         return largest_batch(
             law,
             self.capacity_bytes,
@@ -94,6 +94,6 @@ class Judge:
             within_bytes=within_bytes,
         )
 
-    def with_settings(self, settings: AllocatorSettings) -> Judge:
+    def with_settings(self, settings: AllocatorSettings) -> MemoryModel:
         """The same with another allocator."""
         return dataclasses.replace(self, settings=settings)

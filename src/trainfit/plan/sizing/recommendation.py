@@ -1,4 +1,4 @@
-"""Which batch size is recommended: by throughput, within what memory and the data set allow."""
+"""Recommends a batch size: by throughput, within the limits of memory and the data set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bounds:
     """What bounds a batch size from above, in samples.
 
     ``memory`` is the largest that leaves the headroom (0: none does; ``None``: not known),
-    ``at_least`` says that memory may allow more: no larger one was simulated.
+    ``at_least`` says that memory may allow more: no larger batch was simulated.
     ``data_set`` are the samples of an epoch (``None``: not known), of which those after the last
     full batch are left out where it ``drops_last``.
     """
@@ -56,7 +56,7 @@ def recommend(
     unfit: str = "",
     effective: EffectiveBatch | None = None,
 ) -> Recommendation:
-    """The smallest batch size that is about as fast as any of those that are possible.
+    """The saturation batch size within the bounds.
 
     ``curve`` has the steps up to ``bounds.most``. Where it is empty the ``present`` batch size
     stays, if that fits, and ``without_curve`` says why there is none. ``unfit`` says why no batch

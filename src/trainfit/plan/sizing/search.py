@@ -10,7 +10,7 @@ MOST_TRIALS = 8
 #: No trial goes further beyond the others than by this factor: the line through two small
 #: batch sizes says little of large ones.
 _FURTHEST = 8
-#: A bracket no wider than this share of its batch size is good enough.
+#: A bracket no wider than this share of its batch size is sufficiently narrow.
 _NARROW = 1 / 16
 
 
@@ -98,7 +98,7 @@ def _next(
     free: int,
     most: int,
 ) -> int | None:
-    """The next batch size to try for one of the limits; ``None`` if it is close enough."""
+    """The next batch size to try for one of the limits; ``None`` if it is sufficiently close."""
     if not trials:
         return min(_FURTHEST, most) if not failed else max(1, min(failed) // 2)
     low, high = _bracket(trials, good)

@@ -1,4 +1,4 @@
-"""Batches that differ in more than their number of samples: what stands for all of them."""
+"""Batches that differ in more than their number of samples: the batch that represents them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ def varying_shapes(first: Trace) -> VaryingShapes | None:
     loader = first.outcome.loader
     if loader is None or not loader.varies:
         return None
-    scan = loader.scan or SampleScan(reason="the DataLoader was gone when the run ended")
+    scan = loader.scan or SampleScan(
+        reason="the DataLoader no longer existed at the end of the run"
+    )
     if scan.reason or loader.index is None:
-        return VaryingShapes(scan, reason=scan.reason or "its DataLoader could not be told")
+        return VaryingShapes(scan, reason=scan.reason or "its DataLoader is not known")
     if scan.longest_elements - scan.typical_elements <= _ALIKE * scan.longest_elements:
-        why = "its samples are of one size: batches are made different afterwards"
+        why = "its samples have one size: batches become different later"
         return VaryingShapes(scan, reason=why)
     longest = SampleOverride(loader.index, scan.longest)
     if scan.padded is not None:

@@ -1,4 +1,4 @@
-"""How long steps take at every batch size, from batch sizes that were simulated one by one."""
+"""Throughput curve from batch sizes that were simulated one by one."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def timed(
 def curve_through(trials: Mapping[int, StepSpeed], most: int) -> Curve:
     """Steps up to ``most`` samples: as simulated, and in proportion between two that were.
 
-    That is samples/s = B / (a + b B) from each trial to the next. Below the smallest trial a
-    step takes what the line through the two smallest says, and never less than half of it.
+    That is samples/s = B / (a + b B) from each trial to the next. Below the smallest trial the step
+    time follows the line through the two smallest, and never less than half of it.
     """
     known = sorted(size for size in trials if size <= most)
     if not known:
@@ -102,7 +102,7 @@ def refine(
 def _next(
     known: Mapping[int, StepSpeed], grid: Sequence[int], noise_scale: float | None, failed: set[int]
 ) -> int | None:
-    """The batch size to simulate next; ``None``: the answer is bracketed closely enough."""
+    """The batch size to simulate next; ``None``: the bracket is sufficiently narrow."""
     most = grid[-1]
     tried = sorted(size for size in {*known, *failed} if size <= most)
     if len(tried) < 2:

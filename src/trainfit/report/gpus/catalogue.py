@@ -1,10 +1,10 @@
-"""GPUs' figures as text: the catalogue as a table, and one GPU explained."""
+"""Figures of GPUs as text: the catalogue as a table, and the explanation of one GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.report.beside import beside
+from trainfit.report.columns import columns_text
 from trainfit.report.gpus.explained import DTYPES, is_assumed, significant
 from trainfit.report.sizes import GIB, printable, wrapped
 from trainfit.results.machine.gpus import GpuFigures, GpusResult, MeaningLine
@@ -64,16 +64,16 @@ def _legend(gpus: Sequence[GpuFigures]) -> list[str]:
     lines = [
         "GiB: memory that a process can use (a shared one's is the CPU's as well). fp32: CUDA "
         "cores; tf32, bf16, fp16, fp8: Tensor cores; both dense TFLOP/s. -: it has none, so that "
-        "such products run on the CUDA cores (fp8: not at all). ?: not known. ~: derived by a "
-        "rule, not published or reported. W: power as sold (a laptop's is its maker's choice). "
-        "--json has the source of every figure, and --explain NAME what they mean for a job.",
+        "such matmuls run on the CUDA cores (fp8: not at all). ?: not known. ~: derived by a "
+        "rule, not published or reported. W: power as sold (a laptop's is set by its maker). "
+        "--json has the source of every figure, --explain NAME what the figures mean for a job.",
         *_choices(gpus),
     ]
     return [wrapped(line, "", "") for line in lines]
 
 
 def _choices(gpus: Sequence[GpuFigures]) -> list[str]:
-    """Which variant an open name was taken for."""
+    """The variant that was chosen for an ambiguous name."""
     return [gpu.sources["key"] for gpu in gpus if is_assumed(gpu, "key")]
 
 
@@ -87,17 +87,17 @@ def _explained(gpu: GpuFigures) -> str:
     lines += [_meaning(line, sources) for line in gpu.meaning]
     if gpu.bandwidth_bytes_per_s is None:
         text = (
-            "Speed is not known of a device made to measure: name a card for what its rates, "
-            "bandwidth and power mean."
+            "The speed of a custom GPU specification is not known: name a card for its rates, "
+            "bandwidth and power."
         )
         lines.append(wrapped(text, "  ", "  "))
     return "\n".join([*lines, *sources.lines()])
 
 
 def _meaning(line: MeaningLine, sources: _Sources) -> str:
-    """Figure and value in two columns, and beside them what it says."""
+    """Figure and value in two columns, and next to them their meaning."""
     value = ("~" if line.assumed else "") + printable(line.value or "not known")
-    return beside(line.figure, value, f"{printable(line.says)} {sources.mark(line)}")
+    return columns_text(line.figure, value, f"{printable(line.says)} {sources.mark(line)}")
 
 
 class _Sources:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from trainfit.report.beside import beside
+from trainfit.report.columns import columns_text
 from trainfit.report.sizes import printable, rate_text, size, time_text, wrapped
 from trainfit.report.steps.step import step_lines
 from trainfit.results.files.words import count
-from trainfit.results.plan.gpu_comparison import Effect, Offer, OffersResult
+from trainfit.results.plan.gpu_comparison import Effect, GpuComparison, GpuEstimate
 from trainfit.results.plan.speed import KNEE
 
 _NAME: Final = 17
@@ -19,51 +19,51 @@ _SHORT: Final = 0.001
 #: A change of the step's time that is smaller is none.
 _NOTHING: Final = 0.001
 
-_Column = tuple[str, int, Callable[[Offer], str]]
+_Column = tuple[str, int, Callable[[GpuEstimate], str]]
 
 
-def offers_text(result: OffersResult) -> str:
+def comparison_text(result: GpuComparison) -> str:
     """The table, what is cheapest and fastest, and what is to be said of it."""
     lines = [*_head(result), "", *_table(result), "", *_best(result), *_legend(result)]
-    for offer in result.offers:
-        if offer.effects:
-            lines += ["", *_effects(offer)]
+    for estimate in result.gpus:
+        if estimate.effects:
+            lines += ["", *_effects(estimate)]
     return "\n".join(lines)
 
 
-def _head(result: OffersResult) -> list[str]:
+def _head(result: GpuComparison) -> list[str]:
     at = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
-    run = f"; the whole run sees {result.samples} samples" if result.samples else ""
+    run = f"; {result.samples} samples in the whole run" if result.samples else ""
     lines = [wrapped(f"{printable(result.job)}, {at}{run}", "", "  ")]
     lines += [wrapped(line, "", "  ") for line in step_lines(result.step)]
     if result.anchor is not None:
         anchor = result.anchor
         text = (
             f"scaled by the {time_text(anchor.seconds)} measured on {anchor.gpu}: "
-            f"{anchor.factor:.2g} times what is predicted for it"
+            f"{anchor.factor:.2g} times the prediction for it"
         )
         lines.append(wrapped(text, "", "  "))
     return lines
 
 
-def _table(result: OffersResult) -> list[str]:
+def _table(result: GpuComparison) -> list[str]:
     columns = _columns(result)
     head = f"{'GPU':<{_NAME}}" + "".join(f"{name:>{width}}" for name, width, _ in columns)
-    return [head, *(_row(offer, columns) for offer in result.offers)]
+    return [head, *(_row(estimate, columns) for estimate in result.gpus)]
 
 
-def _columns(result: OffersResult) -> list[_Column]:
+def _columns(result: GpuComparison) -> list[_Column]:
     found: list[_Column] = [
-        ("memory", 10, lambda offer: size(offer.device_bytes)),
+        ("memory", 10, lambda estimate: size(estimate.device_bytes)),
         ("largest", 8, _largest),
         ("saturation", 11, _saturation),
         ("a step", 10, _step),
-        ("samples/s", 10, lambda offer: _rate(offer.samples_per_s)),
-        ("per W", 6, lambda offer: _rate(offer.samples_per_joule)),
+        ("samples/s", 10, lambda estimate: _rate(estimate.samples_per_s)),
+        ("per W", 6, lambda estimate: _rate(estimate.samples_per_joule)),
     ]
     if result.samples is not None:
         found.append(("the run", 12, lambda o: time_text(o.run_s) if o.run_s else "-"))
-    if any(offer.price_per_hour is not None for offer in result.offers):
+    if any(estimate.price_per_hour is not None for estimate in result.gpus):
         unit = printable(result.currency) or "unit"
         found.append((f"per {unit}", 5 + len(unit), lambda o: _rate(o.samples_per_unit)))
         if result.samples is not None:
@@ -71,31 +71,37 @@ def _columns(result: OffersResult) -> list[_Column]:
     return found
 
 
-def _row(offer: Offer, columns: Sequence[_Column]) -> str:
-    name = printable(offer.gpu)
+def _row(estimate: GpuEstimate, columns: Sequence[_Column]) -> str:
+    name = printable(estimate.gpu)
     start = f"{name:<{_NAME}}" if len(name) < _NAME else f"{name}\n{'':<{_NAME}}"
-    return start + "".join(f"{cell(offer):>{width}}" for _, width, cell in columns)
+    return start + "".join(f"{cell(estimate):>{width}}" for _, width, cell in columns)
 
 
-def _largest(offer: Offer) -> str:
-    about = "" if offer.largest_is_exact or not offer.largest_batch else "~"
-    return about + _number(offer.largest_batch)
+def _largest(estimate: GpuEstimate) -> str:
+    about = "" if estimate.largest_is_exact or not estimate.largest_batch else "~"
+    return about + _number(estimate.largest_batch)
 
 
-def _saturation(offer: Offer) -> str:
-    return _number(offer.enough.batch_size if offer.enough is not None else None)
+def _saturation(estimate: GpuEstimate) -> str:
+    return _number(
+        estimate.at_saturation.batch_size if estimate.at_saturation is not None else None
+    )
 
 
-def _step(offer: Offer) -> str:
-    if not offer.runs:
+def _step(estimate: GpuEstimate) -> str:
+    if not estimate.runs:
         return "too large"
-    if offer.now is not None:
-        return time_text(offer.now.seconds)
-    return f"{time_text(offer.enough.seconds)}*" if offer.enough is not None else "-"
+    if estimate.now is not None:
+        return time_text(estimate.now.seconds)
+    return (
+        f"{time_text(estimate.at_saturation.seconds)}*"
+        if estimate.at_saturation is not None
+        else "-"
+    )
 
 
-def _best(result: OffersResult) -> list[str]:
-    by_name = {offer.gpu: offer for offer in result.offers}
+def _best(result: GpuComparison) -> list[str]:
+    by_name = {estimate.gpu: estimate for estimate in result.gpus}
     lines = []
     budget = f"{result.budget:g} {printable(result.currency)}" if result.budget is not None else ""
     bounded = f" for at most {budget}".rstrip() if budget else ""
@@ -106,17 +112,17 @@ def _best(result: OffersResult) -> list[str]:
     return lines
 
 
-def _verdict(offer: Offer, result: OffersResult) -> str:
-    parts = [f"{_rate(offer.samples_per_s)} samples/s"]
-    if offer.run_s is not None:
-        parts.append(f"the run in {time_text(offer.run_s)}")
-    if offer.cost is not None:
-        parts.append(f"for {_rate(offer.cost)} {printable(result.currency)}".rstrip())
-    if offer.run_batch != result.batch_size:
-        parts.append(f"at batch size {offer.run_batch}")
-    if offer.now is not None:
-        parts.append(f"limited by {_BOUNDS[offer.now.bound]}")
-    return f"{printable(offer.gpu)}: {', '.join(parts)}"
+def _verdict(estimate: GpuEstimate, result: GpuComparison) -> str:
+    parts = [f"{_rate(estimate.samples_per_s)} samples/s"]
+    if estimate.run_s is not None:
+        parts.append(f"the run in {time_text(estimate.run_s)}")
+    if estimate.cost is not None:
+        parts.append(f"for {_rate(estimate.cost)} {printable(result.currency)}".rstrip())
+    if estimate.run_batch != result.batch_size:
+        parts.append(f"at batch size {estimate.run_batch}")
+    if estimate.now is not None:
+        parts.append(f"limited by {_BOUNDS[estimate.now.bound]}")
+    return f"{printable(estimate.gpu)}: {', '.join(parts)}"
 
 
 _BOUNDS: Final = {
@@ -124,68 +130,71 @@ _BOUNDS: Final = {
     "shader cores": "the CUDA cores",
     "bandwidth": "its memory's bandwidth",
     "launches": "the CPU, which launches the kernels",
-    "host copies": "copies from the host",
+    "host copies": "host-to-device copies",
 }
 
 
-def _legend(result: OffersResult) -> list[str]:
+def _legend(result: GpuComparison) -> list[str]:
     texts = [
-        "memory: device memory that the job needs as it is; largest: the largest batch that fits "
-        "(~: at least about; name the GPU for the exact one), both on an idle GPU and without "
+        "memory: device memory of the unchanged job; largest: the largest batch that fits "
+        "(~: approximate, at least; name the GPU for the exact one), both on an idle GPU and "
+        "without "
         "headroom. saturation: the saturation batch size, the smallest with "
-        f"{KNEE:.0%} of the best throughput among those that fit (another batch size is another "
-        "training). a step: if the DataLoader keeps up"
-        f"{_spread(result)}. per W: samples a joule, at the power as sold.",
-        *_marks(result.offers),
+        f"{KNEE:.0%} of the best throughput among those that fit (another batch size changes the "
+        "training). a step: step time if the DataLoader keeps up"
+        f"{_spread(result)}. per W: samples per joule at the power as sold.",
+        *_marks(result.gpus),
         f"constants: {printable(result.constants)}",
         *map(printable, result.notes),
     ]
     return [wrapped(text, "", "  ") for text in texts]
 
 
-def _spread(result: OffersResult) -> str:
+def _spread(result: GpuComparison) -> str:
     """The 90% prediction interval as a share of the time: the same of every step."""
-    for offer in result.offers:
-        step = offer.now or offer.enough
+    for estimate in result.gpus:
+        step = estimate.now or estimate.at_saturation
         if step is not None and step.seconds > 0:
             low, high = (each / step.seconds for each in step.range_s)
             return f"; 90% prediction interval {low:.2g} to {high:.3g} times that"
     return ""
 
 
-def _marks(offers: Sequence[Offer]) -> Iterable[str]:
-    """What is to be said of some of the GPUs, each once."""
+def _marks(gpus: Sequence[GpuEstimate]) -> Iterable[str]:
+    """Remarks on some of the GPUs, each once."""
     said: dict[str, list[str]] = {}
-    for offer in offers:
-        other = offer.runs and not offer.fits and offer.enough is not None
+    for estimate in gpus:
+        other = estimate.runs and not estimate.fits and estimate.at_saturation is not None
         words = ["*: too large as it is; at the saturation batch size"] * other
-        words += ["laptops and modules, whose power is their maker's choice"] * offer.laptop
-        words += ["memory shared with the CPU"] * offer.shared_memory
-        for word in (*words, *offer.notes):
-            said.setdefault(word, []).append(printable(offer.gpu))
+        words += ["laptops and modules, whose power is set by their maker"] * estimate.laptop
+        words += ["memory shared with the CPU"] * estimate.shared_memory
+        for word in (*words, *estimate.notes):
+            said.setdefault(word, []).append(printable(estimate.gpu))
     return [f"{printable(word)}: {', '.join(names)}" for word, names in said.items()]
 
 
-def _effects(offer: Offer) -> Iterable[str]:
-    batch = f" at batch size {offer.run_batch}" if offer.run_batch else ""
+def _effects(estimate: GpuEstimate) -> Iterable[str]:
+    batch = f" at batch size {estimate.run_batch}" if estimate.run_batch else ""
     yield wrapped(
-        f"{printable(offer.gpu)}, for this job{batch}: a tenth more of each figure", "", "  "
+        f"{printable(estimate.gpu)}, for this job{batch}: effect of 10% more of each figure",
+        "",
+        "  ",
     )
-    for effect in offer.effects:
-        yield beside(effect.figure, printable(effect.value), _effect(effect, offer))
+    for effect in estimate.effects:
+        yield columns_text(effect.figure, printable(effect.value), _effect(effect, estimate))
 
 
-def _effect(effect: Effect, offer: Offer) -> str:
+def _effect(effect: Effect, estimate: GpuEstimate) -> str:
     if effect.step_change is None:
-        if effect.largest_batch is None or offer.largest_batch is None:
-            return "what fits is not known but for the present batch size"
-        more = effect.largest_batch - offer.largest_batch
+        if effect.largest_batch is None or estimate.largest_batch is None:
+            return "only the present batch size is known"
+        more = effect.largest_batch - estimate.largest_batch
         if not more:
             return "no larger batch fits"
-        return f"{count(more, 'sample')} more in a batch: {effect.largest_batch} at the most"
+        return f"{count(more, 'sample')} more in a batch: at most {effect.largest_batch}"
     change = effect.step_change
     if abs(change) < _NOTHING:
-        return "nothing: the step does not wait for it"
+        return "none: it does not limit the step"
     word = "shorter" if change < 0 else "longer"
     return f"the step is {100 * abs(change):.2g}% {word}"
 

@@ -19,7 +19,7 @@ DTYPES: Mapping[str, str] = {
 #: Tegra chips whose kernels only NVIDIA's own builds of PyTorch have: cubins of another card of
 #: the same generation do not run on them (CUDA C++ Programming Guide, binary compatibility).
 JETPACK = {(5, 3), (6, 2), (7, 2), (8, 7)}
-#: A TF32 rate less than so much above the FP32 rate gains nothing to speak of.
+#: A TF32 rate less than so much above the FP32 rate gains nothing noticeable.
 _GAIN = 1.1
 _PYTORCH_TABLE = "PyTorch 2.13: torch.cuda.PYTORCH_RELEASES_CODE_CC"
 
@@ -71,7 +71,7 @@ def _switched_on(gpu: GpuFigures) -> str:
     if gpu.capability < (7, 0):
         return (
             "no bf16, TF32 or flash attention, and torch.compile refuses it (Triton needs 7.0). "
-            "Train in fp32; fp16 saves memory, hardly time."
+            "Train in fp32; fp16 saves memory but hardly any time."
         )
     if gpu.capability < (8, 0):
         return (
@@ -80,7 +80,7 @@ def _switched_on(gpu: GpuFigures) -> str:
         )
     text = "it has bf16 (needs no GradScaler), TF32, flash attention in fp16 and bf16"
     if gpu.capability >= (8, 9):
-        return f"{text}, FP8 products (by torchao or Transformer Engine; autocast has none)."
+        return f"{text}, FP8 matmuls (with torchao or Transformer Engine, not with autocast)."
     return f"{text}. FP8 needs 8.9."
 
 
@@ -89,7 +89,9 @@ def _software(gpu: GpuFigures) -> Iterator[MeaningLine]:
     source = _PYTORCH_TABLE
     if gpu.capability in JETPACK:
         value = "JetPack's build"
-        says = "PyPI's wheels have no kernels for this chip; NVIDIA builds PyTorch for JetPack."
+        says = (
+            "the wheels on PyPI have no kernels for this chip; NVIDIA builds PyTorch for JetPack."
+        )
         source = "CUDA C++ Programming Guide: binary compatibility does not extend to Tegra"
     elif gpu.capability < (7, 5):
         value = "CUDA 12.6 build"
@@ -113,8 +115,8 @@ def _software(gpu: GpuFigures) -> Iterator[MeaningLine]:
 def _tensor_cores(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if not gpu.tensor_dtypes:
         says = (
-            "matrix products run on the CUDA cores in every dtype: autocast saves memory and "
-            "traffic; do not count on faster arithmetic."
+            "matmuls run on the CUDA cores in every dtype: autocast saves memory and memory "
+            "traffic, arithmetic does not become faster."
         )
         yield _line(gpu, "Tensor cores", "none", says, "tensor_flop_per_s")
         return
@@ -127,9 +129,9 @@ def _tensor_cores(gpu: GpuFigures) -> Iterator[MeaningLine]:
     against = f"{times} the FP32 rate at best. " if times else ""
     number = f"{gpu.tensor_cores} of them. " if gpu.tensor_cores else ""
     says = (
-        f"{number}{against}For matrix products, convolutions and attention, under autocast or in a "
+        f"{number}{against}For matmuls, convolutions and attention, under autocast or in a "
         "model of that dtype; norms, activations, softmax, losses and the optimizer do not use "
-        f"them. Channels and features in {_multiples(gpu)} keep them full."
+        f"them. Channels and features in {_multiples(gpu)} keep them busy."
     )
     yield _line(gpu, "Tensor cores", f"{value} TFLOP/s", says, "tensor_flop_per_s")
 
@@ -146,9 +148,9 @@ def _tf32(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if speedup is None or gpu.tensor_flop_per_s is None:
         return
     value = f"{significant(gpu.tensor_flop_per_s['tfloat32'] / 1e12)} TFLOP/s"
-    gain = "" if speedup >= _GAIN else ": on this card the peak gains nothing"
+    gain = "" if speedup >= _GAIN else ": no gain in peak rate on this card"
     says = (
-        'for float32 products once torch.set_float32_matmul_precision("high") is called '
+        'for float32 matmuls after torch.set_float32_matmul_precision("high") '
         f"(convolutions: by default). {speedup:.1f}x the FP32 rate{gain}; 10 bits of "
         "mantissa, not 23."
     )
@@ -158,12 +160,12 @@ def _tf32(gpu: GpuFigures) -> Iterator[MeaningLine]:
 def _fp32(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.fp32_flop_per_s is None:
         return
-    says = "the CUDA cores: float32 products without TF32, and all that is no product."
+    says = "the CUDA cores: float32 matmuls without TF32, and everything other than matmuls."
     share = gpu.for_a_job.addition_share
     if share is not None:
         says += (
-            f" c = a + b (1 FLOP per 12 bytes) reaches {100 * share:.2g}% of it: bandwidth sets "
-            "its time."
+            f" c = a + b (1 FLOP per 12 bytes) reaches {100 * share:.2g}% of it: bandwidth limits "
+            "it."
         )
     value = f"{significant(gpu.fp32_flop_per_s / 1e12)} TFLOP/s"
     yield _line(gpu, "FP32", value, says, "fp32_flop_per_s")
@@ -175,7 +177,7 @@ def _sms(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if sms is None or cores is None or rows is None or elements is None:
         return
     says = (
-        f"an SM without a block of work idles. Each has one from {elements:,} elements on "
+        f"an SM without a thread block is idle. Each has one from {elements:,} elements on "
         f"(elementwise), or {rows} rows to 1024 features (a linear layer in tiles of 128 x 128); "
         f"64 rows fill {min(8, sms)} of {sms}."
     )
@@ -196,11 +198,11 @@ def _bandwidth(gpu: GpuFigures) -> Iterator[MeaningLine]:
         f"reads all memory once in {_time(job.read_memory_once_s)}. It, not arithmetic, sets the "
         f"time below {balances} FLOP per byte: norms, activations, the optimizer"
     )
-    if job.product_balance_size is not None:
-        says += f", and 16-bit n x n products up to n = {job.product_balance_size}"
+    if job.matmul_balance_size is not None:
+        says += f", and 16-bit n x n matmuls up to n = {job.matmul_balance_size}"
     value = f"{significant(gpu.bandwidth_bytes_per_s / 1e9)} GB/s"
     if gpu.inline_ecc:
-        says += "; as sold, ECC's codes pass the same bus, and some 83% of it is left"
+        says += "; with ECC on, as sold, about 83% of it is left"
     yield _line(gpu, "memory bandwidth", value, f"{says}.", "bandwidth_bytes_per_s")
 
 
@@ -208,8 +210,8 @@ def _bus(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.bus_bits is None or gpu.for_a_job.pin_bits_per_s is None:
         return
     says = (
-        f"at {significant(gpu.for_a_job.pin_bits_per_s / 1e9)} Gbit/s per line it makes the "
-        "bandwidth above; alone it says nothing of speed."
+        f"at {significant(gpu.for_a_job.pin_bits_per_s / 1e9)} Gbit/s per line it gives the "
+        "bandwidth above; alone it does not show speed."
     )
     kind = f", {gpu.memory_type}" if gpu.memory_type else ""
     yield _line(gpu, "memory bus", f"{gpu.bus_bits} bit{kind}", says, "bus_bits")
@@ -219,9 +221,9 @@ def _cache(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.l2_bytes is None or gpu.for_a_job.l2_elements is None:
         return
     says = (
-        f"holds {gpu.for_a_job.l2_elements / 1e6:.1f} million float32: up to that, what one "
-        "operation writes the next can read without the memory. A benchmark that small measures "
-        "the cache."
+        f"holds {gpu.for_a_job.l2_elements / 1e6:.1f} million float32: up to that size, an "
+        "operation can read the result of the one before from the cache. A benchmark that small "
+        "measures the cache."
     )
     yield _line(gpu, "L2 cache", f"{gpu.l2_bytes / MIB:g} MiB", says, "l2_bytes")
 
@@ -231,14 +233,14 @@ def _memory(gpu: GpuFigures) -> Iterator[MeaningLine]:
     sold = gpu.nominal_memory_bytes
     says = "" if sold is None else f"usable of {sold / GIB:g} GiB as sold. "
     says += (
-        f"Each process's CUDA context needs about {size(gpu.context_bytes)} of it (assumed; "
-        f"{size(least)} to {size(most)}). It decides what fits, not how fast it runs."
+        f"Each process's CUDA context needs about {size(gpu.context_bytes)} (assumed; "
+        f"{size(least)} to {size(most)}). Memory decides what fits, not how fast it runs."
     )
     yield _line(gpu, "memory", size(gpu.memory_bytes), says, "memory_bytes")
     if gpu.shared_memory:
         says = (
-            "CPU and GPU use the same memory: datasets, loader workers and the desktop draw "
-            "from it; what is moved to the GPU is held there once more."
+            "CPU and GPU share the memory: data sets, DataLoader workers and the desktop use it "
+            "too; what is moved to the GPU is stored twice."
         )
         yield _line(gpu, "shared memory", "yes", says, "shared_memory")
 
@@ -246,14 +248,14 @@ def _memory(gpu: GpuFigures) -> Iterator[MeaningLine]:
 def _parameters(gpu: GpuFigures) -> Iterator[MeaningLine]:
     job = gpu.for_a_job
     says = (
-        "trained ones at 16 bytes (itself, gradient, AdamW's two moments) fill the memory before "
-        "the first activation"
+        "trained ones at 16 bytes (itself, gradient, AdamW's two moments) fill the memory without "
+        "any activation"
     )
     if job.adamw_step_s_per_billion is not None:
         seconds = job.adamw_step_s_per_billion * job.adamw_parameters / 1e9
-        says += f"; AdamW's step on them moves 28 bytes each: {_time(seconds)}"
+        says += f"; AdamW's step moves 28 bytes for each: {_time(seconds)}"
     value = f"{_parameter_count(job.adamw_parameters)} at most"
-    source = "memory less the context, both as above, over 16 bytes"
+    source = "memory minus context, divided by 16 bytes"
     yield MeaningLine("fp32 parameters", value, f"{says}.", source=source, assumed=True)
 
 
@@ -270,7 +272,7 @@ def _power(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.capability in JETPACK:
         says += " The power mode (nvpmodel) may set less."
     elif gpu.laptop:
-        says += " The maker of the device sets its own: see `nvidia-smi -q -d POWER`."
+        says += " The device's maker sets the limit: see `nvidia-smi -q -d POWER`."
     yield _line(gpu, "power", f"{gpu.power_w:g} W", says, "power_w")
 
 
@@ -278,8 +280,8 @@ def _clock(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.boost_clock_hz is None:
         return
     says = (
-        "what the FP32 rate supposes (a data sheet's Tensor rates may suppose less); long jobs "
-        "settle where power and temperature allow."
+        "the clock of the FP32 rate (Tensor rates of a data sheet may assume a lower one); long "
+        "jobs run at the clock that power and temperature allow."
     )
     value = f"{gpu.boost_clock_hz / 1e6:.0f} MHz"
     yield _line(gpu, "boost clock", value, says, "boost_clock_hz")

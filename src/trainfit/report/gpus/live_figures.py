@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from trainfit.report.beside import beside
+from trainfit.report.columns import columns_text
 from trainfit.report.sizes import GIB, printable, wrapped
 from trainfit.results.files.facts import Fact
 from trainfit.results.machine.gpus import MeaningLine
@@ -14,7 +14,7 @@ from trainfit.results.machine.machine import Gpu
 _T = TypeVar("_T")
 
 # Shares from which on `situation` speaks of idle, busy, full and so on. They are our judgement:
-# each only picks the words, and the figures stand beside them.
+# each only picks the words, and the figures stand next to them.
 _IDLE = 0.05
 _HALF = 0.5
 _BUSY = 0.9
@@ -43,64 +43,65 @@ _LOWERED = _HELD_DOWN | {"applications_clocks_setting", "sync_boost", "display_c
 
 
 def meaning(gpu: Gpu) -> tuple[MeaningLine, ...]:
-    """Each live figure beside what it says and does not; one without a value has the reason."""
+    """Each live figure with what it says and what it does not; one without a value has the
+    reason."""
     return (
         _line(
             "GPU-Util",
             gpu.utilisation,
             _percent,
-            "time: the share of the last moment (1/6 to 1 s) in which a kernel ran",
+            "time: the share of the last 1/6 to 1 s in which a kernel ran",
             "how much of the GPU the kernels used: a single small one counts as 100%",
         ),
         _line(
             "memory used",
             gpu.used_bytes,
             lambda used: _of(used / GIB, gpu.memory_bytes, GIB, "GiB", digits=1),
-            "space: what all processes hold, with PyTorch's cache of freed tensors",
-            "what a job needs, nor how busy the GPU is",
+            "space: memory of all processes, including PyTorch's cache of freed tensors",
+            "what a job needs, or how busy the GPU is",
         ),
         _line(
             "memory traffic",
             gpu.memory_utilisation,
             _percent,
             "time: the share in which memory was read or written (utilization.memory)",
-            "how much memory is taken, nor how near the bandwidth is to its peak",
+            "how much memory is used, or how close the bandwidth is to its peak",
         ),
         _line(
             "SM clock",
             gpu.sm_hz,
             lambda hz: _of(hz / 1e6, gpu.sm_max_hz, 1e6, "MHz", share=False) + _why(gpu),
-            "speed: arithmetic is slower in proportion; low is normal while nothing runs",
+            "speed: arithmetic is slower in proportion to it; low is normal for an idle GPU",
             "whether anything runs",
         ),
         _line(
             "power",
             gpu.power_w,
             lambda watts: _of(watts, gpu.power_limit_w, 1.0, "W") + _lowered(gpu),
-            "load: the best hint of how hard it works, as small kernels leave it low",
-            "what the work is for, nor whether it is fast",
+            "load: the best indicator of how busy the GPU is, as small kernels leave it low",
+            "whether the work is useful or fast",
         ),
         _line(
             "temperature",
             gpu.temperature_c,
             lambda degrees: _degrees(degrees, gpu.slowdown_c),
-            "from the second figure on, the GPU lowers its clock"
+            "above the second figure the GPU lowers its clock"
             if gpu.slowdown_c.is_known
             else "a hot GPU lowers its clock",
-            "how warm its memory is, which on some cards is what lowers the clock",
+            "the temperature of its memory, which lowers the clock on some cards",
         ),
     )
 
 
 def situation(gpu: Gpu) -> str:
-    """What the figures say together, in a sentence or two."""
+    """Summary of the figures in a sentence or two."""
     busy = gpu.utilisation.value
     power = _share(gpu.power_w, gpu.power_limit_w)
     if busy is None:
-        text = "How busy it is cannot be told"
+        text = "Its utilization is not known"
         text += f": {printable(gpu.utilisation.reason)}." if gpu.utilisation.reason else "."
         if power is not None:
-            text += f" It draws {_percent(power)} of the power that it may."
+            text += f" It draws {_percent(power)} of its power limit."
     elif busy < _IDLE:
         text = _idle(gpu)
     elif busy < _BUSY:
@@ -109,16 +110,16 @@ def situation(gpu: Gpu) -> str:
         text = _running(gpu, power)
     held_down = [reason for reason in gpu.clock_reasons.value or () if reason in _HELD_DOWN]
     if held_down:
-        text += f" Its clock is held down ({_words(held_down)}): see to cooling and power supply."
+        text += f" Its clock is lowered ({_words(held_down)}): check cooling and power supply."
     return text
 
 
 def gpus_now_text(gpus: tuple[Gpu, ...]) -> str:
-    """A block a GPU; what the figures mean stands beside those of the first that has each."""
+    """A block a GPU; their meaning stands next to those of the first GPU that has each."""
     if not gpus:
         return ""
     explained: set[str] = set()
-    lines = ["GPUs at this moment (over a longer time: nvidia-smi dmon -s pucm)"]
+    lines = ["GPUs at this moment (for a longer time: nvidia-smi dmon -s pucm)"]
     for gpu in gpus:
         lines += _block(gpu, explained)
     return "\n".join(lines)
@@ -131,10 +132,10 @@ def _block(gpu: Gpu, explained: set[str]) -> list[str]:
     for line in known:
         if line.figure not in explained:
             text = f"{line.says}; not {line.does_not_say}"
-            lines.append(beside(line.figure, line.value or "", text))
-    again = [f"{line.figure} {line.value}" for line in known if line.figure in explained]
-    if again:
-        lines.append(wrapped("; ".join(again), "  ", "  "))
+            lines.append(columns_text(line.figure, line.value or "", text))
+    explained_above = [f"{line.figure} {line.value}" for line in known if line.figure in explained]
+    if explained_above:
+        lines.append(wrapped("; ".join(explained_above), "  ", "  "))
     explained.update(line.figure for line in known)
     missing = [line for line in meaning(gpu) if line.value is None]
     if missing:
@@ -164,14 +165,14 @@ def _line(
 def _idle(gpu: Gpu) -> str:
     held = _share(gpu.used_bytes, gpu.memory_bytes)
     # A display alone keeps a kernel running now and then.
-    runs = "Nothing runs on it" if not gpu.utilisation.value else "Hardly anything runs on it"
+    runs = "It is idle" if not gpu.utilisation.value else "It is almost idle"
     if held is None:
         return f"{runs}."
     if held < _HELD:
-        return f"{runs}, and hardly any memory is held."
+        return f"{runs}, and hardly any memory is used."
     return (
-        f"{runs}, though {_percent(held)} of its memory is held: its job waits for "
-        "data or the CPU, is stopped, or keeps what it no longer uses."
+        f"{runs}, though {_percent(held)} of its memory is used: its job waits for data or the "
+        "CPU, has stopped, or keeps memory that it no longer needs."
     )
 
 
@@ -181,11 +182,11 @@ def _waiting(gpu: Gpu, busy: float) -> str:
     text += ": if this lasts, it waits for data, the CPU or launches"
     if held is not None and held >= _FULL:
         return (
-            f"{text}. Space is full and time is not: a larger batch hardly fits, a faster loader "
-            "or fewer waits help."
+            f"{text}. Memory is full but the GPU is not busy: a larger batch hardly fits, a "
+            "faster DataLoader or fewer waits help."
         )
     if busy < _HALF and held is not None and held < _HALF:
-        return f"{text}; there is memory for a larger batch besides."
+        return f"{text}; there is also memory for a larger batch."
     return f"{text}."
 
 
@@ -194,25 +195,25 @@ def _running(gpu: Gpu, power: float | None) -> str:
     if traffic is not None and traffic >= _MUCH_TRAFFIC:
         return (
             f"A kernel nearly always runs, and memory is in use for {_percent(traffic)} of the "
-            "time: bandwidth likely sets the pace. Fewer bytes help: 16 bit, fused operations."
+            "time: bandwidth is likely the limit. Fewer bytes help: 16-bit types, fused operations."
         )
     if power is None:
         return (
-            "A kernel nearly always runs; how much of the GPU it uses cannot be told without "
-            "power and its limit."
+            "A kernel nearly always runs; how much of the GPU it uses is not known without power "
+            "and power limit."
         )
     if power < _LOW_POWER:
         if _LOWERED & set(gpu.clock_reasons.value or ()):
             return (
-                f"A kernel nearly always runs, at {_percent(power)} of the power that it may draw: "
-                "its clock is lowered, or kernels are small, which cannot be told apart."
+                f"A kernel nearly always runs, at {_percent(power)} of its power limit: its clock "
+                "is lowered or kernels are small, which cannot be distinguished."
             )
         return (
-            f"A kernel nearly always runs, yet it draws {_percent(power)} of the power that it "
-            "may: likely small kernels one after another, which leave most of it empty. "
+            f"A kernel nearly always runs, yet it draws {_percent(power)} of its power limit: "
+            "likely small kernels one after another, which leave most of it idle. "
             f"{_fuller(gpu)} help."
         )
-    return f"Busy: a kernel nearly always runs, at {_percent(power)} of the power that it may draw."
+    return f"Busy: a kernel nearly always runs, at {_percent(power)} of its power limit."
 
 
 def _fuller(gpu: Gpu) -> str:

@@ -60,7 +60,7 @@ def _memory(profile: Profile) -> str:
 
 def _rates(profile: Profile) -> str:
     rates = profile.rates
-    rows = [(f"matrix product, {name}", figure) for name, figure in rates.matmul.items()]
+    rows = [(f"matmul, {name}", figure) for name, figure in rates.matmul.items()]
     named = (
         ("memory bandwidth (read + write)", rates.memory_bandwidth),
         ("kernel launch (eager)", rates.launch),
@@ -68,7 +68,7 @@ def _rates(profile: Profile) -> str:
         ("host to device, pageable", rates.host_to_device_pageable),
     )
     rows += [(title, figure) for title, figure in named if figure is not None]
-    simulated = " (of the simulated clock, which predicts none)" if profile.is_rehearsal else ""
+    simulated = " (from the simulated clock, no prediction)" if profile.is_rehearsal else ""
     lines = [_row(title, figure) for title, figure in rows]
     return "\n".join([f"Rates{simulated}", *lines]) if rows else ""
 
@@ -87,7 +87,7 @@ def _amount(value: float, unit: str) -> str:
 
 
 def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> str:
-    """Measured beside modelled, where either is not nothing."""
+    """Measured and modelled bytes, where either is not 0."""
     lines = []
     for each in convolutions:
         if not each.measured_bytes and not each.modelled_bytes:

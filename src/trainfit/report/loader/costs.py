@@ -11,14 +11,14 @@ _NAME = 16
 
 
 def batch_section(probe: Probe) -> str:
-    """What one takes and of what, what it holds, how it is handed over, what workers cost."""
+    """Costs of a batch: time by part, size, transfer to the main process, workers."""
     rows = [
         ("data set", _dataset(probe)),
         ("in a worker", _worker(probe)),
         *_parts(probe),
         ("without workers", duration(probe.alone_s) if probe.alone_s is not None else ""),
         ("content", _content(probe)),
-        ("hand-off", _hand_off(probe)),
+        ("hand-off", _transfer(probe)),
         ("sampler", _sampler(probe)),
         ("storage", _storage(probe.storage) if probe.storage is not None else ""),
         ("a worker", _one_worker(probe)),
@@ -29,7 +29,7 @@ def batch_section(probe: Probe) -> str:
 
 
 def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
-    """What bounds a loader here; what cannot be told is said so."""
+    """Limits of the machine for a DataLoader; unknown ones are shown as such."""
     cores = f"{round(machine.usable_cores, 2):g} usable"
     title = f"Machine (the share of one of {ranks} ranks)" if ranks > 1 else "Machine"
     of = "of " if ranks > 1 else ""
@@ -71,7 +71,7 @@ def _dataset(probe: Probe) -> str:
 
 def _worker(probe: Probe) -> str:
     if probe.fetch_s is None:
-        return "not measured: no run with workers came through"
+        return "not measured: no run with workers succeeded"
     text = duration(probe.fetch_s)
     if probe.variation is not None:
         text += f" ± {probe.variation:.0%} from batch to batch"
@@ -101,12 +101,12 @@ def _content(probe: Probe) -> str:
     return f"{size(probe.batch_bytes)} in {count(probe.batch_tensors, 'tensor')}"
 
 
-def _hand_off(probe: Probe) -> str:
+def _transfer(probe: Probe) -> str:
     if probe.receive_s is None:
         return ""
     text = duration(probe.receive_s)
     if probe.receive_busy_s is not None:
-        text += f" ({duration(probe.receive_busy_s)} while a worker makes the next)"
+        text += f" ({duration(probe.receive_busy_s)} while a worker loads the next)"
     if probe.pin_s is not None:
         text += f", {duration(probe.pin_s)} more to pin it"
     if probe.next_s is not None:

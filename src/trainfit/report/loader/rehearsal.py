@@ -1,4 +1,4 @@
-"""A rehearsal as text for the terminal: the curve, why it dips, and what it costs."""
+"""A rehearsal as text for the terminal: utilization over time, causes of dips, cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CAUSES: Final[dict[Cause, tuple[str, str]]] = {
     "slow_batch": ("L", "late batches"),
     "starving": (" ", "starving"),
     "main_process": (" ", "no workers"),
-    "hand_over": (" ", "hand-over"),
+    "transfer": (" ", "transfer"),
     "end": ("X", "after the end"),
 }
 
@@ -94,7 +94,7 @@ def _curve(result: Rehearsal, ascii_only: bool) -> str:
         return ""
     window = result.timeline.window_s
     head = (
-        f"GPU utilisation over {overall.seconds:.1f} s, as nvidia-smi reads it "
+        f"GPU utilization over {overall.seconds:.1f} s, as nvidia-smi reads it "
         f"(busy share of each {time_text(window)})"
     )
     heights, column_s = _columns(result.timeline, overall.seconds)
@@ -111,7 +111,7 @@ def _curve(result: Rehearsal, ascii_only: bool) -> str:
 
 
 def _columns(timeline: Timeline, total_s: float) -> tuple[list[float], float]:
-    """Mean utilisation of each column, and a column's seconds: several windows, or a part."""
+    """Mean utilization of each column, and a column's seconds: several windows, or a part."""
     shares, window = timeline.busy_shares, timeline.window_s
     each = -(-len(shares) // _COLUMNS)
     heights = []
@@ -191,7 +191,7 @@ def _idle(result: Rehearsal) -> str:
 
 
 def _cause_words(result: Rehearsal, cause: Cause) -> str:
-    """What was seen of a cause, and what changes it."""
+    """Details of a cause, and what changes it."""
     dips = [dip for dip in result.dips if dip.cause == cause]
     seen = ""
     if dips and cause in ("start_up", "epoch", "slow_batch"):
@@ -200,8 +200,8 @@ def _cause_words(result: Rehearsal, cause: Cause) -> str:
         times = f"{len(dips)} times, the longest " if len(dips) > 1 else ""
         seen = f"{times}{at}{largest.what}" if largest.what else times + at.rstrip(": ")
     meaning = _meaning(result.settings, cause)
-    if cause == "hand_over" and _is_much(result, cause) and not result.settings.pin_memory:
-        meaning += "; --pin-memory tries whether a thread of its own takes them over sooner"
+    if cause == "transfer" and _is_much(result, cause) and not result.settings.pin_memory:
+        meaning += "; --pin-memory tests whether a separate thread transfers them sooner"
     return printable("; ".join(part for part in (seen, meaning) if part))
 
 
@@ -212,14 +212,14 @@ def _is_much(result: Rehearsal, cause: Cause) -> bool:
 
 def _meaning(settings: LoaderSettings, cause: Cause) -> str:
     if cause == "epoch" and settings.num_workers and not settings.persistent_workers:
-        return "persistent_workers=True would keep the workers"
+        return "persistent_workers=True keeps the workers"
     if cause == "slow_batch" and settings.num_workers > 1 and settings.in_order:
-        return "a larger prefetch_factor or in_order=False lets other batches go first"
+        return "a larger prefetch_factor or in_order=False lets other batches overtake"
     return {
-        "starving": "the workers make batches slower than the GPU uses them",
-        "main_process": "num_workers=0: the GPU waits while each batch is made",
+        "starving": "the workers load batches more slowly than the GPU uses them",
+        "main_process": "num_workers=0: the GPU waits while each batch is loaded",
         "warm_up": "until the queues were full for the first time",
-        "hand_over": "until batches that were ready had come from their workers",
+        "transfer": "transfer of ready batches to the main process",
     }.get(cause, "")
 
 
@@ -252,9 +252,9 @@ def _epoch(result: Rehearsal) -> list[str]:
     if result.epoch_measured:
         ended = sum(epoch.complete for epoch in result.epochs)
         mean = f", the mean of {ended}" if ended > 1 else ""
-        return [f"  an epoch{of} takes {time_text(result.epoch_s)}{mean}"]
+        return [f"  an epoch{of} needs {time_text(result.epoch_s)}{mean}"]
     return [
-        f"  an epoch{of} would take {time_text(result.epoch_s)} at this rate; none was completed"
+        f"  an epoch{of} would need {time_text(result.epoch_s)} at this rate; none was completed"
     ]
 
 
@@ -262,26 +262,26 @@ def _fault(fault: Fault) -> str:
     lines = [wrapped(printable(fault.summary), "FAULT: ", "  ")]
     evidence = fault.evidence.rstrip().splitlines()
     lines += [wrapped(printable(line), "  ", "    ") for line in evidence[-_EVIDENCE_LINES:]]
-    return "\n".join([*lines, wrapped(printable(fault.cure), "  Cure: ", "  ")])
+    return "\n".join([*lines, wrapped(printable(fault.fix), "  Fix: ", "  ")])
 
 
 def _verdict(result: Rehearsal) -> str:
     if result.ended == "interrupted":
-        return "Interrupted: this is what was seen until then"
+        return "Interrupted: results so far"
     if result.ended in ("fault", "empty"):
-        return "The loader FAILED; above is what was seen until then"
+        return "The DataLoader FAILED; above are the results so far"
     if result.steady is None:
-        return "Too short to tell how it goes on after the start: give a longer --duration"
+        return "Too short to measure the steady state: give a longer --duration"
     if result.steady.waiting_share < _WORTH:
-        even = " even at the least step time" if result.step_is_bound else ""
-        return f"Nothing to gain: the GPU is the limit, the loader keeps up with it{even}"
+        even = " even at the lower bound of the step time" if result.step_is_bound else ""
+        return f"Nothing to gain: the GPU is the limit, the DataLoader keeps up with it{even}"
     share = _share(result.steady.waiting_share)
     if result.step_is_bound:
         return (
-            f"At the least step time the loader would cost {share} of the GPU's time; the real "
-            "step is longer: measure it and give it as --step-time"
+            f"At the lower bound of the step time the DataLoader costs {share} of the GPU's time; "
+            "the real step is longer: measure it and give it with --step-time"
         )
-    lost = f"The loader costs {share} of the GPU's time"
+    lost = f"The DataLoader costs {share} of the GPU's time"
     return f"{lost}; next: trainfit loader {_next(result)}"
 
 

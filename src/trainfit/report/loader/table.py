@@ -1,4 +1,4 @@
-"""Predicted beside measured rates: settings in a row each, and over the number of workers.
+"""Predicted and measured rates: a row for each setting, and over the number of workers.
 
 Whether workers persist matters between epochs, not for the rates here: settings are looked up by
 what matters within one (:func:`trainfit.results.loader.steady`).
@@ -28,7 +28,7 @@ def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
     runs.sort(
         key=lambda run: (
             run.measured_batches_per_s is None,
-            run.is_beside_others,
+            run.is_disturbed,
             run.settings != settings,
         )
     )
@@ -36,9 +36,9 @@ def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
 
 
 def _measured(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
-    """Likewise, if it did not fail, and nobody else was at work on the cores."""
+    """Likewise, if it did not fail and other processes did not disturb it."""
     run = _run_of(result, settings)
-    if run is None or run.measured_batches_per_s is None or run.is_beside_others:
+    if run is None or run.measured_batches_per_s is None or run.is_disturbed:
         return None
     return run
 
@@ -78,7 +78,7 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     if predicted is None and failed is not None:
         predicted = failed.predicted_batches_per_s
     measured = rate(run.measured_batches_per_s) if run is not None else ""
-    disturbed = run is None and failed is not None and failed.is_beside_others
+    disturbed = run is None and failed is not None and failed.is_disturbed
     if run is None and failed is not None:
         measured = "failed" if failed.fault is not None else "too slow"
         measured = rate(failed.measured_batches_per_s) if disturbed else measured
@@ -92,7 +92,7 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     ).rstrip()
     extra = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
     if disturbed:
-        extra.append("measured beside other processes: not used")
+        extra.append("measured while other processes were busy: not used")
     if settings.worker_threads != 1:
         extra.append(f"{settings.worker_threads} threads a worker")
     if settings.library_threads is not None:
@@ -101,7 +101,7 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
 
 
 def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:
-    """The share of time that the GPU waits; nothing where its step takes no time."""
+    """The share of time that the GPU waits; nothing where the step time is 0."""
     if not result.step_s:
         return "-"
     measured = run.waiting_share if run is not None else None
@@ -182,7 +182,7 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
 
 
 def too_many_section(result: LoaderResult) -> str:
-    """What more workers than needed cost."""
+    """Cost of more workers than needed."""
     base = best_rate(result, result.recommended)
     candidate = result.candidate(result.recommended)
     if not result.too_many or base is None:
@@ -194,7 +194,7 @@ def too_many_section(result: LoaderResult) -> str:
 
 
 def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str:
-    """How much longer saving a checkpoint takes while so many workers go on."""
+    """Slow-down of saving a checkpoint while so many workers are running."""
     alone = result.save_alone_s
     measured = run.save_s if run is not None else None
     if not alone or more.save_s is None:

@@ -1,4 +1,4 @@
-"""What ``trainfit loader`` found, as text for the terminal."""
+"""The result of ``trainfit loader`` as text for the terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainfit.results.loader import (
     VariableAdvice,
 )
 
-#: A prediction that is further than this from a measurement is called off the mark: twice the
+#: A prediction that is further than this from a measurement is called inaccurate: twice the
 #: 90th percentile that the model aims at.
 _OFF = 0.24
 
@@ -41,10 +41,10 @@ _LIMITS: dict[Limit, str] = {
     "workers": "the number of workers",
     "cores": "the cores",
     "disk": "the storage",
-    "hand_off": "taking batches over in the main process",
+    "transfer": "the transfer of batches to the main process",
     "lock": "a lock that workers wait for",
     "sampler": "the sampler in the main process",
-    "main_process": "the main process, which alone can load",
+    "main_process": "the main process, as only it can load batches",
     "unknown": "not known",
 }
 
@@ -73,23 +73,23 @@ def _title(result: LoaderResult) -> str:
     return wrapped(printable(f"{result.loader} ({result.seconds:.0f} s{torch})"), "", "  ")
 
 
-# -- what came out -----------------------------------------------------------------------------
+# -- verdict -----------------------------------------------------------------------------------
 
 
 def _verdict(result: LoaderResult) -> str:
     heads = {
         "change": f"CHANGE the settings: {_gain(result)}",
-        "keep": f"KEEP the settings: none is better by more than 2% ({_now(result)})",
+        "keep": f"KEEP the settings: no other is more than 2% faster ({_now(result)})",
         "nothing_to_gain": f"NOTHING TO GAIN: the GPU is the limit ({_now(result)})",
         "no_setting_helps": f"NO SETTING HELPS: the limit is {_LIMITS[result.limit]} "
         f"({_now(result)})",
-        "cannot_tell": "CANNOT TELL which settings suit",
+        "cannot_tell": "CANNOT TELL which settings are best",
     }
     lines = [wrapped(heads[result.verdict], "", "  ")]
     if result.reason:
         lines.append(wrapped(printable(result.reason), "  ", "  "))
     if result.verdict in ("change", "keep"):
-        lines.append(f"  the limit then: {_LIMITS[result.limit]}")
+        lines.append(f"  limit with them: {_LIMITS[result.limit]}")
     if result.without_others is not None:
         lines.append(wrapped(without_others_words(result), "  ", "  "))
     lines.append(wrapped(_step(result), "  ", "  "))
@@ -120,19 +120,19 @@ def _step(result: LoaderResult) -> str:
         least = "at least " if result.step_is_bound else ""
         text = f"a step of the GPU needs {least}{duration(result.step_s)}: {source}"
         if result.step_is_bound:
-            text += ". The real step is longer, and waits for batches less than is said here: give "
+            text += ". The real step is longer and waits less for batches: give "
             text += "its time with --step-time"
         return text
     return (
-        f"the GPU's step was taken to last no time ({source}), so more workers seem better than "
-        "they may be; give its time with --step-time 40ms, or have it predicted by --gpu NAME"
+        f"the step time of the GPU is assumed as 0 ({source}), which overstates the gain of more "
+        "workers; give it with --step-time 40ms, or predict it with --gpu NAME"
     )
 
 
 def _certainty(result: LoaderResult) -> str:
-    """How far measured rates were from predicted ones."""
+    """Deviation of measured rates from predicted ones."""
     ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
-    runs = [run for run in ran if not run.is_beside_others]
+    runs = [run for run in ran if not run.is_disturbed]
     if ran and not runs:
         real = count(len(ran), "real run")
         return f"confidence: predicted only; other processes disturbed {real}: not used"
@@ -140,11 +140,13 @@ def _certainty(result: LoaderResult) -> str:
         return "confidence: predicted only, not confirmed by a real run (--confirm N makes some)"
     off = [_deviation(run) for run in runs]
     span = f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
-    beside = f", each with {result.ranks} copies of the loader at work," if result.ranks > 1 else ""
-    text = f"confidence: {count(len(runs), 'real run')}{beside} differed by {span} from what was "
-    text += "predicted"
+    copies = (
+        f", each with {result.ranks} copies of the DataLoader running," if result.ranks > 1 else ""
+    )
+    text = f"confidence: {count(len(runs), 'real run')}{copies} differed by {span}"
+    text += " from the prediction"
     if max(map(abs, off)) > _OFF:
-        text += "; the predictions are off the mark here: trust the measured rates"
+        text += "; the predictions are inaccurate here: use the measured rates"
     return text
 
 
@@ -186,7 +188,7 @@ def _advice_section(advice: Sequence[LoaderAdvice]) -> str:
     """The largest gain first."""
     if not advice:
         return ""
-    lines = ["Beyond the settings (predicted)"]
+    lines = ["Other changes (predicted)"]
     for each in sorted(advice, key=lambda a: -a.gain):
         first = f"  {times(each.gain):>6}  "
         told = f"{each.summary} ({rate(each.batches_per_s)} batches/s)"
@@ -198,7 +200,7 @@ def _advice_section(advice: Sequence[LoaderAdvice]) -> str:
 
 
 def _all_faults(result: LoaderResult) -> list[Fault]:
-    """Each once, wherever it was met."""
+    """All faults, each once."""
     met = (run.fault for run in result.confirmed if run.fault is not None)
     found = dict.fromkeys([*result.faults, *result.probe.faults, *met])
     return list({(fault.kind, fault.summary): fault for fault in reversed(found)}.values())[::-1]
@@ -212,7 +214,7 @@ def _faults_section(faults: Sequence[Fault]) -> str:
         where = f" (with {settings_words(fault.settings)})" if fault.settings is not None else ""
         said = f"{fault.summary}{where}"
         lines.append(wrapped(printable(said), f"  {printable(fault.kind)}: ", " " * 6))
-        lines.append(wrapped(printable(fault.cure), "      cure: ", " " * 12))
+        lines.append(wrapped(printable(fault.fix), "      fix: ", " " * 12))
         lines.append(_evidence(one_of(fault.evidence)))
     return "\n".join(filter(None, lines))
 
@@ -240,7 +242,7 @@ def _write_section(result: LoaderResult) -> str:
         if variable.where != "environment":
             lines.append(f"  {printable(variable.line)}")
     if result.cores is not None and result.cores.prefix.startswith("torchrun"):
-        lines.append(f"  {printable(result.cores.prefix)} …  (in the place of python)")
+        lines.append(f"  {printable(result.cores.prefix)} …  (instead of python)")
     elif result.launch:
         lines.append(f"  {printable(result.launch)}")
     elif not result.command or result.command.startswith("--loader"):

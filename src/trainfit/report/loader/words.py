@@ -1,4 +1,4 @@
-"""How rates, durations and settings of a loader are written for people."""
+"""Formats rates, durations and settings of a DataLoader."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def settings_words(settings: LoaderSettings) -> str:
 
 
 def library_words(threads: int) -> str:
-    """What libraries in a worker are held to."""
+    """The thread limit of libraries in a worker."""
     return f"{threads} thread{'s' if threads > 1 else ''} a library"
 
 
@@ -72,7 +72,7 @@ def without_others_words(result: LoaderResult) -> str:
         if (candidate := result.candidate(settings)) is not None
     ]
     return (
-        "without them, by the CPU time of batches, not confirmed by any run: "
+        "without them (predicted from the CPU time of batches, not confirmed by a run): "
         f"{settings_words(result.without_others)} ({'; '.join(said)} batches/s predicted)"
     )
 

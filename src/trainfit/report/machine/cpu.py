@@ -46,7 +46,7 @@ def _heading(cpu: Cpu) -> list[str]:
         more.append(f"this process may run on CPUs {cpu_list_text(affinity)} only")
     governors = {name for each in cpu.policies.value or () for name in each.available_governors}
     if governors:
-        more.append(f"governors on offer: {', '.join(sorted(governors))}")
+        more.append(f"available governors: {', '.join(sorted(governors))}")
     if more:
         text = "; ".join(more)
         lines.append(text[0].upper() + text[1:])
@@ -115,7 +115,7 @@ def _idle(cpu: Cpu) -> list[str]:
     if not states.value:
         return [f"C-states: {_UNKNOWN} ({states.reason or 'none is listed'})"]
     shown = states.value if len(states.value) <= _STATES else states.value[: _STATES - 1]
-    rows = [("C-state of CPU 0", "exit latency", "least stay", ""), *map(_state, shown)]
+    rows = [("C-state of CPU 0", "exit latency", "target residency", ""), *map(_state, shown)]
     lines = _table(rows)
     left = states.value[len(shown) :]
     if left:

@@ -1,4 +1,4 @@
-"""A diagnosis as text: what is bad with its cure, what cannot be told, what is good."""
+"""A diagnosis as text: bad checks with their fixes, unknown ones, good ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from trainfit.report.gpus.live_figures import gpus_now_text
 from trainfit.report.machine.script import script_text
 from trainfit.report.sizes import printable, wrapped
-from trainfit.results.machine.doctor import Check, DoctorResult, Remedy, Verdict
+from trainfit.results.machine.doctor import Check, DoctorResult, Fix, Verdict
 
 MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
 _NAME = 18
@@ -48,8 +48,8 @@ def check_text(check: Check) -> str:
         for found in check.evidence:
             text = f"{found.what}: {found.value} ({found.source})"
             lines.append(_field("evidence", text))
-    # What cannot be told may be told by trying what would cure it.
-    lines.extend(_remedies(check.remedies, "cure" if check.verdict == "bad" else "to try"))
+    # Trying the fix may show what a check cannot tell.
+    lines.extend(_fixes(check.fixes, "fix" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
 
 
@@ -73,18 +73,18 @@ def _headline(result: DoctorResult) -> str:
     for check in result.checks:
         counts[check.verdict] += 1
     return (
-        f"{counts['bad']} bad, {counts['cannot_tell']} cannot be told, {counts['good']} good "
+        f"{counts['bad']} bad, {counts['cannot_tell']} unknown, {counts['good']} good "
         f"({result.seconds:.1f} s)"
     )
 
 
-def _remedies(remedies: Sequence[Remedy], label: str) -> list[str]:
+def _fixes(fixes: Sequence[Fix], label: str) -> list[str]:
     lines: list[str] = []
-    for remedy in remedies:
+    for fix in fixes:
         # Commands are to be copied: they are never broken into lines.
-        lines.append(_label(label) + printable(remedy.command))
-        lines.append(_label("undo") + printable(remedy.undo))
-        lines.append(_field("cost", remedy.cost))
+        lines.append(_label(label) + printable(fix.command))
+        lines.append(_label("undo") + printable(fix.undo))
+        lines.append(_field("cost", fix.cost))
     return lines
 
 

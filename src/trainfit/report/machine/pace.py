@@ -14,8 +14,8 @@ from trainfit.results.machine.pace import (
     Attribution,
     Block,
     Cause,
-    Cure,
     Estimate,
+    FixTrial,
     PaceResult,
     RateSummary,
     Unmeasured,
@@ -33,26 +33,30 @@ _NOTHING: Final = 0.05
 
 ARMS: Final[dict[Arm, str]] = {
     "back_to_back": "back to back",
-    "sleep": "asleep in between",
-    "spin": "core at work in between",
-    "hybrid": "asleep, at work at last",
-    "gpu_awake": "GPU at work in between",
-    "awake": "core and GPU at work",
-    "launching": "the same, and launching",
+    "sleep": "sleep",
+    "spin": "busy-wait",
+    "hybrid": "sleep, then busy-wait",
+    "gpu_awake": "GPU kept busy",
+    "awake": "core and GPU kept busy",
+    "launching": "the same, and launches",
     "no_idle_states": "no deep idle states",
 }
 CAUSES: Final[dict[Cause, str]] = {
     "cpu_frequency": "CPU FREQUENCY: the clock falls between calls",
-    "c_states": "C-STATES: cores fall so deep asleep that waking up shows",
-    "gpu_clocks": "GPU CLOCKS: they fall between calls",
+    "c_states": "C-STATES: cores enter deep idle states, and waking up costs time",
+    "gpu_clocks": "GPU CLOCKS: the clocks fall between calls",
     "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
-    "cache_or_contention": "CACHES OR CONTENTION: the same work takes longer after a pause",
+    "cache_or_contention": "CACHES OR CONTENTION: the same work is slower after a pause",
 }
-_PRIVILEGE: Final = {1: "needs no privilege", 2: "lasts as long as a process", 3: "for the system"}
+_PRIVILEGE: Final = {
+    1: "needs no privilege",
+    2: "lasts as long as the process",
+    3: "changes the system",
+}
 
 
 def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
-    """What was called, times by rate, over time and as a histogram; why; cures; the verdict."""
+    """Times by rate, over time and as a histogram; causes; fixes; the verdict."""
     parts = [
         _heading(result),
         _table(result),
@@ -60,7 +64,7 @@ def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
         _histogram(result, ascii_only),
         _attribution(result.attribution) if result.attribution is not None else "",
         _advice(result.advice),
-        _cure(result.cure) if result.cure is not None else "",
+        _fix_trial(result.fix_trial) if result.fix_trial is not None else "",
         _failure(result),
         _said(result.warnings, "Warning: "),
         _said(result.notes, "Note: "),
@@ -74,8 +78,8 @@ def _heading(result: PaceResult) -> str:
     lines = [f"{printable(result.target)} at {rates} Hz"]
     if result.period > 1:
         text = (
-            f"the work is done in every {result.period}th call, the others take something from a "
-            "queue; times are of calls with work"
+            f"every {result.period}th call does the work, the others read from a queue; times are "
+            "of calls with work"
         )
         lines.append(wrapped(text, "  ", "  "))
     for subject, words in result.machine.items():
@@ -108,16 +112,18 @@ def _table(result: PaceResult) -> str:
         if not row.is_reached:
             assert row.hz is not None
             lines.append(
-                f"  {row.hz:g} Hz cannot be reached: a call takes {time_text(row.calls.p50)} of "
+                f"  {row.hz:g} Hz cannot be reached: a call needs {time_text(row.calls.p50)} of "
                 f"{time_text(1 / row.hz)}, which allows {1 / row.calls.p50:.3g} Hz"
             )
         elif row.overrun is not None:
-            again = ""
-            if row.again_share is not None:
-                again = f"; {row.again_share:.0%} of the calls after such a one did so, too"
+            repeats = ""
+            if row.consecutive_share is not None:
+                repeats = (
+                    f"; {row.consecutive_share:.0%} of the calls after a late one were late too"
+                )
             text = (
                 f"at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by up "
-                f"to {time_text(row.overrun.most)}{again}"
+                f"to {time_text(row.overrun.most)}{repeats}"
             )
             lines.append(wrapped(text, "  ", "    "))
     return "\n".join(lines)
@@ -177,7 +183,7 @@ def _working(block: Block, result: PaceResult) -> list[float]:
 
 
 def _histogram(result: PaceResult, ascii_only: bool) -> str:
-    """Of the slowest rate, beside calls back to back."""
+    """Histogram of the slowest rate, compared with calls back to back."""
     if not result.rates:
         return ""
     worst = max(result.rates, key=lambda row: row.calls.p50)
@@ -191,7 +197,7 @@ def _histogram(result: PaceResult, ascii_only: bool) -> str:
         return ""
     width = (most - least) / _ROWS
     mark = "#" if ascii_only else "█"
-    lines = ["How often (share of the calls)"]
+    lines = ["Distribution (share of the calls)"]
     bins = {name: _bins(times[name], least, width) for name in shown}
     longest = max(max(each) for each in bins.values())
     for row in range(_ROWS):
@@ -221,8 +227,8 @@ def _attribution(found: Attribution) -> str:
     excess = found.excess_s
     low, high = time_text(max(0.0, excess.low)), time_text(excess.high)
     lines = [
-        f"Why a call at {found.hz:g} Hz takes {time_text(excess.value)} more ({low} to {high})",
-        f"  {'':<26}{'call':>9}{'CPU':>9}{'GPU':>9}{'core speed':>12}{'takes away':>22}",
+        f"Why a call at {found.hz:g} Hz needs {time_text(excess.value)} more ({low} to {high})",
+        f"  {'':<26}{'call':>9}{'CPU':>9}{'GPU':>9}{'core speed':>12}{'recovers':>22}",
     ]
     lines += [_effect(effect) for effect in found.arms]
     for finding in found.findings:
@@ -232,7 +238,7 @@ def _attribution(found: Attribution) -> str:
     if found.cannot_tell:
         lines.append(wrapped(printable(found.cannot_tell), "  CANNOT TELL: ", _INDENT))
     lines += [
-        wrapped(printable(words), _INDENT + "would tell more: ", _INDENT + "  ")
+        wrapped(printable(words), _INDENT + "to learn more: ", _INDENT + "  ")
         for words in found.would_tell
     ]
     return "\n".join(lines)
@@ -263,13 +269,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}%" if 0 < share < 0.1 else f"{share:.0%}"
 
 
-# --- Cures --------------------------------------------------------------------------------------
+# --- Fixes --------------------------------------------------------------------------------------
 def _advice(found: Sequence[Advice]) -> str:
     if not found:
         return ""
     lines = ["What helps"]
     for each in found:
-        fix = f"; trainfit pace --fix {each.fix} proves it" if each.fix is not None else ""
+        fix = f"; trainfit pace --fix {each.fix} tests it" if each.fix is not None else ""
         lines.append(
             wrapped(
                 printable(f"{each.what} ({_PRIVILEGE[each.tier]}{fix})"),
@@ -282,27 +288,27 @@ def _advice(found: Sequence[Advice]) -> str:
     return "\n".join(lines)
 
 
-def _cure(cure: Cure) -> str:
-    before, after = cure.before, cure.after
+def _fix_trial(fix_trial: FixTrial) -> str:
+    before, after = fix_trial.before, fix_trial.after
     lines = [
-        f"--fix {cure.fix}: {printable(cure.what)}",
+        f"--fix {fix_trial.fix}: {printable(fix_trial.what)}",
         f"  before  p50 {time_text(before.calls.p50)}, p99 {time_text(before.calls.p99)}"
         f"{_late(before)}",
         f"  after   p50 {time_text(after.calls.p50)}, p99 {time_text(after.calls.p99)}"
         f"{_late(after)}",
-        *_changed(cure),
-        wrapped(printable(cure.cost), "  cost    ", " " * 10),
-        wrapped(printable(cure.undo), "  undo    ", " " * 10),
+        *_changed(fix_trial),
+        wrapped(printable(fix_trial.cost), "  cost    ", " " * 10),
+        wrapped(printable(fix_trial.undo), "  undo    ", " " * 10),
     ]
     return "\n".join(lines)
 
 
-def _changed(cure: Cure) -> list[str]:
-    change, gone = cure.change, cure.recovered
+def _changed(fix_trial: FixTrial) -> list[str]:
+    change, gone = fix_trial.change, fix_trial.recovered
     if change is None:
         return []
     line = f"  after ÷ before {change.value:.3f} ({change.low:.3f} to {change.high:.3f})"
-    return [line + (f", {_interval(gone)} of the excess is gone" if gone is not None else "")]
+    return [line + (f", {_interval(gone)} of the excess recovered" if gone is not None else "")]
 
 
 def _late(row: RateSummary) -> str:
@@ -326,9 +332,9 @@ def _said(words: Sequence[str], first: str) -> str:
 
 def _verdict(result: PaceResult) -> str:
     if result.ended == "interrupted":
-        return "Interrupted: this is what was measured until then"
+        return "Interrupted: results so far"
     if result.ended == "failed":
-        return "The call FAILED; above is what was measured until then"
+        return "The call FAILED; above are the results so far"
     if not result.rates:
         wanted = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
         return "Nothing was measured: give --duration " + (f"{wanted:g}" if wanted else "more")
@@ -341,14 +347,15 @@ def _verdict(result: PaceResult) -> str:
     else:
         worst = max(slower, key=lambda row: row.calls.p50)
         more = worst.calls.p50 - result.back_to_back.calls.p50
-        text = f"At {worst.hz:g} Hz a call takes {time_text(more)} more than back to back"
+        text = f"At {worst.hz:g} Hz a call needs {time_text(more)} more than back to back"
         text += _why(result.attribution)
     if unreached:
         text += f"; {_rates(unreached)} cannot be reached"
     if result.unmeasured:
         text += f"; {_rates(result.unmeasured)} was not measured"
-    if result.cure is not None and slower:
-        text += f"; --fix {result.cure.fix} {'cures it' if result.cure.is_cured else 'does not'}"
+    if result.fix_trial is not None and slower:
+        helps = "fixes it" if result.fix_trial.is_fixed else "does not fix it"
+        text += f"; --fix {result.fix_trial.fix} {helps}"
     return wrapped(text, "", "  ")
 
 
@@ -367,8 +374,8 @@ def _not_slower(rates: Sequence[RateSummary]) -> str:
         text = "Calls at these rates are as fast as back to back"
     else:
         text = (
-            f"No call is slower than back to back as far as this tells; up to {most:.0%} more is "
-            "possible by calls so few or so varied"
+            "No call is measurably slower than back to back; with so few or so varied calls up "
+            f"to {most:.0%} more is possible"
         )
     return f"{text}; {uncompared}" if uncompared else text
 
@@ -377,6 +384,6 @@ def _why(found: Attribution | None) -> str:
     if found is None:
         return ""
     if not found.findings:
-        return ": why cannot be told"
+        return ": the cause is not known"
     names = [CAUSES[finding.cause].partition(":")[0] for finding in found.findings]
     return ": " + " and ".join(names)

@@ -1,4 +1,4 @@
-"""How memory grows with the batch size, as text."""
+"""Growth of memory with the batch size, as text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LEAST_SHARE = 0.01
 
 
 def batches_section(report: MemoryReport) -> str:
-    """The law, what grows, figures for batch sizes, and where the law ends."""
+    """The linear model, what grows, figures for batch sizes, and where the model ends."""
     law = report.batches
     title = "With the batch size"
     if law is None:
         return "\n".join([title, *_missing(report)])
     low, high = law.batches
     if law.law == "none":
-        text = f"no law from batch sizes {low} and {high}: {printable(law.reason)}"
+        text = f"no linear model from batch sizes {low} and {high}: {printable(law.reason)}"
         return "\n".join([title, wrapped(text, "  ", "  ")])
     lines = [
         f"{title} (from the recordings at {low} and {high})",
@@ -29,12 +29,12 @@ def batches_section(report: MemoryReport) -> str:
         f"{size(round(law.allocated_per_sample_bytes))}   (what is at the peak of {high})",
         f"  device    = {size(law.device_base_bytes)} + batch x "
         f"{size(round(law.device_per_sample_bytes))}   (least squares of the figures below)",
-        "  one sample more is",
+        "  each sample more adds",
         *_grown(law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes, KIND_TITLES),
         "  of which",
         *_grown(law.per_sample_by_module_bytes, law.allocated_per_sample_bytes, {}),
         *_points(law),
-        "  where the line ends",
+        "  where the linear model ends",
         *_limits(law),
     ]
     return "\n".join(lines)
@@ -43,15 +43,15 @@ def batches_section(report: MemoryReport) -> str:
 def _missing(report: MemoryReport) -> list[str]:
     if report.second_run:
         return [
-            "  one recording cannot tell; record the script at a second batch size and give both:",
+            "  needs a second recording: record the script at a second batch size and give both:",
             f"    {printable(report.second_run)}",
             f"    trainfit memory {printable(report.file)} {_file_of(report.second_run)}",
         ]
     return [
         wrapped(
-            "one recording cannot tell; record the script at a second batch size with "
+            "needs a second recording: record the script at a second batch size with "
             "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
-            "if they do not know theirs)",
+            "if they do not contain theirs)",
             "  ",
             "  ",
         )
@@ -102,7 +102,7 @@ def _limits(law: BatchLaw) -> list[str]:
         )
     if law.largest_jump_at is not None:
         lines.append(
-            "reserved memory goes up in steps: the allocator takes whole segments and reuses "
+            f"reserved memory goes up in steps: the allocator requests whole segments and reuses "
             f"what it has; the largest step near {law.batches[1]} is "
             f"{size(law.largest_jump_bytes)}, from batch size {law.largest_jump_at - 1} to "
             f"{law.largest_jump_at}"

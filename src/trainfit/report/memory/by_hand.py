@@ -1,4 +1,4 @@
-"""The arithmetic by hand beside the simulated peak, as text."""
+"""The hand formula compared with the simulated peak, as text."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def by_hand_text(report: HandReport) -> str:
     lines = [*_head(report), *_table(report), *_sums(report)]
     causes = [cause for cause in report.causes if cause.name not in _SAID]
     lines.append(
-        f"From the sum by hand ({size(report.by_hand_bytes)}) to what is kept "
+        f"From the hand formula ({size(report.by_hand_bytes)}) to the simulated value "
         f"({size(_kept(report))}):"
     )
     return "\n".join([*lines, *_causes(report, causes, _LINES - len(lines))])
@@ -96,10 +96,10 @@ def _head(report: HandReport) -> list[str]:
         f"{moment.phase} of step {moment.step}"
     )
     return [
-        f"{printable(report.file)}: arithmetic by hand beside the simulation "
-        f"({printable(report.gpu)}, batch size {batch})",
+        f"{printable(report.file)}: hand formula and simulation ({printable(report.gpu)}, batch "
+        f"size {batch})",
         *wrapped(text, "", "  ").splitlines(),
-        _row("", "by hand", "simulated", "difference", "mostly because"),
+        _row("", "by hand", "simulated", "difference", "main causes"),
     ]
 
 
@@ -208,7 +208,7 @@ def _text(report: HandReport, cause: Cause) -> str:
         return f"results that the formula leaves out ({', '.join(map(printable, cause.operators))})"
     if cause.name == "precision":
         wide = "float32" if cause.nbytes > 0 else "a narrower type"
-        return f"kept in {wide} where the formula takes {report.activation_bytes} bytes"
+        return f"kept in {wide} where the formula has {report.activation_bytes} bytes"
     return _TEXTS[cause.name]
 
 

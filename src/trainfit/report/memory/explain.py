@@ -1,4 +1,4 @@
-"""What ``trainfit memory`` says, as text."""
+"""The result of ``trainfit memory`` as text."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def _between(report: MemoryReport) -> str:
             continue
         note = ""
         if kept is not None and kept[kind] == 0:
-            note = "made anew in each step"
+            note = "allocated in each step"
         elif kept is not None and kept[kind] < nbytes:
-            note = f"{size(nbytes - kept[kind])} of it made anew in each step"
+            note = f"{size(nbytes - kept[kind])} of it allocated in each step"
         lines.append(f"  {KIND_TITLES.get(kind, kind):<34}{size(nbytes):>10}  {note}".rstrip())
     context = f"  {'CUDA context':<34}{size(stays.context_bytes):>10}"
-    lines.append(f"{context}  {context_basis(report.memory)}, beside the allocator")
+    lines.append(f"{context}  {context_basis(report.memory)}, outside the allocator")
     return "\n".join(lines)
 
 
@@ -155,7 +155,7 @@ def _fragmentation(report: MemoryReport) -> str:
     lines = [
         "Fragmentation at the peak",
         f"  reserved / allocated  {ratio:.3f}   {size(state.reserved_bytes)} / "
-        f"{size(state.allocated_bytes)}; the most ever reserved: "
+        f"{size(state.allocated_bytes)}; most reserved in the run: "
         f"{size(state.peak_reserved_bytes)}",
         f"  free within segments  {size(state.inactive_split_bytes)} ({of} of reserved) in "
         f"{count(state.segments, 'segment')}; largest free block "
@@ -165,7 +165,7 @@ def _fragmentation(report: MemoryReport) -> str:
     lines += [_setting_row(each, settings[0]) for each in settings]
     best = report.best_setting
     if best is None:
-        lines.append("  no setting saves anything worth mentioning")
+        lines.append("  no setting saves a noticeable amount")
     else:
         lines.append(wrapped(f"set {printable(best.environment)}", "  ", "    "))
     return "\n".join(lines)
@@ -177,7 +177,7 @@ def _setting_row(each: SettingOutcome, present: SettingOutcome) -> str:
     change = _change(delta) if each.setting else ""
     verdict = "fits" if each.fits else "does not fit"
     if each.retries:
-        verdict += f", gives its cache back {count(each.retries, 'time')}"
+        verdict += f", releases its cache {count(each.retries, 'time')}"
     if each.device_allocations_per_step:
         verdict += f", {each.device_allocations_per_step} cudaMalloc a step"
     return f"  {printable(name):<36}{size(each.reserved_bytes):>11}{change:>12}   {verdict}"

@@ -54,7 +54,7 @@ def recording_text(summary: RecordingSummary) -> str:
                 summary.assumptions,
             )
         ),
-        f"Recording: {printable(summary.file)} (show it again with `trainfit show`)",
+        f"Recording: {printable(summary.file)} (show it with `trainfit show`)",
     ]
     return "\n\n".join(part for part in parts if part)
 

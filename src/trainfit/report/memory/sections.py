@@ -15,7 +15,7 @@ _MODULE_SHARE = 0.005
 #: Columns of what a part of the peak is called.
 _TITLE = 44
 
-#: Where the words beside a memory figure begin.
+#: Column of the text next to a memory figure.
 _INDENT = 26
 
 #: Kinds of allocation as they are shown.
@@ -32,7 +32,7 @@ KIND_TITLES = {
 
 
 def memory_section(title: str, memory: MemoryFigures) -> str:
-    """The three figures, each with what it is called elsewhere."""
+    """The three memory figures with their names in other tools."""
     low, high = map(size, memory.context_range_bytes)
     between = f"; {low} to {high}" if low != high else ""
     context = f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)}"
@@ -64,7 +64,7 @@ def _ranges(memory: MemoryFigures) -> list[str]:
         return []
     text = (
         f"{', '.join(parts)} ({RANGE_COVERAGE:.0%} prediction interval; {RANGE_EXCEEDED:.0%} of "
-        "measured jobs lay above that of the device)"
+        "measured jobs used more than its upper end)"
     )
     return [wrapped(text, "  between   ", " " * 12)]
 
@@ -82,7 +82,7 @@ def _context_name(memory: MemoryFigures) -> str:
 
 
 def context_basis(memory: MemoryFigures) -> str:
-    """Where the figure is from: "assumed", "measured", or which part is what."""
+    """Source of the figure: "assumed", "measured", or which part is what."""
     bases = {part.name: part.basis for part in memory.context_parts if part.value_bytes}
     context = bases.pop("context", "assumed")
     others = sorted(set(bases.values()) - {context})

@@ -1,4 +1,4 @@
-"""The answer of a plan in one sentence or two, as a person would say it."""
+"""The answer of a plan in one or two sentences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _fits(result: PlanResult) -> str:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits:
         return f"Fits: {need} of {there}{at}."
-    only = " (nothing simulated fits)" if now.largest_batch == 0 else ""
+    only = " (no simulated size fits)" if now.largest_batch == 0 else ""
     return f"Does not fit: needs {need} of {there}{at}{only}."
 
 
@@ -38,7 +38,7 @@ def _batches(result: PlanResult) -> str:
     if chosen.largest_batch is None:
         if best:
             return f"Recommended batch {best}{amp}{_speed(result)}."
-        return f"Other batch sizes: cannot tell{_speed(result)}."
+        return f"Other batch sizes are not known{_speed(result)}."
     if chosen.largest_batch == 0:
         return f"Not even one sample fits{amp}."
     more = "at least " if limits is not None and limits.at_least else ""
@@ -60,7 +60,7 @@ def _full_after(result: PlanResult) -> str | None:
 
 
 def _speed(result: PlanResult) -> str:
-    """What a step takes at the recommended batch size, else at the present one."""
+    """Step time at the recommended batch size, else at the present one."""
     step = step_at(result, result.chosen.recommended_batch or result.now.batch_size)
     if step is None:
         return ""

@@ -1,4 +1,4 @@
-"""What decides a plan, each fact as a short text with a name before it."""
+"""Facts that decide a plan, each as a short text with a name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Producer = Callable[[PlanResult], str]
 
 
 def facts(result: PlanResult) -> list[Fact]:
-    """All that there is something to say of."""
+    """All facts that have a text."""
     found = [Fact(label, producer(result), rank) for label, rank, producer in _PRODUCERS]
     return [fact for fact in found if fact.text]
 
@@ -57,7 +57,7 @@ def _batch(result: PlanResult) -> str:
     reason = limits.reason if limits is not None else ""
     if not best:
         if chosen.largest_batch is None:
-            return f"cannot tell other batch sizes: {reason or result.basis_detail}"
+            return f"other batch sizes are not known: {reason or result.basis_detail}"
         return f"none recommended: {reason}" if reason else ""
     if limits is None or (limits.memory is None and not reason and chosen.largest_batch is None):
         return ""
@@ -83,7 +83,7 @@ def _amp_side(configuration: Configuration) -> str:
 
 
 def _step(result: PlanResult) -> str:
-    """How long a step takes and what limits it; at the recommended batch size too."""
+    """Step time and what limits it, also at the recommended batch size."""
     speed, now = result.speed, result.chosen
     if speed is None:
         return ""
@@ -144,7 +144,7 @@ def _loader(result: PlanResult) -> str:
 
 
 def _threads(result: PlanResult) -> str:
-    """What goes before the command."""
+    """Variables and cores before the command."""
     return threads_text(result.launch_parts)
 
 
@@ -153,7 +153,7 @@ def _left_out(result: PlanResult) -> str:
 
 
 def _gradients(result: PlanResult) -> str:
-    """Of a script that does not train."""
+    """Memory of a script that does not train."""
     inference = result.inference
     if inference is None:
         return ""

@@ -1,4 +1,4 @@
-"""What would make a job fit, or lower its memory, in a line each."""
+"""Remedies that make a job fit or lower its memory, a line each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     larger = [f"a larger GPU: {', '.join(result.other_gpus[:_GPUS])}"] if result.other_gpus else []
     room = MOST - bool(larger)
     found = [*first[:1], *lines, *first[1:]][:room] + larger
-    return found or ["no single GPU of the catalogue; make the model or its input smaller"]
+    return found or ["no single GPU of the catalogue; use a smaller model or input"]
 
 
 def _remedies(remedies: Remedies, fits_already: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Why each part of a launch command is as it is."""
+"""Reasons for the parts of a launch command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _reason(part: LaunchPart) -> str:
         "by hand": f"in the script, {was}",
         "cannot tell": "cannot tell: ",
     }
-    return before[part.status] + (part.reason or "no reason is known")
+    return before[part.status] + (part.reason or "reason not known")
 
 
 def _evidence(part: LaunchPart) -> str:

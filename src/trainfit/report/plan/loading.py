@@ -1,4 +1,4 @@
-"""How the DataLoader keeps up with the GPU, as a part of a plan's text."""
+"""Data loading as a section of a plan's text: does the DataLoader keep up with the GPU?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainfit.report.sizes import printable, rate_text, wrapped
 from trainfit.results.loader import LoaderResult, LoaderSettings
 from trainfit.results.plan.result import DataLoading, HostCpu, PlanResult
 
-#: Where the text beside a name begins.
+#: Column of the text next to a name.
 _COLUMN = 18
 #: Pieces of advice, and faults, that are shown; `trainfit loader` shows all.
 _SHOWN = 2
@@ -70,7 +70,7 @@ def _rate(found: LoaderResult, settings: LoaderSettings) -> str:
             f"{rate_text(real.predicted_batches_per_s)} predicted"
         )
     if candidate is None:
-        return "its rate is not known"
+        return "rate not known"
     if candidate.infeasible:
         return f"infeasible: {printable(candidate.infeasible)}"
     return f"{rate_text(candidate.batches_per_s)} batches/s predicted"
@@ -79,21 +79,21 @@ def _rate(found: LoaderResult, settings: LoaderSettings) -> str:
 def _gpu(loading: DataLoading, found: LoaderResult) -> str:
     source = printable(found.step_source)
     if found.step_s <= 0:
-        return _row("the GPU", f"its step's time is not known ({source})")
+        return _row("the GPU", f"step time not known ({source})")
     most = "at most " if loading.step_is_bound else ""
     return _row("the GPU", f"{most}{rate_text(1 / found.step_s)} batches/s ({source})")
 
 
 def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
-    """What the processor that the user named would give, how sure that is, and what it is from."""
+    """The rate on the processor given by the user, with its interval and assumptions."""
     cpu = plan.cpu
     if cpu is None or cpu.cores is None:
         return
     named = _processor(cpu)
     if loading.input_at_most is None:
         yield _line(
-            f"with {named}: cannot tell, as the CPU time of a batch or the clock of this machine's "
-            "cores is not known; run trainfit on that machine"
+            f"with {named}: cannot tell, as the CPU time of a batch or the clock of this "
+            "machine's cores is not known; run trainfit on that machine"
         )
         return
     yield _row("other cores", f"{named}: {input_text(loading)}")
@@ -102,7 +102,7 @@ def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
 
 
 def input_text(loading: DataLoading) -> str:
-    """What the other processor gives at best, and which part would be the limit there."""
+    """The highest rate on the other processor, and which part is the limit there."""
     rate = loading.input_at_most
     assert rate is not None
     low, high = loading.input_range or (rate, rate)
@@ -136,42 +136,44 @@ def _limit_there(loading: DataLoading, low: float, high: float) -> str:
     if high < wanted:
         most = "up to " if loading.step_is_bound else ""
         by = by_factor(wanted / (loading.input_at_most or high))
-        return f"; the loader is the limit there by {most}{by}"
+        return f"; the DataLoader is the limit there by {most}{by}"
     if low >= wanted:
         return "; the GPU is the limit there"
-    return "; which part is the limit there is within that range"
+    return "; either part may be the limit there"
 
 
 def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
     why = printable(found.reason)
     if found.is_left_open and loading.bottleneck != "gpu":
-        yield _line("cannot tell which part is the limit, nor which settings suit:")
+        yield _line("cannot tell which part is the limit, or which settings are best:")
     elif loading.bottleneck == "unknown":
         reason = "no step time is known; give --step-time"
         if found.step_s > 0:
-            reason = "the loader's rate is not known; see what went wrong below"
+            reason = "the loader's rate is not known; see the errors below"
         yield _line(f"cannot tell which part is the limit: {reason}")
     elif loading.bottleneck == "loader":
         by = by_factor(loading.factor)
-        bound = " if the GPU is as fast as it can be" if loading.step_is_bound else ""
+        bound = (
+            " if the GPU reaches the lower bound of its step time" if loading.step_is_bound else ""
+        )
         most = "up to " if loading.step_is_bound else ""
-        yield _line(f"the loader is the limit by {most}{by}{bound}")
+        yield _line(f"the DataLoader is the limit by {most}{by}{bound}")
     else:
-        feeds = "the loader keeps up"
+        feeds = "the DataLoader keeps up"
         if loading.factor is not None and loading.factor >= _SAME:
-            feeds = f"the loader could feed {by_factor(loading.factor)} as much"
-        best = ", even as fast as it can be" if loading.step_is_bound else ""
+            feeds = f"the DataLoader could feed {by_factor(loading.factor)} as much"
+        best = " even at the lower bound of its step time" if loading.step_is_bound else ""
         yield _line(f"the GPU is the limit{best}: {feeds}")
     if why:
         yield _line(why, 4)
     if found.without_others is not None:
         yield _line(printable(without_others_words(found)), 4)
     elif loading.bottleneck != "gpu":
-        yield from _cures(found)
+        yield from _other_changes(found)
 
 
-def _cures(found: LoaderResult) -> Iterator[str]:
-    """What would help beyond the settings, the most first."""
+def _other_changes(found: LoaderResult) -> Iterator[str]:
+    """Other changes that would help, the largest gain first."""
     helpful = sorted(found.advice, key=lambda each: -each.gain)
     for each in [each for each in helpful if each.gain >= _SAME][:_SHOWN]:
         how = f": {printable(each.how)}" if each.how else ""
@@ -179,14 +181,14 @@ def _cures(found: LoaderResult) -> Iterator[str]:
 
 
 def _doubts(found: LoaderResult) -> Iterator[str]:
-    """What from outside bent the measurements."""
+    """External disturbances of the measurements."""
     for each in found.doubts:
         yield _line(f"{printable(each.summary)}: {printable(each.meaning)}")
 
 
 def _faults(found: LoaderResult) -> Iterator[str]:
     for fault in found.faults[:_SHOWN]:
-        yield _line(f"{printable(fault.summary)}; {printable(fault.cure)}")
+        yield _line(f"{printable(fault.summary)}; {printable(fault.fix)}")
 
 
 def _elsewhere(found: LoaderResult) -> Iterator[str]:

@@ -30,7 +30,7 @@ def remedies_section(remedies: Remedies) -> str:
     lines = [
         wrapped(
             f"Remedies at {at}, by memory saved per percent of extra compute "
-            f"(each simulated alone over {remedies.steps} steps)",
+            f"(each simulated by itself over {remedies.steps} steps)",
             "",
             "  ",
         )
@@ -38,7 +38,7 @@ def remedies_section(remedies: Remedies) -> str:
     for number, remedy in enumerate(remedies.won, start=1):
         lines += _remedy(number, remedy, before, remedies.largest_batch)
     if not remedies.won:
-        lines.append("  none of those that apply lowers the memory")
+        lines.append("  none of the applicable ones lowers the memory")
     lines += _rest(remedies)
     if remedies.combination is not None:
         lines += _combination(remedies.combination)
@@ -62,7 +62,7 @@ def inference_section(inference: Inference) -> str:
                 f"{size(memory.reserved_bytes)}, device {size(memory.device_bytes)}"
             )
     if inference.records_gradients:
-        lines.append("  wrap the calls of the model in `with torch.no_grad():`")
+        lines.append("  wrap the model calls in `with torch.no_grad():`")
     return "\n".join(lines)
 
 
@@ -106,7 +106,7 @@ def _before_after(before: MemoryFigures, after: MemoryFigures) -> str:
 
 
 def _pair(one: int, two: int) -> str:
-    """Two sizes; one unit is enough where they have the same."""
+    """Two sizes; the unit is written once where they have the same."""
     first, second = size(one), size(two)
     if first.partition(" ")[2] == second.partition(" ")[2]:
         first = first.partition(" ")[0]
@@ -143,7 +143,7 @@ def _rest(remedies: Remedies) -> list[str]:
     none = [e for e in remedies.items if e.saved_bytes is not None and e.name not in won]
     if none:
         named = ", ".join(f"{each.name} ({_nothing(each)})" for each in none)
-        lines.append(wrapped(f"saves no memory here: {printable(named)}", "  - ", "    "))
+        lines.append(wrapped(f"no memory saved here: {printable(named)}", "  - ", "    "))
     for each in remedies.items:
         if each.status == "failed":
             text = f"{each.name} was tried and failed: {each.reason}"

@@ -15,7 +15,7 @@ BOUNDS = {
     "host copies": "copies between host and GPU",
 }
 #: Kinds of kernels that have another name in the results.
-_NAMES = {"product": "matmul"}
+_NAMES = {"matmul": "matmul"}
 #: Rows of the curve that are shown, and kinds of kernels.
 _ROWS, _KINDS = 8, 5
 
@@ -40,7 +40,7 @@ def _now(speed: Speed) -> list[str]:
         f"{time_text(now.seconds)}{rate}; 90% prediction interval {time_text(low)} to "
         f"{time_text(high)}"
     )
-    parts = [f"kernels {time_text(now.gpu_s)}", f"launching them {time_text(now.host_s)}"]
+    parts = [f"kernels {time_text(now.gpu_s)}", f"launches {time_text(now.host_s)}"]
     if now.copies_s > 0.01 * now.seconds:
         parts.append(f"copies {time_text(now.copies_s)}")
     bound = f"limited by {BOUNDS[now.bound]}: {', '.join(parts)}"
@@ -63,13 +63,13 @@ def _now(speed: Speed) -> list[str]:
 
 
 def _graphs(speed: Speed) -> list[str]:
-    """What CUDA graphs would win, where launches cost something."""
+    """Gain of CUDA graphs, where launches cost something."""
     now, graphed = speed.now.seconds, speed.graphed_s
     if graphed is None or graphed > (1 - LEAST_FASTER) * now:
         return []
     text = (
         f'with CUDA graphs (torch.compile, mode="reduce-overhead") at best {time_text(graphed)}, '
-        "as no kernel waits for its launch"
+        "if no kernel waits for its launch"
     )
     return [wrapped(text, "  launches  ", " " * 12)]
 
@@ -83,7 +83,7 @@ def _paced(speed: Speed) -> list[str]:
     highest, lowest = paced.slowed[0], paced.slowed[-1]
     head = f"{count(paced.launches, 'launch', 'launches')} a call"
     if lowest.seconds - now < LEAST_FASTER * now:
-        text = f"{head}: the GPU bounds it, a lower clock of the CPU between calls changes nothing"
+        text = f"{head}: the GPU bounds it, a lower CPU clock between calls has no effect"
     else:
         clock = paced.core_hz / 1e9
         ends = f"{highest.core_share * clock:.2g} to {lowest.core_share * clock:.2g} GHz"
@@ -111,7 +111,8 @@ def _curve(speed: Speed) -> list[str]:
 
 
 def _chosen(speed: Speed) -> list[StepSpeed]:
-    """Powers of two, the knee, and the largest; some of these where they are many."""
+    """Powers of two, the saturation batch size, and the largest; a selection where they are
+    many."""
     curve = speed.curve
     powers = [
         each for each in curve if each.batch_size and not each.batch_size & (each.batch_size - 1)

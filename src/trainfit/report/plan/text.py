@@ -22,7 +22,7 @@ from trainfit.results.plan.amp import AmpHazard
 from trainfit.results.plan.result import BatchCheck, BatchLimits, Configuration, PlanResult
 from trainfit.results.plan.speed import KNEE
 
-#: Where the text beside a batch size begins.
+#: Column of the text next to a batch size.
 _COLUMN = 31
 #: Larger GPUs that are named.
 _GPUS = 4
@@ -99,13 +99,15 @@ def _batch_section(result: PlanResult) -> str:
     if chosen.largest_batch is None:
         return "\n".join([title, *_unknown(result)])
     if chosen.largest_batch == 0:
-        return "\n".join([title, "  not even one sample fits. What would:", *_remedies(result)])
+        return "\n".join(
+            [title, "  not even one sample fits. What would help:", *_remedies(result)]
+        )
     limits = chosen.limits
     bound = _at_least(limits, chosen.largest_batch)
     lines = [title, _batch_row("largest that fits", chosen.largest_batch, bound)]
     lines += _recommended(result)
     if not now.fits:
-        lines.append(f"  the present batch size, {now.batch_size}, does not fit. What would:")
+        lines.append(f"  the present batch size, {now.batch_size}, does not fit. What would help:")
         lines += _remedies(result)
     return "\n".join(lines)
 
@@ -118,7 +120,7 @@ def _unknown(result: PlanResult) -> list[str]:
         why = printable(limits.reason) if limits is not None else ""
         kept = f"recommended: the present one ({why})" if why else "the present one fits"
         return [wrapped(kept, "  ", "  "), detail]
-    return ["  the present one does not fit. What would:", *_remedies(result), detail]
+    return ["  the present one does not fit. What would help:", *_remedies(result), detail]
 
 
 def _recommended(result: PlanResult) -> list[str]:
@@ -154,7 +156,7 @@ def _recommended(result: PlanResult) -> list[str]:
         what = f"an epoch of {limits.data_set} samples is then {count(limits.epoch_steps, 'step')}"
         lines.append(wrapped(what, " " * _COLUMN, " " * _COLUMN))
     if limits is not None and limits.noise_scale is not None:
-        text = "as given: with a batch of so many samples a loss needs twice the samples"
+        text = "as given: with a batch of this size, the same loss needs twice the samples"
         lines.append(_batch_row("noise scale", round(limits.noise_scale), text))
     return lines
 
@@ -175,7 +177,7 @@ def _at_least(limits: BatchLimits | None, batch: int) -> str:
     if limits is None or not limits.at_least:
         return ""
     full = limits.data_set is not None and batch + 8 > limits.data_set
-    return f"at least; {'the data set has no more' if full else 'no larger one was simulated'}"
+    return f"at least; {'the data set has no more' if full else 'no larger batch was simulated'}"
 
 
 def _is_bound(limits: BatchLimits) -> bool:
@@ -192,7 +194,9 @@ def _why(best: int, limits: BatchLimits | None, margin: str) -> str:
     if best == limits.data_set:
         return "the whole data set"
     if limits.trains is not None:
-        return f"the smallest that trains {KNEE:.0%} as fast as any at this noise scale (predicted)"
+        return (
+            f"the smallest with {KNEE:.0%} of the fastest training at this noise scale (predicted)"
+        )
     return f"saturation batch size (smallest with {KNEE:.0%} of the best throughput; predicted)"
 
 
@@ -201,7 +205,7 @@ def _none(result: PlanResult) -> list[str]:
     if limits is not None and limits.reason:
         return [wrapped(f"none: {printable(limits.reason)}", f"  {'recommended':<20}  ", "  ")]
     free = f"{100 * result.headroom_share:.2g}% of the GPU free"
-    none = "none was seen to leave" if best is None else "no batch size leaves"
+    none = "no simulated batch size leaves" if best is None else "no batch size leaves"
     return [f"  {'recommended':<20}  none: {none} {free}"]
 
 
@@ -211,7 +215,7 @@ def _batch_row(title: str, batch: int | str, text: str = "") -> str:
 
 
 def _remedies(result: PlanResult) -> list[str]:
-    """What would make the job run; for a larger GPU, at the present batch size."""
+    """Changes that make the job fit; for a larger GPU, at the present batch size."""
     lines = []
     now, other = result.now, result.other_amp
     if result.chosen.recommended_batch and result.chosen.recommended_batch != now.batch_size:
@@ -227,7 +231,7 @@ def _remedies(result: PlanResult) -> list[str]:
         batch = f"batch size {now.batch_size}" if now.batch_size else "the present batch size"
         lines.append(f"  - a larger GPU, at {batch}: {named}")
     if not lines:
-        lines.append("  - no single GPU of the catalogue; make the model or its input smaller")
+        lines.append("  - no single GPU of the catalogue; use a smaller model or input")
     return lines
 
 
@@ -240,10 +244,10 @@ def _amp_section(result: PlanResult) -> str:
         memory, largest = configuration.memory, configuration.largest_batch
         at_most = "" if largest is None else f", largest batch size {largest}"
         step = configuration.step_s
-        takes = "" if step is None else f", a step {time_text(step)} (predicted)"
+        step_words = "" if step is None else f", a step {time_text(step)} (predicted)"
         lines.append(
             f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
-            f"reserved {size(memory.reserved_bytes)}{at_most}{takes}"
+            f"reserved {size(memory.reserved_bytes)}{at_most}{step_words}"
         )
     if choice is not None:
         reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason)

@@ -14,7 +14,7 @@ _VERDICTS = {True: "within", False: "OUTSIDE", None: "not known"}
 
 
 def verification_text(result: Verification) -> str:
-    """Whose prediction, measured beside predicted, step time, verdict."""
+    """The prediction compared with the measurement, step time, verdict."""
     parts = [
         f"{printable(result.gpu_measured)}, {count(result.steps, 'optimizer step')} run "
         f"(torch {printable(result.environment.get('torch', ''))})\n"
@@ -61,9 +61,9 @@ def _steps(result: Verification) -> str:
 
 def _verdict(result: Verification) -> str:
     if result.fits_predicted and not result.fits_measured:
-        return "WRONG: it was predicted to fit, and ran out of GPU memory"
+        return "WRONG: predicted to fit, but ran out of GPU memory"
     if result.fits_measured and not result.fits_predicted:
-        return "WRONG: it was predicted not to fit, and runs"
+        return "WRONG: predicted not to fit, but runs"
     if not result.fits_measured:
         return "As predicted: it does not fit"
     basis = printable(result.range_basis)

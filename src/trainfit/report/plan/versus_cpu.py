@@ -45,7 +45,7 @@ def _cpu(found: VersusCpu) -> list[str]:
     if share >= _WAITS:
         text += f"; {100 * share:.0f}% of it waits for the DataLoader"
     if found.stand_in:
-        text += "; the script asks for a GPU by name: the CPU took its place, without autocast"
+        text += "; the script asks for a GPU by name: it ran on the CPU instead, without autocast"
     return [wrapped(text, "  on CPU    ", _INDENT)]
 
 
@@ -75,11 +75,11 @@ def _epoch(found: VersusCpu, speed: Speed | None) -> str:
     if speed is None or speed.epoch_s is None or found.step_s is None or speed.now.seconds <= 0:
         return ""
     on_cpu = speed.epoch_s * found.step_s / speed.now.seconds
-    return f"; an epoch takes {time_text(speed.epoch_s)} on it, {time_text(on_cpu)} on the CPU"
+    return f"; an epoch needs {time_text(speed.epoch_s)} on it, {time_text(on_cpu)} on the CPU"
 
 
 def _larger(speed: Speed | None) -> str:
-    """A GPU that waits for launches takes larger batches in the same time."""
+    """Note on a larger batch, which a GPU that waits for launches computes in the same time."""
     best = speed.at(speed.knee) if speed is not None else None
     if speed is None or best is None or not best.samples_per_s or not speed.now.samples_per_s:
         return ""
@@ -87,6 +87,6 @@ def _larger(speed: Speed | None) -> str:
     if more < _MORE:
         return ""
     return (
-        f". It works at {100 / more:.0f}% of its rate at this batch size: with "
-        f"{best.batch_size} it makes {_times(more)} times the samples/s"
+        f". It reaches {100 / more:.0f}% of its throughput at this batch size: {_times(more)} "
+        f"times the samples/s with {best.batch_size}"
     )

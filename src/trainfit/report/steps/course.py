@@ -1,4 +1,4 @@
-"""How memory goes on from step to step, in words."""
+"""The course of memory from step to step, in words."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporar
 def steps_section(pattern: StepPattern) -> str:
     """What was seen of the steps, whatever it is."""
     lines = [_settled(pattern)] if pattern.course == "settled" else pattern_notes(pattern)
-    lines += [f"- besides {_source(source)}" for source in pattern.sources[1:]]
+    lines += [f"- in addition {_source(source)}" for source in pattern.sources[1:]]
     return "\n".join(["Over the steps", *(wrapped(line, "  ", "    ") for line in lines)])
 
 
 def pattern_notes(pattern: StepPattern | None) -> list[str]:
-    """What a reader of the figures must know; nothing if memory has settled."""
+    """Warnings about the figures; nothing if memory has settled."""
     if pattern is None or pattern.course == "settled":
         return []
     if pattern.course == "growing":
@@ -27,11 +27,11 @@ def pattern_notes(pattern: StepPattern | None) -> list[str]:
     if pattern.steps < 3:
         seen = count(pattern.steps, "optimizer step")
         return [
-            f"{seen} cannot tell whether memory settles from step to step: the figures are for "
-            "what was simulated; have at least 3 simulated"
+            f"{seen} cannot show whether memory settles: the figures are for the simulated steps; "
+            "simulate at least 3"
         ]
     return [
-        f"{count(pattern.steps, 'optimizer step')} that differ cannot tell whether memory "
+        f"{count(pattern.steps, 'optimizer step')} that differ cannot show whether memory "
         "settles, grows or varies: leave out --steps, or raise it"
     ]
 
@@ -46,7 +46,7 @@ def only_seen(pattern: StepPattern | None) -> str:
 def _settled(pattern: StepPattern) -> str:
     seen, first = pattern.steps, pattern.settled_from
     if pattern.period == 1:
-        return f"memory has settled: from step {first} on all do the same ({seen} simulated)"
+        return f"memory has settled: from step {first} on all use the same ({seen} simulated)"
     return (
         f"memory has settled: from step {first} on it repeats every {pattern.period} steps "
         f"({seen} simulated)"
@@ -72,7 +72,7 @@ def _growing_cache(pattern: StepPattern, growth: int) -> str:
     text = (
         f"memory grows by {size(growth)} with each model call, as the KV cache of generated text "
         f"does: the figures are for the end of the {count(pattern.steps, 'call')} simulated, and "
-        f"each further one (a longer prompt, more new tokens) needs {size(growth)} more"
+        f"each further call (a longer prompt, more new tokens) needs {size(growth)} more"
     )
     if pattern.steps_until_full is not None:
         text += f"; the GPU would be full after about {pattern.steps_until_full:,} calls"
@@ -83,10 +83,10 @@ def _irregular(pattern: StepPattern) -> str:
     peaks = pattern.peak_bytes
     largest = peaks.index(max(peaks)) + 1
     return (
-        f"memory differs from step to step and follows no pattern: the peaks of "
+        "memory differs from step to step without a pattern: the peaks of "
         f"{pattern.steps} steps lie between {size(min(peaks[1:]))} and {size(max(peaks))} (step "
-        f"{largest}); the figures are the largest seen, and larger batches (longer sequences, "
-        "larger images) take more; feed the largest first, or simulate more with --steps"
+        f"{largest}); the figures are the largest of these, and larger batches (longer sequences, "
+        "larger images) need more; use the largest first, or simulate more with --steps"
     )
 
 

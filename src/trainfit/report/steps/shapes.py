@@ -12,7 +12,7 @@ def shapes_text(shapes: BatchShapes | None) -> str:
         return ""
     if shapes.longest is None:
         why = shapes.reason or "it could not be simulated"
-        return f"batches differ, sized by those seen; longest: cannot tell, {why}"
+        return f"batches differ in shape, sized by those seen; longest not known: {why}"
     text = "batches differ"
     median, longest = shapes.median_elements, shapes.longest_elements
     if median is not None and longest is not None:

@@ -1,4 +1,4 @@
-"""What an optimizer step consists of, as text."""
+"""The composition of an optimizer step as text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainfit.results.runs.steps import StepMakeup
 def step_lines(makeup: StepMakeup | None) -> list[str]:
     """One line each, not wrapped: micro-batch × accumulation, and how far the steps differed.
 
-    None where a step is one batch, or where nothing was counted.
+    None where a step is one batch, or where no operation was counted.
     """
     if makeup is None:
         return []
     if makeup.effective_batch is None:
-        return [f"samples of an optimizer step: cannot tell; {printable(makeup.why)}"]
+        return [f"samples of an optimizer step: not known; {printable(makeup.why)}"]
     if makeup.accumulation == 1:
         return []
     lines = [

@@ -1,4 +1,4 @@
-"""What a process takes of a GPU outside PyTorch's allocator, by cause."""
+"""Memory of a process on a GPU outside PyTorch's allocator, by cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Literal
 Library = Literal["cublas", "cudnn_forward", "cudnn_backward", "sdpa", "kernels"]
 
 #: What adds to a fresh process's context when it is first used, in the order in which
-#: ``trainfit calibrate`` measures: matrix products, convolutions and recurrent networks and
+#: ``trainfit calibrate`` measures: matmuls, convolutions and recurrent networks and
 #: their gradients, fused attention, and the kernels of many operators (lazy module loading).
 LIBRARIES: Final[tuple[Library, ...]] = (
     "cublas",
@@ -49,7 +49,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceConstants:
-    """What a process on one GPU takes besides reserved memory.
+    """Memory of a process on one GPU in addition to reserved memory.
 
     ``parts`` are the context and each library's addition. ``other_processes_bytes`` is what
     others hold of the GPU. ``profile`` names the calibration profile in use, "" without one;

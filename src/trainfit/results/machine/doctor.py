@@ -2,29 +2,39 @@
 
 Format history
     1   first version
+    2   "fixes" of a check (was "remedies")
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.machine.machine import Machine
 
 FORMAT: Final = "trainfit-doctor"
-VERSION: Final = 1
+VERSION: Final = 2
 
 Verdict = Literal["good", "bad", "cannot_tell"]
 
-_AGAIN: Final = "make it again with `trainfit doctor --output FILE`"
+_REMAKE: Final = "re-create it with `trainfit doctor --output FILE`"
 _WANTED: Final = "give a file that `trainfit doctor --output` wrote"
 
 
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_key(document, "checks", "remedies", "fixes")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
+
+
 @dataclasses.dataclass(frozen=True)
-class Remedy:
-    """What cures a bad check: a command or a line to write, how to undo it, what it costs."""
+class Fix:
+    """A fix of a bad check: a command or a line to write, its undo and its cost."""
 
     command: str
     undo: str
@@ -54,7 +64,7 @@ class Check:
     summary: str
     why: str = ""
     evidence: tuple[Evidence, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    fixes: tuple[Fix, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +101,7 @@ class PoolUse:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPools:
-    """What a script's DataLoader workers run besides PyTorch.
+    """Libraries with thread pools that a script's DataLoader workers run.
 
     ``workers`` is the largest ``num_workers`` (``None``: not a number in the script). ``uses``
     has no library whose threads the script sets itself.
@@ -137,7 +147,16 @@ class DoctorResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> DoctorResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     def save(self, path: Path) -> None:
         """Write the result; the file appears whole or not at all."""

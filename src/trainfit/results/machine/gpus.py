@@ -4,6 +4,7 @@ Format history
     1   first version
     2   inline ECC
     3   the memory's type, the number of Tensor cores
+    4   "matmul_balance_size" (was "product_balance_size")
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key
 
 FORMAT: Final = "trainfit-gpus"
-VERSION: Final = 3
+VERSION: Final = 4
 
-_AGAIN: Final = "make it again with `trainfit gpus --json`"
+_REMAKE: Final = "re-create it with `trainfit gpus --json`"
 _WANTED: Final = "give a file that `trainfit gpus --json` wrote"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_key(document, "gpus.for_a_job", "product_balance_size", "matmul_balance_size")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {3: _upgrade_terms}
 
 
 @dataclasses.dataclass(frozen=True)
 class MeaningLine:
-    """One figure beside what it says, and what it does not.
+    """One figure with what it says and what it does not.
 
     ``value`` is written for people, with its unit; ``None`` where it is not known, and then
     ``says`` is the reason. ``source`` is where the figure is from.
@@ -52,8 +61,8 @@ class JobFigures:
     """Rate divided by bandwidth: an operation of fewer FLOP per byte waits for memory."""
     addition_share: float | None
     """c = a + b in float32 (1 FLOP per 12 bytes) as a share of the FP32 rate, at best."""
-    product_balance_size: int | None
-    """From this n on an n x n x n product of 2-byte elements is not bound by bandwidth."""
+    matmul_balance_size: int | None
+    """From this n on an n x n x n matmul of 2-byte elements is not bound by bandwidth."""
     tensor_speedup: Mapping[str, float]
     """Tensor-core rate divided by the FP32 rate of the CUDA cores."""
     fill_elements: int | None
@@ -74,7 +83,7 @@ class JobFigures:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFigures:
-    """A GPU's figures in base units; ``None`` is not known, as of a device made to measure.
+    """A GPU's figures in base units; ``None`` is not known, as of a custom GPU specification.
 
     Rates are dense. ``sources`` says of each figure where it is from; it begins with
     "assumed" where nobody published or measured it.
@@ -126,4 +135,13 @@ class GpusResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> GpusResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )

@@ -45,7 +45,7 @@ class FrequencyPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class IdleState:
-    """A C-state of CPU 0: what waking from it takes, and whether it is switched off."""
+    """A C-state of CPU 0: its exit latency, and whether it is switched off."""
 
     name: str
     latency_s: float
@@ -250,7 +250,7 @@ class PciDevice:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceNode:
-    """A file below /dev that a driver offers, and whether this user may open it."""
+    """A file of a driver below /dev, and whether this user may open it."""
 
     path: str
     accessible: bool

@@ -1,4 +1,4 @@
-"""Calls at a fixed rate: what each took, whether pauses make them slower, why, and the cure.
+"""Calls at a fixed rate: what each took, whether pauses make them slower, why, and the fix.
 
 A call that comes every 33 ms may take longer than the same call back to back: while nothing
 happens, clocks fall and idle states deepen. What is measured comes in blocks, each of which
@@ -6,6 +6,8 @@ spends the time between two calls in one way (its arm).
 
 Format history
     1   first version
+    2   "fix_trial" (was "cure") and its "is_fixed", the phase "fix", "consecutive_share" of misses
+        (was "again_share")
 """
 
 from __future__ import annotations
@@ -13,14 +15,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key, rename_value
 
 FORMAT: Final = "trainfit-pace"
-VERSION: Final = 1
-_AGAIN: Final = "make it again with `trainfit pace --output`"
+VERSION: Final = 2
+_REMAKE: Final = "re-create it with `trainfit pace --output`"
 _WANTED: Final = "give a file that `trainfit pace --output` wrote"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_value(document, "blocks", "phase", "cure", "fix")
+    rename_key(document, "", "cure", "fix_trial")
+    rename_key(document, "fix_trial", "is_cured", "is_fixed")
+    for place in ("rates", "back_to_back", "fix_trial.before", "fix_trial.after"):
+        rename_key(document, place, "again_share", "consecutive_share")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
 
 Arm = Literal[
     "back_to_back",
@@ -32,11 +46,11 @@ Arm = Literal[
     "launching",
     "no_idle_states",
 ]
-"""How the time until the next call is spent: not at all; asleep; at work on a core; asleep but
-for its last part; asleep with the GPU at work; core and GPU at work; the same, and small kernels
-launched by the thread that calls; asleep with deep idle states forbidden."""
+"""How the time until the next call is spent: not at all; sleep; busy-wait on a core; sleep, then
+busy-wait; sleep with the GPU kept busy; core and GPU kept busy; the same, and small kernels
+launched by the calling thread; sleep with deep idle states forbidden."""
 
-Phase = Literal["baseline", "attribution", "profile", "cure"]
+Phase = Literal["baseline", "attribution", "profile", "fix"]
 """What a block is for; one that was profiled is slower for it, and counts for nothing."""
 
 Cause = Literal["cpu_frequency", "c_states", "gpu_clocks", "launch_overhead", "cache_or_contention"]
@@ -88,7 +102,7 @@ class Block:
     """The first call that counts: those before found the machine as the last block left it."""
     readings: Readings = dataclasses.field(default_factory=Readings)
     fix: Fix | None = None
-    """The cure that was in effect."""
+    """The fix that was in effect."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +133,7 @@ class RateSummary:
     (an action of a chunk), where there are such. ``speed`` is how fast the core was right before
     the calls, as a share of the fastest that was seen. ``ratio`` is the median over that back to
     back. ``late`` is by how much calls start after they are due. ``misses`` ended after the next
-    one was due; ``again_share`` is how often a miss follows one,
+    one was due; ``consecutive_share`` is the share of misses that follow a miss,
     ``overrun`` by how much they ended too late.
     """
 
@@ -135,7 +149,7 @@ class RateSummary:
     late: Spread | None
     misses: int
     missed_share: float
-    again_share: float | None
+    consecutive_share: float | None
     overrun: Spread | None
     reached_hz: float
     """Calls a second that were made, or could be where the rate is too high."""
@@ -146,8 +160,8 @@ class RateSummary:
 class ArmEffect:
     """One arm of the attribution at one rate.
 
-    ``recovered`` is which part of the excess over calls back to back it takes away: 0 nothing,
-    1 all of it. Where it could not be run, ``why_not`` says why.
+    ``recovered`` is the share of the excess over calls back to back that it removes: 0 nothing, 1
+    all of it. Where it could not be run, ``why_not`` says why.
     """
 
     arm: Arm
@@ -183,8 +197,8 @@ class Attribution:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A cure: ``tier`` 1 needs no privilege, 2 lasts as long as a process, 3 changes the system.
-    ``fix`` is the word for ``--fix``, where trainfit does it itself."""
+    """A recommended fix: ``tier`` 1 needs no privilege, 2 lasts as long as a process, 3 changes the
+    system. ``fix`` is the word for ``--fix``, where trainfit does it itself."""
 
     tier: int
     what: str
@@ -195,8 +209,8 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cure:
-    """What ``--fix`` did, and the same measurement before and after."""
+class FixTrial:
+    """The trial of a fix: what ``--fix`` did, and the same measurement before and after."""
 
     fix: Fix
     what: str
@@ -207,7 +221,7 @@ class Cure:
     change: Estimate | None
     """The median after over that before, at this rate."""
     recovered: Estimate | None
-    is_cured: bool
+    is_fixed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +264,7 @@ class PaceResult:
 
     ``period``: the work is done in every so many calls (1: in each), in those whose numbers leave
     the rest ``phase``.
-    ``probe_fast_s`` is what the fixed loop takes at the highest speed that was seen.
+    ``probe_fast_s`` is the time of the fixed loop at the highest observed speed.
     ``ended``: "finished", "failed" (a call raised), "interrupted" (by the user).
     """
 
@@ -266,7 +280,7 @@ class PaceResult:
     rates: tuple[RateSummary, ...]
     attribution: Attribution | None
     advice: tuple[Advice, ...]
-    cure: Cure | None
+    fix_trial: FixTrial | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     ended: Literal["finished", "failed", "interrupted"]
@@ -287,9 +301,18 @@ class PaceResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> PaceResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     @classmethod
     def load(cls, path: Path) -> PaceResult:
         """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -1,4 +1,4 @@
-"""A calibration profile: what one GPU, with its driver and libraries, takes and does.
+"""A calibration profile: memory and rates of one GPU with its driver and libraries.
 
 Written by ``trainfit calibrate``, read by ``plan`` and ``simulate``; those that trainfit
 ships have their publications in ``provenance``. ``None`` means not measured; 0 is a figure.
@@ -25,7 +25,7 @@ Unit = Literal["B", "B/s", "FLOP/s", "s"]
 #: When the driver loads kernels: as they are used, or all at once (CUDA_MODULE_LOADING).
 ModuleLoading = Literal["lazy", "eager"]
 
-_AGAIN: Final = "make it again with `trainfit calibrate`"
+_REMAKE: Final = "re-create it with `trainfit calibrate`"
 _WANTED: Final = "give a profile that `trainfit calibrate` wrote"
 
 
@@ -55,10 +55,10 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionWorkspace:
-    """What cuDNN took for one convolution besides operands and results, in bytes.
+    """Workspace that cuDNN used for one convolution, in bytes.
 
     ``shape`` is (samples, input channels, output channels, height, width, kernel size) at
-    stride 1 with equal padding; ``modelled_bytes`` is what the simulation takes for it.
+    stride 1 with equal padding; ``modelled_bytes`` is the simulated one.
     """
 
     shape: tuple[int, int, int, int, int, int]
@@ -90,7 +90,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """How fast it is: dense matrix products in FLOP/s by dtype, copies in bytes/s,
+    """Rates of a GPU: dense matmuls in FLOP/s by dtype, copies in bytes/s,
     and the cost of launching a kernel in seconds."""
 
     matmul: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
@@ -162,7 +162,7 @@ class Profile:
     @classmethod
     def from_json(cls, text: str, path: Path) -> Profile:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)
 
     def save(self, path: Path) -> None:
         """Write the profile; the file appears whole or not at all."""
@@ -171,4 +171,4 @@ class Profile:
     @classmethod
     def load(cls, path: Path) -> Profile:
         """Read a profile; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -5,23 +5,36 @@ Bytes, seconds, samples; ``None`` is not known. Prices are in the user's currenc
 Format history
     1   first version
     2   what an optimizer step consists of
+    3   the format's name (was "trainfit-offers"), "gpus" (was "offers"), "at_saturation" of a GPU
+        (was "enough")
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainfit.results.files import documents
+from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.plan.speed import StepSpeed
 from trainfit.results.runs.steps import StepMakeup
 
-FORMAT: Final = "trainfit-offers"
-VERSION: Final = 2
+FORMAT: Final = "trainfit-gpu-comparison"
+_FORMER_NAMES: Final = ("trainfit-offers",)
+VERSION: Final = 3
 
-_AGAIN: Final = "make it again with `trainfit gpus --for RESULT --json`"
+_REMAKE: Final = "re-create it with `trainfit gpus --for RESULT --json`"
 _WANTED: Final = "give a file that `trainfit gpus --for RESULT --json` wrote"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    rename_key(document, "", "offers", "gpus")
+    rename_key(document, "gpus", "enough", "at_saturation")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {2: _upgrade_terms}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +53,15 @@ class Effect:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class GpuEstimate:
     """The job on one GPU.
 
-    ``device_bytes`` is what it takes there as it is, ``fits`` says whether that is there.
+    ``device_bytes`` is the device memory of the unchanged job, ``fits`` says whether that fits.
     ``largest_batch`` is 0 where one sample does not fit, and about right where it is not exact.
     ``now`` is the step as the job is,
-    ``enough`` that at the smallest batch size with nearly the most samples a second of those
+    ``at_saturation`` that at the smallest batch size with nearly the best throughput of those
     that fit. What follows is of the whole run: at the job's own batch size where that fits, else
-    at ``enough`` (``run_batch``). ``power_w`` is the board's limit as sold.
+    at ``at_saturation`` (``run_batch``). ``power_w`` is the board's limit as sold.
     """
 
     gpu: str
@@ -61,7 +74,7 @@ class Offer:
     fits: bool
     largest_batch: int | None = None
     now: StepSpeed | None = None
-    enough: StepSpeed | None = None
+    at_saturation: StepSpeed | None = None
     run_batch: int | None = None
     samples_per_s: float | None = None
     samples_per_joule: float | None = None
@@ -81,7 +94,7 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True)
 class Anchor:
-    """A step that the user measured: ``factor`` times what is predicted for it."""
+    """A step that the user measured: ``factor`` times the prediction for it."""
 
     gpu: str
     seconds: float
@@ -89,7 +102,7 @@ class Anchor:
 
 
 @dataclasses.dataclass(frozen=True)
-class OffersResult:
+class GpuComparison:
     """A job on GPUs, the best first: what fits, by the cost of the run where it is known, else by
     its time.
 
@@ -101,7 +114,7 @@ class OffersResult:
     job: str
     batch_size: int | None
     samples: int | None
-    offers: tuple[Offer, ...]
+    gpus: tuple[GpuEstimate, ...]
     currency: str = ""
     budget: float | None = None
     cheapest: str | None = None
@@ -114,13 +127,23 @@ class OffersResult:
     @property
     def fits(self) -> bool:
         """Does the job fit any of them?"""
-        return any(offer.runs for offer in self.offers)
+        return any(estimate.runs for estimate in self.gpus)
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
         return documents.to_json(self, FORMAT, VERSION)
 
     @classmethod
-    def from_json(cls, text: str, path: Path) -> OffersResult:
+    def from_json(cls, text: str, path: Path) -> GpuComparison:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+            former_names=_FORMER_NAMES,
+        )

@@ -19,6 +19,8 @@ Format history
         memory that grows from call to call of a model
     10  whether the recommended batch size was simulated
     11  the parts of the launch command, each with its reason
+    12  terms of the DataLoader's result as in its version 3; kernels of the kind "matmul" (was
+        "product")
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ import base64
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.notes import Note
+from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.loader import upgrade_terms as upgrade_loader_terms
 from trainfit.results.machine.constants import Constant
 from trainfit.results.plan.amp import AmpCandidate, AmpHazard
 from trainfit.results.plan.launch import AllocatorTrial, LaunchPart
@@ -46,8 +50,16 @@ from trainfit.results.runs.steps import StepMakeup, StepPattern
 FORMAT: Final = "trainfit-plan"
 VERSION: Final = 12
 
-_AGAIN: Final = "make it again with `trainfit plan`"
+_REMAKE: Final = "re-create it with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    upgrade_loader_terms(document, "loading.result.")
+    rename_key(document, "speed.by_kind_s", "product", "matmul")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {11: _upgrade_terms}
 
 #: How the batch sizes were obtained: computed from two simulated ones (exact for all),
 #: simulated one by one, or not at all.
@@ -105,7 +117,7 @@ class MemoryFigures:
 
 @dataclasses.dataclass(frozen=True)
 class HostCpu:
-    """The processor beside the GPU, as the user says: cores, and their clock in Hz.
+    """The CPU of the machine with the GPU, as given by the user: cores, and their clock in Hz.
 
     ``core_speed`` is how fast a core of this machine dispatches operators, as a multiple of the
     reference (:mod:`trainfit.speed.model.host`), where that was measured. ``kind`` is the core's
@@ -131,11 +143,10 @@ class BatchLimits:
     """What a recommended batch size follows from; ``None`` is not known.
 
     ``memory``: the largest that leaves the headroom. ``knee``: the smallest with nearly the most
-    samples a second of those (:data:`trainfit.results.plan.speed.KNEE`, rounded up to a multiple
-    of 8).
-    ``noise_scale``: of the gradients, in samples, as the user said; the larger a batch is beside
-    it, the more samples a loss takes. ``trains``: the smallest with nearly the fastest progress
-    then.
+    samples a second of those (:data:`trainfit.results.plan.speed.KNEE`, rounded up to a multiple of
+    8). ``noise_scale``: of the gradients, in samples, as the user said; the larger a batch is
+    compared to it, the more samples the same loss needs. ``trains``: the smallest with nearly the
+    fastest progress then.
 
     ``data_set``: the samples of an epoch, which no batch exceeds. ``at_least``: memory's figures
     are the largest that were simulated (the data set may have no more samples); it may allow
@@ -173,11 +184,10 @@ class Configuration:
     """One setting of the job and what it needs.
 
     ``batch_size`` is ``None`` where the script's batch size could not be told. ``amp`` is
-    autocast's dtype ("bfloat16", "float16") or "off". ``by_kind_bytes`` and
-    ``by_module_bytes`` split the peak of allocated memory; ``largest_batch`` is 0 where one
-    sample does not fit and ``None`` where it could not be determined. ``recommended_batch``
-    follows from ``limits`` (``None``: none is recommended). ``step_s`` is what a step takes
-    (predicted).
+    autocast's dtype ("bfloat16", "float16") or "off". ``by_kind_bytes`` and ``by_module_bytes``
+    split the peak of allocated memory; ``largest_batch`` is 0 where one sample does not fit and
+    ``None`` where it could not be determined. ``recommended_batch`` follows from ``limits``
+    (``None``: none is recommended). ``step_s`` is the step time (predicted).
     """
 
     batch_size: int | None
@@ -247,9 +257,9 @@ class BatchShapes:
 
     ``median_elements`` and ``longest_elements`` are a sample's, of ``looked_at`` of the data set's
     ``samples`` (``None``: its samples could not be looked at, ``reason`` says why; the figures are
-    then of the batches seen). ``longest`` is what the present batch size takes where each sample
-    is the longest. ``typical_step_s`` and ``longest_step_s`` are a step's with batches as they
-    came and with the longest.
+    then of the batches seen). ``longest`` is the memory of the present batch size where each sample
+    is the longest. ``typical_step_s`` and ``longest_step_s`` are a step's with batches as they came
+    and with the longest.
     """
 
     looked_at: int | None
@@ -267,7 +277,7 @@ class BatchShapes:
 class ExtraCompute:
     """The work of one optimizer step against the job as written; 0.25 is a quarter more.
 
-    ``flops_share`` counts matrix products, convolutions and attention; ``traffic_share`` the
+    ``flops_share`` counts matmuls, convolutions and attention; ``traffic_share`` the
     bytes that all operators read and write; ``operators_share`` how many operators run.
     """
 
@@ -280,7 +290,7 @@ class ExtraCompute:
 class Remedy:
     """One remedy.
 
-    ``memory``, ``fits``, ``saved_bytes`` (of device memory; negative: it takes more),
+    ``memory``, ``fits``, ``saved_bytes`` (of device memory; negative: it uses more),
     ``extra`` and ``cost_percent`` are ``None`` where there are no figures; ``largest_batch`` also
     where no law of the batch size was cheap to get. ``step_change`` is that of the time of an
     optimizer's step (-0.1: 10% shorter), predicted for this GPU. ``cost_percent`` is the price in
@@ -308,7 +318,7 @@ class Remedy:
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """Several remedies at once, simulated together, because none alone is enough.
+    """Several remedies at once, simulated together, because none suffices by itself.
 
     ``batch_size`` is what goes into the command or the DataLoader, smaller than the present
     one where gradients are accumulated. ``memory`` is ``None`` where they could not be
@@ -380,13 +390,13 @@ class DataLoading:
     """How the DataLoader keeps up with the GPU at ``batch_size`` (``None``: the script's own).
 
     ``result`` is the whole of what ``trainfit loader`` finds; where it is ``None``, ``failure``
-    says why, with the cure. ``bottleneck`` holds for the recommended settings, and ``factor``
-    says by how much: what the other part could do, divided by what it can (1 and more; ``None``
-    where that is not known). ``step_is_bound``: the GPU's step takes ``result.step_s`` at the
-    least, it was not measured. ``input_at_most`` are the batches a second that the cores of
-    ``PlanResult.cpu`` give at best, ``input_range`` what they may be, ``input_basis`` what that is
-    from, and ``input_workers`` the fewest workers that give as many as the GPU takes, or all.
-    ``launched`` are the settings in the launch command (``None``: those of ``result``).
+    says why, with the fix. ``bottleneck`` is for the recommended settings, and ``factor`` says by
+    how much: what the other part could do, divided by what it can (1 and more; ``None`` where that
+    is not known). ``step_is_bound``: ``result.step_s`` is a lower bound of the GPU's step time, not
+    measured. ``input_at_most`` are the batches a second that the cores of ``PlanResult.cpu`` give
+    at best, ``input_range`` what they may be, ``input_basis`` what that is from, and
+    ``input_workers`` the fewest workers that give as many as the GPU uses, or all. ``launched`` are
+    the settings in the launch command (``None``: those of ``result``).
     """
 
     result: LoaderResult | None
@@ -426,7 +436,7 @@ class Recorded:
         try:
             content = base64.b64decode(self.content, validate=True)
         except ValueError as error:
-            raise ResultFileError(path, f"it is damaged ({error})", _AGAIN) from error
+            raise ResultFileError(path, f"it is damaged ({error})", _REMAKE) from error
         return Recording.from_bytes(content, path)
 
 
@@ -435,35 +445,32 @@ class PlanResult:
     """Everything that ``trainfit plan`` found out.
 
     ``recommended`` are the figures at ``chosen.recommended_batch``. ``basis_detail`` says why,
-    where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue
-    on which the present batch size would run when it does not here, smallest first.
-    ``remedies`` are ``None`` where none were tried, ``inference`` where the script trains.
-    ``pattern`` says how memory goes on from step to step at the present batch size.
-    ``loading`` is ``None`` where the DataLoader was not tuned; ``variables`` are those that
-    ``launch`` sets besides the user's own and the loader's. ``batch_in_command``: ``launch`` has
-    the recommended batch size, for the command has a placeholder for it. ``samples`` are the data
-    set's (``None``: not known). ``speed`` is ``None`` where nothing can be said of it (a device
-    made to measure, a script whose kernels were not seen).
-    ``other_processes_bytes`` of the GPU are held by others; ``profile`` names the
-    calibration profile in use ("": none, the context is assumed). ``recordings`` are what the
-    figures are from, the job as it is first: with them other GPUs can be judged without another
-    run (``trainfit gpus --for``); in files, but not in what is printed. ``cpu`` is what the user
-    said of the processor. ``versus_cpu`` is ``None`` where the CPU was not asked about.
-    ``protection`` is what kept the script from changing files in the run as the job is (``None``
-    in files of earlier versions), ``step`` what an optimizer step consists of (``None``: an older
-    result, or no step was counted).
-    ``amp_choice`` is ``None`` where there was nothing to choose from, ``shapes`` where all full
-    batches have one shape.
-    ``structured_notes`` are ``notes`` and ``assumptions`` as data, grouped; ``coverage`` says what
-    was among the simulated steps (``None``: an older result).
-    ``interrupted``: the user ended the plan early; this is what was known by then.
-    ``batch_check`` says whether the recommended batch size was simulated (``None``: none is
-    recommended, or an older result).
-    ``launch_parts`` are what ``launch`` consists of, and what was left out of it (none: an older
-    result, or the job does not fit). ``allocator`` is the trial of the allocator's other kind of
-    segment. ``loader_at`` is the line that makes the DataLoader that fed the first step (empty: it
-    could not be told; ``None``: none did, or an older result), ``sample_loading_s`` what a sample
-    took to load in the simulated run (``None``: not known).
+    where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue on which
+    the present batch size would run when it does not here, smallest first. ``remedies`` are
+    ``None`` where none were tried, ``inference`` where the script trains. ``pattern`` says how
+    memory goes on from step to step at the present batch size. ``loading`` is ``None`` where the
+    DataLoader was not tuned; ``variables`` are those that ``launch`` sets in addition to the user's
+    own and the loader's. ``batch_in_command``: ``launch`` has the recommended batch size, for the
+    command has a placeholder for it. ``samples`` are the data set's (``None``: not known).
+    ``speed`` is ``None`` where nothing can be said of it (a custom GPU specification, a script
+    whose kernels were not seen). ``other_processes_bytes`` of the GPU are held by others;
+    ``profile`` names the calibration profile in use ("": none, the context is assumed).
+    ``recordings`` are what the figures are from, the job as it is first: with them other GPUs can
+    be judged without another run (``trainfit gpus --for``); in files, but not in what is printed.
+    ``cpu`` is what the user said of the processor. ``versus_cpu`` is ``None`` where the CPU was not
+    asked about. ``protection`` is what kept the script from changing files in the run as the job is
+    (``None`` in files of earlier versions), ``step`` what an optimizer step consists of (``None``:
+    an older result, or no step was counted). ``amp_choice`` is ``None`` where there was nothing to
+    choose from, ``shapes`` where all full batches have one shape. ``structured_notes`` are
+    ``notes`` and ``assumptions`` as data, grouped; ``coverage`` says what was among the simulated
+    steps (``None``: an older result). ``interrupted``: the user ended the plan early; this is what
+    was known by then. ``batch_check`` says whether the recommended batch size was simulated
+    (``None``: none is recommended, or an older result). ``launch_parts`` are what ``launch``
+    consists of, and what was left out of it (none: an older result, or the job does not fit).
+    ``allocator`` is the trial of the allocator's other kind of segment. ``loader_at`` is the line
+    that makes the DataLoader that fed the first step (empty: it could not be told; ``None``: none
+    did, or an older result), ``sample_loading_s`` what a sample needed to load in the simulated run
+    (``None``: not known).
     """
 
     command: str
@@ -538,7 +545,16 @@ class PlanResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> PlanResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(
+            cls,
+            text,
+            path,
+            FORMAT,
+            VERSION,
+            remake=_REMAKE,
+            wanted=_WANTED,
+            upgrades=_UPGRADES,
+        )
 
     def save(self, path: Path) -> None:
         """Write the result; the file appears whole or not at all."""
@@ -547,4 +563,4 @@ class PlanResult:
     @classmethod
     def load(cls, path: Path) -> PlanResult:
         """Read a result file; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

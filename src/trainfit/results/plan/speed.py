@@ -1,4 +1,4 @@
-"""How long a step takes on a GPU, at one batch size and at others."""
+"""Step times on a GPU, at one batch size and at others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ KNEE: Final = 0.95
 class StepSpeed:
     """One step (an optimizer's, or a call of the model), in seconds.
 
-    ``range_s`` is the 90% prediction interval. ``gpu_s`` is what its kernels take together,
-    ``host_s`` what the CPU takes to launch them, ``copies_s`` copies between host and device.
+    ``range_s`` is the 90% prediction interval. ``gpu_s`` is the time of its kernels together,
+    ``host_s`` the CPU time to launch them, ``copies_s`` copies between host and device.
     ``samples_per_s`` is ``None`` where the batch size is not known. ``core_s`` is how long it keeps
     a core busy, launching and in waits for the GPU (``None``: an older result).
     """
@@ -47,7 +47,7 @@ class SlowedCall:
 class PacedCalls:
     """What to expect of calls that come at a fixed rate, between which the CPU's clock falls.
 
-    ``launches`` are the kernels of a call; ``slowed`` what it takes at lower clocks, the lowest
+    ``launches`` are the kernels of a call; ``slowed`` its time at lower clocks, the lowest
     last; ``core_hz`` is the full clock.
     """
 
@@ -62,7 +62,7 @@ class Speed:
 
     ``curve`` are steps at other batch sizes up to the largest that fits, smallest first (empty
     where they are not known); ``knee`` the smallest of them with :data:`KNEE` of the most samples
-    a second. ``mfu`` is the FLOPs of products, convolutions and attention as a share of what the
+    a second. ``mfu`` is the FLOPs of matmuls, convolutions and attention as a share of what the
     GPU could do in the time in their numbers (model FLOPs utilization). ``by_kind_s`` divides
     ``now.gpu_s`` by kind of kernel. ``constants`` says where the model's constants are from.
     ``epoch_s`` is ``None`` where the data set's size is not known. ``graphed_s`` is what a step

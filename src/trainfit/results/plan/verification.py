@@ -1,4 +1,4 @@
-"""A prediction beside what a real run of the same command measured.
+"""A prediction compared with the measurement of a real run of the same command.
 
 All memory figures are bytes. ``None`` means not known; 0 is a figure.
 
@@ -52,7 +52,7 @@ class RealRunOutcome:
 
     ``allocated_bytes`` and ``reserved_bytes`` are peaks. ``outside_bytes`` was held at the
     end by all processes outside of this one's allocator, ``process_bytes`` is what NVML
-    showed for this process besides its reserved memory (``None``: it does not know it).
+    showed for this process in addition to its reserved memory (``None``: it does not know it).
     ``step_seconds`` are the times from the end of a step to the end of the next, on the
     device.
     """

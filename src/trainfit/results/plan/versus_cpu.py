@@ -1,4 +1,4 @@
-"""A job's step on this machine's CPU, measured, beside the one predicted for a GPU."""
+"""A job's step on this machine's CPU, measured, compared with the prediction for a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CpuRunRequest:
 
     It ends earlier once ``enough_s`` have passed since the first step, with ``least_steps`` at
     the least. ``outcome`` is the file to write. With ``stand_in`` the script is told that there
-    is a GPU, and the CPU takes its place.
+    is a GPU, and it runs on the CPU instead.
     """
 
     target: Target

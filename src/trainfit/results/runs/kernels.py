@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 #: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
-#: "product": matrix products. "convolution…": as implicit matrix products, by cuDNN;
+#: "matmul": matrix multiplications. "convolution…": as implicit matmuls, by cuDNN;
 #: "convolution_3x3…": by filters that Winograd's algorithm is for, in steps of 1 and planes apart;
 #: "grouped…": convolutions in several groups, "grouped_nhwc…" of channels-last tensors;
 #: "depthwise…": one filter a channel, by PyTorch's own kernels; "depthwise_nhwc…" by cuDNN's for
@@ -24,7 +24,7 @@ from typing import Final
 #: event ``rows`` of stream ``columns``; "event_synchronize": the host does, after one of the row's;
 #: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's).
 KINDS: Final = (
-    "product",
+    "matmul",
     "convolution",
     "convolution_input_gradient",
     "convolution_weight_gradient",

@@ -10,18 +10,21 @@ from typing import Final, Literal
 
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.runs.trace import Target, TraceOutcome
 
-#: Where the time of a step is from that takes none.
-AS_FAST: Final = "as fast as the loader can: the step takes no time"
+#: Source of a step time of 0.
+AS_FAST: Final = "as fast as the loader can: a step time of 0"
 
 
 @dataclasses.dataclass(frozen=True)
-class StepTime:
-    """A training step between two batches, in seconds.
+class Consumer:
+    """What happens between two calls of a DataLoader's ``next``: a training step, in seconds.
 
-    ``work_s`` of it keeps a core busy; ``pageable_s`` comes on top where batches are not
-    pinned. ``source`` says in words where the figures are from.
+    ``work_s`` of it keeps a core busy (launching kernels); in the rest the main thread waits.
+    ``pageable_s`` comes on top where batches are not pinned: the driver copies them to its own
+    pinned buffers first, and the main thread works at it. ``source`` says in words where the
+    figures are from.
     """
 
     step_s: float
@@ -29,28 +32,31 @@ class StepTime:
     pageable_s: float = 0.0
     source: str = ""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.work_s <= self.step_s:
+            raise ValueError("a step works for 0 to all of its seconds")
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadingRequest:
     """One process that measures a loader, which a script or a callable of the user's makes.
 
-    ``folder`` is where it writes (see :class:`LoadingOutcome`) and reads. ``target`` is the
+    ``folder`` is where it writes (see :class:`LoadingOutcome`). ``target`` is the
     script, run on the simulated ``gpu`` until its first step is made; without it ``loader`` is
     "module:callable" or "path/to/file.py:callable", of which a data set is given ``batch_size``.
-    With ``step`` of ``None`` the process writes ``simulated.json`` (a
-    :class:`~trainfit.results.runs.trace.TraceOutcome`) after the script and waits for ``step.json``
-    (a :class:`StepTime`). ``function`` is what is called on the loader, "tune" or
-    "trainfit.module:function"; ``arguments`` is a JSON object of that function's own.
+    With ``step`` of ``None`` it is the one that is predicted for the simulated step. ``function``
+    is what is called on the loader, "tune" or "trainfit.module:function"; ``arguments`` is a JSON
+    object of that function's own.
     ``ranks`` share the machine. ``script_limit_s`` is for the script until its first step,
     ``limit_s`` for everything. ``variables`` are those that the user's command sets.
     """
 
     folder: str
-    gpu: str = ""
+    gpu: GpuSpec
     target: Target | None = None
     loader: str = ""
     batch_size: int | None = None
-    step: StepTime | None = None
+    step: Consumer | None = None
     function: str = "tune"
     arguments: str = "{}"
     seconds: float = 20.0

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import as_json, write_whole
 from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.machine.profile import ConvolutionWorkspace
 
 Subject = Literal["memory", "workspaces", "rates"]
@@ -20,9 +21,8 @@ Subject = Literal["memory", "workspaces", "rates"]
 class StandIn:
     """A simulated device in the real one's place: a rehearsal, or a test."""
 
-    gpu: str
+    gpu: GpuSpec
     constants: DeviceConstants
-    gpu_memory_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class WorkspaceReadings:
 class RateReadings:
     """Rates in base units, each in several trials (FLOP/s, B/s; ``launch`` in seconds).
 
-    Matrix products are under ``matmul.`` and the dtype.
+    Matmuls are under ``matmul.`` and the dtype.
     """
 
     trials: Mapping[str, tuple[float, ...]]

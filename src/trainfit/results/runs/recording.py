@@ -140,7 +140,7 @@ class Recording:
             if type(self.header.get(key)) not in (kind, type(None)):
                 raise ValueError(f"{key} is {self.header.get(key)!r}")
         if [type(each) for each in self.header["context_range_bytes"]] != [int, int]:
-            raise ValueError("context_range_bytes is no pair of numbers")
+            raise ValueError("context_range_bytes is not a pair of numbers")
         decode_context_parts(self.header)
         _ = self.makeup
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
@@ -273,8 +273,8 @@ class Recording:
         except FileNotFoundError:
             raise ResultFileError(path, "there is no such file", "check the path") from None
         except Exception as error:  # what zip, zlib, JSON and NumPy raise for damaged bytes
-            reason = f"it is damaged or no recording ({error})"
-            raise ResultFileError(path, reason, "record it again") from error
+            reason = f"damaged, or not a recording ({error})"
+            raise ResultFileError(path, reason, "re-record it") from error
         return recording
 
 
@@ -351,7 +351,7 @@ _HEADER: Final[Mapping[str, type]] = {
 }
 
 
-#: What it may say besides: the batch size where it is known, the script's name, its command
+#: Further entries: the batch size where it is known, the script's name, its command
 #: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
 #: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
 #: trained]``, the message with which the simulated GPU was full, the parts of the context, what

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 Course = Literal[
-    "settled",  # from some step on, every one (or every period of them) takes the same
+    "settled",  # from some step on, every one (or every period of them) uses the same
     "growing",  # each step leaves more behind than the one before
     "irregular",  # neither: the steps differ, as with batches of variable shape
     "unknown",  # too few steps to tell
@@ -18,7 +18,7 @@ Course = Literal[
 StepSource = Literal["DataLoader", "model calls", "unknown"]
 
 #: Libraries whose training loop makes the step; "" is the script's own.
-Loop = Literal["", "Accelerate", "Lightning", "Transformers"]
+Framework = Literal["", "Accelerate", "Lightning", "Transformers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepMakeup:
     loader_batches: int | None = None
     per_step: tuple[int, ...] = ()
     varied: bool = False
-    loop: Loop = ""
+    loop: Framework = ""
     where: str | None = None
     why: str = ""
 

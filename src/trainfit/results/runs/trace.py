@@ -11,9 +11,11 @@ from typing import Literal
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import as_json, write_whole
 from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.plan.launch import ScriptOption
 from trainfit.results.runs.coverage import Coverage
 from trainfit.results.runs.sandbox import Protection
+from trainfit.results.runs.steps import Framework
 
 Status = Literal[
     "finished",  # the wanted number of optimizer steps was reached
@@ -75,25 +77,23 @@ class InterventionRequest:
 class TraceRequest:
     """One simulated run.
 
-    ``recording`` and ``outcome`` are the files to write. ``gpu_memory_bytes`` overrides the
-    catalogue's figure (with a measured one); ``limited`` makes it the capacity. ``amp``
-    forces autocast. ``survey`` asks which interventions would apply. ``count`` says what
-    ``steps`` are: steps of the optimizer, or calls of the model where none is trained.
-    With ``until_settled`` the run ends before ``steps`` are done
+    ``recording`` and ``outcome`` are the files to write. ``gpu`` is simulated; ``limited`` makes
+    its memory the capacity. ``amp`` forces autocast. ``survey`` asks which interventions would
+    apply. ``count`` says what ``steps`` are: steps of the optimizer, or calls of the model where
+    none is trained. With ``until_settled`` the run ends before ``steps`` are done
     if memory has settled by then, or grows by the same with each step.
-    ``constants`` are what the process takes besides (``None``: the catalogue's);
+    ``constants`` are its memory outside the allocator (``None``: the catalogue's);
     ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
     of the batch size (``None``: nothing). ``variables`` are set in the process when the script
     comes to look at its arguments, if not before: for what is read later, as Accelerate's are.
     """
 
     target: Target
-    gpu: str
+    gpu: GpuSpec
     steps: int
     recording: str
     outcome: str
     limited: bool = False
-    gpu_memory_bytes: int | None = None
     loader: LoaderOverride | None = None
     sample: SampleOverride | None = None
     amp: ForcedAmp | None = None
@@ -188,12 +188,12 @@ class Finding:
 class Compute:
     """The work of one optimizer step, a typical one of a run after its first.
 
-    ``flops`` are those of matrix products, convolutions, attention and recurrent networks
+    ``flops`` are those of matmuls, convolutions, attention and recurrent networks
     (:mod:`trainfit.simgpu.kernels.flops`); ``traffic_bytes`` what all operators read and write, if
     nothing stays in a cache; ``operators`` how many ran.
 
     The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
-    "KIND/DTYPE": kind "product", "convolution" or "attention"; dtype that of the operands,
+    "KIND/DTYPE": kind "matmul", "convolution" or "attention"; dtype that of the operands,
     "tfloat32" for float32 that may be rounded to it. ``kernels`` are operators that cannot
     but launch one. ``moved_bytes`` must pass the GPU's memory in others than those with FLOPs
     although its L2 cache keeps what it can. ``compiled``: the script calls ``torch.compile``,
@@ -233,10 +233,6 @@ class StepFeed:
     call_samples: int | None = None
     backwards: int = 0
     others: bool = False
-
-
-#: Libraries that have a word of their own for mixed precision.
-Framework = Literal["", "transformers", "lightning", "accelerate"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from trainfit.results.watch.run import RunHeader
 
 FORMAT: Final = "trainfit-watch"
 VERSION: Final = 1
-_AGAIN: Final = "make it again with `trainfit watch --output`"
+_REMAKE: Final = "re-create it with `trainfit watch --output`"
 _WANTED: Final = "give a file that `trainfit watch --output` wrote"
 
 Severity = Literal["critical", "warning", "info"]
@@ -180,9 +180,9 @@ class WatchResult:
     @classmethod
     def from_json(cls, text: str, path: Path) -> WatchResult:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)
 
     @classmethod
     def load(cls, path: Path) -> WatchResult:
         """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _AGAIN), path)
+        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -32,7 +32,7 @@ FORMAT: Final = "trainfit-watched-run"
 VERSION: Final = 1
 #: In the run's folder; an Event a line, appended.
 SAMPLER_EVENTS: Final = "sampler.events.jsonl"
-_AGAIN: Final = "watch the run again with `trainfit watch`"
+_REMAKE: Final = "re-run it with `trainfit watch`"
 _WANTED: Final = "give a folder that `trainfit watch` wrote"
 
 Ending = Literal["running", "finished", "failed", "interrupted"]
@@ -123,8 +123,8 @@ class RunHeader:
     @classmethod
     def load(cls, path: Path) -> RunHeader:
         """Read a header; raises :class:`ResultFileError`."""
-        text = documents.read(path, _AGAIN)
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        text = documents.read(path, _REMAKE)
+        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,5 +217,5 @@ def _load_events(path: Path) -> tuple[Event, ...]:
         except (ValueError, DecodingError) as error:
             if number < len(lines) - 1:
                 reason = f"line {number + 1} is damaged ({error})"
-                raise ResultFileError(path, reason, _AGAIN) from error
+                raise ResultFileError(path, reason, _REMAKE) from error
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Which function a frame is calling, for calls into C, which have no frame of their own.
+"""The function that a frame is calling, for calls into C, which have no frame of their own.
 
 A frame's current instruction has a place in the source (PEP 657); the expression there names
 what is called, and the frame's variables say what that is. Attributes are looked up without
@@ -54,7 +54,7 @@ NOTHING: Final = Callee()
 
 
 def callee(frame: types.FrameType, lasti: int | None = None) -> Callee:
-    """What ``frame`` calls now; ``NOTHING`` where it runs Python or that cannot be told.
+    """What ``frame`` calls now; ``NOTHING`` where it runs Python or that is unknown.
 
     With ``lasti`` what it called at that instruction: a frame that runs may have gone on.
     """
@@ -216,7 +216,7 @@ class _Names:
                     return space[node.id]
             return _MISSING
         if isinstance(node, ast.Subscript):
-            # A part of an array is an array; of anything else it cannot be told.
+            # A part of an array is an array; of anything else it is unknown.
             value = self.value(node.value)
             return value if isinstance(value, np.ndarray | torch.Tensor) else _MISSING
         if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What a library's function does for a sample: the table, and how a stack is judged by it."""
+"""Table of what library functions do for a sample, and the classification of stacks by it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _rules(
 
 #: The first rule that matches decides; a module's exceptions stand before its rule.
 RULES: Final[tuple[Rule, ...]] = (
-    # PyTorch's own collation; the loader's ``collate_fn`` is told by the fetcher's call of it.
+    # PyTorch's own collation; the loader's ``collate_fn`` is recognized by the fetcher's call of
+    # it.
     *_rules("collate", "torch.utils.data._utils.collate"),
     # The data set's tensors are in memory: indexing them is all the reading that there is.
     *_rules("read", "torch.utils.data.dataset", "TensorDataset.*"),
@@ -89,7 +90,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     *_rules("transform", "skimage scipy.ndimage scipy.signal scipy.fft audiomentations augly"),
     *_rules("transform", "transformers tokenizers sentencepiece tiktoken spacy nltk ftfy"),
-    # Arrays in files. HDF5 undoes compression inside of the same call: it cannot be told apart.
+    # Arrays in files. HDF5 undoes compression inside of the same call: it cannot be distinguished.
     *_rules("read", "h5py netCDF4 lmdb rocksdict leveldb rasterio tables safetensors tensorstore"),
     *_rules("decode", "numcodecs blosc blosc2 zarr.codecs"),
     *_rules("read", "zarr"),
@@ -158,7 +159,7 @@ _WORDS: Final[tuple[tuple[str, Kind], ...]] = (
 
 
 @dataclass(frozen=True)
-class Place:
+class StackFrame:
     """A frame of a stack, or a C function that one calls, as far as rules look at it.
 
     ``called`` is how the source writes what the frame calls ("self.transform"); ``mapped``
@@ -172,14 +173,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Classification:
     """What a look at a stack says: the kind (``None``: unknown) and the function behind that."""
 
     kind: Kind | None
     what: str
 
 
-def judge(stack: Sequence[Place], collating: bool = False) -> Judged:
+def judge(stack: Sequence[StackFrame], collating: bool = False) -> Classification:
     """What the innermost recognised function of a stack does.
 
     Args:
@@ -189,28 +190,28 @@ def judge(stack: Sequence[Place], collating: bool = False) -> Judged:
     """
     found = _recognised(stack)
     if collating and (found is None or found.kind in ("transform", "collate")):
-        return Judged("collate", found.what if found else _whose(stack))
-    return found or Judged(None, _whose(stack))
+        return Classification("collate", found.what if found else _whose(stack))
+    return found or Classification(None, _whose(stack))
 
 
-def _recognised(stack: Sequence[Place]) -> Judged | None:
-    general: Judged | None = None
+def _recognised(stack: Sequence[StackFrame]) -> Classification | None:
+    general: Classification | None = None
     for index, place in enumerate(stack):
         if place.mapped:  # its pages come from the file while they are copied
-            return Judged("read", f"{shown(place.module, place.name)} of a mapped file")
+            return Classification("read", f"{shown(place.module, place.name)} of a mapped file")
         rule = rule_of(place.module, place.name)
         if rule is None or rule.kind is None:
             continue
-        judged = Judged(rule.kind, shown(place.module, place.name))
+        judged = Classification(rule.kind, shown(place.module, place.name))
         if rule.kind == "wait":
-            return Judged("wait", _waiting(stack, index))
+            return Classification("wait", _waiting(stack, index))
         if not rule.general:
             return judged
         general = general or judged
     return _by_words(stack, general) or general
 
 
-def _by_words(stack: Sequence[Place], general: Judged | None) -> Judged | None:
+def _by_words(stack: Sequence[StackFrame], general: Classification | None) -> Classification | None:
     """By the names of functions, where they are no library's; the innermost that says it."""
     for place in stack:
         # A frame's name says what it does; what it calls is said last by the callee's frame.
@@ -220,7 +221,7 @@ def _by_words(stack: Sequence[Place], general: Judged | None) -> Judged | None:
                 continue
             if general is not None and general.kind == kind:
                 return general
-            return Judged(kind, place.called if text is place.called else _own(place))
+            return Classification(kind, place.called if text is place.called else _own(place))
     return None
 
 
@@ -248,7 +249,7 @@ def _kind_of_words(text: str) -> Kind | None:
     return None
 
 
-def _whose(stack: Sequence[Place]) -> str:
+def _whose(stack: Sequence[StackFrame]) -> str:
     """Whose function it is that was not recognised: the innermost that is the user's."""
     for place in stack:
         if (
@@ -260,7 +261,7 @@ def _whose(stack: Sequence[Place]) -> str:
     return shown(stack[0].module, stack[0].name) if stack else ""
 
 
-def _waiting(stack: Sequence[Place], index: int) -> str:
+def _waiting(stack: Sequence[StackFrame], index: int) -> str:
     """The wait, and who waits: the function outside of the libraries that only wait."""
     wait = stack[index]
     outermost = wait
@@ -272,7 +273,7 @@ def _waiting(stack: Sequence[Place], index: int) -> str:
     return f"{shown(outermost.module, outermost.name)} waits"
 
 
-def _own(place: Place) -> str:
+def _own(place: StackFrame) -> str:
     return place.name if place.module == "__main__" else shown(place.module, place.name)
 
 

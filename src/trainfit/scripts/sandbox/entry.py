@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.results.runs.sandbox import Protection, ProtectionKind, SandboxRequest
-from trainfit.scripts.sandbox import keeper, overlay, redirection, state
+from trainfit.scripts.sandbox import overlay, redirection, state, supervisor
 from trainfit.scripts.sandbox.errors import UnavailableError
-from trainfit.scripts.sandbox.keeper import Attempt, Keeper
 from trainfit.scripts.sandbox.layer import FILES, Layer
+from trainfit.scripts.sandbox.mount_plan import SHARED_MEMORY
 from trainfit.scripts.sandbox.network import go_offline
-from trainfit.scripts.sandbox.places import SHARED_MEMORY
+from trainfit.scripts.sandbox.supervisor import Attempt, Keeper
 
 
 def begin(folder: Path) -> None:
@@ -34,7 +34,7 @@ def begin(folder: Path) -> None:
         if before is not None:
             raise  # it must not run over the original files
         return
-    keeper.adopt()
+    supervisor.adopt()
     reasons: list[str] = []
     kinds: tuple[ProtectionKind, ...] = request.kinds
     if request.allow_writes:
@@ -98,7 +98,7 @@ def _protect(
             }
     except UnavailableError as error:
         attempt.tell({"unavailable": f"{kind}: {error}"})
-        os._exit(keeper.NOT_STARTED)
+        os._exit(supervisor.NOT_STARTED)
     state.become(state.State(kind, folder, entered))
     if before is None:  # else it is so already
         go_offline()
@@ -132,16 +132,16 @@ def _keep(
     attempt.let_go()
     protection = Protection(kind, detail, guarded=not unguarded)
     status = Keeper(attempt, folder, request, protection, uppers, parent).keep()
-    keeper.end_as(status)
+    supervisor.end_as(status)
 
 
 def _refuse(folder: Path, reasons: list[str]) -> None:
     """Nothing protects here: the script is not run."""
-    why = "; ".join(reasons) or "none was asked for"
+    why = "; ".join(reasons) or "not requested"
     Protection(
         "none",
         why,
-        stopped=f"nothing here keeps the script from changing your files ({why}); allow it with "
-        "--allow-writes, or run trainfit where namespaces or Landlock are allowed",
+        stopped=f"the script could change your files, as no sandbox is available ({why}); allow "
+        "it with --allow-writes, or run trainfit where user namespaces or Landlock are allowed",
     ).save(folder)
-    os._exit(keeper.NOT_STARTED)
+    os._exit(supervisor.NOT_STARTED)

@@ -1,4 +1,4 @@
-"""Why a protection is not available."""
+"""The error for an unavailable protection."""
 
 
 class UnavailableError(Exception):

@@ -1,4 +1,4 @@
-"""What a user can do where a script fails because of its sandbox."""
+"""Hints for scripts that fail because of the sandbox."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import errno
 from trainfit.scripts.sandbox.state import current
 
 _QUESTION = (
-    "; it asks a question on standard input, which a run of trainfit does not have: give the "
-    "answer by an argument or a variable of the environment"
+    "; it reads from standard input, which trainfit does not provide: pass "
+    "the answer as an argument or environment variable"
 )
 _FULL = (
-    "; the scratch layer that takes what the script writes is full: free some of the disk with "
-    "the temporary files (TMPDIR), let the script save less, or give --allow-writes"
+    "; the temporary layer for the script's writes is full: free space on "
+    "the disk of TMPDIR, let the script save less, or give --allow-writes"
 )
 _REFUSED = (
-    "; code other than Python wrote to a file that is protected here, where no overlay can be "
-    "mounted: run where user namespaces are allowed, or give --allow-writes"
+    "; non-Python code wrote to a protected file, and no overlay can be mounted "
+    "here: run where user namespaces are allowed, or give --allow-writes"
 )
 
 

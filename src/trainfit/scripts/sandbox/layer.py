@@ -1,4 +1,4 @@
-"""The scratch folders that take what a script writes, and what is told of them afterwards."""
+"""Temporary folders that receive what a script writes, and the report on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Layer:
                 folders.append(folder)
                 locks.append(_locked(folder))
         if not folders:
-            raise OSError("no folder for temporary files can be written; set TMPDIR to one")
+            raise OSError("no writable folder for temporary files; set TMPDIR to one")
         free = {folder: _free_bytes(folder) for folder in folders}
         limit = int(min(MOST_BYTES, _SHARE_OF_DISK * max(free.values())))
         return cls(tuple(folders), min(limit, limit_bytes or limit), locks, free)
@@ -78,15 +78,15 @@ class Layer:
             written = sum(allocated_bytes(each) for each in uppers)
             if written >= self.limit_bytes:
                 return (
-                    f"the script wrote more than {self.limit_bytes / 1e9:.3g} GB, the most that a "
-                    "run of trainfit may write; let it save less often, shorten it with --steps, "
-                    "or give --allow-writes"
+                    f"the script wrote more than {self.limit_bytes / 1e9:.3g} GB, the limit of a "
+                    "trainfit run; let it save less often, shorten it with --steps, or give "
+                    "--allow-writes"
                 )
         for folder, now in free.items():
             if now < _RESERVE * self._free_at_start[folder]:
                 return (
-                    f"only {now / 1e9:.3g} GB of {str(folder.parent)!r} are free while the script "
-                    "runs (a large file that is opened for writing is copied first); free some, "
+                    f"only {now / 1e9:.3g} GB of {str(folder.parent)!r} are free while the "
+                    "script runs (a large file opened for writing is copied first); free some, "
                     "set TMPDIR to another disk, or give --allow-writes"
                 )
         return ""
@@ -142,14 +142,14 @@ def _free_bytes(folder: Path) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class LayerContents:
     """Files in a layer: paths with bytes, and paths of originals that were removed."""
 
     files: dict[str, int]
     removed: tuple[str, ...]
 
 
-def written(uppers: Iterable[tuple[str, str]]) -> Written:
+def written(uppers: Iterable[tuple[str, str]]) -> LayerContents:
     """What is in layers: pairs of the folder that one covers and the one with what was written,
     earlier ones first. Python's bytecode is left out."""
     files: dict[str, int] = {}
@@ -169,7 +169,7 @@ def written(uppers: Iterable[tuple[str, str]]) -> Written:
                 removed.pop(path, None)
     # What was in a folder that was removed went with it.
     whole = (each for each in removed if not _has_parent_in(each, removed))
-    return Written(files, tuple(whole))
+    return LayerContents(files, tuple(whole))
 
 
 def _has_parent_in(path: str, folders: Container[str]) -> bool:

@@ -24,7 +24,7 @@ from trainfit.hardware.storage.mounts import Mount, mount_of, normal, read_mount
 from trainfit.scripts.sandbox import kernel
 from trainfit.scripts.sandbox.errors import UnavailableError
 from trainfit.scripts.sandbox.layer import Layer, is_in_layer
-from trainfit.scripts.sandbox.places import SHARED_MEMORY, foreign_files, open_sockets, places
+from trainfit.scripts.sandbox.mount_plan import SHARED_MEMORY, foreign_files, open_sockets, places
 
 #: File systems whose content is in RAM: better than none for a layer.
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -33,7 +33,7 @@ _RAM, _SHARED = "memory", "shared-memory"
 
 
 @dataclasses.dataclass(frozen=True)
-class Cover:
+class OverlayMount:
     """One overlay: its mount point, and descriptors of the folder with what was written."""
 
     path: str
@@ -43,17 +43,19 @@ class Cover:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entered:
+class OverlayState:
     """What a process needs to know of its overlays: what it was written and where."""
 
-    covers: tuple[Cover, ...]
+    covers: tuple[OverlayMount, ...]
     pristine: int
     read_only: tuple[str, ...]
     capabilities: kernel.Capabilities | None
     uppers: dict[str, tuple[str, ...]]
 
 
-def enter(layer: Layer, folder: Path, where: str | None, before: Entered | None = None) -> Entered:
+def enter(
+    layer: Layer, folder: Path, where: str | None, before: OverlayState | None = None
+) -> OverlayState:
     """Cover the file system of this process, which must have one thread.
 
     ``folder`` stays as it is, for real; ``where`` becomes the working directory. With
@@ -73,17 +75,19 @@ def enter(layer: Layer, folder: Path, where: str | None, before: Entered | None 
             os.chdir(where)
     if capabilities is not None:
         capabilities.lay_down()
-    return Entered(covers, pristine, bare, capabilities, uppers)
+    return OverlayState(covers, pristine, bare, capabilities, uppers)
 
 
-def go_back(before: Entered) -> None:
+def go_back(before: OverlayState) -> None:
     """See the original files again. The working directory becomes "/"."""
     if before.capabilities is not None:
         before.capabilities.take_up()
     kernel.setns(before.pristine, kernel.CLONE_NEWNS)
 
 
-def _namespaces(layer: Layer, before: Entered | None) -> tuple[kernel.Capabilities | None, int]:
+def _namespaces(
+    layer: Layer, before: OverlayState | None
+) -> tuple[kernel.Capabilities | None, int]:
     """The namespaces; a descriptor of the one with the original files."""
     try:
         if before is not None:
@@ -117,8 +121,8 @@ def _first_namespaces() -> kernel.Capabilities | None:
 
 
 def _cover(
-    layer: Layer, folder: Path, in_user_namespace: bool, before: Entered | None
-) -> tuple[tuple[Cover, ...], tuple[str, ...], dict[str, tuple[str, ...]]]:
+    layer: Layer, folder: Path, in_user_namespace: bool, before: OverlayState | None
+) -> tuple[tuple[OverlayMount, ...], tuple[str, ...], dict[str, tuple[str, ...]]]:
     mounts = [
         mount
         for mount in read_mounts(System()).value or ()
@@ -148,7 +152,7 @@ def _cover(
             read_only.append(path)
             continue
         name, descriptor = upper
-        covers.append(Cover(path, descriptor, tuple(name for name, _ in below)))
+        covers.append(OverlayMount(path, descriptor, tuple(name for name, _ in below)))
         uppers[path] = (name, *covers[-1].earlier)
     for path, descriptor in kept.items():
         _bind(descriptor, path)
@@ -234,7 +238,7 @@ def _overlay(
     """Mount one over ``lowers``, the upmost first; the path of its upper folder in the pristine
     namespace, and the folder's descriptor. ``None`` where no base can serve."""
     stack = ":".join(f"/proc/self/fd/{each}" for each in lowers)
-    # What the mount covers is told to who asks what a file lies on (hardware/mounts.py).
+    # What the mount covers is shown to readers of the mount table (hardware/mounts.py).
     root = normal(f"{mount.root}/{relative(path, mount.point)}")
     source = f"trainfit {mount.device} {mount.filesystem} {mount.source} {root}"
     for base in bases:

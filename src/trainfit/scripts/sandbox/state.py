@@ -1,4 +1,4 @@
-"""What this process knows of its own sandbox; empty in a process without one."""
+"""State of this process's own sandbox; empty in a process without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a script's Accelerate take its mixed precision from the environment?
+"""Detects whether a script's Accelerate reads its mixed precision from the environment.
 
 ``Accelerator(mixed_precision=None)``, the default, reads ``ACCELERATE_MIXED_PRECISION``
 (``AcceleratorState.__init__`` in accelerate/state.py): then the variable can be set in the

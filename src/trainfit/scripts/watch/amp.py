@@ -1,4 +1,4 @@
-"""What a script does that matters to mixed precision: its scaler, its own kinds of operators.
+"""A script's use of mixed precision: its scaler, its own kinds of operators.
 
 Nothing that goes wrong while watching reaches the script.
 """
@@ -16,7 +16,8 @@ import torch
 from torch._library import custom_ops
 from torch.amp import grad_scaler
 
-from trainfit.results.runs.trace import AmpSeen, Framework
+from trainfit.results.runs.steps import Framework
+from trainfit.results.runs.trace import AmpSeen
 from trainfit.scripts.watch.accelerate import AccelerateWatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
@@ -25,9 +26,9 @@ from trainfit.simgpu.recording.user_location import user_frame
 _OWN = ("torch.", "trainfit.")
 #: Folders of the libraries that call the model for the user.
 _FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
-    ("/transformers/trainer", "transformers"),
-    ("/pytorch_lightning/", "lightning"),
-    ("/lightning/", "lightning"),
+    ("/transformers/trainer", "Transformers"),
+    ("/pytorch_lightning/", "Lightning"),
+    ("/lightning/", "Lightning"),
 )
 
 
@@ -69,7 +70,7 @@ class AmpWatch:
         """What was seen so far."""
         framework, at = self._framework, None
         if not framework and self._accelerate.where is not None:
-            framework, at = "accelerate", self._accelerate.where
+            framework, at = "Accelerate", self._accelerate.where
         return AmpSeen(
             self._scaled,
             self._scaler_at,
@@ -82,7 +83,7 @@ class AmpWatch:
 
     @staticmethod
     def _before(function: Callable[..., Any], told: Callable[[Any], None]) -> Callable[..., Any]:
-        """``function``, whose first argument ``told`` is told of before."""
+        """``function``, whose first argument ``told`` is reported to before."""
 
         @functools.wraps(function)
         def noting(first: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Autocast switched on or off from outside, to ask what it would do to a script."""
+"""Switches a script's autocast on or off from outside."""
 
 from __future__ import annotations
 

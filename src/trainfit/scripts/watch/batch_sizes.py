@@ -1,4 +1,4 @@
-"""How many samples does a batch have?"""
+"""The number of samples in a batch."""
 
 from __future__ import annotations
 

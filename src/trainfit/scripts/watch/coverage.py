@@ -1,4 +1,4 @@
-"""Was an evaluation, or the writing of a checkpoint, among the simulated steps?
+"""Detects an evaluation or a checkpoint among the simulated steps.
 
 Both can need memory that no training step does. Nothing that goes wrong while watching reaches
 the script.

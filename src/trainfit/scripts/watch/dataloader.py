@@ -1,4 +1,4 @@
-"""Which DataLoader feeds the training step, and what if its batch size were another?"""
+"""Identifies the DataLoader that feeds the training step, and overrides its batch size."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class LoaderTracker:
     def shut_down(self) -> None:
         """End the workers and pinning threads of all iterators that are still alive.
 
-        What a persistent loader keeps is dropped, so that it can be iterated anew.
+        What a persistent loader keeps is dropped, so that it can be iterated again.
         """
         for iterator in list(self._of_iterator):
             end = getattr(iterator, "_shutdown_workers", None)

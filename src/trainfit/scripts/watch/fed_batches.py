@@ -1,4 +1,4 @@
-"""The first batches that a DataLoader gave: how many samples, and do their shapes vary?"""
+"""The first batches of a DataLoader: their sizes, and whether their shapes vary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEPTH: Final = 6
 
 
 class FedBatches:
-    """``samples`` are those of each of the first batches (as far as they can be told), ``varies``
+    """``samples`` are those of each of the first batches (as far as known), ``varies``
     says whether those as large as the first differ in other dimensions."""
 
     def __init__(self) -> None:

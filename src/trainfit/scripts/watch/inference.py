@@ -1,4 +1,4 @@
-"""Does a script train at all? Told while it runs."""
+"""Detects, while a script runs, whether it trains at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfit.simgpu.session import Simulation
 #: Calls of models without an optimizer or a backward pass after which a script is taken not
 #: to train.
 _CALLS: Final = 100
-#: Calls in a row over which a cache that grows is told from mere variation.
+#: Calls in a row that distinguish a growing cache from mere variation.
 _GROWTHS: Final = 4
 
 

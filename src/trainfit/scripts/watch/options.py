@@ -1,4 +1,4 @@
-"""Which options does the script's own command line understand, and what were they in this run?
+"""The options of a script's own command line, and their values in this run.
 
 Told by the parser that reads ``sys.argv``: argparse's (and so Transformers', jsonargparse's and
 Lightning's), click's, draccus', absl's. A library's parser that is given other words, and a

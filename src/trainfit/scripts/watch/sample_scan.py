@@ -1,4 +1,4 @@
-"""How large a data set's samples are, where batches differ in shape: the median, the longest."""
+"""Sizes of a data set's samples where batches differ in shape: the median, the longest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scan_samples(loader: DataLoader[Any]) -> SampleScan:
         return SampleScan(reason="its data set cannot be indexed")
     keys = _keys(loader)
     if not keys or not all(isinstance(key, int | np.integer) for key in keys):
-        return SampleScan(reason="its data set is not indexed by numbers")
+        return SampleScan(reason="its data set is not indexed by integers")
     order = {int(key): place for place, key in enumerate(keys)}
     random.Random(0).shuffle(keys)
     found: list[tuple[int, int]] = []

@@ -1,10 +1,10 @@
-"""What does an optimizer step consist of? Told from what the steps of a run were given.
+"""Derives the composition of an optimizer step from a run's batches and backward passes.
 
 The batches that the DataLoader gave are trusted first, for they are whole samples; but loaders
 give batches ahead of their use, and some for an evaluation. So the model's calls that a backward
-pass followed are counted beside: where the loader gave more than those, the rest was not trained
-on. Where it gave fewer, each was used several times (two networks, two views of an image), unless
-the calls together have exactly the batch's samples: then it was cut into pieces.
+pass followed are counted separately: where the loader gave more than those, the rest was not
+trained on. Where it gave fewer, each was used several times (two networks, two views of an image),
+unless the calls together have exactly the batch's samples: then it was cut into pieces.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _by_loader(feeds: Sequence[StepFeed], batches: int) -> StepMakeup:
             None,
             "DataLoader",
             batches,
-            why="nothing in a batch says how many samples it has; let collate_fn give tensors "
-            "whose first dimension is the batch",
+            why="the batch size cannot be read from a batch; let collate_fn return "
+            "tensors whose first dimension is the batch",
         )
     # A batch may be fetched ahead, so that only an epoch's last step is given one alone.
     samples = _usual(sizes if batches == 1 else sums)
@@ -137,16 +137,16 @@ def _by_calls(feeds: Sequence[StepFeed], batch_size: int | None) -> StepMakeup:
     per_step = tuple(feed.calls for feed in feeds)
     why = ""
     if not calls:
-        why = "no DataLoader gave a batch, and no model was called with gradients"
+        why = "no DataLoader returned a batch, and no model was called with gradients"
     elif any(feed.others for feed in feeds):
-        why = "no DataLoader gave a batch, and several optimizers take turns"
+        why = "no DataLoader returned a batch, and several optimizers alternate"
     elif calls > backwards:
         why = (
-            f"no DataLoader gave a batch, and the model is called {calls} times for "
+            f"no DataLoader returned a batch, and the model is called {calls} times for "
             f"{backwards} backward passes"
         )
     elif lead is None and batch_size is None:
-        why = "no DataLoader gave a batch, and the model is given no tensor"
+        why = "no DataLoader returned a batch, and the model receives no tensor"
     if why:
         return StepMakeup(None, None, None, per_step=per_step, why=f"{why}; {_REMEDY}")
     if batch_size is None or (lead is not None and lead * calls == batch_size):

@@ -1,4 +1,4 @@
-"""What was an optimizer step given? Batches, calls of the model and backward passes between two."""
+"""Counts batches, model calls and backward passes between two optimizer steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import autograd
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
-from trainfit.results.runs.steps import Loop, StepMakeup
+from trainfit.results.runs.steps import Framework, StepMakeup
 from trainfit.results.runs.trace import StepFeed
 from trainfit.scripts.training_loops import loop_of
 from trainfit.scripts.watch.batch_sizes import samples_in
@@ -53,7 +53,7 @@ class StepWatch:
         self._depth = self._in_backward = self._stepping = 0
         self._needs_size: _Calls | None = None
         self.feeds: list[StepFeed] = []
-        self.loop: Loop = ""
+        self.loop: Framework = ""
         self.where: str | None = None
         self._begin()
 

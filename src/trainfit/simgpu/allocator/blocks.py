@@ -91,7 +91,7 @@ class ExpandableSegment:
         """``page`` bytes are mapped at a time; the address is set once it is known.
 
         The range covers 1 1/8 of the device's memory, so that pages which are unmapped in
-        its middle can be mapped anew at its end.
+        its middle can be remapped at its end.
         """
         self.address = 0
         self.page = page

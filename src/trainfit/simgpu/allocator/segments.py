@@ -1,4 +1,4 @@
-"""The device memory under the caching allocator: segments taken, searched and given back.
+"""Device memory under the caching allocator: segments allocated, searched and freed.
 
 The cold half of the model of ``c10/cuda/CUDACachingAllocator.cpp``; docstrings name the
 C++ functions. All sizes and addresses are in bytes.

@@ -191,7 +191,7 @@ def _integer(key: str, value: str) -> int:
     """As ``std::stoull`` reads it: leading digits count, what follows them is ignored."""
     match = re.match(r"\+?(\d+)", value)
     if match is None:
-        raise ValueError(f"{key}: expected a whole number, got {value!r}")
+        raise ValueError(f"{key}: expected an integer, got {value!r}")
     return int(match[1])
 
 
@@ -299,7 +299,7 @@ _PARSERS: dict[str, Callable[[str, dict[str, Any]], None]] = {
     "throw_on_cudamalloc_oom": _flag("throw_on_cudamalloc_oom", "rejects_early"),
 }
 
-#: The field that a key sets, and those that every change of the settings sets anew.
+#: The field that a key sets, and those that every change of the settings resets.
 _FIELDS = {
     "expandable_segments": "expandable_segments",
     "garbage_collection_threshold": "garbage_collection_threshold",

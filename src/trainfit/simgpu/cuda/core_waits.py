@@ -1,4 +1,4 @@
-"""How long did a thread wait for a core that others had?
+"""Time that a thread waited for a busy core.
 
 That is no work of the thread's, and no waiting of its own choice (for a file, a lock, a worker):
 on another computer, or at another time, it would not have waited.

@@ -1,4 +1,4 @@
-"""What Python sees of the simulated device: ``torch.cuda`` and its relatives.
+"""The simulated device's ``torch.cuda`` module and related Python modules.
 
 PyTorch's own Python code stays in place wherever it is only a layer over C functions; those
 C functions (which a CPU build lacks) are supplied here. Everything goes through one

@@ -1,4 +1,4 @@
-"""CUDA graphs: capture records kernels without running them, replay runs them at one launch.
+"""CUDA graphs: capture records kernels without running them, replay runs them with one launch.
 
 Memory follows ``CUDAGraph::capture_begin`` (ATen/cuda/CUDAGraph.cpp) and the caching allocator's
 private pools: what capturing streams allocate comes from the graph's pool, blocks that are freed
@@ -20,7 +20,7 @@ from trainfit.simgpu.dispatch.tensor import CUDA
 from trainfit.simgpu.kernels.launch_log import KernelLog
 from trainfit.simgpu.recording.recorder import REPLAY, KernelRow
 
-_NOT_COUNTED: Final = "memory that CUDA takes for instantiated graphs is not counted"
+_NOT_COUNTED: Final = "memory that CUDA uses for instantiated graphs is not counted"
 
 Handle = tuple[int, int]
 
@@ -50,7 +50,7 @@ class Graphs:
         #: Seed and offset of the random generator, which graphs read from the device.
         self._seeds: list[torch.Tensor] = []
         self._awaited: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: Steps before the latest capture's end, and whether the latest ran beside the default
+        #: Steps before the latest capture's end, and whether the latest ran alongside the default
         #: stream.
         self._warm_up = 0
         self._beside = False

@@ -1,4 +1,4 @@
-"""The time that a script is shown while a simulation runs.
+"""Host clock of a script during a simulation.
 
 Simulating an operator takes other time than launching it on a GPU does. So ``time.time`` and its
 like show the script what its own computer would take: the operators' launches and the waits for
@@ -66,7 +66,7 @@ class ScriptTime:
         self.runs = False
 
     def enter(self) -> bool:
-        """The simulator is at work from now on; ``False`` if that is known."""
+        """The simulator runs from now on; ``False`` if it already did."""
         if self._simulating or not self.runs:
             return False
         self._simulating = True
@@ -80,7 +80,7 @@ class ScriptTime:
         return True
 
     def _own(self, passed: float) -> float:
-        """Of the seconds that passed since the script has been at work: those that it took."""
+        """Seconds of the script itself, of those that passed since it resumed."""
         return max(0.0, passed - self._waits.since(self._mark, passed)) if passed > 0 else 0.0
 
     def leave(self) -> None:
@@ -94,7 +94,7 @@ class ScriptTime:
 
     @contextlib.contextmanager
     def simulating(self) -> Iterator[None]:
-        """What is done inside takes the script no time."""
+        """What is done inside costs the script no time."""
         entered = self.enter()
         try:
             yield

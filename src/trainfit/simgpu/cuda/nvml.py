@@ -188,19 +188,19 @@ class SimulatedNvml:
         return len(self._machine.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> SimulatedGpu:
-        self._check_open("nvmlDeviceGetHandleByIndex")
         if not 0 <= index < len(self._machine.gpus):
+            self._check_open("nvmlDeviceGetHandleByIndex")
             raise NVMLError(NOT_FOUND)
         gpu = self._machine.gpus[index]
         self._state(gpu, "nvmlDeviceGetHandleByIndex")
         return gpu
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> SimulatedGpu:
-        self._check_open("nvmlDeviceGetHandleByUUID")
         for gpu in self._machine.gpus:
             if gpu.uuid == uuid:
                 self._state(gpu, "nvmlDeviceGetHandleByUUID")
                 return gpu
+        self._check_open("nvmlDeviceGetHandleByUUID")
         raise NVMLError(NOT_FOUND)
 
     # --- A GPU ------------------------------------------------------------------------------------

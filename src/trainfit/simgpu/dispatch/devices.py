@@ -1,4 +1,4 @@
-"""The ways in which scripts name the device, and what C++ must not see of them.
+"""Device names in scripts, hidden from C++ code.
 
 C++ of a CPU build refuses ``"cuda"`` without an index, a bare ``0``, the legacy tensor
 types and pinned memory. Python code that goes through here does not notice.

@@ -3,7 +3,7 @@
 Every operator that touches a simulated tensor arrives in :meth:`Engine.run`, below
 autograd and autocast. Its result geometry comes from PyTorch's meta kernels and is cached
 by argument geometry; its result storages are allocated in :class:`DeviceMemory`; the
-memory that the GPU's kernel would take besides comes from the modules ``kernels_*``.
+memory that the GPU's kernel would need in addition comes from the modules ``kernels_*``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LIBRARY_OF: dict[str, LibraryFinder] = {}
 #: not pay for it.
 KERNELS_FROM = 24
 
-#: Operators that take CPU tensors with dimensions beside CUDA ones, as CUDA's kernels do.
+#: Operators that accept CPU tensors with dimensions alongside CUDA ones, as CUDA's kernels do.
 MIXED_DEVICE: set[Any] = set()
 
 
@@ -154,12 +154,13 @@ class Engine:
         #: Is a function running that looks for bad values in its arguments?
         self.trusts_data = False
         self.library_memory: set[Any] = set()
-        #: Bytes of the operands that the operator at work made contiguous for its kernels.
+        #: Bytes of the operands that the current operator made contiguous for its kernels.
         self.copied: list[tuple[str, int]] = []
-        #: Libraries whose kernels ran, and who is told of the first time of each.
+        #: Libraries whose kernels ran, and the callback for the first use of each.
         self.libraries: set[str] = set()
         self.on_library: Callable[[], None] = lambda: None
-        #: Told when the simulator is at work (is that news?), and when the script is again.
+        #: Called when the simulator starts to run (was the script running?), and when the script
+        #: resumes.
         self.on_enter: Callable[[], bool] = lambda: False
         self.on_leave: Callable[[], None] = lambda: None
         #: Is told of every operator that may launch kernels, with its geometry's key.
@@ -175,12 +176,12 @@ class Engine:
         self._turn = threading.RLock()
 
     def enter(self) -> bool:
-        """The simulator is at work; is that news? (Then :meth:`leave` follows.)"""
+        """The simulator runs now; did the script run before? (Then :meth:`leave` follows.)"""
         with self._turn:
             return self.on_enter()
 
     def leave(self) -> None:
-        """The script is at work again."""
+        """The script runs again."""
         with self._turn:
             self.on_leave()
 
@@ -241,7 +242,7 @@ class Engine:
         return info
 
     def use_library(self, name: str | None) -> None:
-        """A kernel of the library ``name`` runs: from now on its memory is taken."""
+        """A kernel of the library ``name`` runs: from now on its memory is in use."""
         if name is not None and name not in self.libraries:
             self.libraries.add(name)
             self.on_library()
@@ -250,7 +251,7 @@ class Engine:
         """Run one operator whose arguments or device keyword are on the simulated GPU.
 
         Raises ``torch.OutOfMemoryError`` where the GPU would,
-        :class:`UnsupportedOperatorError` for an operator without a shape function, and
+        :class:`UnsupportedOperatorError` for an operator without a fake kernel, and
         whatever PyTorch's own checks raise for wrong arguments.
         """
         entered = self.enter()
@@ -376,7 +377,7 @@ class Engine:
         return returned[0] if len(returned) == 1 else tuple(returned)
 
     def _follow_out(self, kwargs: Any) -> None:
-        """An ``out=`` tensor that its operator resized: take over the new geometry."""
+        """An ``out=`` tensor that its operator resized: adopt the new geometry."""
         for value in kwargs.values():
             if type(value) is SimulatedTensor and value._meta.shape != value.shape:
                 wanted = value._meta.shape
@@ -420,7 +421,7 @@ class Engine:
         raise DeviceMismatch(device, info.func)
 
     def infer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Result of ``func`` as meta tensors, from its shape function."""
+        """Result of ``func`` as meta tensors, from its fake kernel."""
         plain, plain_kwargs = _plain(args), _plain_kwargs(kwargs)
         check, layout = CHECKS.get(func), LAYOUTS.get(func)
         if check is not None:
@@ -435,7 +436,7 @@ class Engine:
             if "fake impl" in str(error):
                 raise UnsupportedOperatorError(str(func), user_frame(), str(error)) from None
             if "as opposed to FakeTensors" in str(error):
-                remedy = "its fake kernel makes a result whose shape depends on data"
+                remedy = "its fake kernel's result shape depends on data"
                 raise UnsupportedOperatorError(
                     str(func), user_frame(), str(error), remedy
                 ) from None

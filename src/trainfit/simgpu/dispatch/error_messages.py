@@ -1,4 +1,4 @@
-"""What a wrong call says: the words of PyTorch's kernels, not of its shape functions.
+"""Error messages of invalid calls: those of PyTorch's kernels, not of its fake kernels.
 
 Shape functions in Python check the same things in other words, and a few things (operands of
 two dtypes) not at all. People search for the words they know.
@@ -56,7 +56,7 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-# -- operands that shape functions do not check --------------------------------------------
+# -- operands that fake kernels do not check --------------------------------------------
 
 CHECKS: dict[Any, Callable[[Any, Any], None]] = {}
 

@@ -1,4 +1,4 @@
-"""Errors of the simulated device, worded as PyTorch words them where it has them."""
+"""Errors of the simulated device, with PyTorch's wording where it has one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnsupportedOperatorError(NotImplementedError):
         name = operator.removesuffix(".default").replace(".", "::", 1)
         if remedy is None:
             remedy = (
-                "it has no shape function for tensors without data; register one with "
+                "it has no fake (meta) kernel; register one with "
                 f'torch.library.register_fake("{name}") before the call'
             )
         super().__init__(f"cannot simulate {operator}{place}" + (f": {remedy}" if remedy else ""))
@@ -33,7 +33,7 @@ class UnsupportedOperatorError(NotImplementedError):
 
 #: How a job for several GPUs is planned today.
 ONE_GPU: Final = (
-    "one GPU is simulated, cuda:0, with one process; plan the share of one process, with its own "
+    "one GPU is simulated, cuda:0, with one process; plan one process, with its own "
     "batch size (as `torchrun --nproc-per-node=1 train.py` runs it); a model that is split over "
     "GPUs cannot be planned yet"
 )

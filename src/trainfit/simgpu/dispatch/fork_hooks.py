@@ -1,4 +1,4 @@
-"""What a simulation does away with in forked children: a loader's workers simulate nothing."""
+"""Switches the simulation off in forked children: a loader's workers simulate nothing."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _laid_out(meta: torch.Tensor | None, wanted: torch.memory_format) -> torch.T
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta", memory_format=wanted)
 
 
-#: By operator: from meta arguments and the shape function's result to CUDA's result.
+#: By operator: from meta arguments and the fake kernel's result to CUDA's result.
 LAYOUTS: dict[Any, Callable[[Any, Any], Any]] = {
     aten.convolution.default: _of_forward,
     aten.convolution_backward.default: _of_backward,

@@ -2,7 +2,7 @@
 
 Simulated tensors reach the engine by themselves. The modes are for what has no simulated
 argument yet: factories with ``device="cuda"``, copies from the host, and what C++ builds
-on "meta" because it was told that simulated tensors are there.
+on "meta" because it knows that simulated tensors are there.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class FunctionMode(TorchFunctionMode):
             life = plain(result)._life
             if life.value is None and life.fill is None:
                 life.fill = True
-                self._engine.assume("two GPU tensors were taken as close")
+                self._engine.assume("two GPU tensors were assumed to be close")
         return result
 
     def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

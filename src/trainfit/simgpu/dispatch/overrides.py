@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
-#: Operators with a CUDA kernel besides a CompositeImplicitAutograd one: without a kernel
+#: Operators with a CUDA kernel in addition to a CompositeImplicitAutograd one: without a kernel
 #: under the CUDA key they would arrive in pieces. Derived from native_functions.yaml; a test
 #: compares this list with the installed PyTorch's.
 WHOLE_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")

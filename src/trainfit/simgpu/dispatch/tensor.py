@@ -2,7 +2,7 @@
 
 A :class:`SimulatedTensor` has sizes, strides and a storage but no data. It answers the
 question "which device?" twice: Python reads ``cuda:0`` from the properties below, C++
-asks through ``prim::device`` and is told ``meta``. Meta has a device guard on every
+asks through ``prim::device`` and gets ``meta``. Meta has a device guard on every
 build of PyTorch and is no accelerator, so the autograd engine keeps to its CPU thread;
 the dispatch keys are CUDA's all the same, so autograd and autocast treat it as CUDA.
 """

@@ -16,7 +16,7 @@ from trainfit.simgpu.dispatch.tensor import CPU, SimulatedTensor
 
 if TYPE_CHECKING:
     from trainfit.simgpu.dispatch.engine import OperatorInfo
-    from trainfit.simgpu.recording.device_memory import Life
+    from trainfit.simgpu.recording.device_memory import StorageRecord
 
 #: Storages up to this many elements keep integer or boolean content …
 MAX_INTEGERS = 1 << 18
@@ -89,7 +89,7 @@ class Values:
             flat.as_strided(spec.size, spec.stride, spec.offset).copy_(content.detach())
         tensor._life.value = flat
 
-    def forget(self, life: Life) -> None:
+    def forget(self, life: StorageRecord) -> None:
         life.value = None
         life.fill = None
 

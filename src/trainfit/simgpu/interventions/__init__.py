@@ -1,4 +1,4 @@
-"""Changes of a user's script that are made from outside while it runs, to see what they win.
+"""Interventions: changes of a running script, made from outside, to measure their effect.
 
 Each is one class (:mod:`base` says what it has to do); a survey asks all of them whether
 they apply, a trial makes one or several of them.

@@ -1,11 +1,11 @@
-"""What an intervention is: one change of a running script, made from outside."""
+"""Base class of interventions: one change of a running script, made from outside."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from trainfit.results.runs.trace import Finding
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 
 class Intervention:

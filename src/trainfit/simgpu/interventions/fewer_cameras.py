@@ -1,4 +1,4 @@
-"""One camera, or one frame, less in batches that have several."""
+"""Intervention: one camera or frame fewer in batches that have several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.resolution import LEAST_SIDE, MOST_CHANNELS
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 #: Sides of the images that stand for a camera that is not there: a model that asks for each camera
 #: by its name goes on, with next to nothing to compute.
@@ -53,7 +53,7 @@ class FewerCameras(Intervention):
         for key, count in self._frames.items():
             detail = f"one of the {count} frames of {key!r}"
             return Finding(self.name, True, targets=(_FRAME + key,), detail=detail)
-        return self.no("no DataLoader gives a dictionary with several images or frames a sample")
+        return self.no("no DataLoader returns a dictionary with several images or frames a sample")
 
     def apply(self, scene: Scene) -> None:
         scene.on_batch.append(self._leave_out)

@@ -1,4 +1,4 @@
-"""Smaller images from the DataLoader."""
+"""Intervention: smaller images from the DataLoader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils import _pytree as tree
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 #: Of each side: half of the pixels.
 SCALE = math.sqrt(0.5)
@@ -46,7 +46,7 @@ class LowerResolution(Intervention):
     def finding(self) -> Finding:
         if not self._sizes:
             return self.no(
-                "no DataLoader gives image batches (B, C, H, W) of 1 to 4 channels and sides "
+                "no DataLoader returns image batches (B, C, H, W) of 1 to 4 channels and sides "
                 f"of {LEAST_SIDE} or more"
             )
         sizes = ", ".join(

@@ -20,7 +20,7 @@ from trainfit.simgpu.interventions.network.memory_format import ChannelsLast
 from trainfit.simgpu.interventions.network.pooling import GlobalPooling
 from trainfit.simgpu.interventions.network.smaller_model import SmallerModel
 from trainfit.simgpu.interventions.resolution import LowerResolution
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.interventions.step.accumulation import Accumulation
 from trainfit.simgpu.interventions.step.backward_step import OptimizerInBackward
 from trainfit.simgpu.interventions.step.grad_mode import ForwardGrad, NoGradInEvaluation

@@ -1,4 +1,4 @@
-"""What the attention kernels allocate besides their results, operator by operator."""
+"""Scratch allocations of the attention kernels, operator by operator."""
 
 from __future__ import annotations
 

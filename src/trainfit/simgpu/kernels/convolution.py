@@ -1,10 +1,10 @@
-"""What a convolution allocates besides its result: cuDNN's workspaces and algorithm trials.
+"""Scratch allocations of a convolution: cuDNN's workspaces and algorithm trials.
 
 cuDNN's tensor-core kernels (half precisions, and float32 as TF32) compute on NHWC tensors.
 For NCHW operands it turns both tensors of a pass into that layout in its workspace; the
 weight gradient, which sums over all samples, also keeps both rounded to TF32
 (tensorflow pull request 56055: "kernels might need larger workspace to allow the rounding of
-fp32->tf32"). A 1x1 convolution of stride 1 is a matrix product on NCHW as it is. See
+fp32->tf32"). A 1x1 convolution of stride 1 is a matmul on NCHW as it is. See
 docs/decisions/0004.
 """
 
@@ -108,7 +108,7 @@ class Geometry:
 
     @property
     def pointwise(self) -> bool:
-        """Is it a matrix product over the channels?"""
+        """Is it a matmul over the channels?"""
         return (
             all(each == 1 for each in (*self.weight.size[2:], *self.stride))
             and not any(self.padding)
@@ -167,13 +167,13 @@ def _try_algorithms(engine: Engine, key: tuple[Any, ...]) -> None:
     tried.add(("cudnn.benchmark", key))
     engine.memory.empty_cache()
     engine.assume(
-        "torch.backends.cudnn.benchmark times algorithms at each new shape; what these trials "
-        "take for a moment (as much as is free, at most) is not counted"
+        "torch.backends.cudnn.benchmark times algorithms at each new shape; the temporary "
+        "memory of these trials (at most what is free) is not counted"
     )
 
 
 def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
-    """Workspace of the algorithm that cuDNN takes for this pass."""
+    """Workspace of the algorithm that cuDNN chooses for this pass."""
     source, result = geometry.source, geometry.result
     if geometry.pointwise or source.size[1] < _VECTOR:
         return []

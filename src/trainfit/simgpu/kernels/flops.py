@@ -1,4 +1,4 @@
-"""FLOPs of matrix products, convolutions, attention and recurrent networks, two a multiply-add.
+"""FLOPs of matmuls, convolutions, attention and recurrent networks, two a multiply-add.
 
 Own formulas where those of ``torch.utils.flop_counter`` (2.13) say too much: it counts the
 backward pass of a grouped convolution as if it had no groups (64 times too much for 64 depthwise
@@ -55,7 +55,7 @@ def _register(*names: str) -> Callable[[Formula], Formula]:
     return register
 
 
-# --- Matrix products --------------------------------------------------------------------------
+# --- Matmuls --------------------------------------------------------------------------
 
 
 @_register("mm", "addmm", "bmm", "baddbmm")
@@ -76,7 +76,7 @@ def _convolution(call: Mapping[str, Any], result: Any) -> int:
 
 @_register("convolution_backward")
 def _convolution_backward(call: Mapping[str, Any], result: Any) -> int:
-    """The gradients of input and weight each take what the forward pass does."""
+    """The gradients of input and weight each need the FLOPs of the forward pass."""
     passes = sum(map(bool, call["output_mask"][:2]))
     each = _one_pass(call["input"], call["weight"], call["grad_output"], call["transposed"])
     return passes * each

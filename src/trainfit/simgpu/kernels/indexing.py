@@ -1,4 +1,4 @@
-"""What sorting, indexing, normalisation and a few others allocate besides their results."""
+"""Scratch allocations of sorting, indexing, normalization and a few other kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records what every operator launches on the simulated GPU, and who waits for whom."""
+"""Log of every operator's launches on the simulated GPU, with the dependencies between streams."""
 
 from __future__ import annotations
 
@@ -114,4 +114,4 @@ def _rows(kernels: list[Kernel]) -> list[KernelRow]:
 
 def _rounding() -> tuple[bool, bool]:
     """The script's switches for TF32."""
-    return may_round("convolution"), may_round("product")
+    return may_round("convolution"), may_round("matmul")

@@ -1,4 +1,4 @@
-"""The kernels that an operator launches on the GPU, with what each computes and moves.
+"""The kernels that an operator launches on the GPU, with each one's FLOPs and bytes.
 
 FLOPs are those of :mod:`trainfit.simgpu.kernels.flops`. Traffic is what a kernel must read and
 write if nothing stays in a cache: each operand once, or as often as PyTorch's and cuDNN's kernels
@@ -30,7 +30,7 @@ class Kernel:
     """One kernel, or ``launches`` of the same kind with their work together.
 
     ``kind`` and ``dtype`` are of :mod:`trainfit.results.runs.kernels`. ``rows``, ``columns`` and
-    ``depth`` are those of a matrix product (m, n, k; also of the implicit one of a convolution),
+    ``depth`` are those of a matmul (m, n, k; also of the implicit one of a convolution),
     of which there are ``batches`` at once; 0 in other kernels, but for "resampling", where ``rows``
     threads take ``depth`` turns each, one after the other.
     """
@@ -95,7 +95,7 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 
 def _dtype(tensor: Any, kind: str = "") -> str:
-    """In which numbers a kernel computes; ``kind`` ("product", "convolution") may round to TF32."""
+    """In which numbers a kernel computes; ``kind`` ("matmul", "convolution") may round to TF32."""
     dtype = tensor._spec.dtype
     if dtype is torch.float32:
         return "tfloat32" if kind and may_round(kind) else "float32"
@@ -110,12 +110,12 @@ def dtype_name(tensor: SimulatedTensor) -> str:
     return _dtype(tensor)
 
 
-# --- Matrix products ----------------------------------------------------------------------------
+# --- Matmuls ----------------------------------------------------------------------------
 
 
 @_rule("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "mv", "addmv", "dot", "vdot")
 def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """(…, m, k) times (…, k, n) or a vector; what is added is read besides."""
+    """(…, m, k) times (…, k, n) or a vector; what is added is read in addition."""
     left = _first(call, "mat1", "batch1", "mat", "self")
     right = _first(call, "mat2", "batch2", "vec", "tensor", "other")
     *before, depth = left._spec.size
@@ -124,8 +124,8 @@ def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     batches = math.prod(before)
     return [
         Kernel(
-            "product",
-            _dtype(left, "product"),
+            "matmul",
+            _dtype(left, "matmul"),
             flops or 2 * batches * rows * columns * depth,
             _bytes([left, right, call.get("self")]),
             _bytes(tensors_in(result)),
@@ -167,7 +167,7 @@ def _convolution_backward(call: Arguments, result: Any, flops: int) -> list[Kern
 
 
 class _Convolution:
-    """One convolution: its operands, and the implicit matrix products of its three passes."""
+    """One convolution: its operands, and the implicit matmuls of its three passes."""
 
     def __init__(self, call: Arguments, result: Any, flops: int) -> None:
         """``result`` may stand for its gradient; ``flops`` are those of one pass."""
@@ -258,7 +258,7 @@ def _attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [
         Kernel(
             "attention_gradient" if backward else "attention",
-            _dtype(query, "product"),
+            _dtype(query, "matmul"),
             flops,
             reads,
             _bytes(tensors_in(result)),
@@ -277,7 +277,7 @@ for _backend in ("flash", "efficient", "cudnn"):
 
 @_rule("_cudnn_rnn", "_cudnn_rnn_backward")
 def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """Time steps follow one another: each has a product of its own for every layer."""
+    """Time steps follow one another: each has its own matmul for every layer."""
     source, hidden = call["input"], call["hx"]
     steps = len(call["batch_sizes"]) or source._spec.size[1 if call["batch_first"] else 0]
     layers, _, size = hidden._spec.size
@@ -354,7 +354,7 @@ def _slice_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
 
 # --- Everything else: by its operands -----------------------------------------------------------
 
-#: Kinds of operators by the beginning of their names; "" is told by tags and operands.
+#: Kinds of operators by the beginning of their names; "" is determined by tags and operands.
 _KINDS: Final[tuple[tuple[str, str], ...]] = (
     ("_foreach_zero_", "fill"),
     ("_foreach_", "optimizer"),

@@ -1,4 +1,4 @@
-"""Which library an operator's kernel is from: a library takes device memory once it is used.
+"""The library of an operator's kernel: a library allocates device memory at its first use.
 
 Only who pays is decided here; how much is a matter of the GPU's ``DeviceConstants``.
 """
@@ -47,7 +47,7 @@ def _sdpa(engine: Engine, args: tuple[Any, ...]) -> Library:
 
 
 def _convolution(engine: Engine, args: tuple[Any, ...]) -> Library | None:
-    """aten::convolution: cuDNN, or PyTorch's own depthwise kernels, or matrix products."""
+    """aten::convolution: cuDNN, or PyTorch's own depthwise kernels, or matmuls."""
     if native_depthwise(args[0], args[1], *args[3:9]):
         return None
     return "cudnn_forward" if torch.backends.cudnn.enabled else "cublas"

@@ -1,4 +1,4 @@
-"""What no GPU can do without in an operator: for a lower bound of a step's time.
+"""The least work of an operator on any GPU, for a lower bound of a step's time.
 
 Bytes. A cache of ``L`` bytes holds at most ``L`` of what an operator reads when it begins, and
 at most ``L`` of what it wrote when it ends: the device's memory is read by ``reads - L`` at
@@ -34,9 +34,9 @@ _BLIND = ("_foreach_zero_", "_foreach_copy_")
 def kind_of_work(func: Any, dtype: torch.dtype) -> str:
     """ "KIND/DTYPE" of an operator whose FLOPs are counted: see ``results.trace.Compute``."""
     name = func._opname
-    kind = "product"
+    kind = "matmul"
     if "rnn" in name:
-        return f"product/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
+        return f"matmul/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
     if "conv" in name:
         kind = "convolution"
     elif "attention" in name:

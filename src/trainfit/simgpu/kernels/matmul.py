@@ -1,4 +1,4 @@
-"""Matrix products: cuBLAS's workspaces, and operands that it wants in another layout.
+"""Matmuls: cuBLAS's workspaces, and operands that it needs in another layout.
 
 Sources: ATen/cuda/CublasHandlePool.cpp, ATen/native/cuda/Blas.cpp, read in versions from
 2.8 to 2.13.
@@ -70,7 +70,7 @@ def _handle(engine: Engine) -> None:
 
 
 def _lt_handle(engine: Engine) -> None:
-    """What cuBLASLt takes besides, in versions where it does not share cuBLAS's workspace."""
+    """cuBLASLt's workspace, in versions where it does not share cuBLAS's."""
     owner = ("cublaslt", engine.in_backward())
     if not engine.has_library_workspace(owner):
         engine.library_workspace("cublas_workspace", (cublaslt_bytes(os.environ),), owner)
@@ -86,7 +86,7 @@ def _lt_handle(engine: Engine) -> None:
     aten._scaled_mm.default,
 )
 def product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    """cuBLAS takes its workspace at the first product on a stream."""
+    """cuBLAS allocates its workspace at the first matmul on a stream."""
     _handle(engine)
     if not (args[0]._spec.suits_blas and args[1]._spec.suits_blas):
         _copies(engine, args[:2])

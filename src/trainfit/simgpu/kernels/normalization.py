@@ -1,4 +1,4 @@
-"""Batch normalization by cuDNN, which takes tensors that are dense in their memory format."""
+"""Batch normalization by cuDNN, which requires tensors that are dense in their memory format."""
 
 from __future__ import annotations
 

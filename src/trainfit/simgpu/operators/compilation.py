@@ -1,4 +1,4 @@
-"""``torch.compile`` on the simulated device: what it returns runs as it is written.
+"""``torch.compile`` on the simulated device: what it returns runs in eager mode.
 
 Shapes and storages are eager's. That a compiled model's kernels and temporaries are others is
 said where a compiled callable was called with tensors of the device, not where one was made:
@@ -62,7 +62,7 @@ class Compilation:
             and (_on_device(args) or _on_device(module.parameters()))
         ):
             self.models.discard(module)
-            self._engine.assume("torch.compile was left out: the model was simulated in eager mode")
+            self._engine.assume("torch.compile was skipped: the model was simulated in eager mode")
 
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         # FlexAttention is simulated as the kernel that it is compiled to.
@@ -74,7 +74,7 @@ class Compilation:
             if not noted and (_on_device(args) or _on_device(kwargs.values())):
                 noted = True
                 self._engine.assume(
-                    f"torch.compile was left out: {_name(function)} ran in eager mode"
+                    f"torch.compile was skipped: {_name(function)} ran in eager mode"
                 )
             self._depth += 1
             try:

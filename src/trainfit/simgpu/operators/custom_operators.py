@@ -16,8 +16,8 @@ except ImportError:  # before 2.9
 def body_of(func: Any) -> Callable[..., Any] | None:
     """The function that a GPU's operator consists of, if it is to be run for its result's shape.
 
-    That is so without a registered shape function, and where the function itself is that one
-    (``triton_op``): it allocates what it needs and launches its kernels. With a shape function the
+    That is so without a registered fake kernel, and where the function itself is that one
+    (``triton_op``): it allocates what it needs and launches its kernels. With a fake kernel the
     body may be anything, also a library's that takes addresses.
     """
     name = func._schema.name

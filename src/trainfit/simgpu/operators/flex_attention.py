@@ -170,7 +170,7 @@ def _fused_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @_rule("flex_attention", "flex_attention_backward")
 def _kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """As scaled dot product attention over the pairs that meet (``operator_flops._attention``)."""
+    """As scaled dot-product attention over the pairs that meet (``operator_flops._attention``)."""
     query, key, value = call["query"], call["key"], call["value"]
     batch, heads, rows, size = query._spec.size
     backward = "grad_out" in call
@@ -179,7 +179,7 @@ def _kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [
         Kernel(
             "attention_gradient" if backward else "attention",
-            _dtype(query, "product"),
+            _dtype(query, "matmul"),
             2 * batch * heads * call["pairs"] * (by_query * size + by_value * value._spec.size[3]),
             _bytes(operands),
             _bytes(result),

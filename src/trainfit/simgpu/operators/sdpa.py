@@ -1,4 +1,4 @@
-"""Scaled dot product attention by the backend that this GPU would take.
+"""Scaled dot-product attention with the backend that this GPU would use.
 
 The rules are those of ATen/native/transformers/cuda/sdp_utils.cpp (which filter a backend
 has) and of scaled_dot_product_attention in ATen/native/transformers/attention.cpp (what is

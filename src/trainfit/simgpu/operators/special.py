@@ -1,4 +1,4 @@
-"""Operators whose behaviour on the device cannot be read off schema and meta kernel."""
+"""Operators whose behavior on the device does not follow from schema and meta kernel."""
 
 from __future__ import annotations
 
@@ -162,13 +162,13 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if tensor._life.fill is not None:
         return torch.tensor(tensor._life.fill, dtype=tensor.dtype, device=CPU).item()
     if tensor.dtype is torch.bool:
-        engine.assume("a condition on GPU data was taken as False")
+        engine.assume("a condition on GPU data was assumed to be False")
         return False
     if tensor.dtype.is_floating_point:
         return 1.0
     if tensor.dtype.is_complex:
         return 1 + 0j
-    engine.assume("an integer read from GPU data was taken as 1")
+    engine.assume("an integer read from GPU data was assumed to be 1")
     return 1
 
 
@@ -180,7 +180,7 @@ def equal(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
             return torch.equal(*contents)  # type: ignore[arg-type]
     if engine.trusts_data:
         return False  # a check that looks for a bad value
-    engine.assume("two GPU tensors were taken as equal")
+    engine.assume("two GPU tensors were assumed to be equal")
     return True
 
 
@@ -189,7 +189,7 @@ def allclose(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
     close = engine.generic(engine.info(aten.isclose.default), args, kwargs)
     if engine.values.read(close) is not None:
         return bool(engine.run(aten.all.default, (close,), {}).item())
-    engine.assume("two GPU tensors were taken as close")
+    engine.assume("two GPU tensors were assumed to be close")
     return True
 
 
@@ -284,7 +284,7 @@ def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         with no_dispatch():
             return _known_result(engine, func, contents[0].nonzero())
     count = args[0].numel()
-    engine.assume(f"nonzero() of unknown data was taken to select all of its {count} elements")
+    engine.assume(f"nonzero() of unknown data was assumed to select all {count} elements")
     return _result(engine, func, (count, args[0].dim()), torch.int64)
 
 
@@ -299,7 +299,9 @@ def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
             count = int(contents[0].expand(shape).sum())
     else:
         count = math.prod(shape)
-        engine.assume(f"masked_select() by an unknown mask was taken to keep all {count} elements")
+        engine.assume(
+            f"masked_select() by an unknown mask was assumed to keep all {count} elements"
+        )
     result = _result(engine, func, (count,), tensor.dtype)
     engine.workspace(("index_tensors", (count * len(shape),)))
     return result
@@ -332,7 +334,7 @@ def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     result = engine.generic(engine.info(func), args, kwargs)
     if known is not None and any(_is_unknown_mask(engine, each) for each in indices):
         target._life.value = known
-        engine.assume("writing by an unknown mask was taken to change nothing")
+        engine.assume("writing by an unknown mask was assumed to change nothing")
     return result
 
 
@@ -351,7 +353,7 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
         columns = [_known_result(engine, aten.nonzero.default, c) for c in found.unbind(1)]
         return columns
     count = mask.numel()
-    engine.assume(f"indexing by an unknown mask was taken to select all of its {count} elements")
+    engine.assume(f"indexing by an unknown mask was assumed to select all {count} elements")
     return [_result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())]
 
 
@@ -368,7 +370,7 @@ def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     count = tensor.numel() if along is None else tensor.shape[along]
     inverts = any(flag is True for flag in args[1:])
     engine.workspace(("unique", (tensor.numel(), tensor.dtype.itemsize, int(inverts))))
-    engine.assume(f"unique() of unknown data was taken to keep all {count} values")
+    engine.assume(f"unique() of unknown data was assumed to keep all {count} values")
     shape = (count,) if along is None else tuple(tensor.shape)
     inverse = tuple(tensor.shape) if along is None else (count,)
     return (
@@ -387,7 +389,7 @@ def repeat_interleave(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
             return _known_result(engine, func, func(contents[0], **kwargs))
     if size is None:
         size = args[0].numel()
-        engine.assume("repeat_interleave() by unknown counts was taken to repeat each once")
+        engine.assume("repeat_interleave() by unknown counts was assumed to repeat each once")
     return _result(engine, func, (size,), torch.int64)
 
 
@@ -399,7 +401,7 @@ def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
             real = torch.bincount(contents[0], minlength=kwargs.get("minlength", 0))
         return _known_result(engine, func, real)
     least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    engine.assume(f"bincount() of unknown data was taken to have max({least}, 1) bins")
+    engine.assume(f"bincount() of unknown data was assumed to have max({least}, 1) bins")
     return _result(engine, func, (max(least, 1),), torch.int64)
 
 
@@ -425,7 +427,7 @@ def _long_name(tensor: torch.Tensor) -> str:
 
 @handles(aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
-    engine.assume("nested tensors of a padded batch in evaluation were left out")
+    engine.assume("nested tensors of a padded batch in evaluation were skipped")
     return False
 
 
@@ -500,7 +502,7 @@ def unsafe_view(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return wrap(meta, spec_of(meta), source._life)
 
 
-# -- shape functions that older versions lack -----------------------------------------------
+# -- fake kernels that older versions lack -----------------------------------------------
 
 
 @handles(aten._weight_norm_interface_backward.default)

@@ -1,6 +1,6 @@
 """torchvision's own operators on the simulated device, after its csrc/ops/cuda.
 
-Result shapes come from torchvision's shape functions. What its CUDA functions allocate besides is
+Result shapes come from torchvision's fake kernels. What its CUDA functions allocate in addition is
 taken here as they do: dense copies of operands, the columns of a deformable convolution, the
 overlaps that suppression downloads to the host.
 """
@@ -56,7 +56,7 @@ def _nms(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     count = boxes.shape[0]
     if not count:
         return _empty(engine, (0,), torch.int64)
-    engine.assume(f"nms() was taken to keep all {count} boxes")
+    engine.assume(f"nms() was assumed to keep all {count} boxes")
     order = engine.run(aten.sort.default, (scores, 0, True), {})[1]
     ordered = engine.run(aten.index_select.default, (boxes, 0, order), {})
     words = -(-count // _BOXES_OF_A_WORD)
@@ -146,7 +146,7 @@ def _at_once(batch: int) -> int:
 
 
 class _Geometry:
-    """Sizes of a deformable convolution: its products have (rows, depth) times (depth, columns),
+    """Sizes of a deformable convolution: its matmuls are (rows, depth) times (depth, columns),
     ``turns`` times for each group."""
 
     def __init__(self, call: Mapping[str, Any]) -> None:
@@ -237,7 +237,7 @@ _TENSORS = ("input", "weight", "offset", "mask", "bias")
 
 
 def _column_kernels(passes: int) -> Callable[[Arguments, Any, int], list[Kernel]]:
-    """Besides the products: columns are made from the image, or added to it, once a turn."""
+    """In addition to the matmuls: columns are made from the image, or added to it, once a turn."""
 
     def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
         found = _Geometry(call)

@@ -1,7 +1,7 @@
-"""Let torchvision be used beside a PyTorch that its C++ extension was not built for.
+"""Makes torchvision usable with a PyTorch that its C++ extension was not built for.
 
-torchvision's import registers shape functions, gradients and autocast rules for the operators that
-its extension defines. Where the extension cannot load (a CUDA wheel beside a CPU build of
+torchvision's import registers fake kernels, gradients and autocast rules for the operators that
+its extension defines. Where the extension cannot load (a CUDA wheel next to a CPU build of
 PyTorch), the import fails with "operator torchvision::nms does not exist", although no kernel of
 the extension is needed on the simulated device. So the schemas are defined here first, and loading
 the extension counts as done: they stay for the life of the process, as torchvision does. On CPU

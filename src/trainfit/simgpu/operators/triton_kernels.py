@@ -2,7 +2,7 @@
 
 Callers allocate what a kernel writes, so that a launch changes no memory: it is recorded as a
 kernel that moves the bytes of its arguments, and what it writes is unknown from then on. Which of
-them it reads and writes is told by its source (:mod:`trainfit.simgpu.operators.triton_source`).
+them it reads and writes is read from its source (:mod:`trainfit.simgpu.operators.triton_source`).
 Triton is never imported from here: the patches are made when the script has imported it.
 """
 
@@ -41,7 +41,7 @@ class TritonKernels:
     def __init__(self, engine: Engine, kernels: KernelLog) -> None:
         self._engine, self._kernels = engine, kernels
         self._hook: ImportHook | None = None
-        #: Launches in each step by the kernel's name, and kernels that compute products.
+        #: Launches in each step by the kernel's name, and kernels that compute matmuls.
         self._launches: dict[str, Counter[int]] = {}
         self._products: set[str] = set()
 
@@ -146,7 +146,7 @@ class TritonKernels:
         if self._products:
             text += (
                 f"; the FLOPs of {', '.join(sorted(self._products)[:_NAMED])} are unknown: "
-                "with them a step takes longer"
+                "with them a step is longer"
             )
         return text
 

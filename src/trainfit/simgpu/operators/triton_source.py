@@ -1,4 +1,4 @@
-"""Which of its arguments a Triton kernel reads and which it writes, by its Python source."""
+"""The arguments that a Triton kernel reads and writes, by its Python source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITES: Final = ("store", "store_tensor_descriptor", "scatter", "descriptor_sto
 @dataclasses.dataclass(frozen=True)
 class Access:
     """Names of the parameters that a kernel reads from and writes to; ``products``: does it
-    compute matrix products (``tl.dot``), whose FLOPs its arguments do not tell?"""
+    compute matmuls (``tl.dot``), whose FLOPs its arguments do not tell?"""
 
     reads: frozenset[str]
     writes: frozenset[str]

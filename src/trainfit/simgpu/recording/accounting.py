@@ -1,4 +1,4 @@
-"""What counts a run's work never ends the run.
+"""Failure-tolerant accounting: counting a run's work never stops the run.
 
 FLOPs, kernels, bytes, libraries, workspaces and known values are worked out alongside an operator
 whose result is there already. A formula that does not know the operator's present signature must
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Accounting:
-    """Attempts what counts; ``notes`` (text → how often) is told of what failed.
+    """Attempts what counts; ``notes`` (text → how often) receives what failed.
 
     Attributes: ``errors``, by operator, is the first exception of each, for who looks into it.
     """

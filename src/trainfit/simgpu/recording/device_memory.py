@@ -1,4 +1,4 @@
-"""The life of a storage on the simulated device: from its allocation to its free."""
+"""The lifetime of a storage on the simulated device, from its allocation to its free."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainfit.simgpu.recording.user_location import place_of_user
 _now = time.perf_counter
 
 
-class Life(weakref.ref):  # type: ignore[type-arg]
+class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """The allocation behind one storage; a weak reference whose callback frees it.
 
     ``value`` is the storage's real content on the CPU where it is known (small integer
@@ -63,10 +63,10 @@ class DeviceMemory:
     def __init__(self, allocator: CachingAllocator, recorder: Recorder) -> None:
         self.allocator = allocator
         self.recorder = recorder
-        self.lives: dict[int, Life] = {}
+        self.lives: dict[int, StorageRecord] = {}
         self._streams = _CurrentStream()
         self._lock = threading.Lock()
-        self._pending: list[Life] = []
+        self._pending: list[StorageRecord] = []
         self._lines: dict[tuple[str, int] | None, int] = {None: -1}
         #: By the time of the free.
         self._waits: deque[_Wait] = deque()
@@ -102,14 +102,14 @@ class DeviceMemory:
         stream = self.stream
         return private_pool(stream, self._private) if stream in self.capturing else stream
 
-    def adopt(self, meta: torch.Tensor) -> Life:
+    def adopt(self, meta: torch.Tensor) -> StorageRecord:
         """The life of ``meta``'s storage, allocated now if the storage is new."""
         storage = meta.untyped_storage()
         key = storage._cdata
         life = self.lives.get(key)
         if life is not None:
             return life
-        life = Life(storage, self._on_death)
+        life = StorageRecord(storage, self._on_death)
         life.key = key
         life.value = None
         life.fill = None
@@ -121,7 +121,7 @@ class DeviceMemory:
         self.lives[key] = life
         return life
 
-    def _malloc(self, life: Life) -> None:
+    def _malloc(self, life: StorageRecord) -> None:
         if self._waits:
             self._settle_waits()
         place = self._place() if self.capturing else self.stream
@@ -140,8 +140,8 @@ class DeviceMemory:
             line = self._lines[place] = self.recorder.string("{}:{}".format(*place))
         return line
 
-    def resize(self, life: Life, nbytes: int) -> None:
-        """The storage was resized: the new block is taken before the old one is freed."""
+    def resize(self, life: StorageRecord, nbytes: int) -> None:
+        """The storage was resized: the new block is allocated before the old one is freed."""
         old, number = life.block, life.number
         life.nbytes, life.block, life.value = nbytes, None, None
         if nbytes:
@@ -200,7 +200,7 @@ class DeviceMemory:
             self._pending.append(life)
         self.on_death(_now() - began)
 
-    def _free(self, life: Life) -> None:
+    def _free(self, life: StorageRecord) -> None:
         assert life.block is not None
         self._release(life.block, life.number)
         life.block = None
@@ -227,7 +227,7 @@ class DeviceMemory:
 
     # -- other streams -------------------------------------------------------------------
 
-    def record_stream(self, life: Life, stream: int) -> None:
+    def record_stream(self, life: StorageRecord, stream: int) -> None:
         """``Tensor.record_stream``: work on ``stream`` uses the storage, too."""
         block = life.block
         if block is None or stream == stream_of(block.stream):
@@ -274,4 +274,4 @@ class DeviceMemory:
         self.recorder.done(wait.number)
 
 
-__all__ = ["DeviceMemory", "Life", "OutOfDeviceMemory"]
+__all__ = ["DeviceMemory", "OutOfDeviceMemory", "StorageRecord"]

@@ -1,4 +1,4 @@
-"""Which optimizer's steps are the training's."""
+"""Identifies the optimizer whose steps are the training's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which module of the model does an operator belong to?"""
+"""Tracks the module of the model that an operator belongs to."""
 
 from __future__ import annotations
 

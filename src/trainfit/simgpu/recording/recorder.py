@@ -36,7 +36,7 @@ _KERNEL_ROW = (
     "kernel_kind", "kernel_dtype", "kernel_flops", "kernel_read", "kernel_written", "kernel_rows",
     "kernel_columns", "kernel_depth", "kernel_batches", "kernel_launches",
 )  # fmt: skip
-#: Of a kernel, besides its operator and stream: what the columns of _KERNEL_ROW get.
+#: Of a kernel, in addition to its operator and stream: what the columns of _KERNEL_ROW get.
 KernelRow = tuple[int, int, int, int, int, int, int, int, int, int]
 _KIND = {name: code for code, name in enumerate(KINDS)}
 

@@ -1,4 +1,4 @@
-"""Has the memory of a training run settled, step by step?
+"""Detects the step from which a training run's memory is steady.
 
 The first optimizer step differs from all others: the optimizer's state does not exist yet
 when its backward pass runs. What the steps after it take is compared exactly, in bytes:
@@ -48,7 +48,7 @@ _Same = Callable[[StepUse, StepUse], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
+class CourseFinding:
     """A course, with ``first`` (step from which it holds, from 1), ``period`` in steps and
     ``growth_bytes`` per step where it has them."""
 
@@ -87,27 +87,27 @@ def rounded(nbytes: IntArray) -> IntArray:
     return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
 
 
-def judge(uses: Sequence[StepUse], parts: Iterable[Sequence[int]] = ()) -> Judgement:
+def judge(uses: Sequence[StepUse], parts: Iterable[Sequence[int]] = ()) -> CourseFinding:
     """The course of memory over ``uses``.
 
     ``parts``, where known, are the bytes at the end of each step but the first, by where they
     come from. They tell growth from the mere variation of batches of variable shape.
     """
     if len(uses) < LEAST_STEPS:
-        return Judgement("unknown")
+        return CourseFinding("unknown")
     found = _settled(uses, _same_work, 2) or _settled(uses, _same_outline, _ALIKE, longest=1)
     if found is not None:
         return found
     growth = _growth([use.end_bytes for use in uses[1:]]) or sum(map(_growth, parts))
     if growth:
-        return Judgement("growing", growth_bytes=growth)
+        return CourseFinding("growing", growth_bytes=growth)
     # Three steps that differ say that more are needed, no more.
-    return Judgement("irregular" if len(uses) > LEAST_STEPS else "unknown")
+    return CourseFinding("irregular" if len(uses) > LEAST_STEPS else "unknown")
 
 
 def _settled(
     uses: Sequence[StepUse], same: _Same, least: int, longest: int = _LONGEST_PERIOD
-) -> Judgement | None:
+) -> CourseFinding | None:
     """The shortest period with which the last steps repeat, the first step left out."""
     for period in range(1, longest + 1):
         start = len(uses) - period
@@ -116,7 +116,7 @@ def _settled(
         repeated = len(uses) - period - start
         wanted = max(2 * period, least if start == 1 else _ALIKE)
         if repeated and repeated + period >= wanted:
-            return Judgement("settled", first=start + 1, period=period)
+            return CourseFinding("settled", first=start + 1, period=period)
     return None
 
 

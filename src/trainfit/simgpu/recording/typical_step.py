@@ -1,4 +1,4 @@
-"""Which of a run's steps stands for all others?
+"""Selects the step of a run that represents the others.
 
 The first one differs: it uploads what the others find there, makes the optimizer's state, and has
 what the script did before. The last one of an epoch may be shorter; some evaluate or write a

@@ -1,4 +1,4 @@
-"""Where in the user's own code are we?
+"""The current location in the user's code.
 
 The user's is what is run (:func:`claim`), and whatever is neither Python's, nor installed, nor
 trainfit's. What is installed as editable is a library too, unless the script that runs, or the

@@ -1,4 +1,4 @@
-"""What PyTorch's attention kernels take besides their results.
+"""Scratch memory of PyTorch's attention kernels, in addition to their results.
 
 Sources: ATen/native/transformers/cuda/flash_attn/flash_api.cpp, .../cuda/attention_backward.cu
 and .../cuda/mem_eff_attention/kernel_backward.h, read in versions of 2024 to 2026.

@@ -1,4 +1,4 @@
-"""What sorting, indexing and a few other kernels of PyTorch take besides their results.
+"""Scratch memory of PyTorch's sorting, indexing and a few other kernels.
 
 Sources: ATen/native/cuda/SortStable.cu, Sort.cpp, Embedding.cu, EmbeddingBackwardKernel.cu,
 Indexing.cu, IndexKernel.cpp, Unique.cu, layer_norm_kernel.cu, ForeachReduceOp.cu,

@@ -1,4 +1,4 @@
-"""The table of models of memory that libraries and kernels take besides results.
+"""Table of the models of library and kernel workspaces.
 
 Each model is a pure function of integers, every one of which is affine in the batch size,
 so a recording can be evaluated at another batch size without running the script again.

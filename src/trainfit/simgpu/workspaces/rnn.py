@@ -1,4 +1,4 @@
-"""What cuDNN's recurrent networks take besides their results.
+"""Workspaces of cuDNN's recurrent networks, in addition to their results.
 
 cuDNN tells these sizes at run time (cudnnGetRNNTempSpaceSizes) and publishes no formula.
 The models follow from what the backward pass cannot do without; each docstring says how far
@@ -11,7 +11,7 @@ from trainfit.simgpu.workspaces.models import model
 
 #: cudnnRNNMode_t
 RELU, TANH, LSTM, GRU = range(4)
-#: Gates of a cell, and vectors a backward step needs besides them: the LSTM's cell state and
+#: Gates of a cell, and vectors that a backward step needs in addition: the LSTM's cell state and
 #: its tanh; the GRU's recurrent part of the new gate. (The hidden state is the output.)
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _MORE = {RELU: 0, TANH: 0, LSTM: 2, GRU: 1}
@@ -34,9 +34,9 @@ def reserve_bytes(
 def cudnn_rnn_workspace(
     mode: int, rows: int, hidden: int, directions: int, itemsize: int, weights: int
 ) -> int:
-    """Scratch memory of a pass: one layer's products of input and weights, and the weights.
+    """Scratch memory of a pass: one layer's matmuls of input and weights, and the weights.
 
-    The input products of all steps of a layer are made at once, both directions together,
+    The input matmuls of all steps of a layer run at once, both directions together,
     and the weights are transposed for the recurrence. An estimate: 0.3 to 2 times.
     """
     return rows * directions * _GATES[mode] * hidden * itemsize + weights

@@ -1,4 +1,4 @@
-"""Memory that GPU libraries take besides an operator's results.
+"""Memory that GPU libraries use in addition to an operator's results.
 
 The models by library and kernel: cuBLAS and cuDNN's convolutions here, attention, sorting
 and indexing, and recurrent networks in modules of their own. Recordings name them; see

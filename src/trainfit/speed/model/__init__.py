@@ -1,1 +1,1 @@
-"""How long a step takes: kernels on a GPU, launched by a CPU."""
+"""Step time: kernels on a GPU, launched by a CPU."""

@@ -9,7 +9,7 @@ import numpy as np
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.recording.recorder import Recorder
 from trainfit.speed.model.efficiency import FITTED
-from trainfit.speed.model.step import Costed, Machine
+from trainfit.speed.model.step import Machine, TimedWork
 from trainfit.speed.model.timeline import Timeline
 from trainfit.speed.model.work import Work
 
@@ -52,7 +52,7 @@ class StepClock:
             work, machine = Work(table, stream, own, np.zeros(1, np.int64)), self._idle()
         else:
             work, machine = Work(table, stream, own, phase), self._machine
-        Costed(work, machine).launch(self._timeline)
+        TimedWork(work, machine).launch(self._timeline)
 
     def _idle(self) -> Machine:
         """The same with operators that take no time."""

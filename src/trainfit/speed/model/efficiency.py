@@ -1,4 +1,4 @@
-"""How near to a GPU's peak rates its kernels come: the constants of the speed model."""
+"""Shares of a GPU's peak rates that kernels reach: the constants of the speed model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Efficiency:
     """Constants of :class:`trainfit.speed.model.kernel_times.KernelTimes`.
 
     ``arithmetic`` are shares of the peak rate by kind of kernel (of :mod:`results.kernels`), for
-    products of full tiles; ``traffic`` shares of the peak bandwidth. ``small_tile``: a tile of
+    matmuls of full tiles; ``traffic`` shares of the peak bandwidth. ``small_tile``: a tile of
     ``a`` x ``b`` results computes at ``(sqrt(a b) / 192) ** small_tile`` of that. ``unaligned``
-    is the share left where a side of a half-precision product is no multiple of 8, ``wide_groups``
-    that of grouped convolutions of channels-last tensors with over 32 channels a group (cuDNN has
-    kernels of their own for narrower ones), ``uneven_groups`` that of narrower ones that those
-    kernels do not take. ``cache`` is
+    is the share left where a side of a half-precision matmul is not a multiple of 8,
+    ``wide_groups`` that of grouped convolutions of channels-last tensors with over 32 channels a
+    group (cuDNN has kernels of their own for narrower ones), ``uneven_groups`` that of narrower
+    ones that those kernels do not take. ``cache`` is
     the share of the L2 cache in which an operand is still found. ``least_s`` is what a kernel
     takes at least, in seconds.
     """
@@ -41,10 +41,10 @@ def _passes(kind: str, *shares: float) -> dict[str, float]:
     return {f"{kind}{each}": share for each, share in zip(_PASSES, shares, strict=True)}
 
 
-#: Before anything is fitted: products and copies as such kernels usually run.
+#: Before anything is fitted: matmuls and copies as such kernels usually run.
 DEFAULT: Final = Efficiency(
     arithmetic={
-        "product": 0.8,
+        "matmul": 0.8,
         **_passes("convolution", 0.75, 0.65, 0.6),
         **_passes("grouped", 0.5, 0.4, 0.3),
         **_passes("grouped_nhwc", 0.5, 0.4, 0.3),
@@ -55,7 +55,7 @@ DEFAULT: Final = Efficiency(
         "recurrent": 0.5,
     },
     traffic={
-        "product": 0.8,
+        "matmul": 0.8,
         **_passes("convolution", 0.8, 0.8, 0.8),
         **_passes("depthwise", 0.8, 0.8, 0.8),
         **_passes("depthwise_nhwc", 0.8, 0.8, 0.8),
@@ -89,7 +89,7 @@ DEFAULT: Final = Efficiency(
 #: that those steps lack have their shares from :data:`DEFAULT`.
 FITTED: Final = Efficiency(
     arithmetic={
-        "product": 1.1,
+        "matmul": 1.1,
         **_passes("convolution", 1.0, 1.2, 1.1),
         **_passes("grouped", 0.85, 0.90, 0.31),
         **_passes("grouped_nhwc", 0.55, 1.2, 0.39),
@@ -100,7 +100,7 @@ FITTED: Final = Efficiency(
         "recurrent": 0.94,
     },
     traffic={
-        "product": 0.57,
+        "matmul": 0.57,
         **_passes("convolution", 0.65, 0.29, 0.58),
         **_passes("depthwise", 0.60, 0.65, 0.78),
         **_passes("depthwise_nhwc", 0.45, 0.36, 0.44),

@@ -1,4 +1,4 @@
-"""What the CPU takes to have the GPU work: dispatching operators and launching kernels.
+"""CPU time of dispatching operators and launching kernels.
 
 PyTorch in eager mode spends some microseconds of one core on every operator: Python, autograd's
 bookkeeping, the dispatcher, and the library's own set-up of a kernel. These times fall with the
@@ -34,7 +34,7 @@ class HostCosts:
     driver's launch and 1 to 5 us a library's choice of a kernel.
 
     ``operator_s`` is an operator's by phase; ``library_s`` what a kernel of cuBLAS or cuDNN takes
-    besides (choosing an algorithm, descriptors), ``launch_s`` any kernel's launch.
+    in addition (choosing an algorithm, descriptors), ``launch_s`` any kernel's launch.
     """
 
     forward_s: float = 8e-6
@@ -48,7 +48,7 @@ _LIBRARY: Final = tuple(
     name
     for name in KINDS
     if name.startswith(
-        ("product", "convolution", "normalization", "batch_norm", "attention", "recurrent")
+        ("matmul", "convolution", "normalization", "batch_norm", "attention", "recurrent")
     )
 )
 

@@ -1,10 +1,10 @@
-"""How long kernels take on a GPU: a roofline for each.
+"""Kernel times on a GPU: a roofline for each kernel.
 
 A kernel takes the time of its arithmetic or that of its traffic, whichever is more (where both
 are near each other, a little more than either), and no less than the least time of any kernel.
 
-Matrix products (convolutions as implicit ones) are computed in tiles, one at a time on each
-multiprocessor: a product that does not fill its tiles, or the last wave of tiles over the
+Matmuls (convolutions as implicit ones) are computed in tiles, one at a time on each
+multiprocessor: a matmul that does not fill its tiles, or the last wave of tiles over the
 multiprocessors, takes as long as one that does. Of several tile sizes, and of one or more
 multiprocessors for the same tile ("split k"), the fastest is taken, as cuBLAS and cuDNN do.
 
@@ -28,7 +28,7 @@ from trainfit.results.runs.recording import IntArray
 from trainfit.speed.model.efficiency import Efficiency
 from trainfit.speed.model.work import COLUMNS, Floats
 
-#: Tiles of results (rows, columns) that kernels for matrix products come in (CUTLASS, cuBLAS).
+#: Tiles of results (rows, columns) that kernels for matmuls come in (CUTLASS, cuBLAS).
 _TILES: Final = (
     *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
     *((128, 32), (32, 128), (64, 32), (32, 64), (32, 32)),
@@ -48,7 +48,7 @@ _MANY_WAVES: Final = 6
 _SHARPNESS: Final = 4.0
 _HALVES: Final = ("float16", "bfloat16")
 #: Watts that a multiprocessor's work takes at its boost clock with busy Tensor cores: so many, and
-#: so many more for each 1,024 FLOPs a clock that they do. What large products reach under a power
+#: so many more for each 1,024 FLOPs a clock that they do. What large matmuls reach under a power
 #: limit (docs/decisions/0040): T4 1.4, L4 1.6, A100 PCIe 1.9, H100 PCIe 2.9; and with busy shader
 #: cores, which a T4 (12 nm) still feeds at three quarters of its boost clock (NVIDIA's ResNet-50 in
 #: float32).
@@ -83,25 +83,25 @@ _LATENCY_S: Final = 300e-9
 _RESIDENT: Final = 1024
 
 #: Of the peak rate of Tensor cores, what libraries reach where kernels are other than those that
-#: the constants are of, by the compute capability's first figure: large float16 products run at 179
+#: the constants are of, by the compute capability's first figure: large float16 matmuls run at 179
 #: of 209.5 TFLOP/s on an RTX 5090 (github.com/zzc0721/torch-performance-test-data, issue 200:
 #: PyTorch 2.7.1, CUDA 12.8), at 159 to 167 of 165.2 on an RTX 4090 (github.com/mli/
 #: transformers-benchmarks, issue 4).
 _LIBRARY_SHARE: Final = {12: 0.87}
 #: Tensor cores that do so many FLOPs a clock in a multiprocessor are fed at the full rate (GeForce
-#: from Ampere on); others at this share of theirs, by large products on eight of them, from a V100
+#: from Ampere on); others at this share of theirs, by large matmuls on eight of them, from a V100
 #: to a B200 (0.69 to 0.79; docs/decisions/0040).
 _FED_FLOPS: Final = 512
 _FED_SHARE: Final = 0.74
-#: Of the shader cores' float32 rate, what products reach, in shares of what Tensor cores reach of
+#: Of the shader cores' float32 rate, what matmuls reach, in shares of what Tensor cores reach of
 #: theirs on a GeForce: where 32 lanes share a scheduler, all else that a kernel issues takes turns
-#: with them (8.6 and later); by large products (docs/decisions/0040).
+#: with them (8.6 and later); by large matmuls (docs/decisions/0040).
 _SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
 _OTHER_SHADER_SHARE: Final = 0.88
 
 _HOST: Final = ("upload", "upload_pinned", "download", *MARKS)
 _TILED: Final = tuple(
-    name for name in KINDS if name.startswith(("product", "convolution", "grouped", "recurrent"))
+    name for name in KINDS if name.startswith(("matmul", "convolution", "grouped", "recurrent"))
 )
 _THREE_BY_THREE: Final = tuple(name for name in KINDS if "_3x3" in name)
 #: Of each kind the one that has the same constants.
@@ -159,7 +159,7 @@ class KernelTimes:
         return np.where(self._is(("resampling",)), turns, 0.0)
 
     def traffic(self, efficiency: Efficiency) -> Floats:
-        """Seconds that each kernel's bytes take at the memory's bandwidth."""
+        """Seconds that each kernel's bytes need at the memory bandwidth."""
         moved = (self._column("read") + self._column("written")).astype(np.float64)
         cached = np.minimum(moved, efficiency.cache * (self._gpu.l2_bytes or 0))
         peak = self._gpu.bandwidth_bytes_per_s * (_INLINE_ECC if self._gpu.inline_ecc else 1.0)
@@ -168,7 +168,7 @@ class KernelTimes:
         return found
 
     def arithmetic(self, efficiency: Efficiency) -> Floats:
-        """Seconds that each kernel's arithmetic takes."""
+        """Seconds that each kernel's arithmetic needs."""
         seconds: Floats = self._at_peak(efficiency.small_tile) / self._shares(efficiency.arithmetic)
         seconds = np.where(self._winograd(), seconds / _WINOGRAD, seconds)
         seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
@@ -193,7 +193,7 @@ class KernelTimes:
         return self._known[1]
 
     def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
-        """Of products by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
+        """Of matmuls by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
         kernel)."""
         rate, launches = rate[self._tiled], self._column("launches")[self._tiled]
         sizes = self._sizes(self._tiled)
@@ -206,14 +206,14 @@ class KernelTimes:
         return found
 
     def _sizes(self, chosen: NDArray[np.bool_]) -> Floats:
-        """Rows, columns, depth and batches of these products, a line each."""
+        """Rows, columns, depth and batches of these matmuls, a line each."""
         names = ("rows", "columns", "depth", "batches")
         return np.stack([self._column(name)[chosen] for name in names]).astype(np.float64)
 
     def _fastest(
         self, sizes: Floats, rate: Floats, shapes: Sequence[tuple[int, int]], small_tile: float
     ) -> Floats:
-        """Seconds of products by the best of these tiles."""
+        """Seconds of matmuls by the best of these tiles."""
         rows, columns, depth, batches = sizes
         depth = np.ceil(depth / _DEPTH_STEP) * _DEPTH_STEP
         best = np.full(len(rate), np.inf)
@@ -229,7 +229,7 @@ class KernelTimes:
         return best
 
     def _odd(self) -> NDArray[np.bool_]:
-        """Products of halves with a side that is no multiple of 8."""
+        """Half-precision matmuls with a side that is not a multiple of 8."""
         halves = np.isin(self._column("dtype"), [DTYPES.index(name) for name in _HALVES])
         odd = (self._column("depth") % 8 > 0) | (self._column("columns") % 8 > 0)
         return self._tiled & halves & odd
@@ -240,7 +240,7 @@ class KernelTimes:
 
     def _narrow_groups(self) -> NDArray[np.bool_]:
         """Those that the kernels for narrow groups take: whole blocks of channels, as many of the
-        result's as of the input's (as far as the product's sides tell: its depth is a multiple of
+        result's as of the input's (as far as the matmul's sides tell: its depth is a multiple of
         them)."""
         channels = self._group_channels()
         of_weight, of_input = self._is(_OF_WEIGHT), self._is(_OF_INPUT)
@@ -272,7 +272,7 @@ class KernelTimes:
 
 
 def peak_flops(gpu: GpuSpec) -> Floats:
-    """Dense FLOP/s for matrix products by dtype (index of ``DTYPES``).
+    """Dense FLOP/s for matmuls by dtype (index of ``DTYPES``).
 
     Without Tensor cores for a half precision it runs on the shader cores: float16 at their
     float32 rate (its sums are float32), bfloat16 by way of float32, float64 at 1/32 of it.

@@ -19,7 +19,7 @@ from trainfit.speed.model.kernel_times import KernelTimes
 from trainfit.speed.model.step import Machine
 from trainfit.speed.model.work import CODES, COLUMNS
 
-#: What ``speed.calibration`` measures: sides of square products, bytes of a copy on the device.
+#: What ``speed.calibration`` measures: sides of square matmuls, bytes of a copy on the device.
 _SIDES: Final = {"float16": 8192, "bfloat16": 8192, "float32": 4096, "tfloat32": 4096}
 _COPY_BYTES: Final = 256 << 20
 #: The measured time from one launch to the next is the CPU's if it is so many times what any
@@ -68,9 +68,9 @@ def _with_host(machine: Machine, rates: Rates) -> Machine:
 
 
 def product_flops(machine: Machine, dtype: str, side: int) -> float:
-    """FLOP/s of a square product, as the model has it."""
+    """FLOP/s of a square matmul, as the model has it."""
     flops = 2 * side**3
-    row = _kernel("product", dtype, flops=flops, rows=side, columns=side, depth=side)
+    row = _kernel("matmul", dtype, flops=flops, rows=side, columns=side, depth=side)
     return flops / float(KernelTimes(row, machine.gpu).arithmetic(machine.efficiency)[0])
 
 

@@ -47,7 +47,7 @@ class WorkLaw:
         differs = (first.table[:, _FIXED] != second.table[:, _FIXED]).any(axis=1)
         if differs.any():
             place = int(differs.argmax())
-            raise NotAffineError(f"kernel {place} is another one at batch size {other}")
+            raise NotAffineError(f"kernel {place} differs at batch size {other}")
         span = other - batch
         slope = second.table - first.table
         # Events keep their numbers, however many there were before this step in either run.

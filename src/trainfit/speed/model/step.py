@@ -1,4 +1,4 @@
-"""How long a step takes: the GPU's kernels, as the CPU launches them."""
+"""Step time: the GPU's kernels, as the CPU launches them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
 
     With several streams: of a step after another, which may have copied its data before.
     """
-    timeline, costed = Timeline(), Costed(work, machine)
+    timeline, costed = Timeline(), TimedWork(work, machine)
     costed.launch(timeline)
     ended = host = waited = 0.0
     if timeline.several:
@@ -100,7 +100,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     )
 
 
-class Costed:
+class TimedWork:
     """Work with what it takes on a machine: ``seconds`` of each kernel, ``copies`` of those between
     host and device."""
 

@@ -1,4 +1,4 @@
-"""When kernels run: a GPU with its streams, and the CPU that launches for them."""
+"""Timeline of kernels: a GPU with its streams, and the CPU that launches for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Timeline:
 
     Where the CPU waits for the GPU (for its data, or for a place in the launch queue), all that
     follows is launched later. Kernels of several streams take turns: each is taken to fill the GPU.
-    Copies from and to the host run beside them, one at a time in each direction.
+    Copies from and to the host run concurrently, one at a time in each direction.
 
     ``host_s`` is what the CPU took to launch and for pauses, ``waited_s`` its waits.
     """

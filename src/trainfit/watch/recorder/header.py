@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import torch
 
-from trainfit import __version__
 from trainfit.hardware.host import cgroup
 from trainfit.hardware.host.system import System
 from trainfit.results.watch.run import WatchedGpu
 from trainfit.scripts.library_threads import pools
+from trainfit.version import __version__
 
 #: Variables of the environment that a header keeps: by name, or by what it begins with.
 _VARIABLES: Final = frozenset(

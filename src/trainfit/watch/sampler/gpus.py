@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -43,16 +44,23 @@ class GpuCounters:
         module: `pynvml`, or what stands in for it.
         tell: takes an event's kind, text and values.
         knows_pids: whether NVML's PIDs are those of /proc.
+        timer: seconds, by which calls are timed.
 
     Raises:
         Exception: whatever the module raises where NVML cannot be used at all.
     """
 
-    def __init__(self, module: Any, tell: Tell, knows_pids: bool = True) -> None:
+    def __init__(
+        self,
+        module: Any,
+        tell: Tell,
+        knows_pids: bool = True,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._module, self._tell, self._knows_pids = module, tell, knows_pids
         module.nvmlInit()
         count = int(module.nvmlDeviceGetCount())
-        self.devices = [NvmlDevice(module, number) for number in range(count)]
+        self.devices = [NvmlDevice(module, number, timer) for number in range(count)]
         self._lost: set[int] = set()
         self._tried_at = float("-inf")
         self._told: dict[int, int] = {}

@@ -27,6 +27,9 @@ from trainfit.watch.sampler.threads import Threads, ThreadTimes, tick_s
 MOST_PROCESSES: Final = 256
 #: Readings of threads for each sample: some 2 µs each.
 _THREADS_A_SAMPLE: Final = 300
+#: How much longer another process waits for its turn than a rank's, whose main thread everything
+#: else waits for.
+_RANKS_WEIGHT: Final = 50
 #: Seconds between two searches for new processes, and after which all of them are looked at again
 #: (a number may have been given to another).
 _SEARCH_EVERY_S: Final = 0.2
@@ -249,12 +252,12 @@ class ProcessTree:
     def _threads_of(
         self, chosen: list[_Process], cores: dict[int, float], now: float
     ) -> list[ThreadTimes]:
-        """Of those whose turn it is; a rank's turn comes four times as often."""
+        """Of those whose turn it is; ranks' turns come more often."""
         found = {each.pid: ThreadTimes() for each in chosen}
         self._credit = min(self._credit + _THREADS_A_SAMPLE, _THREADS_A_SAMPLE)
         turns = sorted(
             chosen,
-            key=lambda p: (p.threads_at - now) * (4 if p.role.kind == MAIN else 1),
+            key=lambda p: (p.threads_at - now) * (_RANKS_WEIGHT if p.role.kind == MAIN else 1),
         )
         for process in turns:
             if self._credit <= 0:

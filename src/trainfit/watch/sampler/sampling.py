@@ -152,18 +152,18 @@ class Sampler:
     def _sample_gpus(self) -> None:
         try:
             module = self._load_nvml()
-            self._gpus = GpuCounters(module, self._tell, nvml_knows_our_pids())
-            self._gpus.choose(_variable(self._tree.environment(), b"CUDA_VISIBLE_DEVICES"))
+            gpus = GpuCounters(module, self._tell, nvml_knows_our_pids())
+            gpus.choose(_variable(self._tree.environment(), b"CUDA_VISIBLE_DEVICES"))
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:200]
             self._tell("not_sampled", f"no GPU is sampled ({reason})")
             return
-        due = time.monotonic()
-        while not self._stop.is_set() and self._gpus.devices:
-            self._guarded("GPUs", self._sample_gpus_once, self._gpus)
+        self._gpus, due = gpus, time.monotonic()
+        while not self._stop.is_set() and gpus.devices:
+            self._guarded("GPUs", self._sample_gpus_once, gpus)
             due = max(due + self._period, time.monotonic())
-            self._stop.wait(due - time.monotonic())
-        self._gpus.close()
+            self._stop.wait(max(0.0, due - time.monotonic()))
+        gpus.close()
 
     def _sample_gpus_once(self, gpus: GpuCounters) -> None:
         self._tables["gpus"].add(gpus.sample(time.monotonic(), self._tree.pids))

@@ -1,4 +1,4 @@
-"""Switches off what reports to others; downloads go on, and so does all on this machine."""
+"""Disables reporting to external services; downloads and local services keep working."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def _refuse_hosts(hosts: tuple[str, ...]) -> None:
         name = name.lower().rstrip(".")
         if any(name == each or name.endswith(f".{each}") for each in hosts):
             note(f"a connection to {name} was refused")
-            raise OfflineError(
-                f"trainfit does not let a script connect to {name}, which tracks experiments"
-            )
+            raise OfflineError(f"trainfit blocks connections to the experiment tracker {name}")
 
     def checked_getaddrinfo(host: Any, *args: Any, **more: Any) -> Any:
         check(host)

@@ -1,4 +1,4 @@
-"""Experiment trackers whose arguments overrule the environment (offline.py).
+"""Experiment trackers whose arguments override the environment (offline.py).
 
 Read in the sources of wandb 0.31, comet_ml 3.58, neptune 1.14, clearml 2.1, mlflow 3.17 and
 trackio 0.43. tensorboard and aim store on this machine; a remote aim repository is replaced by
@@ -54,7 +54,7 @@ def _only_local(function: Any) -> Any:
     def called(uri: Any, *args: Any, **more: Any) -> Any:
         if urlparse(str(uri)).scheme in _LOCAL:
             return function(uri, *args, **more)
-        note(f"mlflow stores on this machine, not at {uri}")
+        note(f"mlflow logs to this machine, not to {uri}")
         return None
 
     return called

@@ -1,4 +1,4 @@
-"""Takes a process into a layer by redirecting its file calls, guarded by Landlock."""
+"""Redirects a process's file calls into a layer, guarded by Landlock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfit.scripts.sandbox.layer import Layer
 from trainfit.scripts.sandbox.network.post_import import after_import
 from trainfit.scripts.sandbox.redirection import landlock, libraries
 from trainfit.scripts.sandbox.redirection.file_calls import FileCalls
-from trainfit.scripts.sandbox.redirection.view import View
+from trainfit.scripts.sandbox.redirection.view import LayeredView
 
 #: Devices, shared memory, processes: as they are.
 _SYSTEM = ("/dev", "/proc", "/sys")
@@ -26,7 +26,7 @@ class Redirected:
     folder: str
     earlier: tuple[str, ...]
     unguarded: str
-    view: View
+    view: LayeredView
     calls: FileCalls
 
 
@@ -47,8 +47,8 @@ def enter(
         view, calls, unguarded = before.view, before.calls, before.unguarded
         view.become((own, *earlier), tuple(real))
     else:
-        view = View((own,), tuple(real))
-        unguarded = _guard(own, folder) if guard else "it was not asked for"
+        view = LayeredView((own,), tuple(real))
+        unguarded = _guard(own, folder) if guard else "not requested"
         after_import(libraries.patches(view))
         calls = FileCalls(view)
         calls.install()

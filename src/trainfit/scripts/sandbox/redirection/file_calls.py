@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainfit.scripts.sandbox.redirection.view import View
+from trainfit.scripts.sandbox.redirection.view import LayeredView
 
 #: Calls that only look, and follow links or not.
 _LOOKS = ("stat", "access", "statvfs", "getxattr", "listxattr", "pathconf")
@@ -29,7 +29,7 @@ _CREATES = ("mkfifo", "mknod")
 class FileCalls:
     """Installed for the life of the process."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: LayeredView) -> None:
         self._view = view
         self._open = io.open
         self._calls = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}

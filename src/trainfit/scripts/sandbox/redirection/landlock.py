@@ -29,7 +29,7 @@ _TRUNCATE = 1 << 14
 def allow_writes_only_in(folders: Sequence[str]) -> None:
     """Raises :class:`UnavailableError` where this kernel cannot."""
     if sys.platform != "linux":
-        raise UnavailableError("Landlock is of Linux")
+        raise UnavailableError("Landlock needs Linux")
     libc = ctypes.CDLL(None, use_errno=True)
     version = _call(libc, _CREATE_RULESET, None, 0, _VERSION_FLAG)
     rights = _WRITE_FILE | _REMOVE_AND_MAKE

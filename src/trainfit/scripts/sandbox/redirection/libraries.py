@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from trainfit.scripts.sandbox.network.post_import import Patch
-from trainfit.scripts.sandbox.redirection.view import View
+from trainfit.scripts.sandbox.redirection.view import LayeredView
 
 
-def patches(view: View) -> dict[str, Patch]:
+def patches(view: LayeredView) -> dict[str, Patch]:
     """By the module after whose import they are made."""
     return {
         "torch": functools.partial(_torch, view),
@@ -25,7 +25,7 @@ def patches(view: View) -> dict[str, Patch]:
     }
 
 
-def _mapped(view: View, given: Any, *, writes: bool, keep: bool = True) -> Any:
+def _mapped(view: LayeredView, given: Any, *, writes: bool, keep: bool = True) -> Any:
     """The name of the file in the layer; what is no name stays as it is."""
     if not isinstance(given, str | bytes | os.PathLike):
         return given
@@ -36,7 +36,7 @@ def _mapped(view: View, given: Any, *, writes: bool, keep: bool = True) -> Any:
 
 
 def _first(
-    view: View, function: Callable[..., Any], name: str, *, writes: bool, keep: bool = True
+    view: LayeredView, function: Callable[..., Any], name: str, *, writes: bool, keep: bool = True
 ) -> Callable[..., Any]:
     """The function, its first argument (or ``name``) mapped."""
 
@@ -51,7 +51,7 @@ def _first(
     return called
 
 
-def _torch(view: View, module: Any) -> None:
+def _torch(view: LayeredView, module: Any) -> None:
     c = module._C
     c.PyTorchFileWriter = _first(view, c.PyTorchFileWriter, "name", writes=True, keep=False)
     c.PyTorchFileReader = _first(view, c.PyTorchFileReader, "name", writes=False)
@@ -70,7 +70,7 @@ def _torch(view: View, module: Any) -> None:
             continue
 
 
-def _sqlite(view: View, module: Any) -> None:
+def _sqlite(view: LayeredView, module: Any) -> None:
     original = module.connect
 
     @functools.wraps(original)
@@ -83,7 +83,7 @@ def _sqlite(view: View, module: Any) -> None:
     module.connect = module.dbapi2.connect = connect
 
 
-def _h5py(view: View, module: Any) -> None:
+def _h5py(view: LayeredView, module: Any) -> None:
     original = module.File.__init__
 
     @functools.wraps(original)
@@ -95,7 +95,7 @@ def _h5py(view: View, module: Any) -> None:
     module.File.__init__ = __init__
 
 
-def _safetensors(view: View, module: Any) -> None:
+def _safetensors(view: LayeredView, module: Any) -> None:
     serialize = module.serialize_file
 
     @functools.wraps(serialize)
@@ -107,6 +107,6 @@ def _safetensors(view: View, module: Any) -> None:
     module.safe_open = _first(view, module.safe_open, "filename", writes=False)
 
 
-def _opencv(view: View, module: Any) -> None:
+def _opencv(view: LayeredView, module: Any) -> None:
     module.imwrite = _first(view, module.imwrite, "filename", writes=True, keep=False)
     module.imread = _first(view, module.imread, "filename", writes=False)

@@ -1,4 +1,4 @@
-"""What a script sees of the file system: the files of its layers over the original ones.
+"""A script's view of the file system: the files of its layers over the original ones.
 
 A layer has two folders. ``files`` holds what was written, each file under its own absolute
 path; ``removed`` holds an empty file "PATH#removed" for each original that was removed, which
@@ -43,7 +43,7 @@ class Calls:
     getcwd: Any = os.getcwd
 
 
-class View:
+class LayeredView:
     """``layers`` are folders, the one that is written to first; ``untouched`` are folders whose
     files are the real ones. Paths are absolute, without links in their folders (:meth:`path`).
     """

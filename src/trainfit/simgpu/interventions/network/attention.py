@@ -1,4 +1,4 @@
-"""PyTorch's fused attention in place of written-out attention."""
+"""Intervention: PyTorch's fused attention instead of written-out attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.kernels.lower_bound import tensors_in
 from trainfit.simgpu.recording.user_location import user_frame
 
@@ -98,8 +98,8 @@ class AttentionWithoutWeights(Intervention):
 class WrittenAttention(Intervention):
     """softmax(QKᵀ)V written out in the script: found among the operators, not replaced.
 
-    Scores are the result of a batched matrix product; what is made of them on the way to a
-    second product, through one softmax, would not be kept by the fused kernels.
+    Scores are the result of a batched matmul; what is made of them on the way to a
+    second matmul, through one softmax, would not be kept by the fused kernels.
     """
 
     name = "fused-attention"

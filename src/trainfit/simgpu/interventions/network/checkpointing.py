@@ -1,4 +1,4 @@
-"""Activation checkpointing of the model's repeated blocks."""
+"""Intervention: activation checkpointing of the model's repeated blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import checkpoint as checkpoints
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 #: Blocks of one class from which on they are repeated.
 _LEAST_BLOCKS = 2

@@ -1,4 +1,4 @@
-"""A backbone that is not trained."""
+"""Intervention: a frozen backbone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
 
 #: Share of the spatial convolutions' parameters that a trunk holds.
@@ -32,11 +32,11 @@ class FreezeBackbone(Intervention):
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         chosen = {id(p): p.numel() for part in parts for p in part.parameters() if p.requires_grad}
         if not parts:
-            return self.no("the model has no parts to tell a backbone from the rest")
+            return self.no("the model has no distinguishable backbone")
         if not chosen:
-            return self.no("its backbone is frozen already")
+            return self.no("its backbone is already frozen")
         if sum(chosen.values()) >= trained:
-            return self.no("nothing would be left to train")
+            return self.no("nothing would remain to train")
         targets = tuple(path for part in parts if (path := scene.path_of(part)))
         names = ", ".join(target.partition(":")[2] for target in targets)
         return Finding(self.name, True, targets=targets, places=lines_of(scene), detail=names)

@@ -1,4 +1,4 @@
-"""Activations that overwrite their input."""
+"""Intervention: in-place activations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.modules import module as nn_module
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.dispatch.tensor import SimulatedTensor
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.kernels.lower_bound import tensors_in
 
 aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""Convolution networks in NHWC."""
+"""Intervention: channels_last memory format for convolution networks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils import _pytree as tree
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 
 class ChannelsLast(Intervention):
@@ -28,7 +28,7 @@ class ChannelsLast(Intervention):
         if not wide:
             return self.no("the model has no 2-d convolutions larger than 1x1")
         if all(conv.weight.is_contiguous(memory_format=torch.channels_last) for conv in wide):
-            return self.no("the model is in channels_last already")
+            return self.no("the model is already in channels_last")
         return Finding(self.name, True, detail=type(self.scene.models[0]).__name__)
 
     def apply(self, scene: Scene) -> None:

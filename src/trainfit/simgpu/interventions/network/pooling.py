@@ -1,4 +1,4 @@
-"""Global pooling in place of a fully connected head."""
+"""Intervention: global pooling instead of a fully connected head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.modules import module as nn_module
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 
 #: Share of the model's parameters from which on a head is worth removing.
 _LARGE = 0.1
@@ -63,7 +63,7 @@ class GlobalPooling(Intervention):
                 outputs = _outputs(head)
                 detail = f"{linear.in_features} inputs, {channels} channels, {outputs} outputs"
                 return Finding(self.name, True, targets=(path, str(channels)), detail=detail)
-        return self.no("no large Linear layer takes a flattened feature map")
+        return self.no("no large Linear layer has a flattened feature map as input")
 
     # -- trial ---------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""The next smaller model of the same family, where the script makes one by its name."""
+"""Intervention: the next smaller model of the same family, where the script creates one by its
+name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.interventions.base import Intervention, places
 from trainfit.simgpu.interventions.network.model_families import next_smaller
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.recording.user_location import user_frame
 
 _Builder = Callable[..., Any]
@@ -47,20 +48,20 @@ class SmallerModel(Intervention):
 
     def finding(self) -> Finding:
         if len(self._made) > 1:
-            return self.no(f"several models are made by name ({', '.join(sorted(self._made))})")
+            return self.no(f"several models are created by name ({', '.join(sorted(self._made))})")
         for name, names in self._made.items():
             smaller = next_smaller(name, names)
             if smaller is None:
-                return self.no(f"no smaller model is named like {name}")
+                return self.no(f"no smaller variant of {name} is known")
             detail = f"{smaller} instead of {name}"
             found = places(self._places)
             return Finding(self.name, True, targets=(name, smaller), places=found, detail=detail)
         if any(_is_of(model, "transformers") for model in self.scene.models):
             return self.no(
-                "the model is one of Transformers, whose smaller ones have names on the hub: put "
-                "one into the command and plan again"
+                "the model is from Transformers; choose a smaller one on the Hub, "
+                "put its name into the command and re-run the plan"
             )
-        return self.no("the script makes no model by a name of torchvision or timm")
+        return self.no("the script creates no model by a torchvision or timm name")
 
     # -- the factories -------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation: several backward passes for one optimizer step."""
+"""Intervention: gradient accumulation, several backward passes per optimizer step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import MadeOptimizer, Scene
+from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.recording.user_location import user_frame
 
 
@@ -40,7 +40,7 @@ class Accumulation(Intervention):
 
     def finding(self) -> Finding:
         if not self.scene.optimizers:
-            return self.no("the script makes no optimizer of torch.optim")
+            return self.no("the script creates no torch.optim optimizer")
         norms = sum(
             "BatchNorm" in type(module).__name__ and module.training
             for model in self.scene.models

@@ -1,4 +1,5 @@
-"""The optimizer's step inside the backward pass: a gradient dies as soon as it is used."""
+"""Intervention: the optimizer's step inside the backward pass, freeing each gradient once it is
+used."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import MadeOptimizer, Scene
+from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
 from trainfit.simgpu.recording.user_location import user_frame
 
@@ -61,9 +62,9 @@ class OptimizerInBackward(Intervention):
     def finding(self) -> Finding:
         scene = self.scene
         if not scene.optimizers:
-            return self.no("the script makes no optimizer of torch.optim")
+            return self.no("the script creates no torch.optim optimizer")
         for need in self._needs_all:
-            return self.no(f"the script {need}, which needs them all at once")
+            return self.no(f"the script {need}, which needs all of them at once")
         if self._backwards > scene.simulation.steps * len(scene.optimizers):
             return self.no(
                 f"gradients are accumulated: {self._backwards} backward passes in "

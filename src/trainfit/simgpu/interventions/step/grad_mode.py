@@ -1,4 +1,4 @@
-"""Gradients switched off, or on, around forward passes."""
+"""Intervention: autograd disabled or enabled around forward passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.recording.user_location import user_frame
 
 
@@ -38,8 +38,8 @@ class NoGradInEvaluation(Intervention):
         if self._places:
             return Finding(self.name, True, places=tuple(filter(None, self._places)))
         if self._evaluations:
-            return self.no("evaluation runs without gradients already")
-        return self.no("no evaluation pass was seen in the simulated steps")
+            return self.no("evaluation already runs without gradients")
+        return self.no("no evaluation pass in the simulated steps")
 
     def apply(self, scene: Scene) -> None:
         scene.on_call.append(self._enter)

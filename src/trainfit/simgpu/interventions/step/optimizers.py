@@ -1,4 +1,4 @@
-"""Other optimizers over the same parameters, and the same one with fused kernels."""
+"""Interventions: other optimizers over the same parameters, and the same one with fused kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import MadeOptimizer, Scene
+from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.eight_bit import EIGHT_BIT, EightBitOptimizer
 
 #: Bytes of state a parameter element, from the optimizers' own ``init_state``: momentum of
@@ -30,13 +30,13 @@ class ReplaceOptimizer(Intervention):
 
     def finding(self) -> Finding:
         if not self.scene.optimizers:
-            return self.no("the script makes no optimizer of torch.optim")
+            return self.no("the script creates no torch.optim optimizer")
         kinds = ", ".join(dict.fromkeys(described(m.optimizer) for m in self.scene.optimizers))
         present = state_bytes_an_element(self.scene)
         if present is None:
-            return self.no(f"{kinds} made no step, so its state is not known")
+            return self.no(f"{kinds} made no step, so its state size is unknown")
         if _STATE_BYTES[self.title] >= present - _SAME_BYTES:
-            return self.no(f"{self.title} keeps no less state than {kinds}")
+            return self.no(f"{self.title} keeps at least as much state as {kinds}")
         return Finding(self.name, True, places=lines_of(self.scene), detail=kinds)
 
     def apply(self, scene: Scene) -> None:
@@ -98,10 +98,10 @@ class EightBit(ReplaceOptimizer):
 
     def finding(self) -> Finding:
         if not self.scene.optimizers:
-            return self.no("the script makes no optimizer of torch.optim")
+            return self.no("the script creates no torch.optim optimizer")
         for made in self.scene.optimizers:
             if eight_bit_of(made.optimizer) is None:
-                return self.no(f"there is no 8-bit form of {described(made.optimizer)}")
+                return self.no(f"there is no 8-bit version of {described(made.optimizer)}")
         kinds = dict.fromkeys(str(eight_bit_of(made.optimizer)) for made in self.scene.optimizers)
         return Finding(self.name, True, places=lines_of(self.scene), detail=", ".join(kinds))
 
@@ -117,11 +117,11 @@ class Fused(Intervention):
 
     def finding(self) -> Finding:
         if not self.scene.optimizers:
-            return self.no("the script makes no optimizer of torch.optim")
+            return self.no("the script creates no torch.optim optimizer")
         able = [made for made in self.scene.optimizers if self._is_able(made.optimizer)]
         if not able:
             kinds = ", ".join(dict.fromkeys(made.kind for made in self.scene.optimizers))
-            return self.no(f"{kinds} is fused already, or has no fused form")
+            return self.no(f"{kinds} is already fused, or has no fused version")
         lines = dict.fromkeys(made.place for made in able if made.place)
         kinds = ", ".join(dict.fromkeys(made.kind for made in able))
         return Finding(self.name, True, places=tuple(lines), detail=kinds)
@@ -139,7 +139,7 @@ class Fused(Intervention):
         if not self._is_able(optimizer):
             return
         step = optimizer.step
-        # What the constructor does with fused=True besides keeping it in the groups.
+        # What the constructor does with fused=True in addition to keeping it in the groups.
         optimizer._step_supports_amp_scaling = True
 
         def fused_step(outer: Any, *args: Any, **kwargs: Any) -> Any:

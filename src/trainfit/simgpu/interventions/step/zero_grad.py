@@ -1,4 +1,4 @@
-"""Gradients that are freed between steps instead of being filled with zeros."""
+"""Intervention: gradients freed between steps instead of filled with zeros."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.scene import Scene
+from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.recording.user_location import user_frame
 
 _OWNERS = (torch.optim.Optimizer, torch.nn.Module)
@@ -32,8 +32,8 @@ class SetToNone(Intervention):
         if self._places:
             return Finding(self.name, True, places=tuple(self._places))
         if not self._calls:
-            return self.no("the script was not seen to call zero_grad")
-        return self.no("zero_grad sets gradients to None already")
+            return self.no("no call of zero_grad was observed")
+        return self.no("zero_grad already sets gradients to None")
 
     def apply(self, scene: Scene) -> None:
         self._patch(scene, keep=False)

@@ -25,7 +25,7 @@ from torch.utils.data._utils import worker as worker_module
 from trainfit.results.watch import tables
 from trainfit.scripts.library_threads import pools
 from trainfit.scripts.sample_costs.call_sites import NOTHING, callee
-from trainfit.scripts.sample_costs.cost_rules import Place, judge
+from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
 from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.spill import INTERVAL_S, Ring
@@ -76,11 +76,11 @@ class CostShares:
         places = []
         inner = callee(frames[0][0], frames[0][1][1])
         if inner is not NOTHING:
-            places.append(Place(inner.module, inner.name, mapped=inner.mapped))
+            places.append(StackFrame(inner.module, inner.name, mapped=inner.mapped))
         for frame, (code, lasti) in frames:
             name = str(frame.f_globals.get("__name__", ""))
             if not name.startswith("trainfit."):
-                places.append(Place(name, code.co_qualname, called_in(code, lasti)))
+                places.append(StackFrame(name, code.co_qualname, called_in(code, lasti)))
         kind = judge(places).kind if places else None
         for each in self._seconds:
             self._seconds[each] *= _KEPT

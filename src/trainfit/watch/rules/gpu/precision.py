@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
+from trainfit.watch import gpu_time
 from trainfit.watch.rules import thresholds
-from trainfit.watch.rules.gpu.busy import gpu_busy
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RunView
 
@@ -28,8 +28,8 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         return
     if capability < _TENSOR_CORES or view.header.precision not in ("float32", "tf32"):
         return
-    busy = gpu_busy(view)
-    if busy is None or busy < thresholds.GPU_BOUND:
+    idle = gpu_time.idle_share(view)
+    if idle is None or 1 - idle < thresholds.GPU_BOUND:
         return  # a faster GPU would wait longer
     kind = "bfloat16" if capability >= _BFLOAT16 else "float16"
     scaler = "" if kind == "bfloat16" else ", with torch.amp.GradScaler"
@@ -37,7 +37,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         "amp_off",
         "warning",
         f"The GPU is the limit and computes in {view.header.precision}",
-        (Evidence("GPU at work", busy), Evidence("compute capability", _number(capability))),
+        (Evidence("GPU at work", 1 - idle), Evidence("compute capability", _number(capability))),
         "its Tensor cores compute 16-bit matmuls and convolutions several times as fast",
         f"run the forward pass under torch.autocast('cuda', torch.{kind}){scaler}; "
         "`trainfit plan` says what it saves for this script",

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
+from trainfit.watch import gpu_time
+from trainfit.watch.measures import mfu
 from trainfit.watch.rules import thresholds
-from trainfit.watch.rules.gpu.busy import gpu_busy, mfu, peak_share
+from trainfit.watch.rules.gpu.peak import peak_share
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RunView, median
 
@@ -20,8 +22,8 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     view = run.first
     if view.header.gpu is None or not len(view.steps):
         return
-    busy = gpu_busy(view)
-    if busy is None or busy < thresholds.GPU_BOUND:
+    idle = gpu_time.idle_share(view)
+    if idle is None or 1 - idle < thresholds.GPU_BOUND:
         return  # something else is the limit, and has rules of its own
     used, active = mfu(view), median(view.gpu["sm_active"])
     if used is None and active is None:
@@ -32,7 +34,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     small = active is not None and active < thresholds.SMALL_KERNELS
     if not (low or small):
         return
-    evidence = [Evidence("GPU at work", busy)]
+    evidence = [Evidence("GPU at work", 1 - idle)]
     evidence += [] if used is None else [Evidence("MFU", used)]
     evidence += [] if active is None else [Evidence("multiprocessors at work", active)]
     room = peak_share(view)

@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch.rules import thresholds
-from trainfit.watch.rules.gpu.busy import peak_share
+from trainfit.watch.rules.gpu.peak import peak_share
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RunView, known
 

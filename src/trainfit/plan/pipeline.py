@@ -1,0 +1,136 @@
+"""``trainfit plan``: from a training command to its launch line, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+from trainfit.hardware import GpuSpec
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
+from trainfit.plan.dataloader.other_cpu import CoreHere
+from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
+from trainfit.plan.launch.build import with_launch
+from trainfit.plan.options.loader_options import with_loader_options
+from trainfit.plan.planner import Settings, simulated
+from trainfit.plan.real_machine.this_cpu import measured_cpu
+from trainfit.plan.real_machine.versus_cpu import with_cpu
+from trainfit.results.loader import LoaderResult
+from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.runs.loading import Consumer
+
+Say = Callable[[str], None]
+
+#: How often the probe's time all of the DataLoader's measuring may take at most.
+_MEASURING: Final = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderTuning:
+    """How the DataLoader is to be tuned: also where the script does not train (``asked``), for
+    steps of ``step`` (``None``: as they are predicted), with a probe of ``seconds``."""
+
+    asked: bool = False
+    step: Consumer | None = None
+    seconds: float = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RealRuns:
+    """What is to be run on this machine for a plan, in addition to simulated runs.
+
+    ``loader`` of ``None``: the DataLoader is left out. ``versus_cpu``: also a few steps on the CPU.
+    ``measures_cpu``: the processor next to the GPU is this machine's, whose speed is measured.
+    """
+
+    loader: LoaderTuning | None = LoaderTuning()
+    versus_cpu: bool = False
+    measures_cpu: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A plan, and the user's interrupt that ended it early, if one did."""
+
+    result: PlanResult
+    interrupt: KeyboardInterrupt | None = None
+
+
+def plan(
+    command: Command,
+    gpu: GpuSpec,
+    settings: Settings,
+    real: RealRuns,
+    progress: Say = lambda text: None,
+    constants: DeviceConstants | None = None,
+    keep: Callable[[PlanResult], None] = lambda result: None,
+) -> Planned:
+    """Plan ``command`` for ``gpu``; what was found before the user's interrupt is a plan, too.
+
+    ``constants`` are what the process takes in addition to PyTorch's memory (the catalogue's).
+    ``keep`` is given the plan of the simulated runs before the script runs for real: whatever
+    that does to the machine, these need not be repeated.
+
+    Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script gives nothing to
+    plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the
+    batch size has no effect, ``KeyboardInterrupt`` where nothing was known by then.
+    """
+    if real.measures_cpu:
+        progress("measuring how fast a core of this machine dispatches operators")
+        settings = dataclasses.replace(settings, cpu=measured_cpu(command))
+    found = simulated(command, gpu, settings, progress, constants)
+    result, options, interrupt = found.result, found.options, found.interrupt
+    launched, tuning = options.proven_command, real.loader
+    if tuning is not None and not is_tuned(result, command, asked=tuning.asked):
+        tuning = None
+    if interrupt is None and (real.versus_cpu or tuning is not None):
+        keep(with_launch(result, launched))
+        try:
+            if real.versus_cpu:
+                result = with_cpu(result, command, settings.time_limit_s, progress)
+            if tuning is not None:
+                progress("tuning the DataLoader (--no-loader leaves it out)")
+                result = _with_loading(result, launched, gpu, settings, tuning, progress)
+                launched = with_loader_options(result, options, gpu, settings.time_limit_s)
+        except KeyboardInterrupt as error:
+            interrupt = error
+    return Planned(with_launch(result, launched), interrupt)
+
+
+def _with_loading(
+    result: PlanResult,
+    command: Command,
+    gpu: GpuSpec,
+    settings: Settings,
+    tuning: LoaderTuning,
+    progress: Say,
+) -> PlanResult:
+    """The plan with what real runs of the DataLoader showed."""
+    loading = LoadingOptions(
+        tuning.step or predicted_step(result),
+        gpu,
+        tuning.seconds,
+        # The script's way to its first step may take as long as any simulated run.
+        time_limit_s=settings.time_limit_s + _MEASURING * tuning.seconds,
+        script_limit_s=settings.time_limit_s,
+        step_is_bound=tuning.step is None,
+        sandbox=command.sandbox,
+    )
+
+    def tune(filled: Command) -> LoaderResult:
+        tuned = tune_command(filled, loading, progress)
+        if tuned.interrupt is not None:
+            raise tuned.interrupt
+        return tuned.result
+
+    here = _core_here(result.cpu)
+    return with_loading(result, command, tune, step_is_bound=tuning.step is None, here=here)
+
+
+def _core_here(cpu: HostCpu | None) -> CoreHere | None:
+    """A core of this machine, measured where it is to be compared with another's."""
+    if cpu is None or cpu.core_speed is not None:
+        return None
+    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None

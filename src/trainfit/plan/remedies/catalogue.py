@@ -1,0 +1,303 @@
+"""Catalogue of the remedies: names, what they change, and instructions."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+
+from trainfit.results.plan.result import Changes
+from trainfit.results.runs.trace import Finding
+
+#: Characters of a user's line that are shown.
+_LINE = 120
+#: Lines of the user's code that are shown for one remedy.
+_PLACES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class RemedyKind:
+    """One remedy.
+
+    ``slots`` are what it occupies: two that share one exclude each other in a combination.
+    ``how`` makes the instructions from what a survey found; the lines of the user's code
+    that it names are added to them. ``combines``: what a survey found for others holds with it.
+    """
+
+    name: str
+    title: str
+    changes: Changes
+    changes_detail: str
+    how: Callable[[Finding], tuple[str, ...]]
+    slots: frozenset[str] = frozenset()
+    combines: bool = True
+
+
+def instructions(kind: RemedyKind, finding: Finding) -> tuple[str, ...]:
+    """What to change, first the lines of the user's own code."""
+    shown = [source_line(place) for place in finding.places[:_PLACES]]
+    if len(finding.places) > _PLACES:
+        shown.append(f"… and {len(finding.places) - _PLACES} more such lines")
+    return (*shown, *kind.how(finding))
+
+
+def source_line(place: str) -> str:
+    """``file:line: code``, as much of it as can be read."""
+    name, _, number = place.rpartition(":")
+    code = linecache.getline(name, int(number)).strip() if number.isdigit() else ""
+    code = code if len(code) <= _LINE else code[: _LINE - 1] + "…"
+    with contextlib.suppress(ValueError):  # it lies elsewhere
+        place = f"{Path(name).relative_to(Path.cwd())}:{number}"
+    return f"{place}: {code}" if code else place
+
+
+def _says(*lines: str) -> Callable[[Finding], tuple[str, ...]]:
+    return lambda finding: lines
+
+
+def _frozen(finding: Finding) -> tuple[str, ...]:
+    paths = [target.partition(":")[2] for target in finding.targets]
+    before = "before that line, where the optimizer is made"
+    if len(paths) == 1:
+        return (f"{before}: model.{paths[0]}.requires_grad_(False)",)
+    first = ", ".join(f"model.{path}" for path in paths[:6])
+    more = ", …" if len(paths) > 6 else ""
+    return (f"{before}: for part in ({first}{more}): part.requires_grad_(False)",)
+
+
+def _checkpointed(finding: Finding) -> tuple[str, ...]:
+    if "segments" in finding.detail:
+        path, count = (finding.targets[0].partition(":")[2], finding.targets[1])
+        name = f"self.{path}" if path else "model"
+        call = f"checkpoint_sequential({name}, {count}, x, use_reentrant=False)"
+        return (f"from torch.utils.checkpoint import checkpoint_sequential; {name}(x) -> {call}",)
+    return (
+        "from torch.utils.checkpoint import checkpoint; where the forward pass calls them, "
+        "block(x, …) -> checkpoint(block, x, …, use_reentrant=False)",
+    )
+
+
+def _eight_bit(finding: Finding) -> tuple[str, ...]:
+    return (
+        f"there, bitsandbytes.optim.{finding.detail}(…) with the same arguments "
+        "(pip install bitsandbytes)",
+    )
+
+
+def _shrunk(finding: Finding) -> tuple[str, ...]:
+    return (f"resize in the data set's transform: {finding.detail}",)
+
+
+def _pooled(finding: Finding) -> tuple[str, ...]:
+    _, channels, outputs = (text.split()[0] for text in finding.detail.split(", "))
+    path = finding.targets[0].partition(":")[2]
+    head = path.rpartition(".")[0] or path
+    layers = f"nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear({channels}, {outputs})"
+    return (f"model.{head} = nn.Sequential({layers}), and do not flatten before it",)
+
+
+_FEWER_STATES = "another optimizer: its learning rate has to be tuned"
+
+#: In the order of the seed articles where equal. "AMP should be on by default; if it does not
+#: fit, first a smaller batch, then consider a frozen backbone, gradient checkpointing or a
+#: lower resolution" (the note on ACT); "remove fully connected layers for global average
+#: pooling, smaller batch, smaller maps, inplace operations and no_grad" (the note on the T4).
+#: What they do not name follows: first what leaves the training as it is.
+KINDS = (
+    RemedyKind(
+        "amp-bf16",
+        "mixed precision (AMP) in bfloat16",
+        "precision",
+        "matmuls and convolutions compute in bfloat16",
+        _says('with torch.autocast("cuda", dtype=torch.bfloat16): around forward pass and loss'),
+        frozenset({"amp"}),
+    ),
+    RemedyKind(
+        "amp-fp16",
+        "mixed precision (AMP) in float16",
+        "precision",
+        "matmuls and convolutions compute in float16; the loss is scaled",
+        _says(
+            'with torch.autocast("cuda", dtype=torch.float16): around forward pass and loss, '
+            'and torch.amp.GradScaler("cuda") around backward and step'
+        ),
+        frozenset({"amp"}),
+    ),
+    RemedyKind(
+        "accumulate",
+        "smaller micro-batch with gradient accumulation",
+        "nothing",
+        "",
+        _says(),  # the numbers are the trial's
+        frozenset({"gradients"}),
+    ),
+    RemedyKind(
+        "freeze-backbone",
+        "frozen backbone",
+        "training",
+        "the frozen part is no longer trained",
+        _frozen,
+    ),
+    RemedyKind(
+        "checkpoint",
+        "activation checkpointing of the repeated blocks",
+        "nothing",
+        "",
+        _checkpointed,
+    ),
+    RemedyKind(
+        "lower-resolution",
+        "images of half the pixels",
+        "training",
+        "small objects in the images may be lost",
+        _shrunk,
+    ),
+    RemedyKind(
+        "fewer-cameras",
+        "one camera or frame less",
+        "training",
+        "what it shows is lost; a camera is simulated with images of 32 pixels a side",
+        lambda finding: (f"remove from the data set and the model {finding.detail}",),
+    ),
+    RemedyKind(
+        "smaller-model",
+        "the next smaller model of the same family",
+        "training",
+        "another model, of unknown accuracy",
+        lambda finding: (f"there, or where the name comes from: {finding.detail}",),
+        combines=False,
+    ),
+    RemedyKind(
+        "global-pooling",
+        "global average pooling instead of the fully connected head",
+        "training",
+        "another head, which has to be trained from scratch",
+        _pooled,
+    ),
+    RemedyKind(
+        "inplace",
+        "activations in place",
+        "nothing",
+        "",
+        lambda finding: (f"inplace=True for {finding.detail}",),
+    ),
+    RemedyKind(
+        "no-grad-eval",
+        "evaluation without gradients",
+        "nothing",
+        "",
+        _says("with torch.no_grad(): around it"),
+    ),
+    RemedyKind(
+        "attention-weights",
+        "nn.MultiheadAttention without its weights (fused attention)",
+        "nothing",
+        "",
+        _says("there, add need_weights=False: the weights are not used"),
+    ),
+    RemedyKind(
+        "fused-attention",
+        "F.scaled_dot_product_attention instead of written-out attention",
+        "nothing",
+        "",
+        _says("there, torch.nn.functional.scaled_dot_product_attention(q, k, v, …)"),
+    ),
+    RemedyKind(
+        "set-to-none",
+        "gradients freed between steps",
+        "nothing",
+        "",
+        _says("there, zero_grad(set_to_none=True), which is the default"),
+    ),
+    RemedyKind(
+        "expandable-segments",
+        "allocator with expandable segments",
+        "nothing",
+        "",
+        _says(),
+        frozenset({"allocator"}),
+    ),
+    RemedyKind(
+        "allocator-settings",
+        "other settings of the allocator",
+        "nothing",
+        "",
+        _says(),
+        frozenset({"allocator"}),
+    ),
+    RemedyKind(
+        "fused-optimizer",
+        "fused optimizer",
+        "nothing",
+        "",
+        _says("there, add fused=True"),
+        frozenset({"optimizer"}),
+    ),
+    RemedyKind(
+        "optimizer-in-backward",
+        "optimizer step inside the backward pass",
+        "nothing",
+        "",
+        _says(
+            "one optimizer a parameter, each stepped in "
+            "parameter.register_post_accumulate_grad_hook(…) (PyTorch's tutorial "
+            '"How to save memory by fusing the optimizer step into the backward pass")'
+        ),
+        frozenset({"optimizer", "gradients"}),
+    ),
+    RemedyKind(
+        "channels-last",
+        "convolutions in channels_last",
+        "nothing",
+        "",
+        _says(
+            "model = model.to(memory_format=torch.channels_last), and the images likewise: "
+            "images.to(device, memory_format=torch.channels_last)"
+        ),
+    ),
+    RemedyKind(
+        "optimizer-8bit",
+        "optimizer with 8-bit states",
+        "precision",
+        "the optimizer's states are quantized in blocks",
+        _eight_bit,
+        frozenset({"optimizer"}),
+    ),
+    RemedyKind(
+        "adafactor",
+        "Adafactor",
+        "training",
+        _FEWER_STATES,
+        _says("there, torch.optim.Adafactor(…)"),
+        frozenset({"optimizer"}),
+    ),
+    RemedyKind(
+        "adam",
+        "Adam",
+        "training",
+        _FEWER_STATES,
+        _says("there, torch.optim.Adam(…)"),
+        frozenset({"optimizer"}),
+    ),
+    RemedyKind(
+        "momentum",
+        "SGD with momentum",
+        "training",
+        _FEWER_STATES,
+        _says("there, torch.optim.SGD(…, momentum=0.9)"),
+        frozenset({"optimizer"}),
+    ),
+    RemedyKind(
+        "sgd",
+        "SGD without momentum",
+        "training",
+        _FEWER_STATES,
+        _says("there, torch.optim.SGD(…)"),
+        frozenset({"optimizer"}),
+    ),
+)
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+NAMES = tuple(BY_NAME)

@@ -1,0 +1,54 @@
+"""What bounds a run: the costliest finding, or the device that is busy all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from trainfit.results.watch.result import Finding
+from trainfit.watch import gpu_time
+from trainfit.watch.rules import thresholds
+from trainfit.watch.view import RankView
+
+Limit = Literal[
+    "gpu", "input", "host", "copy", "sync", "checkpoint", "communication", "cpu", "unknown"
+]
+
+#: Kinds of findings, and what bounds a run that loses most by them.
+BY_KIND: Final[Mapping[str, Limit]] = {
+    "input_bound": "input",
+    "slow_worker": "input",
+    "epoch_start": "input",
+    "no_workers": "input",
+    "unpinned_copies": "copy",
+    "copies": "copy",
+    "hidden_syncs": "sync",
+    "checkpoint_stalls": "checkpoint",
+    "host_bound_launches": "host",
+    "one_hot_thread": "host",
+    "cgroup_throttling": "cpu",
+    "thread_oversubscription": "cpu",
+    "cpu_contention": "cpu",
+    "swapping": "cpu",
+    "straggler": "communication",
+    "thermal_throttling": "gpu",
+    "power_throttling": "gpu",
+    "clocks_set": "gpu",
+}
+
+
+def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
+    """Of one rank, with what was found."""
+    if len(rank.steps) < thresholds.LEAST_STEPS:
+        return "unknown"
+    costly = [
+        each
+        for each in findings
+        if each.kind in BY_KIND and (each.share or 0.0) >= thresholds.WARNING_SHARE
+    ]
+    if costly:
+        return BY_KIND[max(costly, key=lambda each: each.share or 0.0).kind]
+    if gpu_time.has_gpu(rank):
+        idle = gpu_time.idle_share(rank)
+        return "gpu" if idle is not None and idle < thresholds.CRITICAL_SHARE else "unknown"
+    return "cpu" if rank.share("forward") is not None else "unknown"

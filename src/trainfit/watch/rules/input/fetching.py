@@ -1,0 +1,189 @@
+"""How batches are made: what one costs, how many workers the step needs, and which part dominates.
+
+Each second that is lost by waiting for batches is counted once: what the start of an epoch or one
+slow worker is to blame for is theirs, the rest is that of the input as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from trainfit.results.watch.run import WatchedLoader
+from trainfit.results.watch.tables import Table
+from trainfit.watch import gpu_time
+from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.view import RankView, known, median, percentile
+
+Part = Literal["disk", "decode", "transform", "collate", ""]
+_PARTS: Final[tuple[tuple[Part, str], ...]] = (
+    ("disk", "read_s"),
+    ("decode", "decode_s"),
+    ("transform", "transform_s"),
+    ("collate", "collate_s"),
+)
+#: Idle cores are medians; a worker more is not lost to their noise.
+_ROUNDING: Final = 0.02
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """A worker whose batches take longer; ``share`` is the part of the input's loss by it."""
+
+    worker: int
+    fetch_s: float
+    others_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """The fetches of one rank's steady part; ``None`` is not measured."""
+
+    rank: RankView
+
+    @functools.cached_property
+    def loader(self) -> WatchedLoader | None:
+        return checks.training_loader(self.rank.header)
+
+    @property
+    def workers(self) -> int | None:
+        return None if self.loader is None else self.loader.num_workers
+
+    @functools.cached_property
+    def fetch_s(self) -> float | None:
+        """Median seconds of a batch in a worker, or in the main process where it has none."""
+        found = median(self.rank.fetches["fetch_s"])
+        if found is None and self.workers == 0 and self.batches_per_step:
+            waited = median(self.rank.steps["input_s"])
+            found = None if waited is None else waited / self.batches_per_step
+        return found or None
+
+    @functools.cached_property
+    def cpu_s(self) -> float | None:
+        """Median CPU seconds of a batch."""
+        return median(self.rank.fetches["cpu_s"])
+
+    @functools.cached_property
+    def batches_per_step(self) -> float:
+        return max(1.0, median(self.rank.steps["batches"]) or 1.0)
+
+    @functools.cached_property
+    def batch_every_s(self) -> float | None:
+        """Seconds a batch of the training itself, without waiting for the input."""
+        step_s = gpu_time.step_without_input(self.rank)
+        return None if not step_s else step_s / self.batches_per_step
+
+    @functools.cached_property
+    def cores(self) -> checks.Cores | None:
+        return checks.cores(self.rank)
+
+    @functools.cached_property
+    def cores_per_worker(self) -> float:
+        """That a worker at work keeps busy; one where it is not measured."""
+        if not self.fetch_s or self.cpu_s is None:
+            return 1.0
+        return max(0.05, self.cpu_s / self.fetch_s)
+
+    @functools.cached_property
+    def needed_workers(self) -> int | None:
+        """The smallest number that makes batches as fast as the training uses them, or so nearly
+        that the rest is not noticeable.
+
+        Where cores are saturated, workers wait for each other: then CPU time tells what a batch
+        costs, else the time it takes.
+        """
+        cost = self.fetch_s
+        if self.cores is not None and self.cores.saturated and self.cpu_s:
+            cost = self.cpu_s
+        if not cost or not self.batch_every_s:
+            return None
+        return max(1, math.ceil((1 - thresholds.NOTICEABLE) * cost / self.batch_every_s))
+
+    @functools.cached_property
+    def most_workers(self) -> int | None:
+        """The most that find cores: those that run now, and others on the idle cores."""
+        if self.cores is None or self.workers is None:
+            return None
+        idle = 0.0 if self.cores.saturated else self.cores.idle
+        ranks = max(1, checks.local_ranks(self.rank))
+        return self.workers + int(idle / self.cores_per_worker / ranks + _ROUNDING)
+
+    @functools.cached_property
+    def part(self) -> tuple[Part, float]:
+        """What dominates a fetch, and its share of the fetch's time; "" where it is not told."""
+        if not self.fetch_s:
+            return "", 0.0
+        parts = {name: median(self.rank.fetches[column]) for name, column in _PARTS}
+        told = {name: seconds for name, seconds in parts.items() if seconds}
+        if told:
+            name = max(told, key=lambda each: told[each])
+            if told[name] >= 0.25 * self.fetch_s:
+                return name, min(1.0, told[name] / self.fetch_s)
+        saturated = self.cores is not None and self.cores.saturated
+        if self.cpu_s is not None and not saturated:
+            waits = 1 - self.cpu_s / self.fetch_s
+            if waits >= thresholds.WAITS:
+                return "disk", waits
+        return "", 0.0
+
+    @functools.cached_property
+    def unevenness(self) -> float | None:
+        """90th percentile of a fetch over its median."""
+        high = percentile(self.rank.fetches["fetch_s"], 90)
+        return None if high is None or not self.fetch_s else high / self.fetch_s
+
+    @functools.cached_property
+    def queued_while_waiting(self) -> float | None:
+        """Median of the batches that were ready when a step began to wait in vain."""
+        lost = np.nan_to_num(gpu_time.input_lost(self.rank))
+        waits = lost >= thresholds.NOTICEABLE * self.rank.steps["step_s"]
+        return median(self.rank.steps["queued"][waits])
+
+    @functools.cached_property
+    def slow_worker(self) -> SlowWorker | None:
+        """The slowest worker, where it alone holds up the batches, which come in turns.
+
+        With n workers and T between two batches of the training, a worker that takes F gives n
+        batches every max(nT, F): what the others take beyond nT is lost anyway.
+        """
+        times = self._times_by_worker()
+        every, workers = self.batch_every_s, self.workers
+        if every is None or not workers or len(times) < 2:
+            return None
+        slowest = max(times, key=lambda each: times[each])
+        others = float(np.median([seconds for each, seconds in times.items() if each != slowest]))
+        fetch_s, in_turn = times[slowest], workers * every
+        if fetch_s < thresholds.SLOW_WORKER * others or fetch_s <= in_turn:
+            return None
+        share = (fetch_s - max(in_turn, others)) / (fetch_s - in_turn)
+        return SlowWorker(slowest, fetch_s, others, share)
+
+    def _times_by_worker(self) -> dict[int, float]:
+        fetches: Table = self.rank.fetches
+        found = {}
+        for worker in np.unique(fetches["worker"][fetches["worker"] >= 0]):
+            times = known(fetches["fetch_s"][fetches["worker"] == worker])
+            if len(times) >= thresholds.LEAST_FETCHES:
+                found[int(worker)] = float(np.median(times))
+        return found
+
+    @functools.cached_property
+    def lost(self) -> gpu_time.Seconds:
+        """Seconds a step by waiting for batches, but for what epochs' starts cost."""
+        lost = np.nan_to_num(gpu_time.input_lost(self.rank))
+        return lost - gpu_time.epoch_start_lost(self.rank)
+
+    @property
+    def lost_in_turns(self) -> gpu_time.Seconds:
+        """Of :attr:`lost`, the part that one slow worker is to blame for."""
+        return self.lost * (0.0 if self.slow_worker is None else self.slow_worker.share)
+
+
+def is_measured(rank: RankView) -> bool:
+    """Was it measured how long the steps waited for batches?"""
+    return bool(np.isfinite(rank.steps["input_s"]).any())

@@ -1,0 +1,179 @@
+"""The training waits for batches: why, and how many workers would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
+from trainfit.watch import gpu_time
+from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.rules.input.fetching import Fetching, is_measured
+from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.severity import severity
+from trainfit.watch.view import RunView
+
+KIND: Final = "input_bound"
+
+_LESS_WORK: Final = {
+    "disk": "copy the data to a local disk or into RAM, or pack it into larger files",
+    "decode": "decode less: store smaller or already decoded samples, or use a faster decoder",
+    "transform": "move augmentations to the GPU, or store what does not change between epochs",
+    "collate": "return tensors from the data set and collate them in one torch.stack",
+    "": "make a batch cheaper: smaller samples, augmentations on the GPU",
+}
+
+
+@dataclass(frozen=True)
+class _Reason:
+    cause: str
+    action: str
+    confidence: Confidence
+    settings: Mapping[str, str] = field(default_factory=dict)
+    line: str = ""
+
+
+def _look(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.first
+    yield from (few := list(checks.too_few_steps(rank, KIND)))
+    if few:
+        return
+    if not is_measured(rank):
+        yield Unknown(KIND, "no wait for a DataLoader was recorded", "a loop over a DataLoader")
+        return
+    fetching = Fetching(rank)
+    if fetching.workers == 0 and _workers_would_help(fetching):
+        return  # no_workers says it
+    lost = fetching.lost - fetching.lost_in_turns
+    share = checks.share_of(rank, lost)
+    if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
+        return
+    reason = _reason(fetching)
+    confidence = reason.confidence
+    if gpu_time.has_gpu(rank) and not gpu_time.has_events(rank):
+        confidence = "possible"  # the GPU may have had work meanwhile
+    yield Finding(
+        KIND,
+        severity(share),
+        f"Waiting for batches takes {checks.in_percent(share)} of the time",
+        tuple(_evidence(fetching, share)),
+        reason.cause,
+        reason.action,
+        confidence,
+        share,
+        reason.settings,
+        reason.line,
+    )
+
+
+def _workers_would_help(fetching: Fetching) -> bool:
+    return fetching.most_workers is None or fetching.most_workers > 0
+
+
+def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
+    rank = fetching.rank
+    yield Evidence("lost by waiting for batches", share * rank.seconds / len(rank.steps), "s/step")
+    step_s = gpu_time.step_without_input(rank)
+    if step_s is not None:
+        yield Evidence("step without that", step_s, "s")
+    if fetching.fetch_s is not None:
+        yield Evidence("a batch takes a worker", fetching.fetch_s, "s")
+    if fetching.cpu_s is not None:
+        yield Evidence("CPU time of a batch", fetching.cpu_s, "s")
+    part, of_fetch = fetching.part
+    if part:
+        yield Evidence(f"{part}, share of a batch's time", of_fetch)
+    if fetching.workers is not None:
+        yield Evidence("num_workers", float(fetching.workers))
+    if fetching.cores is not None:
+        yield Evidence("busy cores", fetching.cores.busy, "cores")
+        yield Evidence("usable cores", fetching.cores.usable, "cores")
+    if fetching.queued_while_waiting is not None:
+        yield Evidence("batches that were ready", fetching.queued_while_waiting)
+
+
+def _reason(fetching: Fetching) -> _Reason:
+    needed, workers = fetching.needed_workers, fetching.workers
+    if workers and (fetching.queued_while_waiting or 0) >= 1:
+        return _transfer("The workers' batches are ready, but reach the main process late")
+    if needed is None or workers is None:
+        return _Reason(
+            "What a batch costs in a worker was not recorded",
+            "run `trainfit loader`, which measures the DataLoader alone",
+            "possible",
+        )
+    if fetching.cores is not None and fetching.cores.saturated:
+        return _saturated(fetching, fetching.cores)
+    if needed > workers:
+        return _more_workers(fetching, needed, workers)
+    if (fetching.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
+        return _uneven(fetching)
+    return _transfer("The workers make batches fast enough, but these reach the main process late")
+
+
+def _transfer(cause: str) -> _Reason:
+    return _Reason(
+        f"{cause} (hand-off: transfer between processes and pinning)",
+        "send less through it: uint8 instead of float32, tensors instead of lists of arrays, "
+        "fewer and larger tensors; set pin_memory=True; keep the main thread free between steps",
+        "likely",
+    )
+
+
+def _saturated(fetching: Fetching, cores: checks.Cores) -> _Reason:
+    part, _ = fetching.part
+    wanted = ""
+    if fetching.cpu_s and fetching.batch_every_s:
+        ranks = max(1, checks.local_ranks(fetching.rank))
+        number = ranks * fetching.cpu_s / fetching.batch_every_s
+        wanted = f": the batches need {number:.1f} cores, {cores.usable:g} are usable"
+    action = f"more workers would not help; {_LESS_WORK[part]}"
+    threads = max(fetching.rank.header.worker_threads.values(), default=1)
+    if threads > 1 and checks.is_crowded(fetching.rank):
+        action = f"hold the {threads} threads in each worker down first; {action}"
+    return _Reason(
+        f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}", action, "likely"
+    )
+
+
+def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
+    part, _ = fetching.part
+    most = fetching.most_workers
+    cause = f"Too few workers: {workers} are there, {needed} are needed"
+    if part:
+        cause += f" (most of a batch's time: {_named(part)})"
+    value = needed if most is None else min(needed, most)
+    if value <= workers:
+        return _Reason(
+            f"{cause}, and no core is idle", f"more would not help; {_LESS_WORK[part]}", "likely"
+        )
+    action = f"set num_workers={value}"
+    if value < needed:
+        action += f" (idle cores allow no more), and {_LESS_WORK[part]}"
+    elif part == "disk":
+        action += f"; where the disk gives no more, {_LESS_WORK[part]}"
+    sure: Confidence = "possible" if part == "disk" or most is None else "likely"
+    return _Reason(cause, action, sure, {"num_workers": str(value)})
+
+
+def _uneven(fetching: Fetching) -> _Reason:
+    loader = fetching.loader
+    now = 2 if loader is None or loader.prefetch_factor is None else loader.prefetch_factor
+    value = max(4, 2 * now)
+    return _Reason(
+        f"Some batches take {fetching.unevenness:.1f} times as long as usual, and the others "
+        "wait for their turn",
+        f"set prefetch_factor={value}, so that ready batches bridge the slow ones; "
+        "batch samples of similar cost",
+        "likely",
+        {"prefetch_factor": str(value)},
+    )
+
+
+def _named(part: str) -> str:
+    names = {"disk": "reading", "decode": "decoding", "transform": "transforms"}
+    return names.get(part, "collation")
+
+
+RULE: Final = Rule((KIND,), _look)

@@ -1,0 +1,288 @@
+"""Rules about the host, on runs that are made by hand, and what judge says in sum."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers_watch import (
+    HEADER,
+    finding,
+    kinds,
+    loader,
+    run,
+    run_on_cpu,
+    step_rows,
+    unknown_kinds,
+)
+from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
+from trainfit.watch.judge import judge
+from trainfit.watch.rules.registry import RULES
+
+CROWD = {"cores_busy": 8.0, "cores_ours": 7.8, "runnable": 30.0}
+PRESSED = {"involuntary_switches": 300.0}
+#: The GPU is not always busy, so that delays of the host cost time.
+HUNGRY = {"gpu_gap_s": 0.02, "cpu_s": 0.06}
+
+
+# --- Launches and synchronisations ----------------------------------------------------------------
+def launches(**more: Any) -> WatchResult:
+    values: dict[str, Any] = {"sync_s": 0.0, "gpu_gap_s": 0.04, "gpu_s": 0.06}
+    return judge(run(**(values | more), gpus={"utilization": 0.4}))
+
+
+def test_a_gpu_that_waits_for_launches() -> None:
+    result = launches()
+    assert kinds(result) == ["host_bound_launches"]
+    found = finding(result, "host_bound_launches")
+    assert found.confidence == "certain" and "torch.compile" in found.line
+    assert result.limit == "host"
+
+
+def test_gaps_between_kernels_are_seen_by_nvml_only() -> None:
+    result = judge(run(sync_s=0.0, gpus={"utilization": 0.4}))
+    assert kinds(result) == ["host_bound_launches"]
+    assert finding(result, "host_bound_launches").share == pytest.approx(0.6, abs=0.02)
+    assert finding(result, "host_bound_launches").confidence == "likely"
+
+
+def test_a_little_less_utilization_is_nothing() -> None:
+    assert not judge(run(sync_s=0.0, gpus={"utilization": 0.85})).findings
+
+
+def test_a_host_that_sleeps_is_not_bound_by_launches() -> None:
+    assert "host_bound_launches" not in kinds(launches(cpu_s=0.02))
+
+
+def test_synchronisations_leave_the_gpu_idle() -> None:
+    result = launches(sync_s=0.03, syncs=5)
+    assert kinds(result) == ["hidden_syncs"]
+    found = finding(result, "hidden_syncs")
+    assert {each.what: each.value for each in found.evidence}["synchronisations"] == 5
+    assert result.limit == "sync"
+
+
+def test_waiting_for_a_gpu_that_is_busy_is_no_loss() -> None:
+    assert not judge(run(sync_s=0.06, forward_s=0.01, syncs=1)).findings
+
+
+def test_without_events_launches_and_synchronisations_are_unknown() -> None:
+    result = judge(run(gpu_s=np.nan, gpu_gap_s=np.nan))
+    assert {"host_bound_launches", "hidden_syncs"} <= {*unknown_kinds(result)}
+    assert result.gpu_busy is None and result.limit == "unknown"
+
+
+def test_large_copies_from_pinned_memory() -> None:
+    result = judge(run(copy_s=0.03, gpu_copy_s=0.03))
+    assert kinds(result) == ["copies"]
+    assert finding(result, "copies").severity == "warning"
+
+
+def test_a_tenth_of_idle_time_is_worth_telling_and_less_is_not() -> None:
+    assert not judge(run(sync_s=0.0, gpu_gap_s=0.007)).findings
+    assert kinds(judge(run(sync_s=0.0, gpu_gap_s=0.013))) == ["host_bound_launches"]
+
+
+def test_a_run_of_a_second_has_too_few_samples() -> None:
+    few = {"time_s": 5.1}
+    result = judge(run_on_cpu(machine={"time_s": -1.0}, processes=few))
+    assert {"swapping", "cpu_contention", "one_hot_thread"} <= {*unknown_kinds(result)}
+
+
+# --- Stalls ---------------------------------------------------------------------------------------
+def stalls(column: str, flag: int, every: int, seconds: float) -> WatchResult:
+    hit = np.arange(400) % every == every - 1
+    made = {column: np.where(hit, seconds, 0.0), "flags": np.where(hit, flag, 0)}
+    return judge(run(400, **made, gpu_gap_s=np.where(hit, np.nan, 0.0005)))
+
+
+def test_checkpoints_and_how_often_they_should_be() -> None:
+    result = stalls("checkpoint_s", CHECKPOINT, 50, 2.0)
+    assert kinds(result) == ["checkpoint_stalls"]
+    found = finding(result, "checkpoint_stalls")
+    assert found.share == pytest.approx(2 / 7, abs=0.03)
+    # 2 s are 2% of 100 s: 980 steps of 0.1 s and the checkpoint.
+    assert int(found.settings["checkpoint_every_steps"]) == pytest.approx(980, rel=0.1)
+    assert result.limit == "checkpoint"
+
+
+def test_rare_checkpoints_are_fine() -> None:
+    assert not stalls("checkpoint_s", CHECKPOINT, 100, 0.3).findings
+
+
+def test_one_checkpoint_tells_nothing_of_its_share() -> None:
+    assert unknown_kinds(stalls("checkpoint_s", CHECKPOINT, 300, 10.0)) == ["checkpoint_stalls"]
+
+
+def test_evaluation_is_told_and_no_fault() -> None:
+    result = stalls("evaluation_s", EVALUATION, 50, 2.0)
+    assert kinds(result) == ["evaluation_share"]
+    assert finding(result, "evaluation_share").severity == "info"
+    assert result.limit == "gpu" or result.limit == "unknown"
+
+
+# --- Cores ----------------------------------------------------------------------------------------
+def test_threads_in_workers() -> None:
+    header = {"worker_threads": {"torch": 1, "opencv": 8, "openblas": 8}}
+    result = judge(run(**HUNGRY, header=header, machine=CROWD, processes=PRESSED))
+    found = finding(result, "thread_oversubscription")
+    assert found.settings == {"OPENBLAS_NUM_THREADS": "1"}
+    assert found.line == "cv2.setNumThreads(0)"
+    assert found.confidence == "certain"
+
+
+def test_threads_of_several_ranks() -> None:
+    one = run(
+        **HUNGRY,
+        header={"world_size": 4},
+        machine=CROWD,
+        processes=PRESSED | {"main": {"cpu_cores": 1.6}},
+    )
+    ranks = tuple(
+        dataclasses.replace(one.ranks[0], header=dataclasses.replace(one.header, rank=rank))
+        for rank in range(4)
+    )
+    found = finding(judge(dataclasses.replace(one, ranks=ranks)), "thread_oversubscription")
+    assert found.settings == {"OMP_NUM_THREADS": "1"}  # 8 cores / 4 ranks, less their workers
+    assert "torch" in found.cause
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine": CROWD | {"runnable": 8.0}},  # nothing waits
+        {"machine": CROWD | {"cores_ours": 1.0}},  # others do
+        {"processes": {"involuntary_switches": 1.0}},
+        {"gpu_gap_s": 0.0},  # the GPU has work all the time
+    ],
+)
+def test_threads_that_do_no_harm(changes: dict[str, Any]) -> None:
+    values: dict[str, Any] = HUNGRY | {"machine": CROWD, "processes": PRESSED}
+    values |= {"header": {"worker_threads": {"openblas": 8}}}
+    assert "thread_oversubscription" not in kinds(judge(run(**(values | changes))))
+
+
+def test_a_run_queue_that_was_not_sampled_is_unknown() -> None:
+    result = judge(run(machine={"runnable": np.nan}))
+    assert unknown_kinds(result) == ["thread_oversubscription"] and not result.findings
+
+
+def test_other_processes_on_the_cores() -> None:
+    machine = {"cores_busy": 8.0, "cores_ours": 3.0, "runnable": 14.0}
+    result = judge(run(**HUNGRY, machine=machine))
+    assert "cpu_contention" in kinds(result)
+    assert "thread_oversubscription" not in kinds(result)
+    assert "cpu_contention" not in kinds(judge(run(**HUNGRY)))
+
+
+def test_a_quota_that_runs_out() -> None:
+    samples = len(run(**HUNGRY).machine)
+    quota: dict[str, Any] = {"cgroup_periods": 1, "cgroup_throttled_s": 0.03}
+    quota["cgroup_throttled"] = np.arange(samples) % 2
+    result = judge(run(**HUNGRY, header={"quota_cores": 4.0}, machine=quota))
+    found = finding(result, "cgroup_throttling")
+    assert found.share == pytest.approx(0.3, abs=0.01)  # 0.03 s of 0.1 s
+    assert found.evidence[0].value == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_quota_without_counters_is_unknown_and_one_that_suffices_is_fine() -> None:
+    assert "cgroup_throttling" in unknown_kinds(judge(run(header={"quota_cores": 4.0})))
+    fine = {"cgroup_periods": 1, "cgroup_throttled": 0, "cgroup_throttled_s": 0.0}
+    assert "cgroup_throttling" not in kinds(judge(run(**HUNGRY, machine=fine)))
+
+
+def test_swapping() -> None:
+    result = judge(run(machine={"swap_in_bytes": 2_000_000, "memory_pressure": 0.3}))
+    found = finding(result, "swapping")
+    assert found.severity == "critical" and found.share == pytest.approx(0.3)
+    assert found.evidence[0].value == pytest.approx(2e7, rel=0.01)
+
+
+def test_own_code_in_one_thread() -> None:
+    made = run(other_s=0.2, gpu_gap_s=0.2)
+    found = finding(judge(made), "one_hot_thread")
+    assert found.share == pytest.approx(0.67, abs=0.03)
+
+
+def test_pytorch_with_one_thread_on_many_cores() -> None:
+    made = run_on_cpu(header={"threads": {"torch": 1}}, machine={"cores_busy": 1.5})
+    result = judge(made)
+    assert finding(result, "one_hot_thread").settings == {"OMP_NUM_THREADS": "7"}
+    assert result.next_command == "OMP_NUM_THREADS=7 trainfit watch -- python train.py"
+
+
+# --- What judge says in sum -----------------------------------------------------------------------
+def test_phases_add_up_and_other_is_the_rest() -> None:
+    result = judge(run(other_s=0.02))
+    assert sum(each.share for each in result.phases) == pytest.approx(1)
+    assert sum(each.host_s for each in result.phases) * result.steps == pytest.approx(
+        result.seconds
+    )
+    assert result.phases[-1].name == "other"
+    assert result.phases[-1].host_s == pytest.approx(0.02, rel=0.01)
+
+
+def test_rates_and_model_flops() -> None:
+    result = judge(run(header={"flops_per_sample": 1e11}))
+    assert result.samples_per_s == pytest.approx(320, rel=0.01)
+    assert result.mfu == pytest.approx(320 * 1e11 / 165e12, rel=0.01)
+    assert judge(run(header={"flops_per_sample": None})).mfu is None
+    assert judge(run(header={"flops_per_sample": 1e11, "gpu": 3})).mfu is None
+    assert judge(run(samples=-1)).samples_per_s is None
+
+
+def test_compiled_and_first_steps_are_left_out() -> None:
+    flags = np.where(np.arange(200) == 100, COMPILED, 0)
+    result = judge(run(flags=flags))
+    assert result.steps == 189
+    low, high = result.step_interval_s or (0, 0)
+    assert low < (result.step_s or 0) < high
+
+
+def test_a_timeline_has_at_most_400_points_and_all_the_time() -> None:
+    made = run(5003)
+    timeline = judge(made).timeline
+    assert 300 < len(timeline) <= 400
+    assert timeline[-1].step == 5002
+    assert timeline[100].gpu_utilization == pytest.approx(0.97)
+    assert timeline[100].cores_busy == pytest.approx(3.0)
+    assert all(sum(each.phases.values()) == pytest.approx(1) for each in timeline)
+
+
+def test_findings_are_sorted_by_severity_and_share() -> None:
+    result = judge(
+        run(400, input_s=0.05, queued=0, copy_s=0.02, gpu_copy_s=0.02, fetches={"fetch_s": 0.6})
+    )
+    assert kinds(result) == ["input_bound", "copies"]
+
+
+def test_rows_that_no_training_can_have_had_are_left_out() -> None:
+    rows = step_rows(200)
+    rows["step_s"][50] = -1e30
+    rows["end_s"][60] = np.inf
+    rows["input_s"][70] = np.inf
+    rows["step_s"][80] = np.nan
+    result = judge(run(rows))
+    assert not result.findings
+    assert result.step_s == pytest.approx(0.1, rel=0.02)
+
+
+def test_ranks_are_told_one_by_one_and_missing_ones_are_named() -> None:
+    result = judge(run(header={"world_size": 2}))
+    assert [each.rank for each in result.ranks] == [HEADER.rank]
+    assert result.notes == ("recorded are 1 of 2 ranks",)
+
+
+def test_a_kind_belongs_to_one_rule() -> None:
+    every = [kind for rule in RULES for kind in rule.kinds]
+    assert len(every) == len(set(every))
+
+
+def test_rules_give_no_other_kinds_than_they_say() -> None:
+    for made in (run(5), run(input_s=0.05, header={"loaders": loader(num_workers=0)})):
+        said = judge(made)
+        assert {*kinds(said), *unknown_kinds(said)} <= {k for rule in RULES for k in rule.kinds}

@@ -1,0 +1,347 @@
+"""Rules about the input, on runs that are made by hand: what is found, what is set, what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers_watch import (
+    GIB,
+    STEP,
+    WORKERS,
+    finding,
+    kinds,
+    loader,
+    run,
+    run_on_cpu,
+    step_rows,
+    unknown_kinds,
+)
+from helpers_watch_random import runs
+from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.tables import EPOCH_START
+from trainfit.watch.judge import judge
+
+#: A healthy step without its wait for batches, seconds.
+REST_S = 0.1
+SLOW = {"input_s": 0.05, "queued": 0}
+INPUT_KINDS = {
+    *("input_bound", "slow_worker", "epoch_start", "no_workers", "too_many_workers"),
+    "unpinned_copies",
+}
+
+
+def number(result: WatchResult, kind: str, what: str) -> float:
+    (value,) = [each.value for each in finding(result, kind).evidence if each.what == what]
+    return value
+
+
+# --- Nothing is wrong -----------------------------------------------------------------------------
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.booleans(), st.integers(80, 400))
+def test_nothing_is_found_in_a_healthy_run(seed: int, on_gpu: bool, steps: int) -> None:
+    made = run(step_rows(steps, on_gpu=on_gpu, seed=seed)) if on_gpu else run_on_cpu(steps)
+    result = judge(made)
+    assert not result.findings and not result.unknown
+    assert result.limit == ("gpu" if on_gpu else "cpu")
+
+
+def test_a_few_disturbed_steps_are_no_cause() -> None:
+    waited = np.full(200, STEP["input_s"])
+    waited[[50, 51, 120]] = 1.0
+    result = judge(run(input_s=waited))
+    assert result.step_s == pytest.approx(REST_S, rel=0.05)
+    assert not result.findings
+
+
+def test_waiting_while_the_gpu_has_work_costs_nothing() -> None:
+    assert not judge(run(**SLOW, gpu_gap_s=0.0005, gpu_s=0.149)).findings
+
+
+@settings(deadline=None, max_examples=150)
+@given(runs())
+def test_judge_takes_any_table(made: Any) -> None:
+    result = judge(made)
+    assert WatchResult.from_json(result.to_json(), None) == result  # type: ignore[arg-type]
+    assert len(result.timeline) <= 400
+    for each in result.findings:
+        assert each.share is None or 0 <= each.share <= 1
+        assert each.evidence and each.cause and each.action
+
+
+def test_columns_that_were_not_measured_are_unknown_and_not_zero() -> None:
+    result = judge(run(input_s=np.nan, step_s=REST_S))
+    assert "input" not in {each.name for each in result.phases}
+    assert "input_bound" in unknown_kinds(result)
+    assert result.ranks[0].input_share is None
+    assert not result.findings
+
+
+def test_a_short_run_is_not_judged() -> None:
+    result = judge(run(25, **SLOW))
+    assert not result.findings and result.limit == "unknown"
+    assert {*unknown_kinds(result)} >= INPUT_KINDS
+    assert result.next_command == "trainfit watch -- python train.py"
+
+
+# --- Waiting for batches --------------------------------------------------------------------------
+def test_workers_that_are_needed_are_the_fetch_over_the_step() -> None:
+    result = judge(run(**SLOW, fetches={"fetch_s": 0.58, "cpu_s": 0.58}))
+    found = finding(result, "input_bound")
+    assert found.settings == {"num_workers": "6"}  # 0.58 / 0.1
+    assert found.share == pytest.approx(0.049 / 0.149, abs=0.01)
+    assert found.severity == "critical"
+    assert result.limit == "input"
+    assert result.next_command == "trainfit loader -- python train.py"
+
+
+def test_no_more_workers_than_idle_cores() -> None:
+    result = judge(
+        run(**SLOW, fetches={"fetch_s": 0.98, "cpu_s": 0.98}, machine={"cores_busy": 6.0})
+    )
+    found = finding(result, "input_bound")
+    assert found.settings == {"num_workers": "6"}  # 4 and 2 idle cores, of the 10 needed
+    assert "idle cores allow no more" in found.action
+
+
+@pytest.mark.parametrize("busy", [7.4, 8.0])
+def test_workers_are_never_raised_where_cores_are_saturated(busy: float) -> None:
+    result = judge(
+        run(
+            **SLOW,
+            fetches={"fetch_s": 0.9, "cpu_s": 0.9, "decode_s": 0.6},
+            machine={"cores_busy": busy},
+        )
+    )
+    found = finding(result, "input_bound")
+    assert not found.settings
+    assert "the batches need 8.9 cores, 8 are usable" in found.cause
+    assert "decoding" in found.cause
+    assert "more workers would not help" in found.action
+
+
+def test_a_quota_counts_as_the_cores() -> None:
+    header = {"quota_cores": 4.0}
+    machine = {"cores_busy": 5.0, "cores_ours": 3.9}
+    result = judge(
+        run(**SLOW, header=header, fetches={"fetch_s": 0.9, "cpu_s": 0.9}, machine=machine)
+    )
+    assert not finding(result, "input_bound").settings
+
+
+@pytest.mark.parametrize(
+    ("column", "part"),
+    [("read_s", "disk"), ("decode_s", "decode"), ("transform_s", "transform"),
+     ("collate_s", "collate")],
+)  # fmt: skip
+def test_the_part_that_dominates_is_named(column: str, part: str) -> None:
+    fetches = {"read_s": 0.01, "decode_s": 0.01, "transform_s": 0.01, "collate_s": 0.01}
+    fetches |= {"fetch_s": 0.5, "cpu_s": 0.5, column: 0.4}
+    result = judge(run(**SLOW, fetches=fetches))
+    assert number(result, "input_bound", f"{part}, share of a batch's time") == pytest.approx(0.8)
+
+
+def test_waiting_without_cpu_time_is_the_disk_where_parts_are_not_told() -> None:
+    parts = dict.fromkeys(("read_s", "decode_s", "transform_s", "collate_s"), np.nan)
+    result = judge(run(**SLOW, fetches=parts | {"fetch_s": 0.6, "cpu_s": 0.06}))
+    assert number(result, "input_bound", "disk, share of a batch's time") == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("queued", [4, 0])
+def test_batches_that_are_ready_but_late_are_a_matter_of_the_transfer(queued: int) -> None:
+    result = judge(run(input_s=0.05, queued=queued, fetches={"fetch_s": 0.05}))
+    found = finding(result, "input_bound")
+    assert "hand-off" in found.cause and not found.settings
+
+
+def test_uneven_batches_want_more_of_them_ahead() -> None:
+    times = np.where(np.arange(200) % 5 == 0, 0.5, 0.1)
+    result = judge(run(**SLOW, fetches={"fetch_s": times}))
+    assert finding(result, "input_bound").settings == {"prefetch_factor": "4"}
+
+
+def test_every_eighth_step_waits_for_all() -> None:
+    waited = np.where(np.arange(240) % 8 == 0, 0.4, 0.001)
+    result = judge(run(240, input_s=waited, queued=0, fetches={"fetch_s": 0.58, "cpu_s": 0.58}))
+    assert finding(result, "input_bound").share == pytest.approx(0.05 / 0.15, abs=0.03)
+
+
+def test_without_fetches_the_wait_is_told_and_its_cause_is_not() -> None:
+    fetches = {"fetch_s": np.nan, "cpu_s": np.nan}
+    found = finding(judge(run(**SLOW, fetches=fetches)), "input_bound")
+    assert found.confidence == "possible" and not found.settings
+
+
+def test_without_events_of_the_gpu_the_host_is_believed_a_little() -> None:
+    made = run(**SLOW, gpu_s=np.nan, gpu_gap_s=np.nan, fetches={"fetch_s": 0.58})
+    assert finding(judge(made), "input_bound").confidence == "possible"
+
+
+def test_later_batches_of_an_accumulation_count_where_the_stream_was_empty() -> None:
+    made = run(
+        **SLOW, batches=4, gpu_gap_s=0.0, gpu_s=0.149, fetches={"fetch_s": 0.2, "cpu_s": 0.2}
+    )
+    result = judge(made)
+    assert finding(result, "input_bound").settings == {"num_workers": "8"}  # 4 × 0.2 / 0.1
+    assert result.gpu_busy == pytest.approx(0.67, abs=0.02)
+
+
+def test_on_a_cpu_all_of_the_wait_counts() -> None:
+    result = judge(run_on_cpu(**SLOW, fetches={"fetch_s": 0.58, "cpu_s": 0.58}))
+    assert finding(result, "input_bound").share == pytest.approx(0.34, abs=0.01)
+    assert result.gpu_busy is None
+
+
+# --- One slow worker ------------------------------------------------------------------------------
+def test_one_slow_worker_is_named_and_is_all_there_is_to_say() -> None:
+    turns = np.arange(200) % WORKERS
+    result = judge(run(**SLOW, fetches={"fetch_s": np.where(turns == 2, 0.6, 0.2)}))
+    assert kinds(result) == ["slow_worker"]
+    found = finding(result, "slow_worker")
+    assert "Worker 2 takes 3.0 times" in found.title
+    assert result.limit == "input"
+
+
+def test_where_the_others_are_too_slow_as_well_the_loss_is_divided() -> None:
+    turns = np.arange(200) % WORKERS
+    result = judge(run(input_s=0.1, queued=0, fetches={"fetch_s": np.where(turns == 2, 0.8, 0.5)}))
+    assert {*kinds(result)} == {"slow_worker", "input_bound"}
+    both = sum(finding(result, kind).share or 0.0 for kind in kinds(result))
+    assert both == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_slow_worker_that_nobody_waits_for_is_no_fault() -> None:
+    turns = np.arange(200) % WORKERS
+    assert not judge(run(fetches={"fetch_s": np.where(turns == 2, 0.35, 0.2)})).findings
+
+
+# --- Epochs ---------------------------------------------------------------------------------------
+def epochs(persistent: bool) -> WatchResult:
+    starts = np.arange(200) % 20 == 0
+    waited = np.where(starts, 1.5, 0.001)
+    flags = np.where(starts, EPOCH_START, 0)
+    return judge(
+        run(input_s=waited, flags=flags, header={"loaders": loader(persistent_workers=persistent)})
+    )
+
+
+def test_the_start_of_epochs_is_told_apart() -> None:
+    result = epochs(persistent=False)
+    assert kinds(result) == ["epoch_start"]
+    found = finding(result, "epoch_start")
+    assert found.settings == {"persistent_workers": "True"} and found.confidence == "certain"
+    assert found.share == pytest.approx(1.5 / 3.5, abs=0.04)
+
+
+def test_persistent_workers_are_not_recommended_again() -> None:
+    found = finding(epochs(persistent=True), "epoch_start")
+    assert not found.settings and "longer" in found.action
+
+
+def test_one_start_alone_is_not_enough() -> None:
+    waited, flags = np.full(100, 0.001), np.zeros(100, int)
+    waited[50], flags[50] = 3.0, EPOCH_START
+    result = judge(run(100, input_s=waited, flags=flags))
+    assert not result.findings and unknown_kinds(result) == ["epoch_start"]
+
+
+# --- Number of workers ----------------------------------------------------------------------------
+def without_workers(**more: Any) -> WatchResult:
+    header = {"loaders": loader(num_workers=0, prefetch_factor=None, persistent_workers=False)}
+    fetches = {"fetch_s": 0.15, "cpu_s": 0.15}
+    return judge(run(input_s=0.15, queued=-1, header=header, fetches=fetches, **more))
+
+
+def test_without_workers_the_number_is_given() -> None:
+    result = without_workers()
+    assert kinds(result) == ["no_workers"]
+    assert finding(result, "no_workers").settings["num_workers"] == "2"  # 0.15 / 0.1
+    assert finding(result, "no_workers").share == pytest.approx(0.6, abs=0.02)
+
+
+def test_without_workers_and_without_an_idle_core_they_are_not_recommended() -> None:
+    result = without_workers(machine={"cores_busy": 8.0})
+    assert kinds(result) == ["input_bound"]
+    assert not finding(result, "input_bound").settings
+
+
+def many_workers(number: int, **machine: Any) -> WatchResult:
+    return judge(
+        run(
+            header={"loaders": loader(num_workers=number)},
+            gpu_gap_s=0.01,
+            cpu_s=0.06,
+            machine=machine,
+            processes={"involuntary_switches": 200.0, "cpu_cores": 0.3},
+        )
+    )
+
+
+def test_more_workers_than_cores_that_press_each_other() -> None:
+    result = many_workers(24, cores_busy=8.0, cores_ours=7.8, runnable=20.0)
+    assert kinds(result) == ["too_many_workers"]
+    assert finding(result, "too_many_workers").severity == "warning"
+    assert int(finding(result, "too_many_workers").settings["num_workers"]) < 8
+
+
+def test_idle_workers_that_do_no_harm_are_no_fault() -> None:
+    assert not many_workers(8).findings
+
+
+def test_workers_that_are_not_needed_and_fill_the_ram() -> None:
+    header = {"loaders": loader(num_workers=8)}
+    made = run(
+        header=header,
+        machine={"ram_available_bytes": 2 * GIB},
+        processes={"rss_bytes": 5 * GIB},
+        fetches={"fetch_s": 0.15},
+    )
+    found = finding(judge(made), "too_many_workers")
+    assert found.settings == {"num_workers": "3"}
+    assert "bytes" in {each.unit for each in found.evidence}
+
+
+# --- Copies ---------------------------------------------------------------------------------------
+def test_copies_from_pageable_memory() -> None:
+    made = run(
+        copy_s=0.03,
+        gpu_copy_s=0.03,
+        unpinned_bytes=20_000_000,
+        header={"loaders": loader(pin_memory=False)},
+    )
+    result = judge(made)
+    assert kinds(result) == ["unpinned_copies"]
+    found = finding(result, "unpinned_copies")
+    assert found.settings == {"pin_memory": "True"}
+    assert found.share == pytest.approx(0.03 / 0.129, abs=0.01)
+    assert result.limit == "copy"
+
+
+def test_pageable_copies_that_cost_nothing_are_no_fault() -> None:
+    assert not judge(run(unpinned_bytes=20_000_000)).findings
+
+
+def test_a_copy_that_waits_for_the_work_before_costs_nothing() -> None:
+    """A copy from pageable memory blocks the host until the stream comes to it."""
+    assert not judge(run(copy_s=0.04, forward_s=0.001, unpinned_bytes=20_000_000)).findings
+
+
+def test_without_a_gap_the_rest_of_the_step_is_taken() -> None:
+    made = run(**SLOW, gpu_gap_s=np.nan, gpu_s=0.099, fetches={"fetch_s": 0.58, "cpu_s": 0.58})
+    result = judge(made)
+    assert finding(result, "input_bound").share == pytest.approx(0.33, abs=0.02)
+    assert result.gpu_busy == pytest.approx(0.66, abs=0.02)
+
+
+def test_epochs_without_workers_begin_slowly_as_well() -> None:
+    starts = np.arange(200) % 20 == 0
+    made = run(
+        input_s=np.where(starts, 1.5, 0.001),
+        flags=np.where(starts, EPOCH_START, 0),
+        header={"loaders": loader(num_workers=0)},
+    )
+    assert kinds(judge(made)) == ["epoch_start"]
