@@ -15,7 +15,7 @@ import pytest
 
 from helpers_cli import error_line, json_of, trainfit
 from test_watch_compare import header, loader, noise, run
-from trainfit.cli.watch_verify import _Filled as Filled
+from trainfit.cli.verbs.watched.verify_change import _Filled as Filled
 from trainfit.report.watch.verification import verification_screen
 from trainfit.results.watch.result import Finding, Severity, WatchResult
 from trainfit.results.watch.run import RunRecord
@@ -51,7 +51,7 @@ class Runs:
 
     def __call__(self, words: Sequence[str], variables: Mapping[str, str]) -> RunRecord:
         self.asked.append(" ".join([*(f"{k}={v}" for k, v in variables.items()), *words]))
-        workers = int(words[2].rpartition("=")[2]) if len(words) > 2 else 0
+        workers = next((int(word[10:]) for word in words if word.startswith("--workers=")), 0)
         what = {"loaders": (loader(num_workers=workers),), "variables": dict(variables)}
         seconds = self.seconds(workers, variables)
         return run(seconds * noise(self.random, 90), **(what | self.what))
@@ -179,11 +179,10 @@ def test_a_change_that_the_script_does_not_take_over_ends_the_trial() -> None:
 
 
 def test_runs_that_are_too_short_or_fail_with_the_change_tell_nothing() -> None:
-    runs = Runs(lambda *_: 0.1)
-    runs.random = np.random.default_rng(0)
-    short = verify(
-        Filled(COMMAND), lambda *_: run(np.ones(20)), lambda _: pytest.fail(), runs.told.append, {}
-    )
+    def judge(_: RunRecord) -> WatchResult:
+        raise AssertionError("it is too short to be judged")
+
+    short = verify(Filled(COMMAND), lambda *_: run(np.ones(20)), judge, lambda _: None, {})
     assert short.verdict == "cannot tell"
     assert "raise --verify-steps" in short.reason
 
@@ -252,6 +251,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.slow
 def test_verify_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["watch", "--verify", "--verify-steps", "60", "--json", "--folder", tmp_path / "runs"]

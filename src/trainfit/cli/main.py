@@ -24,6 +24,8 @@ _VERBS = (
     *("plan", "simulate", "memory", "loader", "rehearse", "watch", "compare", "pace", "show"),
     *("doctor", "calibrate", "verify", "gpus"),
 )
+#: Verbs whose module is in a room below `verbs`.
+_ROOMS = {"compare": "watched.compare"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Of the verbs only the one that is asked for is imported; all for the help that lists them.
     wanted = words[:1] if words and words[0] in _VERBS else _VERBS
-    modules = {name: importlib.import_module(f"trainfit.cli.verbs.{name}") for name in wanted}
+    modules = {name: _module(name) for name in wanted}
     for name, module in modules.items():
         module.configure(verbs.add_parser(name, allow_abbrev=False, **module.PARSER))
     verb = modules[words[0]] if words and words[0] in modules else None
@@ -44,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args([*words[:1], *own])
     _accept_any_text()
     return _run(modules[options.verb], options, command)
+
+
+def _module(verb: str) -> ModuleType:
+    return importlib.import_module(f"trainfit.cli.verbs.{_ROOMS.get(verb, verb)}")
 
 
 def _run(verb: ModuleType, options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -85,12 +85,12 @@ def verify(
     plain = command.fill({})
     tell("run 1 of 5: the command as it is")
     first = run(plain, {})
-    result = judge(first)
     if _steps(first) < LEAST_STEPS:
         return _not_enough(plain, first)
-    trial = _chosen(result.findings, command, environment)
+    findings = judge(first).findings
+    trial = _chosen(findings, command, environment)
     if trial is None:
-        return _nothing_to_try(plain, result.findings, first)
+        return _nothing_to_try(plain, findings, first)
     changed = command.fill(trial.values)
     runs: list[tuple[bool, RunRecord]] = []
     for number, with_change in enumerate(ORDER, 2):

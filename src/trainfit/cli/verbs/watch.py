@@ -16,7 +16,7 @@ from rich.text import Text
 from trainfit.cli.common import UsageError, only_ascii, output_file, split_command
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.screen import STYLES
-from trainfit.cli.watch_verify import add_verify, verified
+from trainfit.cli.verbs.watched.verify_change import add_verify, verified
 from trainfit.report.sizes import printable
 from trainfit.report.watch.screen import watch_screen, watch_text
 from trainfit.results.watch.result import WatchResult

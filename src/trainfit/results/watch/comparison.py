@@ -14,7 +14,7 @@ from trainfit.results.files import documents
 
 FORMAT: Final = "trainfit-watch-comparison"
 VERSION: Final = 1
-_AGAIN: Final = "make it again with `trainfit compare --output`"
+_REMAKE: Final = "make it again with `trainfit compare --output`"
 _WANTED: Final = "give a file that `trainfit compare --output` wrote"
 
 Group = Literal[
@@ -95,4 +95,4 @@ class Comparison:
     @classmethod
     def from_json(cls, text: str, path: Path) -> Comparison:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)

@@ -16,7 +16,7 @@ from trainfit.results.watch.comparison import Comparison
 
 FORMAT: Final = "trainfit-watch-verification"
 VERSION: Final = 1
-_AGAIN: Final = "make it again with `trainfit watch --verify --output`"
+_REMAKE: Final = "make it again with `trainfit watch --verify --output`"
 _WANTED: Final = "give a file that `trainfit watch --verify --output` wrote"
 
 
@@ -71,4 +71,4 @@ class Verification:
     @classmethod
     def from_json(cls, text: str, path: Path) -> Verification:
         """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, again=_AGAIN, wanted=_WANTED)
+        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)

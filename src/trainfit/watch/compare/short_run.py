@@ -87,7 +87,8 @@ def _end(watched: WatchedCommand, interrupt: bool) -> int:
     """End it with all that it started, gently first; returns its exit code. Without ``interrupt``
     it has been asked to end, and gets time for that."""
     family = _family(watched.pid)
-    for number in (signal.SIGINT if interrupt else 0, signal.SIGTERM, signal.SIGKILL):
+    first = signal.SIGINT if interrupt else 0
+    for number in (first, signal.SIGTERM, signal.SIGKILL):
         _send(family, number)
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -163,5 +164,5 @@ def _interrupts() -> Iterator[list[int]]:
     try:
         yield seen
     finally:
-        for each, handler in former.items():
-            signal.signal(each, handler)
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Verbs and options about watched runs: two compared, a change that is tried."""
