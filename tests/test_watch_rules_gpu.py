@@ -120,7 +120,9 @@ def test_one_flash_of_a_reason_is_none() -> None:
 
 
 def test_a_starved_gpu_lowers_its_clock_by_itself() -> None:
-    starved = run_of(steps(gpu_s=0.02, input_s=0.08), cards=samples(utilization=0.1, sm_hz=0.6e9))
+    starved = run_of(
+        steps(gpu_s=0.02, gpu_gap_s=0.08, input_s=0.08), cards=samples(utilization=0.1, sm_hz=0.6e9)
+    )
     assert "thermal_throttling" not in found(starved)
     assert "thermal_throttling" in unknown(starved)
 
@@ -136,7 +138,7 @@ def test_the_power_limit_and_clocks_that_were_set() -> None:
 # --- Precision and use --------------------------------------------------------------------------
 def test_amp_is_advised_where_the_gpu_is_the_limit() -> None:
     assert "amp_off" in found(run_of(precision="float32"))
-    waits = run_of(steps(gpu_s=0.03, input_s=0.06), precision="float32")
+    waits = run_of(steps(gpu_s=0.03, gpu_gap_s=0.07, input_s=0.06), precision="float32")
     assert "amp_off" not in found(waits)
     old = dataclasses.replace(CARD, capability=(6, 1))
     assert "amp_off" not in found(run_of(precision="float32", gpus=(old,)))

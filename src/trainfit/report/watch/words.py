@@ -84,7 +84,9 @@ def title(finding: Finding) -> str:
     text = printable(finding.title)
     if finding.rank is not None and f"ank {finding.rank}" not in text:
         text += f" (rank {finding.rank})"
-    return text + (f", {percent(finding.share)} of the time" if finding.share else "")
+    if not finding.share or "of the time" in text:
+        return text
+    return f"{text}, {percent(finding.share)} of the time"
 
 
 def setting_text(finding: Finding) -> str:

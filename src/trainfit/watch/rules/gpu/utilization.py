@@ -12,6 +12,7 @@ from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch import gpu_time
 from trainfit.watch.measures import mfu
 from trainfit.watch.rules import thresholds
+from trainfit.watch.rules.gpu import ranks
 from trainfit.watch.rules.gpu.peak import peak_share
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RunView, median
@@ -25,6 +26,8 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     idle = gpu_time.idle_share(view)
     if idle is None or 1 - idle < thresholds.GPU_BOUND:
         return  # something else is the limit, and has rules of its own
+    if any(isinstance(each, Finding) for each in ranks.look(run)):
+        return  # the time that ranks wait for one another says nothing of their batches
     used, active = mfu(view), median(view.gpu["sm_active"])
     if used is None and active is None:
         reason = "neither the model's FLOPs nor counters of the multiprocessors were measured"
