@@ -63,7 +63,7 @@ def test_the_words_of_a_processor() -> None:
         ("cores=2,ghz=3400", "ghz=3400: expected a number above 0, at most 20"),
         ("cores=2,cores=3", "cores= is given twice"),
         ("cores=2,vcpus=4", "leave one out"),
-        ("kind=pentium", "unknown kind of CPU 'pentium'; known are Haswell"),
+        ("kind=pentium", "unknown CPU type 'pentium'; available: Haswell"),
     ],
 )
 def test_what_is_no_processor(text: str, told: str) -> None:
