@@ -58,7 +58,7 @@ def test_a_script_without_a_loader_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("import torch\ntorch.ones(1).cuda()")
     done = trainfit("loader", "python", "bare.py", cwd=tmp_path)
     assert done.returncode == 2 and not done.stdout
-    assert error_line(done).startswith("bare.py: it makes no DataLoader: there is nothing to tune")
+    assert error_line(done).startswith("bare.py: it creates no DataLoader: nothing to tune")
 
 
 def test_a_callable_that_cannot_be_found_is_told_in_one_line(tmp_path: Path) -> None:

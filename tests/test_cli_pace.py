@@ -123,7 +123,7 @@ def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "trainfit: 50 Hz: every 20th call does the work" in done.stderr
-    assert "trainfit: 2 Hz: the work is done in every 20th call, every 10 s" in done.stderr
+    assert "trainfit: 2 Hz: every 20th call does the work, every 10 s" in done.stderr
     assert "\n50 Hz " in done.stdout and "\n  2 Hz was not measured: " in done.stdout
     found = PaceResult.load(folder / "pace.json")
     assert [rate.hz for rate in found.rates] == [50.0]

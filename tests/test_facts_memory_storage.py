@@ -261,7 +261,7 @@ def test_no_rate_of_small_files_or_of_nothing() -> None:
     assert read_storage(system, "/empty").read_bytes_per_s.reason == "it contains no files"
     nothing = read_storage(system, None)
     assert nothing.path == "/home/user"
-    assert "no data was named" in nothing.read_bytes_per_s.reason
+    assert "no data given" in nothing.read_bytes_per_s.reason
 
 
 def test_this_machines_file_is_read_from_its_storage(

@@ -198,7 +198,7 @@ class Bad(Crops):
         (DataLoader(Stream(), 2), "cannot be indexed"),
         (DataLoader(torch.zeros(3, 2), batch_size=None), "cannot be indexed"),  # type: ignore[arg-type]
         (DataLoader(Bad(), 2), "failed (RuntimeError: no file)"),
-        (DataLoader({"a": 1}, sampler=["a"]), "not indexed by numbers"),  # type: ignore[arg-type]
+        (DataLoader({"a": 1}, sampler=["a"]), "not indexed by integers"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_looked_at_is_said(loader: DataLoader[Any], reason: str) -> None:

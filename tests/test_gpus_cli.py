@@ -122,7 +122,7 @@ def test_which_cards_are_laptops() -> None:
 def test_a_name_that_leaves_a_variant_open_says_what_it_was_taken_for(tmp_path: Path) -> None:
     for words in (["A100 80GB"], ["A100 80GB", "--explain"]):
         text = " ".join(run(*words, cwd=tmp_path).stdout.split())
-        assert "'A100 80GB' leaves the variant open and is taken for the A100 80GB SXM" in text
+        assert "'A100 80GB' does not name the variant; A100 80GB SXM is assumed" in text
 
 
 def test_a_device_made_to_measure_has_no_speed(tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ class AfterFork(Samples):
 @pytest.mark.slow
 def test_a_deadlock_under_fork_is_tried_with_forkserver() -> None:
     (fault,) = check_workers(workload(AfterFork()), FORK, limit_s=20.0)
-    assert fault.kind == "deadlock" and "with forkserver it works here" in fault.evidence
+    assert fault.kind == "deadlock" and "it works with forkserver here" in fault.evidence
     assert fallback((fault,), LoaderSettings(4)) == LoaderSettings(4, start_method="forkserver")
 
 

@@ -124,10 +124,10 @@ def test_thread_numbers_that_openmp_takes(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"MKL_NUM_THREADS": "0"}, "MKL has as many threads as without it"),
+        ({"MKL_NUM_THREADS": "0"}, "MKL uses its default thread count"),
         ({"MKL_NUM_THREADS": ""}, None),
         ({"MKL_NUM_THREADS": "12"}, None),
-        ({"MKL_NUM_THREADS": "abc"}, "which takes one thread then, and PyTorch with it"),
+        ({"MKL_NUM_THREADS": "abc"}, "which then uses one thread, as does PyTorch"),
         ({"MKL_NUM_THREADS": "4,2"}, "takes one thread"),
         ({"MKL_NUM_THREADS": " 2"}, "takes one thread"),
         ({"OPENBLAS_NUM_THREADS": "0"}, "follows OMP_NUM_THREADS instead"),
