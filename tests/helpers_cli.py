@@ -12,7 +12,7 @@ from typing import Any
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "tests" / "scripts"
+SCRIPTS = ROOT / "tests" / "training_scripts"
 
 
 def environment(**more: str) -> dict[str, str]:
