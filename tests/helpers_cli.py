@@ -18,8 +18,8 @@ from trainfit.plan.command.tunables import LOADER_TUNABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "training_scripts"
-#: Verbs that import the user's code or time it in their own process.
-_MEASURING = {"loader", "pace", "rehearse"}
+#: The verb that imports the user's code and times it in its own process.
+_MEASURING = {"pace"}
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -97,7 +97,7 @@ def test_accelerate_finds_our_batch_size(our_answer: int) -> None:
         accelerator = accelerate.Accelerator()
         assert accelerator.device.type == "cuda"
 
-        @find_executable_batch_size(starting_batch_size=256)
+        @find_executable_batch_size(starting_batch_size=2 * our_answer)
         def train(batch_size: int) -> int:
             tried.append(batch_size)
             accelerator.free_memory()

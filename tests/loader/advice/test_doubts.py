@@ -332,6 +332,7 @@ def neighbours() -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.alone
 def test_beside_neighbours_the_loader_says_what_cannot_be_told(
     neighbours: None, tmp_path: Path
 ) -> None:
@@ -348,6 +349,7 @@ def test_beside_neighbours_the_loader_says_what_cannot_be_told(
     assert "lock" not in found["reason"]
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_beside_neighbours_a_plan_says_it_too(neighbours: None, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -39,6 +39,8 @@ from trainfit.loader.profile.batch_profile import (
 from trainfit.loader.profile.call_sites import NOTHING, Callee, callee, is_mapped, named
 from trainfit.loader.profile.cost_rules import RULES, Judged, Place, judge, rule_of, shown
 
+pytestmark = pytest.mark.alone
+
 USER = Place("__main__", "MyData.__getitem__", "self.transform")
 
 

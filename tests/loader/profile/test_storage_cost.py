@@ -34,6 +34,8 @@ from trainfit.loader.profile.storage_cost import (
 )
 from trainfit.results.loader import StorageCost
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 
 

@@ -36,6 +36,8 @@ from trainfit.results.files.errors import ResultFileError
 from trainfit.results.loader import Candidate, Fault, LoaderSettings
 from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = SCRIPTS / "loading.py"
 
 

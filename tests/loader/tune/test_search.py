@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +29,13 @@ from trainfit.loader.tune.search import (
 from trainfit.results.loader import LoaderSettings
 
 PRESENT = LoaderSettings(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_is_simulated_once() -> Iterator[None]:
+    """A prediction follows from frozen values, and most tests here search on the same ones."""
+    with mock.patch.object(Fitted, "predict", functools.cache(Fitted.predict)):
+        yield
 
 
 def fitted(

@@ -37,6 +37,8 @@ from trainfit.loader.tune.probe import Measured, probe_workload
 from trainfit.loader.tune.tuning import tune
 from trainfit.results.loader import LoaderMachine, LoaderResult, LoaderSettings
 
+pytestmark = pytest.mark.alone
+
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, 8 << 30, 4096)
 SECONDS = 1.5
 
