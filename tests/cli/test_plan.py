@@ -236,8 +236,10 @@ def test_a_data_set_too_small_for_twice_the_batch(
     assert small["now"]["memory"] == at_64["now"]["memory"]
     # Memory's limit is memory's, and no batch is recommended that the data set does not fill.
     assert small["now"]["limits"]["data_set"] == 100
-    assert small["now"]["recommended_batch"] <= 100
-    assert small["now"]["limits"]["epoch_steps"] in (1, 2)
+    batch = small["now"]["recommended_batch"]
+    assert batch <= 100
+    # The last batch of an epoch may be short, or is dropped.
+    assert small["now"]["limits"]["epoch_steps"] == (100 // batch if options else -(-100 // batch))
 
 
 @pytest.mark.slow

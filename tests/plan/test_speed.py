@@ -13,7 +13,15 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import batch_sizes, curve_of, knee, machine_of, saturation_batch, speed
+from trainfit.plan.speed import (
+    Curve,
+    batch_sizes,
+    curve_of,
+    knee,
+    machine_of,
+    saturation_batch,
+    speed,
+)
 from trainfit.report.plan.speed import speed_section
 from trainfit.report.sizes import WIDTH, time_text
 from trainfit.results.plan.result import HostCpu
@@ -230,6 +238,18 @@ def test_the_saturation_batch_is_a_multiple_of_eight(
     assert most % 8 == 0 and found.knee <= most < found.knee + 8
     assert saturation_batch(curve_of(pair, MACHINE, 3)) == 3
     assert saturation_batch(curve_of(pair, machine_of(find_gpu("custom:24GiB")), 4096)) is None
+
+
+def test_a_multiple_of_eight_has_to_be_nearly_as_fast_itself() -> None:
+    """A script that takes its batches in parts of 3: 6 is as fast as any, 8 and 16 are not."""
+    sizes = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48)
+    steps = tuple(
+        StepSpeed(n, parts, (0.0, 0.0), 0.0, 0.0, 0.0, "bandwidth", n / parts)
+        for n in sizes
+        for parts in [0.1 - (-n // 3)]
+    )
+    assert knee(steps) == 6
+    assert saturation_batch(Curve(steps)) == 24
 
 
 @given(st.floats(1, 1e6))
