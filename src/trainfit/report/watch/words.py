@@ -47,9 +47,9 @@ def answer(result: WatchResult) -> str:
         why = f" ({percent(waits)} of the time goes to waiting for batches)"
     elif result.gpu_busy is not None:
         why = (
-            f" (at work {percent(result.gpu_busy)} of the time)"
+            f" (busy {percent(result.gpu_busy)} of the time)"
             if result.limit == "gpu"
-            else (f" (the GPU is at work {percent(result.gpu_busy)} of the time)")
+            else (f" (the GPU is busy {percent(result.gpu_busy)} of the time)")
         )
     return _LIMITS[result.limit] + rate + why
 

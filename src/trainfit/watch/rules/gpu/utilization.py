@@ -37,9 +37,9 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     small = active is not None and active < thresholds.SMALL_KERNELS
     if not (low or small):
         return
-    evidence = [Evidence("GPU at work", 1 - idle)]
+    evidence = [Evidence("GPU busy", 1 - idle)]
     evidence += [] if used is None else [Evidence("MFU", used)]
-    evidence += [] if active is None else [Evidence("multiprocessors at work", active)]
+    evidence += [] if active is None else [Evidence("multiprocessors busy", active)]
     room = peak_share(view)
     if room is not None and room < thresholds.ROOMY:
         evidence.append(Evidence("GPU memory reserved at the peak", room))
@@ -52,7 +52,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         )  # fmt: skip
     else:
         yield Finding(
-            "low_mfu", "info", "The GPU is always at work and far from its peak", tuple(evidence),
+            "low_mfu", "info", "The GPU is always busy and far from its peak", tuple(evidence),
             "its time goes to kernels that move memory or are small, not to matmuls",
             "try torch.compile, fused optimizers and channels-last convolutions; a profile "
             "(torch.profiler) names the kernels",
