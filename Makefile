@@ -16,7 +16,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# 0: in one process. Tests that run real loaders follow one at a time (tests/conftest.py).
+# 0: in one process. Tests marked alone follow one at a time; they are in tests/loader.
 PYTEST_WORKERS ?= 2
 
 TESTS ?= tests
@@ -37,7 +37,7 @@ plan: .venv/.plan-ready $(DATA)/meta.json
 
 test: .venv/.dev-ready
 	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone"
-	$(PYTEST) -q -m "alone and not slow"
+	$(PYTEST) -q -m "alone and not slow" tests/loader tests/watch
 
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow

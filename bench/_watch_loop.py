@@ -133,7 +133,8 @@ class Loop:
         now += copy
         self.work[step] = work
         first = max(now + PYTHON * host / (job.syncs + 1), gpu_free)
-        row["gpu_gap_s"] = max(0.0, first - gpu_free) if step else 0.0
+        # A copy is on the stream as well: it is not empty meanwhile.
+        row["gpu_gap_s"] = max(0.0, first - gpu_free - gpu_copy) if step else 0.0
         sync = 0.0
         shares = {"forward": 0.35, "backward": 0.55, "optimizer": 0.1}
         pieces = job.syncs + 1
@@ -152,7 +153,7 @@ class Loop:
         gpu_free = gpu_now
         row["syncs"] = job.syncs
         span = gpu_free - first
-        row["gpu_s"] = span
+        row["gpu_s"] = span + (gpu_copy if not job.pinned else 0.0)
         for name, share in shares.items():
             row[f"{name}_s"], row[f"gpu_{name}_s"] = share * host, share * span
         if step % job.sync_every == 0:

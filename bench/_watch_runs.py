@@ -62,6 +62,9 @@ def healthy(random: np.random.Generator) -> World:
     # Workers make batches 1.6 to 3 times as fast as the GPU uses them.
     fetch = gpu_s * workers / float(random.uniform(1.6, 3.0))
     waits = float(random.choice([0.0, 0.2]))
+    # Who reads the loss in each step has a step that is launched in little of its time.
+    each_step = bool(random.random() < 0.33)
+    launch = float(random.uniform(0.03, 0.1) if each_step else random.uniform(0.1, 0.6))
     card, peak, memory = [
         ("NVIDIA A100-SXM4-40GB", 312e12, 40),
         ("NVIDIA GeForce RTX 4090", 165e12, 24),
@@ -76,16 +79,16 @@ def healthy(random: np.random.Generator) -> World:
         fetch_cpu_s=fetch * (1 - waits),
         fetch_wait_s=fetch * waits,
         gpu_s=gpu_s,
-        launch_s=gpu_s * float(random.uniform(0.1, 0.6)),
+        launch_s=gpu_s * launch,
         noise=float(random.uniform(0.01, 0.08)),
-        sync_every=int(random.choice([1, 10, 50])),
+        sync_every=1 if each_step else int(random.choice([20, 50])),
         persistent=bool(random.random() < 0.5),
         worker_start_s=float(random.uniform(0.05, 0.3)),
         checkpoint_every=200,
         checkpoint_s=float(random.uniform(0.1, 0.5)) * gpu_s * 4,
         seed=int(random.integers(2**31)),
     )
-    used = float(random.uniform(0.35, 0.8))
+    used = float(random.uniform(0.3, 0.68))
     mfu = float(random.uniform(0.25, 0.55))
     header = RunHeader(
         "python train.py", 0, 1, 1, "host", 0.0, 0.0, "0.1.0", "3.11.7", "2.8.0",
@@ -125,7 +128,8 @@ def storage_bound(world: World) -> None:
 
 
 def no_workers(world: World) -> None:
-    world.change(workers=0, fetch_cpu_s=world.job.gpu_s * 0.6, fetch_wait_s=0.0)
+    fetch = world.job.gpu_s * float(world.random.uniform(0.9, 2.0))
+    world.change(workers=0, fetch_cpu_s=fetch, fetch_wait_s=0.0)
 
 
 def slow_worker(world: World) -> None:
@@ -164,7 +168,8 @@ def host_bound(world: World) -> None:
 def hidden_syncs(world: World) -> None:
     """item() after each part of the step."""
     job = world.job
-    world.change(syncs=int(world.random.integers(4, 12)), launch_s=0.8 * job.gpu_s, sync_every=1)
+    launch = float(world.random.uniform(0.9, 1.2)) * job.gpu_s
+    world.change(syncs=int(world.random.integers(4, 12)), launch_s=launch, sync_every=1)
 
 
 def checkpoint_stalls(world: World) -> None:
@@ -272,7 +277,14 @@ class Cause:
     group: str = "other"
 
 
-_SLOW_CPU = ("input_bound", "host_bound_launches", "one_hot_thread", "slow_worker", "epoch_start")
+_SLOW_CPU = (
+    "input_bound",
+    "hidden_syncs",
+    "host_bound_launches",
+    "one_hot_thread",
+    "slow_worker",
+    "epoch_start",
+)
 CAUSES: tuple[Cause, ...] = (
     Cause("input_bound", input_bound, ("input_bound",), group="data"),
     Cause("storage_bound", storage_bound, ("input_bound",), group="data"),
@@ -285,7 +297,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("host_bound", host_bound, ("host_bound_launches",), ("one_hot_thread",), "host"),
     Cause("hidden_syncs", hidden_syncs, ("hidden_syncs",), ("host_bound_launches",), "host"),
     Cause("checkpoints", checkpoint_stalls, ("checkpoint_stalls",), (), "saves"),
-    Cause("cgroup", cgroup, ("cgroup_throttling",), _SLOW_CPU, "cpu"),
+    Cause("cgroup", cgroup, ("cgroup_throttling",), (*_SLOW_CPU, "too_many_workers"), "cpu"),
     Cause("swapping", swapping, ("swapping",), (*_SLOW_CPU, "ram_near_limit"), "cpu"),
     Cause("contention", contention, ("cpu_contention",),
           (*_SLOW_CPU, "thread_oversubscription"), "cpu"),
@@ -333,6 +345,11 @@ def pairs() -> Iterator[tuple[Cause, Cause]]:
         groups = {one.group, other.group}
         if len(groups) == 1 or (groups & _NEED_BUSY_GPU and groups & _IDLE_GPU):
             continue
+        # They fill the memory, or are of one precision.
+        if groups in ({"use", "memory"}, {"use", "sharing"}, {"memory", "sharing"}):
+            continue
+        if {one.name, other.name} == {"amp_off", "skipped"}:
+            continue
         if groups <= _IDLE_GPU:  # the longer of two stalls hides the other
             continue
         yield one, other
@@ -367,13 +384,16 @@ def _loop(world: World, rank: int) -> Loop:
 
 
 def _in_step(loops: Sequence[Loop], rank: int) -> None:
-    """Ranks wait for the slowest in the backward pass: all steps end together."""
+    """Ranks wait for the slowest in the backward pass: all steps end together. Their GPUs are at
+    work meanwhile: the all-reduce is a kernel that waits."""
     if len(loops) == 1:
         return
     steps = loops[rank].steps
     slowest = np.max([np.asarray(each.steps["step_s"]) for each in loops], axis=0)
     waits = np.maximum(0.0, slowest - steps["step_s"])
-    steps["backward_s"] += waits
+    for name in ("backward_s", "gpu_s", "gpu_backward_s"):
+        steps[name] += waits
+    loops[rank].work += waits
     steps["step_s"] += waits
     steps["end_s"] = np.cumsum(steps["step_s"])
 
@@ -402,7 +422,7 @@ def _header(world: World, rank: int) -> RunHeader:
     )  # fmt: skip
     return dataclasses.replace(
         world.header, rank=rank, world_size=world.ranks, loaders=(loader,),
-        distributed="ddp" if world.ranks > 1 else "",
+        distributed="ddp" if world.ranks > 1 else "", host=f"host{rank}",
     )  # fmt: skip
 
 

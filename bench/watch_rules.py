@@ -50,7 +50,10 @@ class Score:
                 self.confused["+".join(c.name for c in sample.causes) or "none"][kind] += 1
         for cause in sample.causes:
             self.seen[cause.name] += 1
-            self.named[cause.name] += not kinds.isdisjoint(cause.kinds)
+            found = not kinds.isdisjoint(cause.kinds)
+            self.named[cause.name] += found
+            if not found:
+                self.confused["missed " + "+".join(c.name for c in sample.causes)][cause.name] += 1
 
     def precision(self, kind: str) -> float | None:
         every = self.right[kind] + self.wrong[kind]
@@ -108,7 +111,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="3 runs a cause, one a pair")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--verbose", action="store_true", help="what was claimed wrongly, by cause")
+    parser.add_argument("--verbose", action="store_true", help="what was wrong or missed")
     options = parser.parse_args()
     namers: dict[str, Namer] = {"trainfit": ours, **PUBLISHED}
     scores = {name: Score() for name in namers}

@@ -1,4 +1,4 @@
-"""Which tests run real loaders or time this machine, and where hypothesis' examples come from."""
+"""Where hypothesis' examples come from, and where tests that run alone lie."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ settings.register_profile("fixed", derandomize=True)
 settings.register_profile("chance", derandomize=False)
 settings.load_profile("fixed")
 
-#: `make test` runs these modules after the others, one test at a time.
-ALONE = {
-    *("test_bench_launch", "test_bench_loader", "test_cli_loader", "test_loader_beyond"),
-    "test_loader_child",
-    *("test_loader_fault_checks", "test_loader_faults", "test_loader_machine", "test_rehearsal"),
-    "test_loader_doubts",
-    *("test_loader_split", "test_loader_storage", "test_loader_tuning", "test_this_cpu"),
-    "test_versus_cpu",
-    *("test_watch_sampler", "test_watch_sampler_processes"),
-}
+HERE = Path(__file__).parent
+#: As in the Makefile.
+ALONE = (HERE / "loader", HERE / "watch")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark them."""
+    """`make test` looks for tests that run alone in two folders, so that it need not import all."""
     for item in items:
-        if Path(item.path).stem in ALONE:
-            item.add_marker("alone")
+        if item.get_closest_marker("alone") and not any(map(item.path.is_relative_to, ALONE)):
+            raise pytest.UsageError(
+                f"{item.nodeid}: tests marked alone belong in tests/loader or tests/watch"
+            )

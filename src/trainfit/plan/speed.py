@@ -116,11 +116,15 @@ def step_seconds(recording: Recording, machine: Machine) -> float | None:
 
 def saturation_batch(curve: Curve, noise_scale: float | None = None) -> int | None:
     """The smallest batch size that is nearly as fast as any (:func:`knee`), as a multiple of 8
-    where one is left (tiles of Tensor cores); ``None`` where that is not known."""
-    found = knee(curve.steps, noise_scale)
-    if found is None or found <= _TILE // 2:
-        return found
-    return min(-(-found // _TILE) * _TILE, curve.steps[-1].batch_size or 0)
+    where one is left (tiles of Tensor cores); ``None`` where that is not known.
+
+    The multiple has to be nearly as fast itself: where a script takes a batch in parts of 3, that
+    of 6 is, and that of 8 is not."""
+    fast = [each.batch_size or 0 for each in _nearly_as_fast(curve.steps, noise_scale)]
+    for size in fast:
+        if size <= _TILE // 2 or not size % _TILE:
+            return size
+    return min(-(-fast[0] // _TILE) * _TILE, curve.steps[-1].batch_size or 0) if fast else None
 
 
 def constants_of(machine: Machine) -> str:
@@ -263,6 +267,11 @@ def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | 
     batch size b as many as 1 + b / B times the least (McCandlish et al., "An Empirical Model of
     Large-Batch Training", 2018).
     """
+    return next((each.batch_size for each in _nearly_as_fast(curve, noise_scale)), None)
+
+
+def _nearly_as_fast(curve: Sequence[StepSpeed], noise_scale: float | None) -> list[StepSpeed]:
+    """The steps that :func:`knee` chooses from, in the curve's order."""
     rates = [_rate(each) for each in curve]
     if noise_scale is not None:
         rates = [
@@ -270,8 +279,8 @@ def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | 
             for each, rate in zip(curve, rates, strict=True)
         ]
     most = max(rates, default=0.0)
-    fast = (each.batch_size for each, rate in zip(curve, rates, strict=True) if rate >= KNEE * most)
-    return next(fast, None)
+    timed = zip(curve, rates, strict=True)
+    return [step for step, rate in timed if rate >= KNEE * most]
 
 
 def _rate(step: StepSpeed) -> float:

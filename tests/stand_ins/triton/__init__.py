@@ -1,5 +1,5 @@
 """The part of Triton's Python interface that launches kernels, as of Triton 3.9: what
-``tests/test_simulated_triton.py`` calls, without the compiler."""
+``tests/simgpu/operators/test_triton_kernels.py`` calls, without the compiler."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ def answer(result: WatchResult) -> str:
         why = f" ({percent(waits)} of the time goes to waiting for batches)"
     elif result.gpu_busy is not None:
         why = (
-            f" (at work {percent(result.gpu_busy)} of the time)"
+            f" (busy {percent(result.gpu_busy)} of the time)"
             if result.limit == "gpu"
-            else (f" (the GPU is at work {percent(result.gpu_busy)} of the time)")
+            else (f" (the GPU is busy {percent(result.gpu_busy)} of the time)")
         )
     return _LIMITS[result.limit] + rate + why
 
@@ -84,7 +84,9 @@ def title(finding: Finding) -> str:
     text = printable(finding.title)
     if finding.rank is not None and f"ank {finding.rank}" not in text:
         text += f" (rank {finding.rank})"
-    return text + (f", {percent(finding.share)} of the time" if finding.share else "")
+    if not finding.share or "of the time" in text:
+        return text
+    return f"{text}, {percent(finding.share)} of the time"
 
 
 def setting_text(finding: Finding) -> str:

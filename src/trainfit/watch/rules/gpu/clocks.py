@@ -39,7 +39,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
 def _missing(view: RankView) -> tuple[str, str]:
     if not len(known(view.gpu["utilization"])):
         return "NVML was not readable", "the NVIDIA driver's NVML in the container"
-    return "the GPU was hardly ever at work in a sample", "a run that keeps the GPU busy"
+    return "the GPU was idle in most samples", "a run that keeps the GPU busy"
 
 
 def _at_work(view: RankView) -> Table:

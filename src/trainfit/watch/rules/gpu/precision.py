@@ -37,7 +37,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         "amp_off",
         "warning",
         f"The GPU is the limit and computes in {view.header.precision}",
-        (Evidence("GPU at work", 1 - idle), Evidence("compute capability", _number(capability))),
+        (Evidence("GPU busy", 1 - idle), Evidence("compute capability", _number(capability))),
         "its Tensor cores compute 16-bit matmuls and convolutions several times as fast",
         f"run the forward pass under torch.autocast('cuda', torch.{kind}){scaler}; "
         "`trainfit plan` says what it saves for this script",

@@ -12,6 +12,7 @@ from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch import gpu_time
 from trainfit.watch.measures import mfu
 from trainfit.watch.rules import thresholds
+from trainfit.watch.rules.gpu import ranks
 from trainfit.watch.rules.gpu.peak import peak_share
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RunView, median
@@ -25,6 +26,8 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     idle = gpu_time.idle_share(view)
     if idle is None or 1 - idle < thresholds.GPU_BOUND:
         return  # something else is the limit, and has rules of its own
+    if any(isinstance(each, Finding) for each in ranks.look(run)):
+        return  # the time that ranks wait for one another says nothing of their batches
     used, active = mfu(view), median(view.gpu["sm_active"])
     if used is None and active is None:
         reason = "neither the model's FLOPs nor counters of the multiprocessors were measured"
@@ -34,9 +37,9 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     small = active is not None and active < thresholds.SMALL_KERNELS
     if not (low or small):
         return
-    evidence = [Evidence("GPU at work", 1 - idle)]
+    evidence = [Evidence("GPU busy", 1 - idle)]
     evidence += [] if used is None else [Evidence("MFU", used)]
-    evidence += [] if active is None else [Evidence("multiprocessors at work", active)]
+    evidence += [] if active is None else [Evidence("multiprocessors busy", active)]
     room = peak_share(view)
     if room is not None and room < thresholds.ROOMY:
         evidence.append(Evidence("GPU memory reserved at the peak", room))
@@ -49,7 +52,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         )  # fmt: skip
     else:
         yield Finding(
-            "low_mfu", "info", "The GPU is always at work and far from its peak", tuple(evidence),
+            "low_mfu", "info", "The GPU is always busy and far from its peak", tuple(evidence),
             "its time goes to kernels that move memory or are small, not to matmuls",
             "try torch.compile, fused optimizers and channels-last convolutions; a profile "
             "(torch.profiler) names the kernels",

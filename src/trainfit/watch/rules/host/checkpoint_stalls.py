@@ -42,7 +42,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         KIND,
         severity(share),
-        f"Writing checkpoints takes {checks.in_percent(share)} of the time",
+        f"Writing checkpoints costs {checks.in_percent(share)} of the time",
         (
             Evidence("a checkpoint", seconds, "s"),
             Evidence("checkpoints", float(len(places))),

@@ -32,7 +32,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         KIND,
         "info",
-        f"Evaluation takes {checks.in_percent(share)} of the time",
+        f"Evaluation uses {checks.in_percent(share)} of the time",
         (
             Evidence("an evaluation", float(np.median(spent[places])), "s"),
             Evidence("evaluations", float(len(places))),

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.rules import checks, copying, thresholds
 from trainfit.watch.rules.host.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.rules.severity import severity
@@ -30,6 +30,10 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     idle = main.unexplained_idle
     if idle is None or not len(counts) or main.phases["sync"] is None:
         yield Unknown(KIND, "synchronisations or CUDA events were not recorded", "CUDA events")
+        return
+    # A copy from pageable memory waits for what was launched before it, too: it has its own rule.
+    copies = main.phases["copy"] or 0.0
+    if (copying.unpinned_share(rank) or 0.0) > 0.5 and copies > main.sync:
         return
     lasting = np.mean(counts >= 1) >= thresholds.LASTING and main.idle_lasts
     if idle < thresholds.HOST_IDLE or main.sync < thresholds.SYNC_SHARE or not lasting:

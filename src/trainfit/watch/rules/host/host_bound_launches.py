@@ -40,7 +40,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         severity(idle),
         f"The GPU waits {checks.in_percent(idle)} of the time for the host to launch kernels",
         tuple(_evidence(main, idle)),
-        "Launching the step's kernels from Python takes longer than the GPU takes to run them",
+        "Launching the step's kernels from Python needs longer than the GPU needs to run them",
         'launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a fused optimizer '
         "(fused=True), a larger batch",
         _confidence(main),

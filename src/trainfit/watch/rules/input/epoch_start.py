@@ -39,7 +39,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         KIND,
         severity(share),
-        f"The start of an epoch takes {wait:.2g} s, {checks.in_percent(share)} of the time",
+        f"The start of an epoch costs {wait:.2g} s, {checks.in_percent(share)} of the time",
         (
             Evidence("wait at the start of an epoch", wait, "s"),
             Evidence("epochs that began", float(count)),

@@ -56,7 +56,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         KIND,
         severity(share),
-        f"Waiting for batches takes {checks.in_percent(share)} of the time",
+        f"Waiting for batches costs {checks.in_percent(share)} of the time",
         tuple(_evidence(fetching, share)),
         reason.cause,
         reason.action,
@@ -78,7 +78,7 @@ def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
     if step_s is not None:
         yield Evidence("step without that", step_s, "s")
     if fetching.fetch_s is not None:
-        yield Evidence("a batch takes a worker", fetching.fetch_s, "s")
+        yield Evidence("a batch costs a worker", fetching.fetch_s, "s")
     if fetching.cpu_s is not None:
         yield Evidence("CPU time of a batch", fetching.cpu_s, "s")
     part, of_fetch = fetching.part

@@ -33,7 +33,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         KIND,
         severity(share),
-        f"Worker {slow.worker} takes {ratio:.1f} times as long for a batch as the others",
+        f"Worker {slow.worker} needs {ratio:.1f} times as long for a batch as the others",
         (
             Evidence(f"a batch in worker {slow.worker}", slow.fetch_s, "s"),
             Evidence("a batch in the others", slow.others_s, "s"),

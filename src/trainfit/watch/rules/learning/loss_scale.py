@@ -11,7 +11,6 @@ from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.results.watch.tables import STEP_SKIPPED
 from trainfit.watch.rules import thresholds
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
 from trainfit.watch.view import RunView, known
 
 #: Skipped steps at the least: the scale starts too high and is halved to its level.
@@ -31,7 +30,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         return
     yield Finding(
         "skipped_steps",
-        severity(share),
+        "critical" if share >= thresholds.CRITICAL_SHARE else "warning",
         "GradScaler skips optimizer steps again and again",
         (
             Evidence("skipped", share),

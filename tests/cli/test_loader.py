@@ -1,0 +1,145 @@
+"""The verb ``trainfit loader``: its options, bad input, result files, the progress bar."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_cli import ROOT, SCRIPTS, error_line, json_of, trainfit
+from helpers_loader import result
+from trainfit.cli.main import main
+from trainfit.cli.progress_bar import ProgressLines
+from trainfit.cli.verbs import loader
+from trainfit.hardware import find_gpu
+from trainfit.plan.dataloader.measure import LoadingOptions, Stage, Tuned
+from trainfit.report.loader.text import loader_text
+from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.loading import Consumer
+
+STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the verb asks the planner for, which answers with a fixture."""
+    calls: list[Any] = []
+
+    def tune(command: Any, options: LoadingOptions, progress: Any) -> Tuned:
+        calls.append((command, options))
+        return Tuned(result(), None)
+
+    monkeypatch.setattr(loader, "tune_command", tune)
+    return calls
+
+
+def test_a_command_is_tuned_and_its_result_shown_again(tmp_path: Path) -> None:
+    """All of it but the tuner: its stub says what it was given."""
+    done = trainfit(
+        *("loader", "--step-time", "40ms", "--confirm", "1", "--output", "tuned.json"),
+        *("--", "python", SCRIPTS / "infer.py"),
+        cwd=tmp_path,
+        PYTHONPATH=STUB,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "infer.py:24: TensorDataset, batch size 64" in done.stdout
+    assert "a step of the GPU needs 40 ms: given" in done.stdout
+    assert '"confirm": 1' in " ".join(done.stdout.split())
+    assert "infer.py until its first step" in done.stderr and "2 workers" in done.stderr
+    again = trainfit("show", "tuned.json", cwd=tmp_path)
+    assert again.stdout == done.stdout
+    document = json_of(trainfit("show", "--json", "tuned.json", cwd=tmp_path))
+    assert document["format"] == "trainfit-loader" and document["step_s"] == 0.04
+
+
+def test_a_script_without_a_loader_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("import torch\ntorch.ones(1).cuda()")
+    done = trainfit("loader", "python", "bare.py", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert error_line(done).startswith("bare.py: it creates no DataLoader: nothing to tune")
+
+
+def test_a_callable_that_cannot_be_found_is_told_in_one_line(tmp_path: Path) -> None:
+    done = trainfit("loader", "--loader", "absent:make", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert "--loader 'absent:make': there is no module 'absent'" in error_line(done)
+
+
+def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(SCRIPTS / "train.py")
+    words = "--step-time 0.05 --gpu a100-80gb-sxm --probe-time 5 --confirm 0 --max-workers 7"
+    more = "--ranks 2 --time-limit 90"
+    assert main(["loader", *words.split(), *more.split(), "--", "python", script]) == 0
+    command, options = asked.pop()
+    assert command.name == script
+    assert options == LoadingOptions(
+        step=Consumer(0.05, source="given"),
+        gpu=find_gpu("a100-80gb-sxm"),
+        seconds=5.0,
+        confirm=0,
+        max_workers=7,
+        ranks=2,
+        time_limit_s=90.0,
+    )
+    assert capsys.readouterr().out == loader_text(result()) + "\n"
+    assert main(["loader", "--json", "--loader", "data:make", "--batch-size", "8"]) == 0
+    command, options = asked.pop()
+    assert command is None and (options.loader, options.batch_size) == ("data:make", 8)
+    assert LoaderResult.from_json(capsys.readouterr().out, Path("x")) == result()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "no command: write the training command after --"),
+        ("--loader a:b python x.py", "give either --loader or a command, not both"),
+        ("--batch-size 4 python x.py", "--batch-size is for a data set of --loader"),
+        ("python absent.py", "there is no such file; check the path"),
+        ("--output absent/x.json --loader a:b", "its folder does not exist; create it first"),
+        ("--output . --loader a:b", "is a folder; name a file in it"),
+        ("--time-limit 10 --loader a:b", "--time-limit 10 is for everything, and --probe-time 20"),
+        ("--step-time 0 --loader a:b", "'0' is no time of a step above 0"),
+        ("--step-time -4ms --loader a:b", "expected one argument"),
+        ("--step-time nan --loader a:b", "'nan' is no time of a step"),
+        ("--step-time 1e9 --loader a:b", "'1e9' is no time of a step"),
+        ("--step-time 4000 --loader a:b", "'4000' is no time of a step above 0 (up to an hour)"),
+        ("--probe-time 0 --loader a:b", "'0' is a positive number of seconds above 0"),
+        ("--confirm 5 --loader a:b", "'5' is no number of runs from 0 to 4"),
+        ("--max-workers 0 --loader a:b", "'0' is not an integer from 1 on"),
+        ("--ranks x --loader a:b", "'x' is not an integer from 1 on"),
+        ("--gpu nonsense --loader a:b", "--loader has no step to simulate"),
+    ],
+)
+def test_bad_input(
+    words: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfit.plan.dataloader.measure._Process", None)  # nothing is started
+    try:
+        code = main(["loader", *words.split()])
+    except SystemExit as error:  # argparse
+        code = error.code if isinstance(error.code, int) else 0
+    captured = capsys.readouterr()
+    assert code == 2 and not captured.out
+    (line,) = [line for line in captured.err.splitlines() if "error: " in line]
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0.04", 0.04), ("40ms", 0.04), ("40 ms", 0.04), ("800us", 8e-4), ("2s", 2.0), (".5", 0.5)],
+)
+def test_times_of_a_step(text: str, seconds: float) -> None:
+    assert loader.step_time(text) == pytest.approx(seconds)
+
+
+# -- progress ----------------------------------------------------------------------------------
+
+
+def test_elsewhere_each_stage_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressLines() as lines:
+        lines.stage(Stage("2 workers\x1b", 1.0, 0.5))
+        lines.tick(Stage("2 workers\x1b", 2.0, 0.5))
+        lines.stage(Stage("2 workers\x1b", 3.0, 0.6))
+    assert capsys.readouterr().err == "trainfit: 2 workers\\x1b …\n"

@@ -1,0 +1,238 @@
+"""``trainfit pace`` as users call it, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers_cli import error_line, trainfit
+from trainfit.results.machine.pace import PaceResult
+
+POLICY = """
+import time
+calls = 0
+
+def act():
+    total = 0
+    for number in range(20000):
+        total += number
+    return total
+
+def load():
+    return 20000
+
+def with_model(model):
+    return sum(range(model))
+
+def fails():
+    global calls
+    calls += 1
+    if calls == 40:
+        raise RuntimeError("the arm is gone")
+
+thing = 3
+
+def slow():
+    time.sleep(0.05)
+
+def chunk():
+    global calls
+    calls += 1
+    if calls % 20 == 1:
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "policy.py").write_text(POLICY)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    return tmp_path
+
+
+def test_a_callable(folder: Path) -> None:
+    done = trainfit(
+        "pace", "policy.py:act", "--hz", "50,100", "--duration", "1s", "--output", "pace.json",
+        "--no-attribution", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "policy.py:act at 50, 100 Hz" in done.stdout
+    assert "back to back" in done.stdout and "late p99" in done.stdout
+    found = PaceResult.load(folder / "pace.json")
+    assert {rate.hz for rate in found.rates} == {50.0, 100.0}
+    assert all(rate.calls.count > 20 for rate in found.rates)
+    assert found.back_to_back is not None and found.back_to_back.speed is not None
+    shown = trainfit("show", "pace.json", cwd=folder)
+    assert shown.returncode == 0 and shown.stdout == done.stdout
+
+
+def test_what_a_setup_returns_is_the_argument(folder: Path) -> None:
+    done = trainfit(
+        "pace", "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
+        "--duration", "500ms", "--json", "--no-attribution", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = PaceResult.from_json(done.stdout, Path("stdout"))
+    assert found.rates[0].calls.p50 > 50e-6
+
+
+def test_a_command_that_answers_line_by_line(folder: Path) -> None:
+    (folder / "server.py").write_text(
+        "import sys\nfor line in sys.stdin:\n    sum(range(20000))\n    print('done', flush=True)\n"
+    )
+    done = trainfit(
+        "pace", "--hz", "100", "--duration", "1", "--json", "--no-attribution", "--",
+        sys.executable, "server.py", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = PaceResult.from_json(done.stdout, Path("stdout"))
+    assert found.target.endswith("server.py")
+    (rate,) = found.rates
+    assert 0 < rate.cpu_s < rate.calls.p50
+    assert rate.speed is None  # it ran on another core
+
+
+def test_a_call_that_raises_keeps_what_was_measured(folder: Path) -> None:
+    done = trainfit(
+        "pace", "policy.py:fails", "--hz", "50", "--duration", "5", "--output", "pace.json",
+        cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Call 40 raised RuntimeError: the arm is gone" in done.stdout
+    assert PaceResult.load(folder / "pace.json").failure is not None
+
+
+def test_a_rate_that_cannot_be_reached(folder: Path) -> None:
+    done = trainfit(
+        "pace", "policy.py:slow", "--hz", "40", "--duration", "1", "--no-attribution", cwd=folder
+    )
+    assert done.returncode == 0
+    assert "40 Hz cannot be reached: a call needs 50" in done.stdout
+
+
+def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -> None:
+    done = trainfit(
+        "pace", "policy.py:chunk", "--hz", "50,2", "--duration", "1", "--no-attribution",
+        "--output", "pace.json", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "trainfit: 50 Hz: every 20th call does the work" in done.stderr
+    assert "trainfit: 2 Hz: every 20th call does the work, every 10 s" in done.stderr
+    assert "\n50 Hz " in done.stdout and "\n  2 Hz was not measured: " in done.stdout
+    found = PaceResult.load(folder / "pace.json")
+    assert [rate.hz for rate in found.rates] == [50.0]
+    assert [each.hz for each in found.unmeasured] == [2.0]
+    nothing = trainfit(
+        "pace", "policy.py:chunk", "--hz", "2", "--duration", "1", "--no-attribution", cwd=folder
+    )
+    assert nothing.returncode == 2
+    assert nothing.stdout.endswith("Nothing was measured: give --duration 52\n")
+
+
+def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
+    words = [sys.executable, "-m", "trainfit", "pace", "policy.py:act", "--hz", "50"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [*words, "--duration", "60", "--output", "pace.json"],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Who runs the tests in the background ignores Ctrl-C, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    assert process.stderr is not None
+    while "Hz" not in (line := process.stderr.readline()) and time.monotonic() < until:
+        assert line or process.poll() is None
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted: results so far" in output
+    assert PaceResult.load(folder / "pace.json").ended == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("policy.py:absent", "policy.py has no 'absent'; check the name"),
+        ("policy.py:thing", "'policy.py:thing' is a int, which cannot be called"),
+        ("absent.py:act", "there is no file 'absent.py'; check the path"),
+        ("absent:act", "there is no module 'absent'"),
+        ("policy", "write MODULE:CALLABLE or path/to/file.py:CALLABLE, as in policy.py:act"),
+        ("policy.py:act --setup policy.py:thing", "--setup 'policy.py:thing' is a int"),
+        ("policy.py:act --output absent/x.json", "its folder does not exist"),
+        ("policy.py:act --undo", "--undo restores what --fix governor changed"),
+        ("policy.py:act -- cat", "give either a callable or a command, not both"),
+        ("--setup policy.py:load -- cat", "--setup is for a callable"),
+        ("-- absent-command", "command 'absent-command': No such file or directory"),
+        ("", "nothing to call: name a callable"),
+        ("-- true", "Call 1 raised CalleeError: command 'true' ended with exit code 0"),
+        ("broken.py:act", "failed before the first call (ZeroDivisionError: division by zero)"),
+    ],
+)
+def test_bad_input(folder: Path, words: str, said: str) -> None:
+    done = trainfit("pace", *words.split(), cwd=folder)
+    assert done.returncode == 2, done.stdout
+    assert said in (done.stdout if "Call 1" in said else error_line(done))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--hz 0", "'0' is no list of up to 8 rates above 0"),
+        ("--hz fast", "'fast' is no list of up to 8 rates"),
+        ("--duration 0", "'0' is expected a time above 0"),
+        ("--fix magic", "invalid choice: 'magic'"),
+    ],
+)
+def test_bad_options(folder: Path, words: str, said: str) -> None:
+    done = trainfit("pace", "policy.py:act", *words.split(), cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_nothing_to_undo(folder: Path) -> None:
+    done = trainfit("pace", "--undo", cwd=folder, XDG_STATE_HOME=str(folder))
+    assert done.returncode == 0 and "nothing to undo" in done.stdout
+
+
+def test_ticks_of_a_users_loop(folder: Path) -> None:
+    (folder / "loop.py").write_text(
+        "import time, trainfit\n"
+        "for turn in range(40):\n"
+        "    with trainfit.pace.tick(100, name='arm\\x1b'):\n"
+        "        time.sleep(0.002)\n"
+        "    time.sleep(0.008)\n"
+        "assert len(trainfit.pace.seen()) == 1\n"
+        "with trainfit.pace.tick('fast'):\n"
+        "    pass\n"
+        "try:\n"
+        "    with trainfit.pace.tick(100, name='arm\\x1b'):\n"
+        "        raise KeyError('mine')\n"
+        "except KeyError:\n"
+        "    print('came through')\n"
+    )
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRAINFIT_PACE_OUTPUT": "seen.json"
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "loop.py"], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "came through" in done.stdout, done.stderr
+    assert "trainfit: arm? at 100 Hz:" in done.stderr and "\x1b" not in done.stderr
+    (rate,) = PaceResult.load(folder / "seen.json").rates
+    assert rate.calls.count == 36 and rate.calls.p50 >= 0.002
+
+
+def test_the_python_function(folder: Path) -> None:
+    import trainfit as package
+
+    found = package.pace(lambda: sum(range(5000)), hz=[200], seconds=0.5)
+    assert isinstance(found, PaceResult) and found.rates[0].hz == 200
+    with pytest.raises(ValueError, match="above 0"):
+        package.pace(print, hz=[])

@@ -1,0 +1,141 @@
+"""Simulated runs forked from a process that has imported PyTorch, in the place of fresh ones.
+
+Most runs of tests compute for a tenth of the time that importing takes. ``plan`` forks its own
+from such a process (``trainfit.scripts.fork_server``; tests/scripts/test_stem.py holds that they
+are what fresh ones are); here one process serves all commands that a test process calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from trainfit.plan.runs import processes
+
+_SERVER = Path(__file__).with_name("warm_process.py")
+#: Modules of ours whose runs begin with what the server has imported.
+_SERVED = ("from trainfit.scripts.trace_run import", "from trainfit.scripts.fork_server import")
+#: pytest's, which no run reads.
+_IGNORED = ("PYTEST_CURRENT_TEST",)
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def warm_runs() -> Iterator[None]:
+    """Meanwhile runs that plans and simulations start in this thread's process are forked."""
+    stand_in = types.SimpleNamespace(**{**vars(subprocess), "Popen": _start})
+    with mock.patch.object(processes, "subprocess", stand_in):
+        yield
+
+
+def _start(
+    words: Sequence[str],
+    *,
+    stdin: int,
+    stdout: io.BufferedWriter,
+    stderr: int,
+    env: Mapping[str, str],
+    start_new_session: bool,
+) -> Any:
+    """A forked run if it would differ in nothing else from a fresh process, which it is if not."""
+    plain = [sys.executable, "-u", "-c"]
+    is_served = list(words[:3]) == plain and any(each in words[3] for each in _SERVED)
+    environment = _without_ignored(env)
+    if not is_served or environment != _environment():
+        return subprocess.Popen(
+            words,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            start_new_session=start_new_session,
+        )
+    asked = {"code": words[3], "argv": words[4:], "cwd": os.getcwd(), "environment": environment}
+    return _Forked(words, asked, has_input=stdin == subprocess.PIPE, output=stdout.fileno())
+
+
+def _without_ignored(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _IGNORED}
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
+    """The server's, which is that of the first command."""
+    return _without_ignored(os.environ)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = f"exec(compile(open({str(_SERVER)!r}).read(), {str(_SERVER)!r}, 'exec'))"
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, str(its.fileno())],
+        env=_environment(),
+        pass_fds=[its.fileno()],
+        stdin=subprocess.DEVNULL,
+    )
+    its.close()
+
+    def close() -> None:
+        ours.close()
+        process.wait(10)
+
+    atexit.register(close)
+    return ours
+
+
+class _Forked:
+    """A forked run, as far as ``processes`` uses ``subprocess.Popen``."""
+
+    def __init__(
+        self, words: Sequence[str], asked: dict[str, Any], *, has_input: bool, output: int
+    ) -> None:
+        self.args = words
+        self.returncode: int | None = None
+        self.stdin: io.FileIO | None = None
+        self._told, its = socket.socketpair()
+        source = os.open(os.devnull, os.O_RDONLY)
+        if has_input:
+            os.close(source)
+            source, ours = os.pipe()
+            self.stdin = open(ours, "wb", buffering=0)  # noqa: SIM115  (closed by its user)
+        with _lock:
+            descriptors = [source, output, output, its.fileno()]
+            socket.send_fds(_server(), [json.dumps(asked).encode()], descriptors)
+        os.close(source)
+        its.close()
+        self.pid = int.from_bytes(self._told.recv(8), "little")
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._told.settimeout(timeout)
+            try:
+                status = self._told.recv(8)
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            self._told.close()
+            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(status, "little"))
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.Signals(number))

@@ -1,0 +1,93 @@
+"""At which batch size a plan measures the DataLoader."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers_loader import result
+from tests.report.plan.test_text import PLAN
+from trainfit.plan.dataloader.batch_limit import kept_batch
+from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
+from trainfit.results.loader import Candidate, LoaderResult, LoaderSettings
+from trainfit.results.plan.result import DataLoading, PlanResult
+from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.runs.loading import Consumer
+
+STEP = Consumer(0.24, 0.12, source="given")
+
+
+@pytest.mark.parametrize(
+    ("sample_s", "batch"), [(None, 24), (0.0, 24), (0.01, 24), (0.02, 12), (0.1, 8), (9.0, 8)]
+)
+def test_long_batches_are_measured_smaller_but_never_below_the_present(
+    sample_s: float | None, batch: int
+) -> None:
+    plan = dataclasses.replace(PLAN, sample_loading_s=sample_s)
+    assert launched_batch(plan) == 24
+    assert tuned_batch(plan) == batch
+    step = scaled(STEP, plan)
+    assert step.step_s / batch == pytest.approx(STEP.step_s / 24)
+    assert step.work_s == pytest.approx(step.step_s / 2)
+    assert ("scaled to" in step.source) == (batch != 24)
+
+
+def found(settings: LoaderSettings, shm: int | None) -> LoaderResult:
+    probe = dataclasses.replace(result().probe, batch_size=8, batch_bytes=1 << 20)
+    machine = dataclasses.replace(result().machine, shm_free_bytes=shm, available_bytes=1 << 40)
+    return result(recommended=settings, probe=probe, machine=machine)
+
+
+@given(st.integers(0, 16), st.integers(1, 8), st.integers(1, 500), st.integers(1, 1 << 30))
+def test_batches_under_way_fit_the_shared_memory(
+    workers: int, prefetch: int, batch: int, shm: int
+) -> None:
+    settings = LoaderSettings(workers, prefetch)
+    kept = within_memory(found(settings, shm), batch)
+    each = (1 << 20) * batch / 8
+    fits = (kept.tokens + 1) * each <= shm
+    assert fits or (kept.num_workers <= 1 and kept.prefetch_factor == 1) or batch <= 8
+    if (settings.tokens + 1) * each <= shm or batch <= 8:
+        assert kept == settings
+
+
+def test_nothing_is_changed_where_nothing_is_known() -> None:
+    settings = LoaderSettings(4)
+    assert within_memory(found(settings, 1), None) == settings
+
+
+def limited(rate: float, **changes: object) -> PlanResult:
+    """A plan for batch size 24 instead of 8, whose DataLoader gives ``rate`` batches of 8."""
+    step = StepSpeed(8, 0.01, (0.008, 0.0125), 0.01, 0.001, 0.0, "bandwidth", 800.0)
+    best = LoaderSettings(4)
+    candidate = Candidate(best, rate, 0.5, 4.0)
+    probe = dataclasses.replace(result().probe, batch_size=8)
+    tuned = result(recommended=best, candidates=(candidate,), confirmed=(), probe=probe)
+    return dataclasses.replace(
+        PLAN,
+        speed=Speed(step, (), None, None, {}, ""),
+        loading=DataLoading(tuned, 8),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(10.0, 8), (70.0, 8), (79.0, 24), (500.0, 24)])
+def test_a_larger_batch_has_to_gain_something(rate: float, batch: int) -> None:
+    """The GPU takes 640 samples/s at least: 80 batches of 8."""
+    plan = kept_batch(limited(rate))
+    assert plan.chosen.recommended_batch == batch
+    assert (plan.now.limits is not None and "gains nothing" in plan.now.limits.reason) == (
+        batch == 8
+    )
+
+
+def test_it_stays_where_the_loader_is_not_known_or_the_job_does_not_fit() -> None:
+    assert kept_batch(limited(10.0, batch_in_command=False)).chosen.recommended_batch == 24
+    assert (
+        kept_batch(dataclasses.replace(limited(1.0), loading=None)).chosen.recommended_batch == 24
+    )
+    tight = dataclasses.replace(PLAN.now, fits=False)
+    assert kept_batch(limited(10.0, now=tight)).chosen.recommended_batch == 24

@@ -1,0 +1,207 @@
+"""The parts of a launch command: each with its reason, and what the script has to say itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_loader import result
+from tests.report.plan.test_text import PLAN
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.launch.build import with_launch
+from trainfit.report.plan.launch_parts import (
+    change_lines,
+    left_out_text,
+    parts_section,
+    threads_text,
+)
+from trainfit.results.loader import (
+    CoreAdvice,
+    LoaderResult,
+    LoaderSettings,
+    SettingReason,
+    VariableAdvice,
+)
+from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, changes_by_hand
+from trainfit.results.plan.result import DataLoading, HostCpu, PlanResult
+from trainfit.results.runs.steps import StepMakeup
+
+LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
+OMP = VariableAdvice(
+    "OMP_NUM_THREADS", "1", "environment", "", "too many threads", "", None, "", 3.0
+)
+ENV = "environment"
+WHY = SettingReason("OMP_NUM_THREADS", "1", None, "3 times as many", "measured", where=ENV)
+MKL = SettingReason("MKL_NUM_THREADS", None, None, "no library uses MKL", "measured", where=ENV)
+CORES = SettingReason("CPU affinity", None, None, "all cores are of one kind", "", where="wrapper")
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def parse(line: str = LINE) -> Command:
+    return parse_command(shlex.split(line))
+
+
+def launched(
+    found: LoaderResult | None = None, line: str = LINE, **changes: Any
+) -> tuple[PlanResult, dict[str, LaunchPart]]:
+    """The plan with its launch line, and the parts of that by name."""
+    loading = DataLoading(found, 8) if found is not None else None
+    plan = dataclasses.replace(PLAN, loading=loading, loader_at="train.py:12", **changes)
+    plan = with_launch(plan, parse(line))
+    return plan, {part.name: part for part in plan.launch_parts}
+
+
+def test_every_part_has_a_reason_and_says_what_that_is_from() -> None:
+    found = result(variables=(OMP,), reasons=(WHY, MKL, CORES))
+    plan, parts = launched(found)
+    assert plan.launch == "OMP_NUM_THREADS=1 python train.py --batch_size=24 --j=4"
+    assert parts["OMP_NUM_THREADS"] == LaunchPart(
+        "OMP_NUM_THREADS", "set", "environment", "3 times as many", "1", "", "measured",
+        "this machine",
+    )  # fmt: skip
+    assert parts["MKL_NUM_THREADS"].status == parts["CPU affinity"].status == "not set"
+    assert (parts["batch_size"].status, parts["batch_size"].value) == ("set", "24")
+    assert parts["batch_size"].machine == PLAN.gpu
+    assert (parts["num_workers"].status, parts["num_workers"].present) == ("set", "1")
+    assert parts["persistent_workers"].status == "by hand"
+
+
+def test_a_variable_of_the_command_that_loses_is_replaced() -> None:
+    found = result(variables=(OMP,), reasons=(dataclasses.replace(WHY, present="8"),))
+    plan, parts = launched(found, f"OMP_NUM_THREADS=8 {LINE}")
+    assert plan.launch.startswith("OMP_NUM_THREADS=1 python")
+    assert (parts["OMP_NUM_THREADS"].status, parts["OMP_NUM_THREADS"].present) == ("set", "8")
+    assert "OMP_NUM_THREADS=1: " in threads_text(plan.launch_parts)
+
+
+def test_one_that_was_not_measured_to_lose_is_kept_and_said() -> None:
+    found = result(variables=(dataclasses.replace(OMP, gain=None),), reasons=(WHY,))
+    plan, parts = launched(found, f"OMP_NUM_THREADS=8 {LINE}")
+    assert plan.launch.startswith("OMP_NUM_THREADS=8 python")
+    part = parts["OMP_NUM_THREADS"]
+    assert (part.status, part.value) == ("kept", "8")
+    assert "recommended is 1" in part.reason
+    assert "OMP_NUM_THREADS=8: the command's own; recommended is 1" in threads_text([part])
+
+
+def test_a_variable_that_no_library_can_read_goes() -> None:
+    odd = SettingReason(
+        "OMP_NUM_THREADS", None, "abc", "libgomp ignores 'abc'", "assumed", where=ENV
+    )
+    plan, parts = launched(result(reasons=(odd,)), f"OMP_NUM_THREADS=abc A=b {LINE}")
+    assert plan.launch.startswith("A=b python")
+    assert parts["OMP_NUM_THREADS"].status == "not set"
+    assert "ignores 'abc'" in parts["OMP_NUM_THREADS"].reason
+
+
+def test_a_change_of_the_script_has_to_win_something() -> None:
+    plan, parts = launched(result(verdict="nothing_to_gain"), "python train.py --b={batch_size:8}")
+    assert changes_by_hand(plan.launch_parts) == []
+    part = parts["num_workers"]
+    assert (part.status, part.value) == ("kept", "1")
+    assert "too little to change the script" in part.reason
+
+
+def test_cores_that_the_command_chooses_are_kept() -> None:
+    found = result(cores=CoreAdvice("taskset -c 0-3", (0, 1, 2, 3), "", ""), reasons=(CORES,))
+    plan, parts = launched(found, f"taskset -c 1 {LINE}")
+    assert plan.launch.startswith("taskset -c 1 python")
+    assert parts["taskset"].status == "kept"
+    assert "recommended is taskset -c 0-3" in parts["taskset"].reason
+
+
+def test_what_the_script_has_to_say_itself_is_one_line_a_place() -> None:
+    plan, parts = launched(result(), "python train.py")
+    assert plan.launch == "python train.py"
+    line = "DataLoader(…, batch_size=24, num_workers=4, pin_memory=True, persistent_workers=True)"
+    assert changes_by_hand(plan.launch_parts) == [("train.py:12", line)]
+    assert change_lines(plan.launch_parts) == [f"change train.py:12: {line}"]
+    assert parts["prefetch_factor"].status == "kept"
+
+
+def test_transformers_have_names_of_their_own() -> None:
+    makeup = StepMakeup(24, 8, 1, loop="Transformers")
+    plan, _ = launched(result(), "python train.py", step=makeup)
+    assert "TrainingArguments(…, per_device_train_batch_size=24, dataloader_num_workers=4" in str(
+        changes_by_hand(plan.launch_parts)
+    )
+
+
+def test_a_loader_that_was_not_tuned() -> None:
+    _, parts = launched(None)
+    assert parts["num_workers"].status == "cannot tell"
+    assert "--no-loader" in parts["num_workers"].reason
+    failed = DataLoading(None, 8, failure="data/x.bin: no such file")
+    plan = with_launch(dataclasses.replace(PLAN, loading=failed), parse())
+    part = next(part for part in plan.launch_parts if part.name == "num_workers")
+    assert part.reason.endswith("data/x.bin: no such file")
+
+
+def test_workers_for_another_processor_are_told_apart_from_those_here() -> None:
+    loading = DataLoading(result(), 8, launched=LoaderSettings(12, persistent_workers=True))
+    cpu = HostCpu(16, 3e9, name="Azure NC")
+    plan = with_launch(dataclasses.replace(PLAN, loading=loading, cpu=cpu), parse())
+    assert plan.launch.endswith("--j=12")
+    part = next(part for part in plan.launch_parts if part.name == "num_workers")
+    assert (part.evidence, part.machine) == ("predicted", "Azure NC")
+    assert "this machine wants 4" in part.reason
+
+
+def allocator(present: str = "", saved: int = 0) -> AllocatorTrial:
+    expandable = "expandable" in present
+    return AllocatorTrial(
+        "PYTORCH_CUDA_ALLOC_CONF", present, expandable, 24, 5 << 30, (5 << 30) - saved, True, True
+    )
+
+
+@pytest.mark.parametrize(
+    ("trial", "status", "says"),
+    [
+        (allocator(), "not set", "with expandable segments as much is reserved"),
+        (allocator(saved=1 << 30), "not set", "1 GiB less reserved (5 GiB at batch size 24)"),
+        (allocator(saved=-(1 << 20)), "not set", "1 MiB more reserved"),
+        (allocator("expandable_segments:True", -(1 << 30)), "kept", "without expandable segments"),
+    ],
+)
+def test_the_allocators_variable(trial: AllocatorTrial, status: str, says: str) -> None:
+    _, parts = launched(None, allocator=trial)
+    part = parts["PYTORCH_CUDA_ALLOC_CONF"]
+    assert part.status == status
+    assert says in part.reason
+    assert part.value == trial.present
+
+
+def test_a_job_that_does_not_fit_has_no_parts() -> None:
+    now = dataclasses.replace(PLAN.now, fits=False, recommended_batch=None)
+    plan, parts = launched(result(), now=now, amp_choice=None)
+    assert not parts and plan.launch
+
+
+def test_planned_twice_it_is_the_same() -> None:
+    """The line that comes out is a command whose plan has the same line."""
+    found = result(variables=(OMP,), reasons=(WHY,))
+    plan, _ = launched(found)
+    again, parts = launched(found, f"OMP_NUM_THREADS=1 {LINE}")
+    assert again.launch == plan.launch
+    assert parts["OMP_NUM_THREADS"].value == "1"
+
+
+def test_the_text() -> None:
+    plan, _ = launched(result(variables=(OMP,), reasons=(WHY, MKL, CORES)), allocator=allocator())
+    text = parts_section(plan.launch_parts)
+    assert "  OMP_NUM_THREADS=1          set: 3 times as many" not in text
+    assert "OMP_NUM_THREADS=1" in text and "[measured, this machine]" in text
+    assert "not set: all cores are of one kind" in text
+    assert left_out_text(plan.launch_parts) == (
+        "MKL_NUM_THREADS, PYTORCH_CUDA_ALLOC_CONF, CPU affinity: no gain"
+    )
+    assert parts_section(()) == ""

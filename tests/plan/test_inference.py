@@ -1,0 +1,81 @@
+"""Inference whose memory grows from call to call, as with the KV cache of ``generate()``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfit.hardware import find_gpu
+from trainfit.memory.stream.growth import step_pattern
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.tracing import Tracer
+from trainfit.report.steps.course import pattern_notes
+from trainfit.results.runs.steps import StepPattern
+from trainfit.scripts.watch.inference import CacheWatch
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "generating.py"
+KIB = 1 << 10
+
+
+def watched(ends: Sequence[int]) -> CacheWatch:
+    """What a watch has seen after calls that left these bytes in use."""
+    simulation: Any = SimpleNamespace(allocator=SimpleNamespace())
+    watch = CacheWatch(simulation)
+    for nbytes in ends:
+        stats = {"allocated_bytes": {"all": {"current": nbytes}}}
+        simulation.allocator.memory_stats = lambda stats=stats: stats
+        watch.note_call()
+    return watch
+
+
+@given(start=st.integers(0, 1 << 40), growths=st.lists(st.integers(1, 1 << 30), min_size=4))
+def test_a_cache_grows_until_it_is_let_go(start: int, growths: list[int]) -> None:
+    ends = [start]
+    for growth in growths:
+        ends.append(ends[-1] + growth)
+    assert watched(ends).grows() and not watched(ends).released()
+    after = watched([*ends, ends[-1] - 1])
+    assert not after.grows() and after.released()
+
+
+@given(bytes_=st.integers(0, 1 << 40), calls=st.integers(1, 9))
+def test_the_same_in_each_call_is_no_growth(bytes_: int, calls: int) -> None:
+    watch = watched([bytes_] * calls)
+    assert not watch.grows() and not watch.released()
+
+
+@pytest.mark.parametrize("tokens", [40])
+def test_the_peak_is_at_the_end_of_the_growth(tokens: int, tmp_path: Path) -> None:
+    words = ["python", str(SCRIPT), f"--tokens={tokens}"]
+    with Tracer(parse_command(words), find_gpu("RTX 4090")) as tracer:
+        trace = tracer.trace(count="calls")
+    assert trace.recording is not None
+    # Prompt, tokens, and the next prompt, before which the cache was let go.
+    assert trace.outcome.steps == 1 + tokens + 1
+    pattern = step_pattern(trace.recording, reserved_bytes=0)
+    assert (pattern.course, pattern.unit) == ("growing", "model call")
+    assert pattern.growth_bytes_per_step == 4 * KIB
+    # At the peak the last cache but one is there too, and the token's input and result.
+    last = 4 * KIB * (32 + tokens)
+    assert max(pattern.peak_bytes) - pattern.end_bytes[-2] == last - 4 * KIB + 4 * KIB
+
+
+def test_it_is_called_a_cache_and_no_leak() -> None:
+    pattern = StepPattern(
+        "growing", 152, (1, 2), (1, 2), growth_bytes_per_step=8 * KIB, steps_until_full=3041478,
+        unit="model call",
+    )  # fmt: skip
+    (text,) = pattern_notes(pattern)
+    assert text == (
+        "memory grows by 8 KiB with each model call, as the KV cache of generated text does: the "
+        "figures are for the end of the 152 calls simulated, and each further call (a longer "
+        "prompt, more new tokens) needs 8 KiB more; the GPU would be full after about 3,041,478 "
+        "calls"
+    )
+    assert "leak" not in text and "optimizer" not in text

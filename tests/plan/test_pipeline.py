@@ -1,0 +1,125 @@
+"""The steps of ``trainfit plan``, each of which stands in for a process or two here."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_loader import result
+from tests.report.plan.test_text import PLAN
+from trainfit.hardware import find_gpu
+from trainfit.plan import pipeline
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.dataloader.measure import Tuned
+from trainfit.plan.options.detected import CommandOptions
+from trainfit.plan.pipeline import LoaderTuning, Planned, RealRuns, plan
+from trainfit.plan.planner import Settings, Simulated
+from trainfit.results.plan.result import PlanResult
+
+LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
+SIMULATED = dataclasses.replace(PLAN, launch="", launch_parts=(), loader_at="train.py:1")
+WITH_BATCH = "python train.py --batch_size=24 --j=1 --pin=0"
+WITH_LOADER = "python train.py --batch_size=24 --j=4 --pin=1"
+
+
+class Steps:
+    """What each step gives; raises where it is an exception. ``made`` has those that were made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **gives: Any) -> None:
+        self.made: list[str] = []
+        self.kept: list[PlanResult] = []
+        self._gives = gives
+        for name in ("simulated", "with_cpu", "tune_command"):
+            monkeypatch.setattr(pipeline, name, self._step(name))
+
+    def _step(self, name: str) -> Any:
+        def step(first: Any, *_: Any) -> Any:
+            self.made.append(name)
+            given = self._gives.get(name, first)
+            if isinstance(given, BaseException):
+                raise given
+            return given
+
+        return step
+
+    def plan(self, command: Command, real: RealRuns) -> Planned:
+        gpu = find_gpu("RTX 4090")
+        return plan(command, gpu, Settings(), real, keep=self.kept.append)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return parse_command(shlex.split(LINE))
+
+
+def of(command: Command, interrupt: KeyboardInterrupt | None = None) -> Simulated:
+    return Simulated(SIMULATED, CommandOptions(command, command), interrupt)
+
+
+def test_the_launch_line_has_what_all_steps_found(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, simulated=of(command), tune_command=Tuned(result(), None))
+    planned = steps.plan(command, RealRuns(versus_cpu=True))
+    assert steps.made == ["simulated", "with_cpu", "tune_command"]
+    assert (planned.result.launch, planned.interrupt) == (WITH_LOADER, None)
+    assert planned.result.launch_parts
+    # What simulated runs found is kept before anything is run for real.
+    assert [each.launch for each in steps.kept] == [WITH_BATCH]
+
+
+@pytest.mark.parametrize("broken", ["with_cpu", "tune_command"])
+def test_an_interrupt_leaves_a_whole_plan(
+    broken: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt = KeyboardInterrupt()
+    gives = {"tune_command": Tuned(result(), None), broken: interrupt}
+    steps = Steps(monkeypatch, simulated=of(command), **gives)
+    planned = steps.plan(command, RealRuns(versus_cpu=True))
+    assert planned.interrupt is interrupt
+    assert steps.made[-1] == broken
+    assert planned.result.launch == WITH_BATCH and planned.result.loading is None
+
+
+def test_after_an_interrupt_of_the_simulated_runs_nothing_is_run_for_real(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt = KeyboardInterrupt()
+    steps = Steps(monkeypatch, simulated=of(command, interrupt))
+    planned = steps.plan(command, RealRuns(versus_cpu=True))
+    assert planned.interrupt is interrupt and steps.made == ["simulated"]
+    assert planned.result.launch == WITH_BATCH
+
+
+def test_without_real_runs_the_plan_is_that_of_the_simulated_ones(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, simulated=of(command))
+    planned = steps.plan(command, RealRuns(loader=None))
+    assert steps.made == ["simulated"] and not steps.kept
+    assert planned.result.launch == WITH_BATCH
+
+
+def test_the_given_step_is_what_the_loader_is_tuned_for(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def tune(filled: Command, options: Any, progress: Any) -> Tuned:
+        seen.append(options)
+        return Tuned(result(), None)
+
+    Steps(monkeypatch, simulated=of(command))
+    monkeypatch.setattr(pipeline, "tune_command", tune)
+    step = pipeline.Consumer(0.25, source="given")
+    gpu, real = find_gpu("RTX 4090"), RealRuns(LoaderTuning(step=step, seconds=3.0))
+    plan(command, gpu, Settings(time_limit_s=60.0), real)
+    (options,) = seen
+    assert (options.step, options.step_is_bound, options.gpu) == (step, False, gpu)
+    assert (options.script_limit_s, options.time_limit_s) == (60.0, 90.0)

@@ -1,0 +1,456 @@
+"""The short answer of a plan: one screen, whatever the result holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.plan.test_speed import SPEED
+from tests.report.plan.test_text import GIB, MEMORY, PLAN, with_now
+from trainfit.report.memory.table import without_prefix
+from trainfit.report.plan.facts import facts
+from trainfit.report.plan.screen import COLUMNS, LINES, NARROWEST, plan_screen, screen_text
+from trainfit.results.files.notes import Note, complete
+from trainfit.results.plan.result import (
+    AmpChoice,
+    BatchLimits,
+    BatchShapes,
+    Combination,
+    DataLoading,
+    Inference,
+    MemoryFigures,
+    PlanResult,
+    Remedies,
+    Remedy,
+)
+from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.plan.versus_cpu import VersusCpu
+from trainfit.results.runs.coverage import Coverage
+from trainfit.results.runs.steps import StepMakeup, StepPattern
+
+KNOWN = MemoryFigures(
+    *(6 * GIB, 7 * GIB, 8 * GIB, GIB, (GIB, GIB)),
+    reserved_range_bytes=(6 * GIB, 8 * GIB),
+    device_range_bytes=(7 * GIB, 9 * GIB + GIB // 2),
+)
+LARGER = dataclasses.replace(KNOWN, device_bytes=20 * GIB)
+
+
+def step(batch: int | None, seconds: float, rate: float | None) -> StepSpeed:
+    return StepSpeed(
+        batch, seconds, (0.8 * seconds, 1.3 * seconds), seconds, 0.01, 0.0, "bandwidth", rate
+    )
+
+
+ACT_SPEED = Speed(
+    now=step(8, 0.0791, 101.0),
+    curve=(step(8, 0.0791, 101.0), step(24, 0.22, 109.0)),
+    knee=8,
+    mfu=0.2,
+    by_kind_s={"matmul": 0.07},
+    constants="fitted",
+    epoch_s=12.0,
+)
+ACT = dataclasses.replace(
+    with_now(
+        PLAN,
+        memory=KNOWN,
+        largest_batch=42,
+        recommended_batch=8,
+        limits=BatchLimits(32, 8),
+        step_s=0.0791,
+    ),
+    recommended=KNOWN,
+    speed=ACT_SPEED,
+    notes=(),
+    assumptions={},
+    headroom_is_set=False,
+    coverage=Coverage(False, False, 0.25, 12),
+)
+
+
+def remedy(name: str, **changes: Any) -> Remedy:
+    made = Remedy(
+        *(name, f"a title of {name}", "simulated", "", "nothing", ""),
+        memory=MEMORY,
+        fits=True,
+        saved_bytes=GIB,
+        largest_batch=60,
+        cost_percent=1.0,
+        step_change=0.22,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+REMEDIES = Remedies(
+    before=LARGER,
+    batch_size=64,
+    largest_batch=42,
+    steps=2,
+    items=tuple(remedy(name) for name in ("checkpoint", "amp-bf16", "sgd", "inplace")),
+)
+NO_FIT = dataclasses.replace(
+    with_now(ACT, fits=False, batch_size=64, memory=LARGER, recommended_batch=24),
+    remedies=REMEDIES,
+    other_gpus=("A100-80GB", "H100"),
+)
+
+
+def lines(result: PlanResult) -> list[str]:
+    found = screen_text(result).split("\n")
+    assert len(found) <= LINES, "\n".join(found)
+    assert max(map(len, found)) <= COLUMNS, max(found, key=len)
+    return found
+
+
+def words(result: PlanResult) -> str:
+    return " ".join(" ".join(lines(result)).split())
+
+
+# -- what it says ----------------------------------------------------------------------------
+
+
+def test_the_whole_screen() -> None:
+    noted = Note("note", "memory was read twice", 15, ("/home/me/act/train.py:31",))
+    plan = dataclasses.replace(ACT, structured_notes=(noted,))
+    assert (
+        screen_text(plan)
+        == """\
+Fits: 8.00 GiB of 24.00 GiB. Largest batch 42, recommended 8 (79.1 ms a step,
+  101 samples/s).
+
+  python train.py --batch_size=24
+
+Memory on RTX 4090 at batch size 8, AMP bfloat16 (90% prediction interval)
+  allocated            6.00 GiB
+  reserved             7.00 (6.00 to 8.00) GiB
+  device (nvidia-smi)  8.00 (7.00 to 9.50) GiB
+  at the peak          parameters 67%, activations 33%
+  in modules           encoder 50%, decoder 33%
+Batch size and speed (predicted)
+  batch size  8: smallest with 95% of the best throughput; memory allows 32
+  AMP         bfloat16: 79.1 ms, largest batch 42; off: 7.39 GiB, largest batch
+              15
+  step        79.1 (63.3 to 103) ms, limited by memory bandwidth; epoch 12 s
+  simulated   no evaluation or checkpoint in 3 steps; --steps 13 ends an epoch
+Notes
+  - memory was read twice (15×, at act/train.py:31)
+Details: --explain (3 optimizer steps simulated, torch 2.13.0, 35 s)"""
+    )
+
+
+def test_a_recommended_batch_other_than_the_present_one() -> None:
+    plan = with_now(ACT, recommended_batch=24, limits=BatchLimits(24, 40))
+    plan = dataclasses.replace(plan, recommended=LARGER)
+    text = words(plan)
+    first = "Fits: 8.00 GiB of 24.00 GiB at batch size 8. Largest batch 42, recommended 24 (220 ms"
+    assert text.startswith(first)
+    assert "batch size 8 batch size 24, recommended" in text
+    assert "8.00 (7.00 to 9.50) GiB 20.00 (7.00 to 9.50) GiB" in text
+    assert "24: the largest with a 10% safety margin" in text
+    assert "step batch size 8: 79.1 (63.3 to 103) ms" in text and "24: 220 (" in text
+
+
+def test_another_precision_is_asked_for() -> None:
+    half = dataclasses.replace(
+        ACT.now, amp="float16", recommended_batch=24, limits=BatchLimits(40, 24)
+    )
+    choice = AmpChoice("fp16", "float16", "AMP float16: 1.83 times the samples/s of no AMP", half)
+    plan = dataclasses.replace(ACT, amp_choice=choice, recommended=LARGER)
+    text = words(plan)
+    first = "Fits: 8.00 GiB of 24.00 GiB at batch size 8 with AMP bfloat16. Largest batch 42, "
+    assert text.startswith(f"{first}recommended 24 with AMP float16 (220 ms a step")
+    assert "batch size 8 batch size 24, float16" in text
+    assert "AMP float16: 1.83 times the samples/s of no AMP" in text
+    assert "24: smallest with 95% of the best throughput; memory allows 40" in text
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (BatchLimits(None, None, reason="no step time: keeping 8"), "8: no step time: keeping 8"),
+        (BatchLimits(32, 8, data_set=20), "throughput; the data set has 20 samples"),
+        (BatchLimits(8, 8, data_set=8), "8: the whole data set; the data set has 8 samples"),
+        (BatchLimits(32, 8, at_least=True), "throughput; memory allows at least 32"),
+        (BatchLimits(32, 8, 16.0, 8), "8: smallest that trains 95% as fast as any at this noise"),
+        (BatchLimits(32, 8, data_set=40, epoch_steps=5), "allows 32; an epoch is then 5 steps"),
+    ],
+)
+def test_what_the_recommendation_follows_from(limits: BatchLimits, says: str) -> None:
+    text = words(with_now(ACT, limits=limits))
+    assert says in text
+    assert ("Largest batch at least 42" in text) == limits.at_least
+
+
+def test_a_recommendation_that_there_is_none() -> None:
+    limits = BatchLimits(32, None, reason="memory grows with each step")
+    text = words(with_now(ACT, recommended_batch=None, limits=limits))
+    assert "Largest batch 42, none recommended. " in text
+    assert "batch size none recommended: memory grows with each step" in text
+    assert "none recommended: none leaves the" in words(with_now(ACT, recommended_batch=0))
+
+
+def test_micro_batches_and_shapes() -> None:
+    makeup = StepMakeup(8, 4, 32)
+    shapes = BatchShapes(100, 100, 60, 5120, KNOWN, False, 0.01, 0.02)
+    text = words(dataclasses.replace(ACT, step=makeup, shapes=shapes))
+    assert "micro-batch 8 × accumulation 4 = effective batch 32" in text
+    assert "shapes samples of 60 (median) to 5,120 elements; a batch of the longest: 8.00" in text
+    assert "DOES NOT FIT, 20 ms" in text
+    unknown = dataclasses.replace(shapes, longest=None, reason="its samples are made on the fly")
+    text = words(dataclasses.replace(ACT, shapes=unknown))
+    assert "longest not known: its samples are made on the fly" in text
+
+
+def test_a_job_that_does_not_fit() -> None:
+    text = words(NO_FIT)
+    assert text.startswith("Does not fit: needs 20.00 GiB of 24.00 GiB at batch size 64. Largest")
+    fits = text.partition("What would make it fit - ")[2]
+    assert fits.startswith("batch size 24, as in the command above - a title of checkpoint")
+    assert "- a larger GPU: A100-80GB, H100" in fits
+    one = "a title of checkpoint [checkpoint]: 7.39 GiB, largest batch 60, a step +22%"
+    assert f"- {one}" in fits
+
+
+def test_what_fits_only_together_and_what_does_not() -> None:
+    alone = tuple(dataclasses.replace(each, fits=False) for each in REMEDIES.items)
+    together = Combination(("checkpoint", "sgd"), MEMORY, True, None, None, "python train.py")
+    remedies = dataclasses.replace(REMEDIES, items=alone, combination=together)
+    plan = dataclasses.replace(NO_FIT, remedies=remedies, other_gpus=())
+    assert "- checkpoint + sgd: 7.39 GiB" in words(plan)
+    nothing = with_now(plan, largest_batch=0, recommended_batch=0)
+    nothing = dataclasses.replace(nothing, remedies=None, other_amp=None, recommended=None)
+    text = words(nothing)
+    assert "(no simulated size fits). Not even one sample fits." in text
+    assert "- no single GPU of the catalogue" in text
+    assert "python train.py" not in text
+
+
+def test_other_batch_sizes_that_cannot_be_told() -> None:
+    unknown = with_now(ACT, largest_batch=None, recommended_batch=None, limits=None)
+    plan = dataclasses.replace(
+        unknown, recommended=None, basis="one trace", basis_detail="no DataLoader was seen"
+    )
+    text = words(plan)
+    assert "Other batch sizes are not known (79.1 ms a step, 101 samples/s)." in text
+    assert "batch size other batch sizes are not known: no DataLoader was seen" in text
+
+
+def test_what_the_user_has_to_do_stands_below_the_command() -> None:
+    action = Note("action", "set batch_size=24 for the DataLoader at /home/me/x/train.py:7")
+    plan = dataclasses.replace(ACT, structured_notes=(action,), notes=(action.text,))
+    found = lines(plan)
+    at = found.index("  python train.py --batch_size=24")
+    assert found[at + 1] == "  - set batch_size=24 for the DataLoader at x/train.py:7"
+    assert "more note" not in found[-1]
+
+
+def test_notes_that_change_the_figures_come_first_and_the_rest_is_counted() -> None:
+    plan = dataclasses.replace(
+        ACT,
+        notes=tuple(f"note {name}" for name in "abcdef"),
+        structured_notes=(Note("note", "the script broke off", severity="changes the figures"),),
+        assumptions={"unique() of unknown data was assumed to keep all 3 values (at a.py:3)": 2},
+    )
+    text = words(plan)
+    assert "Notes - the script broke off - assumed: unique() of unknown data" in text
+    assert "5 more notes and details: --explain" in text
+
+
+def test_inference_and_the_cpu() -> None:
+    plan = dataclasses.replace(
+        ACT,
+        inference=Inference(True, MEMORY, KNOWN),
+        versus_cpu=VersusCpu("python train.py", 8, (1.0, 1.1), "steps"),
+    )
+    text = words(plan)
+    assert "(79.1 ms a call, 101 samples/s)" in text
+    assert "records gradients: 7.39 GiB instead of 8.00 GiB under torch.no_grad()" in text
+    assert "CPU " in text
+
+
+@pytest.mark.parametrize(
+    ("coverage", "says"),
+    [
+        (Coverage(True, True, 1.0, 3), "evaluation and checkpoint in 3 steps Details"),
+        (
+            Coverage(True, False, 0.1, 30),
+            "evaluation but no checkpoint in 3 steps; --steps 31 ends an epoch",
+        ),
+        (
+            Coverage(False, False, 0.1, 99999),
+            "no evaluation or checkpoint in 3 steps (an epoch has 99,999; see",
+        ),
+        (Coverage(False, False), "no evaluation or checkpoint in 3 steps Details"),
+        (
+            Coverage(False, True, 1.5, 2),
+            "checkpoint but no evaluation in 3 steps (an epoch has",
+        ),
+    ],
+)
+def test_what_was_among_the_steps(coverage: Coverage, says: str) -> None:
+    assert says in words(dataclasses.replace(ACT, coverage=coverage))
+
+
+@pytest.mark.parametrize(
+    ("paths", "shown"),
+    [
+        (["Net.encoder", "Net.decoder"], ["encoder", "decoder"]),
+        (["A.module.0.q", "A.module.1", "A.module.2"], ["module.0.q", "module.1", "module.2"]),
+        (["G.main", "D.main"], ["G.main", "D.main"]),
+        (["Net", "Net.a"], ["Net", "Net.a"]),
+        (["0", "1"], ["0", "1"]),
+        (["Net.a"], ["a"]),
+    ],
+)
+def test_modules_are_named_without_what_they_share(paths: list[str], shown: list[str]) -> None:
+    assert list(without_prefix(dict.fromkeys(paths, 1))) == shown
+
+
+def test_a_loader_that_could_not_be_tuned() -> None:
+    plan = dataclasses.replace(ACT, loading=DataLoading(None, failure="no DataLoader was made"))
+    assert "DataLoader not tuned: no DataLoader was made" in words(plan)
+
+
+# -- its size --------------------------------------------------------------------------------
+
+_LONG = " ".join(["words"] * 60)
+_NOTES = tuple(
+    Note(kind, f"{kind} {n} {_LONG}", n, (f"/home/user/project/deep/train{n}.py:3",), severity)
+    for n in range(1, 5)
+    for kind in ("note", "assumption", "action")
+    for severity in ("changes the figures", "information")
+)  # fmt: skip
+EVERYTHING = dataclasses.replace(
+    NO_FIT,
+    gpu="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    basis_detail=_LONG,
+    pattern=StepPattern("growing", 3, (1, 2, 3), (1, 2, 3), growth_bytes_per_step=1 << 20),
+    inference=Inference(True, MEMORY, KNOWN),
+    versus_cpu=VersusCpu("python train.py", 8, (1.0, 1.1), "steps", why=_LONG),
+    loading=DataLoading(None, failure=_LONG),
+    step=StepMakeup(None, None, None, why=_LONG),
+    shapes=BatchShapes(None, None, reason=_LONG),
+    structured_notes=_NOTES,
+    launch="python train.py " + " ".join(f"--option_{n} value_{n}" for n in range(14)),
+    speed=SPEED,
+)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PLAN,
+        ACT,
+        NO_FIT,
+        EVERYTHING,
+        dataclasses.replace(EVERYTHING, remedies=None),
+        with_now(EVERYTHING, fits=True),
+        with_now(EVERYTHING, largest_batch=None, recommended_batch=None, batch_size=None),
+        with_now(EVERYTHING, by_module_bytes={f"Net.{_LONG}": GIB}, by_kind_bytes={}),
+        dataclasses.replace(EVERYTHING, gpu="custom:24GiB", speed=None),
+    ],
+    ids=lambda plan: "",
+)
+def test_one_screen(plan: PlanResult) -> None:
+    found = lines(plan)
+    assert found[0].startswith(("Fits: ", "Does not fit: "))
+    assert "--explain" in found[-1]
+    text = " ".join(found)
+    assert "device (nvidia-smi)" in text
+
+
+@pytest.mark.parametrize("columns", [1, NARROWEST, 66, 79, 80, 200])
+def test_terminals_of_any_width(columns: int) -> None:
+    width = max(NARROWEST, min(columns, COLUMNS))
+    found = [line.text for line in plan_screen(EVERYTHING, columns)]
+    assert all(len(line) <= width for line in found if line != f"  {EVERYTHING.launch}")
+
+
+def test_a_launch_command_of_many_lines_is_one_long_line() -> None:
+    launch = "python train.py " + " ".join(f"--option_{n} value_{n}" for n in range(60))
+    found = screen_text(dataclasses.replace(ACT, launch=launch)).split("\n")
+    assert f"  {launch}" in found
+    assert len(found) <= LINES
+
+
+def test_user_text_without_terminal_escapes() -> None:
+    evil = "\x1b]0;pwned\x07\x1b[31m\r\n\u202e"
+    plan = dataclasses.replace(
+        with_now(EVERYTHING, by_module_bytes={evil: GIB}, by_kind_bytes={evil: GIB}, amp=evil),
+        gpu=evil,
+        notes=(evil,),
+        assumptions={evil: 1},
+        launch=evil,
+        other_gpus=(evil,),
+        basis_detail=evil,
+        environment={"torch": evil},
+        loading=DataLoading(None, failure=evil),
+    )
+    for each in (plan, with_now(plan, fits=True), with_now(plan, largest_batch=None)):
+        text = screen_text(each)
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
+_BATCH = st.none() | st.integers(0, 1 << 16)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_result_fits_on_the_screen(data: st.DataObject) -> None:
+    notes = data.draw(
+        st.lists(st.builds(Note, st.sampled_from(["note", "action"]), _TEXT), max_size=9)
+    )
+    plan = dataclasses.replace(
+        with_now(
+            data.draw(st.sampled_from([ACT, NO_FIT, EVERYTHING])),
+            fits=data.draw(st.booleans()),
+            batch_size=data.draw(st.none() | st.integers(1, 1 << 16)),
+            largest_batch=data.draw(_BATCH),
+            recommended_batch=data.draw(_BATCH),
+            by_module_bytes=data.draw(st.dictionaries(_TEXT, st.integers(0, 1 << 40), max_size=5)),
+        ),
+        structured_notes=tuple(notes),
+        basis_detail=data.draw(_TEXT),
+        coverage=data.draw(st.none() | st.just(Coverage(True, False, 2.0, 5))),
+    )
+    lines(plan)
+    assert all(fact.text for fact in facts(plan))
+
+
+# -- notes -----------------------------------------------------------------------------------
+
+
+def test_assumptions_that_differ_in_numbers_are_one() -> None:
+    assumptions = {
+        f"unique() of unknown data was assumed to keep all {n} values "
+        f"(at /x/train.py:{line})": times
+        for n, line, times in ((9, 3, 1), (12, 3, 10), (10, 7, 4))
+    }
+    (note,) = complete((), (), assumptions)
+    assert note == Note(
+        "assumption",
+        "unique() of unknown data was assumed to keep all 9 to 12 values",
+        15,
+        ("/x/train.py:3", "/x/train.py:7"),
+        "may change the figures",
+    )
+
+
+def test_notes_of_the_same_text_are_one_but_names_keep_their_numbers() -> None:
+    found = complete((), ("slow on an RTX 3090", "slow on an RTX 4090", "slow on an RTX 4090"), {})
+    assert [(note.text, note.count) for note in found] == [
+        ("slow on an RTX 3090", 1),
+        ("slow on an RTX 4090", 2),
+    ]
+
+
+def test_texts_that_are_structured_are_not_said_twice() -> None:
+    known = Note("action", "set it", severity="information")
+    serious = Note("note", "it broke off", severity="changes the figures")
+    assert complete((known, serious), ("set it", "it broke off"), {}) == [serious, known]
