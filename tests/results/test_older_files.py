@@ -35,7 +35,10 @@ FOLDER = ROOT / "tests" / "fixtures" / "results"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".json", ".trainfit"))
 
 #: Kinds that are printed or handed to other programs, and that nothing here reads again.
-WRITTEN_ONLY = {"memory-report", "memory-by-hand", "verification"}
+WRITTEN_ONLY = {
+    *("memory-report", "memory-by-hand", "verification"),
+    *("watch-comparison", "watch-verification"),
+}
 
 
 def shown(path: Path) -> str:

@@ -14,7 +14,7 @@ from trainfit.results.files import documents
 
 FORMAT: Final = "trainfit-watch-comparison"
 VERSION: Final = 1
-_REMAKE: Final = "make it again with `trainfit compare --output`"
+_REMAKE: Final = "re-create it with `trainfit compare --output`"
 _WANTED: Final = "give a file that `trainfit compare --output` wrote"
 
 Group = Literal[

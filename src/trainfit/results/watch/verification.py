@@ -16,7 +16,7 @@ from trainfit.results.watch.comparison import Comparison
 
 FORMAT: Final = "trainfit-watch-verification"
 VERSION: Final = 1
-_REMAKE: Final = "make it again with `trainfit watch --verify --output`"
+_REMAKE: Final = "re-create it with `trainfit watch --verify --output`"
 _WANTED: Final = "give a file that `trainfit watch --verify --output` wrote"
 
 

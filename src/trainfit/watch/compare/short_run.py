@@ -69,7 +69,7 @@ def short_run(
     if code and not enough:
         raise ShortRunError(
             f"the command failed with exit code {code} before {steps} steps; run it by itself, "
-            "and mend it first",
+            "and fix it first",
             code,
         )
     return load_run(folder)
