@@ -193,7 +193,7 @@ def test_a_loader_whose_workers_fail_has_none_there() -> None:
     found = other_input(result(limit="main_process"), said("cores=8"), HERE)
     assert found is not None and found.num_workers == 0
     assert found.batches_per_s == pytest.approx(1 / CPU_S)
-    assert "batches can be produced in the main process only" in found.basis
+    assert "batches can be made in the main process only" in found.basis
 
 
 # -- in a plan ---------------------------------------------------------------------------------
