@@ -178,7 +178,7 @@ def test_asking_for_steps_is_obeyed(tmp_path: Path) -> None:
 def test_too_few_steps_cannot_tell(recorded: Path) -> None:
     shown = trainfit("show", "plain.trainfit", cwd=recorded)
     text = " ".join(shown.stdout.split())
-    assert "2 optimizer steps cannot show whether memory settles from step to step" in text
+    assert "2 optimizer steps cannot show whether memory settles: the figures are for" in text
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_bad_input_is_one_line(recorded: Path) -> None:
         (["missing.trainfit"], "'missing.trainfit': there is no such file; check the path"),
         (["folder"], "result file 'folder': "),
         (["text.txt"], "'text.txt': damaged, or not a recording; record the run: trainfit sim"),
-        (["half.trainfit"], "'half.trainfit': it is damaged or no re"),
+        (["half.trainfit"], "'half.trainfit': damaged, or not a recording"),
         (["other.zip"], "'other.zip': it is not a trainfit recording"),
         (["conf.trainfit"], "the recording's allocator settings are invalid"),
         (["plan.json"], f"record the run: trainfit simulate --gpu '{PLAN.gpu}' -- {PLAN.command}"),

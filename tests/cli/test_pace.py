@@ -184,9 +184,9 @@ def test_bad_input(folder: Path, words: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--hz 0", "'0' is no list of up to 8 rates above 0"),
-        ("--hz fast", "'fast' is no list of up to 8 rates"),
-        ("--duration 0", "'0' is expected a time above 0"),
+        ("--hz 0", "expected up to 8 rates above 0 and up to"),
+        ("--hz fast", "such as 15,30,60, got 'fast'"),
+        ("--duration 0", "expected a time above 0 and up to an hour"),
         ("--fix magic", "invalid choice: 'magic'"),
     ],
 )

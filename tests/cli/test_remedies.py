@@ -169,9 +169,9 @@ def test_an_allocator_setting_is_added_to_what_is_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--remedies=magic"], f"--remedies: 'magic' is no remedy; known are {', '.join(NAMES)}"),
-        (["--remedies=sgd,"], "--remedies: '' is no remedy; known are "),
-        (["--remedies="], "--remedies: '' is no remedy; known are "),
+        (["--remedies=magic"], f"--remedies: unknown remedy 'magic'; known: {', '.join(NAMES)}"),
+        (["--remedies=sgd,"], "--remedies: unknown remedy ''; known: "),
+        (["--remedies="], "--remedies: unknown remedy ''; known: "),
     ],
 )
 def test_names_that_are_no_remedies(words: list[str], says: str, tmp_path: Path) -> None:

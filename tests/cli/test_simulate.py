@@ -324,8 +324,11 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["simulate", "--steps", "0", "s.py"], "'0' is not an integer from 1 on"),
-        (["simulate", "--time-limit", "nan", "s.py"], "'nan' is a positive number of seconds"),
+        (["simulate", "--steps", "0", "s.py"], "expected a positive integer, got '0'"),
+        (
+            ["simulate", "--time-limit", "nan", "s.py"],
+            "expected a positive number of seconds, got 'nan'",
+        ),
         (["simulate", "--out", "x", "s.py"], "unrecognized arguments: --out"),
         (["show"], "the following arguments are required: FILE"),
         (["paln"], "invalid choice: 'paln'"),

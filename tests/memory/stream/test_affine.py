@@ -213,7 +213,7 @@ def test_one_batch_size_is_not_enough() -> None:
 
 @pytest.fixture
 def halves() -> Iterator[Any]:
-    """Recordings whose sizes are not an integer of bytes a sample."""
+    """Recordings whose sizes are no whole number of bytes a sample."""
 
     def model() -> nn.Module:
         class Half(nn.Module):

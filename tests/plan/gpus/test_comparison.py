@@ -325,7 +325,7 @@ def test_gpus_for_a_job(
         (["--for", "ONE", "--explain"], "name some"),
         (["--for", "ONE", "--measured", "0.2s"], "expected GPU=TIME"),
         (["--for", "ONE", "--measured", "RTX 9999=0.2s"], "RTX 9999"),
-        (["--for", "ONE", "--samples", "0"], "not an integer"),
+        (["--for", "ONE", "--samples", "0"], "expected a positive integer"),
         (["--for", "ONE", "--for", "ONE"], "another --batch-size"),
         (["--for", "GARBAGE"], "damaged"),
     ],

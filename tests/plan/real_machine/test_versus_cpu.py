@@ -201,7 +201,7 @@ def test_a_larger_batch_that_the_gpu_wants_is_named() -> None:
     large = StepSpeed(128, 0.016, (0.013, 0.022), 0.015, 0.01, 0.0, "bandwidth", 8000.0)
     known = dataclasses.replace(SPEED, curve=(STEP, large), knee=128)
     text = " ".join(versus_cpu_section(measured(0.01), known).split())
-    assert "It works at 10% of its rate at this batch size: with 128 it makes 10 times" in text
+    assert "10% of its throughput at this batch size: 10 times the samples/s with 128" in text
     waits = dataclasses.replace(measured(0.01), waited_s=(0.004,))
     assert "40% of it waits for the DataLoader" in versus_cpu_section(waits, SPEED)
 
