@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trainfit import __version__
 from trainfit.hardware.gpu.lookup import GpuNameError, find_gpu
 from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.version import __version__
 from trainfit.results.watch.run import Ending, RunHeader, WatchedGpu
 from trainfit.watch.recorder.process import COMMAND, FOLDER, STARTED
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import torch
 
-from trainfit import __version__
 from trainfit.hardware.host import cgroup
 from trainfit.hardware.host.system import System
+from trainfit.results.version import __version__
 from trainfit.results.watch.run import WatchedGpu
 from trainfit.scripts.library_threads import pools
 
