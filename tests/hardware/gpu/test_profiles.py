@@ -536,7 +536,9 @@ def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
         assert "measured with driver 580.1, this one is 550.2" in error_line(refused)
         forced = run(*words, "--force-profile", "s.py", cwd=tmp_path, PYTHONPATH=both)
         assert forced.returncode == 0, forced.stderr
-        assert "used with --force-profile: it was measured with driver" in " ".join(forced.stdout.split())
+        assert "used with --force-profile: it was measured with driver" in " ".join(
+            forced.stdout.split()
+        )
     # Another GPU than this machine's has a driver that is not known here.
     other = dataclasses.replace(PROFILE, gpus=("NVIDIA GeForce RTX 3090",))
     usable = figure(find_gpu("RTX 3090").memory_bytes / MIB)

@@ -33,7 +33,6 @@ from trainfit.watch.recorder.loader_record import LoaderRecord
 from trainfit.watch.recorder.patches import cuda_calls, saving, training, workers
 from trainfit.watch.recorder.patches.loaders import LoaderHooks
 from trainfit.watch.recorder.rank_files import RankFiles
-from trainfit.watch.recorder.spill import Ring
 from trainfit.watch.recorder.step.cuda_events import CudaDevice, Device
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
 
@@ -84,6 +83,7 @@ class Recorder:
         self._files: RankFiles | None = None
         self._early_events: collections.deque[Event] = collections.deque(maxlen=1000)
         self._early: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
+        self._early_fetches: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
         self._on_gpu = self._compile_hooked = False
         self._flops: FlopCount | None = None
         self._flops_known = False
@@ -167,7 +167,10 @@ class Recorder:
         self._files.events.extend(self._early_events)
         for row in self._early:
             self._files.steps.append(row)
+        for row in self._early_fetches:
+            self._files.fetches.append(row)
         self._early.clear()
+        self._early_fetches.clear()
         self._early_events.clear()
         if multiprocessing.parent_process() is not None:
             # Such a process ends without Python's atexit.
@@ -314,11 +317,11 @@ class Recorder:
                     return path.with_suffix("")
         return None
 
-    def main_fetches(self) -> Ring | None:
+    def main_fetches(self) -> workers.Rows | None:
         """See :class:`patches.workers.Home`."""
-        if self._files is None or not self.live or not self.steps.mine:
+        if not self.live or not self.steps.mine:
             return None
-        return self._files.fetches
+        return self._early_fetches if self._files is None else self._files.fetches
 
     # -- the header, made by the writing thread ------------------------------------------------
 

@@ -8,7 +8,6 @@ ourselves, with PyTorch's own.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ import torch
 from torch import overrides
 
 from trainfit.simgpu.patching import PatchSet
-from trainfit.watch.recorder.patches.guard import Host, in_phase
+from trainfit.watch.recorder.patches.guard import Host, in_phase, in_place_of
 from trainfit.watch.recorder.step import phases as ph
 
 #: Methods of a tensor that need its values on the host.
@@ -42,7 +41,7 @@ def install(host: Host, patches: PatchSet, late: bool) -> None:
 def _dispatched(original: Callable[..., Any]) -> Callable[..., Any]:
     """A method of tensors that overrides see as ``original``."""
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         if overrides.has_torch_function(args):
             return overrides.handle_torch_function(original, args, *args, **kwargs)
@@ -54,7 +53,7 @@ def _dispatched(original: Callable[..., Any]) -> Callable[..., Any]:
 def _waiting(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     timed = in_phase(host, ph.SYNC, original)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def waiting(*args: Any, **kwargs: Any) -> Any:
         _note_sync(host)
         return timed(*args, **kwargs)
@@ -65,7 +64,7 @@ def _waiting(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
 def _reading(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     timed = _waiting(host, original)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def reading(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return (timed if self.is_cuda else original)(self, *args, **kwargs)
 
@@ -84,7 +83,7 @@ def _note_sync(host: Host) -> None:
 def _to(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     copying, reading = _copying(host, original), _waiting(host, original)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def to(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         where = kwargs.get("device", kwargs.get("other", args[0] if args else None))
         if where is None or isinstance(where, torch.dtype):
@@ -102,7 +101,7 @@ def _to(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
 def _cuda(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     copying = _copying(host, original)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def cuda(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return (copying if self.device.type == "cpu" else original)(self, *args, **kwargs)
 
@@ -112,7 +111,7 @@ def _cuda(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
 def _copy(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     copying, reading = _copying(host, original, source=1), _waiting(host, original)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def copy_(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         source = args[0] if args else kwargs.get("src", kwargs.get("other"))
         function = original
@@ -130,7 +129,7 @@ def _copying(host: Host, original: Callable[..., Any], source: int = 0) -> Calla
     """A call that copies the argument at ``source``, which is on the host, to the GPU."""
     timed = in_phase(host, ph.COPY, original)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def copying(*args: Any, **kwargs: Any) -> Any:
         try:
             # An override of a tensor's methods may call another of them to do the work.

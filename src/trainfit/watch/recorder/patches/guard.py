@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from trainfit.watch.recorder.flops import FlopCount
 from trainfit.watch.recorder.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Host(Protocol):
@@ -39,6 +41,18 @@ class Host(Protocol):
         """A DataLoader that is iterated."""
 
 
+def in_place_of(original: Any) -> Callable[[Hook], Hook]:
+    """Decorates a function that stands where ``original`` stood. torch.compile traces the
+    original, as it would have; our code in its graphs would break them."""
+
+    def named(hook: Hook) -> Hook:
+        functools.update_wrapper(hook, original)
+        hook._torchdynamo_inline = original  # type: ignore[attr-defined]
+        return hook
+
+    return named
+
+
 def watched(host: Host) -> bool:
     """Is there anything to record, here and now?"""
     return host.live and host.steps.mine
@@ -58,7 +72,7 @@ def in_phase(
 ) -> Callable[..., Any]:
     """``function``, whose calls are a phase (and, the outermost, an event)."""
 
-    @functools.wraps(function)
+    @in_place_of(function)
     def phased(*args: Any, **kwargs: Any) -> Any:
         token, began = -1, 0.0
         try:

@@ -16,7 +16,7 @@ from torch.utils.data import dataloader as loader_module
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.watch.recorder.loader_record import LoaderRecord, queued
-from trainfit.watch.recorder.patches.guard import Host, careful, watched
+from trainfit.watch.recorder.patches.guard import Host, careful, in_place_of, watched
 
 #: What PyTorch says of a worker that was killed (torch/utils/data/dataloader.py).
 _DIED: Final = re.compile(r"DataLoader worker \(pid(\(s\))? [0-9, ]+\) (exited|is killed)")
@@ -47,14 +47,14 @@ class LoaderHooks:
         construct, iterate = DataLoader.__init__, DataLoader.__iter__
         make = DataLoader._get_iterator
 
-        @functools.wraps(construct)
+        @in_place_of(construct)
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             with careful(self._host, "DataLoader"):
                 if self._host.live:
                     self._places[loader] = _place()
             construct(loader, *args, **kwargs)
 
-        @functools.wraps(iterate)
+        @in_place_of(iterate)
         def __iter__(loader: Any) -> Any:
             return self._iterated(loader, iterate)
 
@@ -78,11 +78,13 @@ class LoaderHooks:
                     patches.set(kind, "_get_iterator", self._making(make))
 
     def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(make)
+        @in_place_of(make)
         def _get_iterator(loader: Any) -> Any:
+            with careful(self._host, "DataLoader"):
+                self._record(loader)  # before there are workers, which have to know the run
             batches = make(loader)
             with careful(self._host, "DataLoader"):
-                self._begin(loader, batches)
+                self._begin(loader, batches, self._host.steps.now)
             return batches
 
         return _get_iterator
@@ -104,23 +106,25 @@ class LoaderHooks:
                 self._begin(loader, batches, began)
         return batches
 
-    def _begin(self, loader: Any, batches: Any, began: float | None = None) -> None:
-        if not self._host.live or not hasattr(batches, "_next_data"):
-            return
+    def _begin(self, loader: Any, batches: Any, began: float) -> None:
+        if self._host.live and hasattr(batches, "_next_data"):
+            setattr(batches, _OWN, _Iteration(self._record(loader), began))
+
+    def _record(self, loader: Any) -> LoaderRecord:
         record = self._known.get(loader)
         if record is None or not record.is_of(loader):
             # A script that makes the same loader for each epoch has one.
             made = LoaderRecord(loader, self._places.get(loader, ""))
             record = self._made.setdefault(made.key, made)
             self._known[loader] = record
-            self._host.note_loader(record)
-        now = self._host.steps.now if began is None else began
-        setattr(batches, _OWN, _Iteration(record, now))
+            if self._host.live:
+                self._host.note_loader(record)
+        return record
 
     def _next(self, advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
         host = self._host
 
-        @functools.wraps(advance)
+        @in_place_of(advance)
         def __next__(batches: Any) -> Any:
             token = -1
             iteration = None

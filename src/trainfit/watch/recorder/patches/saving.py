@@ -38,6 +38,11 @@ def install(
             if host.live:
                 torchdata(patches, module)
 
+    def traces(module: ModuleType) -> None:
+        with careful(host, module.__name__):
+            module.add("trainfit.watch.recorder")  # what torch.compile leaves alone
+
+    hooks.append(ImportHook("torch._dynamo.trace_rules", traces))
     hooks.append(ImportHook("torchdata.stateful_dataloader.stateful_dataloader", seen))
     for hook in hooks:
         hook.install()

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
 from trainfit.simgpu.patching import PatchSet
-from trainfit.watch.recorder.patches.guard import Host, careful, in_phase
+from trainfit.watch.recorder.patches.guard import Host, careful, in_phase, in_place_of
 from trainfit.watch.recorder.step import phases as ph
 
 
@@ -25,8 +25,6 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     """Hook from now on, until ``patches`` is restored and what is returned is called."""
     patches.set(torch.nn.Module, "__call__", _module_call(host, torch.nn.Module.__call__))
     patches.set(torch.autograd, "backward", _backward(host, torch.autograd.backward))
-    grad = in_phase(host, ph.BACKWARD, torch.autograd.grad)
-    patches.set(torch.autograd, "grad", grad)
     _install_scaler(host, patches)
     clip = _clip(host, clip_grad.clip_grad_norm_)
     patches.set(clip_grad, "clip_grad_norm_", clip)
@@ -79,7 +77,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
             except Exception as error:
                 host.failed("forward", error)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if inside:
             if self._compiled_call_impl is not None:
@@ -87,7 +85,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
             return self._call_impl(*args, **kwargs)
         return root(self, args, kwargs)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def around(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return original(self, *args, **kwargs) if inside else root(self, args, kwargs)
 
@@ -95,6 +93,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    # torch.compile stops before a backward pass, as it does without us.
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         token = -1
@@ -144,14 +143,14 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
     kind = grad_scaler.GradScaler
     step, scale = kind.step, kind.scale
 
-    @functools.wraps(scale)
+    @in_place_of(scale)
     def noted_scale(scaler: Any, outputs: Any) -> Any:
         with careful(host, "GradScaler.scale"):
             if host.live and host.steps.mine and scaler.is_enabled():
                 host.steps.loss_is_scaled = True
         return scale(scaler, outputs)
 
-    @functools.wraps(step)
+    @in_place_of(step)
     def noted_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before = token = -1
         with careful(host, "GradScaler.step"):
@@ -180,7 +179,7 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
 def _clip(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     timed = in_phase(host, ph.OPTIMIZER, original)
 
-    @functools.wraps(original)
+    @in_place_of(original)
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
         norm = timed(*args, **kwargs)
         with careful(host, "clip_grad_norm_"):
@@ -198,7 +197,7 @@ def _install_autocast(host: Host, patches: PatchSet) -> None:
     enter = kind.__enter__
     seen: set[torch.dtype] = set()
 
-    @functools.wraps(enter)
+    @in_place_of(enter)
     def __enter__(self: Any) -> Any:
         with careful(host, "autocast"):
             if self._enabled and self.fast_dtype not in seen and host.live:

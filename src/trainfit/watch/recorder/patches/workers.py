@@ -8,7 +8,6 @@ the interpreter's lock from the training.
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import multiprocessing.util
 import os
@@ -28,6 +27,7 @@ from trainfit.scripts.sample_costs.call_sites import NOTHING, callee
 from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
 from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of
 from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder.patches.guard import in_place_of
 from trainfit.watch.recorder.spill import INTERVAL_S, Ring
 
 #: Seconds between two looks.
@@ -44,6 +44,12 @@ _NAN: Final = float("nan")
 _UNKNOWN: Final = (_NAN,) * len(_KINDS)
 
 
+class Rows(Protocol):
+    """Takes rows of :data:`trainfit.results.watch.tables.FETCHES`."""
+
+    def append(self, row: Any, /) -> None: ...
+
+
 class Home(Protocol):
     """Where the rows of this process go."""
 
@@ -52,7 +58,7 @@ class Home(Protocol):
     def stem_for_workers(self) -> Path | None:
         """Path of the rank's files without their endings; ``None``: nobody records."""
 
-    def main_fetches(self) -> Ring | None:
+    def main_fetches(self) -> Rows | None:
         """Where the training process itself puts batches that it makes."""
 
     def failed(self, where: str, error: Exception) -> None: ...
@@ -107,7 +113,8 @@ class WorkerSink:
         self._stop = threading.Event()
         # Workers end without Python's atexit; this is what multiprocessing calls.
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
-        threading.Thread(target=self._run, name="trainfit watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="trainfit watch", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
@@ -120,6 +127,7 @@ class WorkerSink:
     def close(self) -> None:
         """The worker ends."""
         self._stop.set()
+        self._thread.join(timeout=5.0)  # it may be in a write
         self.ring.write()
 
 
@@ -141,7 +149,7 @@ class FetchHooks:
             patches.set(kind, "fetch", self._fetch(kind.fetch))
 
     def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
+        @in_place_of(original)
         def fetch(fetcher: Any, index: Any) -> Any:
             ring = None
             try:
@@ -170,7 +178,7 @@ class FetchHooks:
 
         return fetch
 
-    def _ring(self) -> Ring | None:
+    def _ring(self) -> Rows | None:
         info = worker_module._worker_info
         if info is None:
             return self._home.main_fetches()
@@ -202,7 +210,7 @@ class FetchHooks:
         timed._trainfit_watch = self  # type: ignore[attr-defined]
         fetcher.collate_fn = timed
 
-    def _add(self, ring: Ring, batch: Any, began: float, cpu: float) -> None:
+    def _add(self, ring: Rows, batch: Any, began: float, cpu: float) -> None:
         now = time.monotonic()
         took, info = now - began, worker_module._worker_info
         shares = _UNKNOWN if self._sink is None else self._sink.shares.shares()

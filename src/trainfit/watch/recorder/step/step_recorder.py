@@ -232,16 +232,14 @@ class StepRecorder:
             self._segment.evaluates = True
 
     def enter_backward(self, roots: Any) -> int:
-        """A backward pass begins, from ``roots`` (a tensor or several); ``None`` where its
-        gradients are no training's (``torch.autograd.grad``)."""
+        """A backward pass begins, from ``roots`` (a tensor or several)."""
         if self.phases.current == ph.BACKWARD:  # of a checkpointed part
             return ph.NOT_ENTERED
         self._segment.trains = True
-        if roots is not None:
-            self._note_training()
-            self._backwards += 1
-            self._backwards_without_step += 1
-            self._note_loss(roots)
+        self._note_training()
+        self._backwards += 1
+        self._backwards_without_step += 1
+        self._note_loss(roots)
         return self.enter(ph.BACKWARD)
 
     def _note_training(self) -> None:
