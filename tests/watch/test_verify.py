@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_watch_compare import header, loader, noise, run
 
 from helpers_cli import error_line, json_of, trainfit
+from tests.watch.test_compare import header, loader, noise, run
 from trainfit.cli.verbs.watched.verify_change import _Filled as Filled
 from trainfit.report.watch.verification import verification_screen
 from trainfit.results.watch.result import Finding, Severity, WatchResult

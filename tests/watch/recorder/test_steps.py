@@ -120,7 +120,7 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert header.flops_per_sample == 2 * 4 * 8 * 2 + 2 * 8 * 2 * 3
     (loader,) = header.loaders
     assert loader.role == "training" and loader.batch_size == 8 and loader.batches == 4
-    assert "test_watch_steps.py:" in loader.place
+    assert "test_steps.py:" in loader.place
 
 
 def test_accumulation_makes_one_step_of_several_batches(tmp_path: Path) -> None:

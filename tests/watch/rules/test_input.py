@@ -202,7 +202,7 @@ def test_one_slow_worker_is_named_and_is_all_there_is_to_say() -> None:
     result = judge(run(**SLOW, fetches={"fetch_s": np.where(turns == 2, 0.6, 0.2)}))
     assert kinds(result) == ["slow_worker"]
     found = finding(result, "slow_worker")
-    assert "Worker 2 takes 3.0 times" in found.title
+    assert "Worker 2 needs 3.0 times" in found.title
     assert result.limit == "input"
 
 

@@ -26,6 +26,8 @@ _PARTS: Final[tuple[tuple[Part, str], ...]] = (
     ("transform", "transform_s"),
     ("collate", "collate_s"),
 )
+#: Of the available RAM, what more workers may hold.
+_RAM_SHARE: Final = 0.5
 #: Idle cores are medians; a worker more is not lost to their noise.
 _ROUNDING: Final = 0.02
 
@@ -106,12 +108,24 @@ class Fetching:
 
     @functools.cached_property
     def most_workers(self) -> int | None:
-        """The most that find cores: those that run now, and others on the idle cores."""
+        """The most that find cores and RAM: those that run now, and others on the idle cores and
+        in half of the RAM that is available."""
         if self.cores is None or self.workers is None:
             return None
         idle = 0.0 if self.cores.saturated else self.cores.idle
         ranks = max(1, checks.local_ranks(self.rank))
-        return self.workers + int(idle / self.cores_per_worker / ranks + _ROUNDING)
+        more = int(idle / self.cores_per_worker / ranks + _ROUNDING)
+        room = self._more_by_ram()
+        return self.workers + (more if room is None else min(more, room // ranks))
+
+    def _more_by_ram(self) -> int | None:
+        """How many workers like the present ones fit into the RAM that may be used; ``None``: their
+        memory was not measured. What pages they share is counted for each: too few, if at all."""
+        held = median(self.rank.workers["rss_bytes"])
+        free = median(self.rank.machine["ram_available_bytes"])
+        if not held or free is None:
+            return None
+        return int(_RAM_SHARE * free / held)
 
     @functools.cached_property
     def part(self) -> tuple[Part, float]:
