@@ -137,7 +137,7 @@ def test_keeping_workers_from_epoch_to_epoch() -> None:
         result(recommended=kept, probe=probe(samples=80, start_s={"fork": 0.1}),
                candidates=(seen(FOUR, 10.0),))
     )["persistent_workers"]  # fmt: skip
-    assert found.reason == "starting 4 workers takes 0.4 s, an epoch 1 s (40.0%)"
+    assert found.reason == "starting 4 workers needs 0.4 s, an epoch 1 s (40.0%)"
     assert (found.value, found.present) == ("True", "False")
     unknown = reasons(result(recommended=kept, probe=probe(samples=None)))["persistent_workers"]
     assert "is unknown" in unknown.reason
@@ -207,7 +207,7 @@ def test_a_variable_of_the_command_that_was_measured_to_lose() -> None:
         "the other variables limit the libraries that have threads"
     )
     assert told["MKL_NUM_THREADS"].reason == (
-        "no library of a worker takes its thread count from it (pools: openblas 2)"
+        "no library of a worker reads its thread count from it (pools: openblas 2)"
     )
 
 

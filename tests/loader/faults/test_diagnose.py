@@ -482,7 +482,7 @@ def test_the_library_that_workers_wait_in(path: str, library: str, cure: str) ->
     fault = in_library(path, "f")
     assert fault.kind == "deadlock" and f"wait inside {library}" in fault.summary
     assert "/home/me/data.py:5" in fault.evidence
-    assert "without workers a batch takes 0.1 s" in fault.evidence
+    assert "without workers a batch needs 0.1 s" in fault.evidence
     assert cure in fault.fix
 
 

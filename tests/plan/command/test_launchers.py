@@ -139,9 +139,9 @@ def test_accelerate_reads_its_configuration(asked: list[Any], folder: Path) -> N
         ("torchrun --nproc_per_node 2 train.py", "--nproc-per-node=1, with its own batch size"),
         ("accelerate launch --num_processes 4 --multi_gpu train.py", "--num_processes 1"),
         ("torchrun --no-such-option train.py", "unrecognized arguments: --no-such-option"),
-        ("torchrun", "refuses its words"),
+        ("torchrun", "rejects its arguments"),
         ("torchrun nowhere.py", "'nowhere.py': there is no such file"),
-        ("torchrun --nproc_per_node=many train.py", "refuses its words"),
+        ("torchrun --nproc_per_node=many train.py", "rejects its arguments"),
     ],
 )
 def test_launchers_that_do_not_start_one_process(asked: list[Any], line: str, says: str) -> None:
@@ -158,7 +158,7 @@ def test_an_interpreter_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPat
         "run",
         lambda words, **_: subprocess.CompletedProcess(words, 1, "", "broken"),
     )
-    with pytest.raises(CommandError, match="'torchrun' did not say what it starts"):
+    with pytest.raises(CommandError, match="'torchrun' did not report what it starts"):
         parse("torchrun train.py")
 
 

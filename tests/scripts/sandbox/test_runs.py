@@ -130,7 +130,7 @@ def test_without_any_protection_nothing_is_run(work: Path, monkeypatch: pytest.M
     [
         ("plan", "old", "'old' is not empty"),
         ("simulate", "last.pt", "'last.pt' is a file"),
-        ("loader", "no/where", "cannot be written"),
+        ("loader", "no/where", "is not writable"),
         ("rehearse", "old", "'old' is not empty"),
     ],
 )

@@ -154,7 +154,7 @@ def test_what_cannot_be_told_is_said(feed: StepFeed, reason: str) -> None:
     assert found is not None
     assert (found.micro_batch, found.accumulation, found.effective_batch) == (None, None, None)
     assert reason in found.why
-    assert "cannot tell" in step_lines(found)[0]
+    assert "not known" in step_lines(found)[0]
 
 
 def test_no_step_has_no_makeup() -> None:
