@@ -254,7 +254,7 @@ def test_bad_input_is_one_line(recorded: Path) -> None:
         (["missing.trainfit"], "'missing.trainfit': there is no such file; check the path"),
         (["folder"], "result file 'folder': "),
         (["text.txt"], "'text.txt': damaged, or not a recording; record the run: trainfit sim"),
-        (["half.trainfit"], "'half.trainfit': damaged, or not a recording"),
+        (["half.trainfit"], "'half.trainfit': damaged, or not a result file"),
         (["other.zip"], "'other.zip': it is not a trainfit recording"),
         (["conf.trainfit"], "the recording's allocator settings are invalid"),
         (["plan.json"], f"record the run: trainfit simulate --gpu '{PLAN.gpu}' -- {PLAN.command}"),

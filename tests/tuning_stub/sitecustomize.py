@@ -111,7 +111,7 @@ def why_none(machine, settings, ranks):
 
 for name, functions in (
     ("tune.tuning", [tune]),
-    ("tune.cores", [loader_machine, unknowns]),
+    ("tune.machine_limits", [loader_machine, unknowns]),
     ("advice.affinity", [cores, why_none]),
 ):
     module = types.ModuleType(f"trainfit.loader.{name}")
