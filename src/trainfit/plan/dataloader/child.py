@@ -19,7 +19,7 @@ def step_from(trace: TraceOutcome, gpu: GpuSpec, recording: Recording | None = N
     """The fast end of what is predicted for the simulated step on the GPU; else the least time
     that its work takes; none where that cannot be told either."""
     if trace.compute is None:
-        return Consumer(0.0, source=f"{AS_FAST} (no step was simulated to bound it)")
+        return Consumer(0.0, source=f"{AS_FAST} (no simulated step bounds it)")
     if recording is not None and not trace.compute.compiled:  # what is fused is not known
         predicted = speed(recording, None, machine_of(gpu))
         if predicted is not None:
