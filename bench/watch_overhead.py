@@ -1,8 +1,10 @@
 """What does the recorder of `trainfit watch` cost the training that it records?
 
 The same training with and without it, in alternation in one process: blocks of steps, in pairs
-whose order alternates, too. A figure is the median over the pairs of how much longer the block
-with the recorder took; its threads and files are part of that.
+whose order alternates, too. A figure is how much longer the median step of a block is with the
+recorder (the median over the pairs: other work on the machine lengthens some steps of some
+blocks), and the CPU time of the recorder's writing thread on top of that. Each block begins after
+a while of the same: files are opened, libraries' threads counted, and Python has settled.
 
     5 ms, 100 ms   steps of a small network on one core, from a DataLoader without workers
     memory         growth of this process over 1,000,000 steps that only the recorder sees
@@ -32,11 +34,13 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from trainfit.results.watch.tables import STEPS as ROW  # noqa: E402
 from trainfit.watch.recorder import process  # noqa: E402
+from trainfit.watch.recorder.rank_files import RankFiles  # noqa: E402
 from trainfit.watch.recorder.recorder import Place, Recorder  # noqa: E402
 
-#: Pairs of blocks, and seconds of a block.
-PAIRS, QUICK_PAIRS, BLOCK_S = 60, 8, 0.6
+#: Seconds before a block, longer than until the recorder first writes.
+SETTLE_S = 0.7
 STEPS, QUICK_STEPS = 1_000_000, 100_000
 MIB = 2**20
 
@@ -51,23 +55,25 @@ class Case:
     batch: int
     most: float
     block_s: float
+    pairs: int
 
 
-CASES = (Case(5e-3, 192, 64, 1.0, BLOCK_S), Case(0.1, 768, 256, 0.3, 3 * BLOCK_S))
+CASES = (Case(5e-3, 192, 56, 1.0, 0.8, 20), Case(0.1, 768, 104, 0.3, 2.0, 12))
+#: Of ``--quick``.
+FEWER = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_PAIRS} pairs of blocks")
+    parser.add_argument("--quick", action="store_true", help=f"a {FEWER}th of the pairs")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     figures, details = [], {}
     for case in CASES:
-        pairs = QUICK_PAIRS if options.quick else PAIRS
-        found = overhead(case, pairs if case.seconds < 0.05 else max(6, pairs // 3))
+        found = overhead(case, case.pairs // (FEWER if options.quick else 1))
         name = f"recorder on a step of {case.seconds * 1e3:g} ms"
         figures.append(Figure(name, found["percent"], case.most, True, "%"))
         details[name] = found
@@ -105,52 +111,71 @@ def training(case: Case) -> Callable[[], None]:
 
 
 def overhead(case: Case, pairs: int) -> dict[str, Any]:
-    """Percent that a block takes longer with the recorder: median of the pairs, and quartiles."""
+    """Percent that a step takes longer with the recorder: its hooks, and its writing thread."""
     step = training(case)
-    for _ in range(20):
-        step()
-    alone = _block(step, 20) / 20
-    steps = max(5, round(case.block_s / alone))
-    ratios, lost = [], 0
+    _steps(step, 2 * SETTLE_S)
+    ratios, writing = [], []
+    medians: dict[bool, list[float]] = {True: [], False: []}
     for pair in range(pairs):
-        taken = {}
         for watched in (pair % 2 == 0, pair % 2 != 0):
             if watched:
-                taken[watched], lost = _watched_block(step, steps)
+                times, share = _watched_block(step, case.block_s)
+                writing.append(share)
             else:
-                taken[watched] = _block(step, steps)
-        ratios.append(taken[True] / taken[False])
+                _steps(step, SETTLE_S)
+                times = _steps(step, case.block_s)
+            medians[watched].append(statistics.median(times))
+        ratios.append(medians[True][-1] / medians[False][-1])
     low, middle, high = statistics.quantiles(ratios, n=4)
+    thread = statistics.median(writing)
     return {
-        "percent": (middle - 1) * 100,
-        "quartiles": [(low - 1) * 100, (high - 1) * 100],
-        "step_ms": alone * 1e3,
-        "steps_of_a_block": steps,
+        "percent": (middle - 1 + thread) * 100,
+        "hooks_quartiles": [(low - 1) * 100, (high - 1) * 100],
+        "writing_thread": thread * 100,
+        "step_ms": statistics.median(medians[False]) * 1e3,
+        "watched_step_ms": statistics.median(medians[True]) * 1e3,
         "pairs": pairs,
-        "lost_rows": lost,
     }
 
 
-def _block(step: Callable[[], None], count: int) -> float:
-    began = time.perf_counter()
-    for _ in range(count):
+def _steps(step: Callable[[], None], seconds: float) -> list[float]:
+    """Seconds of each step, for so long."""
+    found = []
+    began = last = time.perf_counter()
+    while last - began < seconds:
         step()
-    return time.perf_counter() - began
+        now = time.perf_counter()
+        found.append(now - last)
+        last = now
+    return found
 
 
-def _watched_block(step: Callable[[], None], count: int) -> tuple[float, int]:
-    """Seconds, and rows that are missing. The first steps, in which files are opened and the
-    model's operations counted, are a run's start and not its pace."""
-    with tempfile.TemporaryDirectory() as folder:
-        process.begin(Place(Path(folder), time.time(), time.monotonic(), "bench"))
-        for _ in range(3):
-            step()
-        seconds = _block(step, count)
-        process.end()
-        rows = (Path(folder) / "rank0.steps.bin").stat().st_size
-    from trainfit.results.watch.tables import STEPS as ROW
+def _watched_block(step: Callable[[], None], seconds: float) -> tuple[list[float], float]:
+    """Seconds of each step, and the writing thread's CPU time as a share of the block's."""
+    spent = 0.0
+    write = RankFiles.write
 
-    return seconds, count + 3 - rows // ROW.itemsize
+    def timed(files: RankFiles) -> None:
+        nonlocal spent
+        began = time.thread_time()
+        write(files)
+        spent += time.thread_time() - began
+
+    RankFiles.write = timed  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            process.begin(Place(Path(folder), time.time(), time.monotonic(), "bench"))
+            count = len(_steps(step, SETTLE_S))
+            spent = 0.0
+            found = _steps(step, seconds)
+            share = spent / sum(found)
+            process.end()
+            rows = (Path(folder) / "rank0.steps.bin").stat().st_size // ROW.itemsize
+    finally:
+        RankFiles.write = write  # type: ignore[method-assign]
+    if rows != count + len(found):
+        raise SystemExit(f"{count + len(found)} steps have {rows} rows: nothing was measured")
+    return found, share
 
 
 def growth(steps: int) -> dict[str, Any]:
