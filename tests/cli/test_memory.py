@@ -253,7 +253,7 @@ def test_bad_input_is_one_line(recorded: Path) -> None:
     for words, expected in (
         (["missing.trainfit"], "'missing.trainfit': there is no such file; check the path"),
         (["folder"], "result file 'folder': "),
-        (["text.txt"], "'text.txt': damaged, or not a result file"),
+        (["text.txt"], "'text.txt': damaged, or not a recording; record the run: trainfit sim"),
         (["half.trainfit"], "'half.trainfit': damaged, or not a result file"),
         (["other.zip"], "'other.zip': it is not a trainfit recording"),
         (["conf.trainfit"], "the recording's allocator settings are invalid"),
