@@ -165,6 +165,10 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
     slow = steps(input_s=0.05, backward_s=0.01)
     (one,) = found(run_of(steps(), slow, steps())).values()
     assert (one.kind, one.rank) == ("straggler", 1) and "DataLoader" in one.cause
+    python = steps(step_s=0.14, end_s=0.14 * np.arange(1, 401))
+    waiting = steps(step_s=0.14, end_s=0.14 * np.arange(1, 401), backward_s=0.09)
+    (one,) = found(run_of(waiting, python)).values()
+    assert one.rank == 1 and "Python code" in one.cause
     assert found(run_of(steps(), steps())) == {}
     assert "straggler" in unknown(run_of(steps(), world_size=2))
 

@@ -16,7 +16,7 @@ from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.watch.rules import thresholds
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RankView, RunView, median
+from trainfit.watch.view import PHASES, RankView, RunView, median
 
 #: Steps that a rank must have.
 _LEAST: Final = 20
@@ -27,6 +27,7 @@ _PARTS: Final = {
     "optimizer": "the optimizer",
     "checkpoint": "checkpoints",
     "evaluation": "evaluations",
+    "other": "Python code between the phases",
 }
 
 
@@ -81,7 +82,11 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding]:
 
 
 def _mean(view: RankView, part: str) -> float:
-    """Seconds of a part in the steps; those of the GPU where they are longer."""
+    """Seconds of a part in the steps; those of the GPU where they are longer. "other" is what no
+    phase covers, waiting for the GPU or in the backward pass included among the phases."""
+    if part == "other":
+        covered = sum(np.nan_to_num(view.steps[f"{name}_s"]) for name in PHASES)
+        return float(np.maximum(0.0, np.nan_to_num(view.steps["step_s"]) - covered).mean())
     host = np.nan_to_num(view.steps[f"{part}_s"])
     if part in ("forward", "optimizer", "copy"):
         host = np.fmax(host, np.nan_to_num(view.steps[f"gpu_{part}_s"]))
