@@ -8,16 +8,24 @@
 #   make lint       style, types and the layering of the packages
 #   make coverage   lines and branches that `make test` runs in its own processes; TESTS=… for some
 #   make torch      another PyTorch than the pinned one for the tests: TORCH=2.8 or TORCH=newest
+#   make docs       the documentation as a site, in site/
 #   make package    wheel and sdist in dist/; installs the wheel elsewhere and runs it
 #   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
 #   make clean      removes the environments, the example's data and all caches
+
+# Modules are compiled once, not by each process of each run; without it collecting the tests
+# takes three times as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# 0: in one process. Tests marked alone follow one at a time; they are in tests/loader.
-PYTEST_WORKERS ?= 2
+# For two cores: a fifth of the time they wait for child processes. 0: in one process. Tests marked
+# alone follow: those in tests/loader and tests/watch/real one at a time, those in
+# tests/watch/sampler, which wait for processes and use no core, next to each other.
+PYTEST_WORKERS ?= 3
+WAITING_WORKERS ?= 4
 
 TESTS ?= tests
 # requirements/torch-$(TORCH).txt
@@ -29,7 +37,7 @@ TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-slow test-real lint coverage torch package bench clean
+.PHONY: plan test test-slow test-real lint coverage torch docs package bench clean
 
 plan: .venv/.plan-ready $(DATA)/meta.json
 	$(BIN)/trainfit plan --gpu "$(GPU)" -- python examples/act/train.py \
@@ -37,7 +45,8 @@ plan: .venv/.plan-ready $(DATA)/meta.json
 
 test: .venv/.dev-ready
 	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone"
-	$(PYTEST) -q -m "alone and not slow" tests/loader tests/watch
+	$(PYTEST) -q -m "alone and not slow" tests/loader tests/watch/real
+	$(PYTEST) -q -n $(WAITING_WORKERS) -m "alone and not slow" tests/watch/sampler
 
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow
@@ -60,6 +69,9 @@ coverage: .venv/.dev-ready
 # Until .venv is built again.
 torch: .venv/.dev-ready
 	$(PIP) install -q --upgrade -r requirements/torch-$(TORCH).txt
+
+docs: .venv-docs/.ready
+	.venv-docs/bin/mkdocs build --strict --quiet
 
 package: .venv/.dev-ready
 	rm -rf build dist
@@ -90,7 +102,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
-	rm -rf .venv .venv-real $(DATA) data/real build dist htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
@@ -111,6 +123,11 @@ $(BIN)/python:
 .venv/.dev-ready: requirements/dev.txt requirements/dev-nodeps.txt .venv/.plan-ready
 	$(PIP) install -q -r requirements/dev.txt
 	$(PIP) install -q --no-deps -r requirements/dev-nodeps.txt
+	touch $@
+
+.venv-docs/.ready: requirements/docs.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -r requirements/docs.txt
 	touch $@
 
 # An environment of its own, so that what the corpus pulls in is never what the tests see. The

@@ -17,10 +17,10 @@ from typing import Any
 from _bench import Figure
 from _loader_figures import Reading
 
-from trainfit.loader.measure.other_processes import is_disturbed
+from trainfit.loader.processes.other_processes import is_disturbed
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.exchange import write_whole
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
 
 FORMAT = "trainfit-launch-1"
 #: Stages of a study.

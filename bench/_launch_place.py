@@ -18,9 +18,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # Behind the script's own folder, which takes the first place.
 sys.path.insert(1, str(SOURCE))
 
-from trainfit.loader.model.dataloader import Consumer  # noqa: E402
-from trainfit.results.loader import LoaderSettings  # noqa: E402
+from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
 from trainfit.results.machine.gpu_spec import GpuSpec  # noqa: E402
+from trainfit.results.runs.loading import Consumer  # noqa: E402
 from trainfit.results.runs.trace import Target  # noqa: E402
 
 
@@ -88,7 +88,7 @@ def main() -> None:
 def _serve(connection: Connection[Any, Any], found: Any) -> None:
     import torch
 
-    from trainfit.loader.measure.run import run_loader
+    from trainfit.loader.measure.running import run_loader
     from trainfit.loader.script import workload_of
     from trainfit.scripts.library_threads import pools
 

@@ -29,10 +29,10 @@ from _loader_sweep import QUIET, at_full_speed, quietness, reading_of, slowing
 
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
+from trainfit.loader.calibration.noise_correction import with_speeds
 from trainfit.loader.measure.run import Failure, Run, warm_up
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.noise_correction import with_speeds
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 PLACE = Path(__file__).with_name("_launch_place.py")
 #: Seconds that a script has until its first step, a run has beyond its own, and an ending process.

@@ -136,5 +136,15 @@ def ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
+def changes(advice: Sequence[Mapping[str, Any]]) -> str:
+    """Changes beyond the settings: the predicted gain, or the share of the time it concerns."""
+    return ", ".join(
+        f"{each['kind']} {each['gain']:.2f}x"
+        if each["gain"] is not None
+        else f"{each['kind']} (concerns {percent(each['share'] or 0.0)} of the time)"
+        for each in advice
+    )
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.0f}%"

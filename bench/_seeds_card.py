@@ -40,7 +40,7 @@ def fp32(card: Answer) -> Verdict:
 @row("formula", "FP16 65 TFLOP/s", "gpus-t4")
 def fp16(card: Answer) -> Verdict:
     rate = card["gpus"][0]["tensor_flop_per_s"]["float16"]
-    return near(rate / 1e12, 65, 0.01, " TFLOP/s on the Tensor cores, for matrix products",
+    return near(rate / 1e12, 65, 0.01, " TFLOP/s on the Tensor cores, for matmuls",
                 "another rate")  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from _seeds import (
     adds_to,
     agrees,
     answered,
+    changes,
     condition,
     differs,
     gib,
@@ -136,7 +137,7 @@ def lowers(memory: Answer) -> Verdict:
         gib(only(memory["batches"]["points"], batch_size=batch)["device_bytes"])
         for batch in (4, 32)
     )
-    return holds(few < many, f"batch 32 takes {many:.2f} GiB, 4 takes {few:.2f} (ACT)")
+    return holds(few < many, f"batch 32 needs {many:.2f} GiB, 4 needs {few:.2f} (ACT)")
 
 
 @row("formula", "Beyond some batch size the job fails", "memory-act")
@@ -281,10 +282,9 @@ def right_before(script: Answer) -> Verdict:
 @row("practice", "Preprocessing on the GPU, where that is efficient", "plan-colab")
 def on_the_gpu(plan: Answer) -> Verdict:
     advice = plan["loading"]["result"]["advice"]
-    shown = ", ".join(f"{each['kind']} {each['gain']:.2f}x" for each in advice)
     return condition(
-        f"where workers are the limit: changes beyond the settings are simulated, with their gain "
-        f"({shown or 'none wins here'})"
+        "where workers are the limit: changes beyond the settings are named, with their gain where "
+        f"measured costs give it ({changes(advice) or 'none wins here'})"
     )
 
 

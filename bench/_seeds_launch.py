@@ -203,20 +203,20 @@ def chunk(plan: Answer) -> Verdict:
 def video(plan: Answer) -> Verdict:
     parts = {each["name"]: each["share"] for each in tuned(plan)["probe"]["parts"]}
     decode = parts["decode"]
-    return holds(decode > 0.2, f"decoding is {percent(decode)} of what a batch takes in a worker")
+    return holds(decode > 0.2, f"decoding is {percent(decode)} of a batch's time in a worker")
 
 
 @row("practice", "image transforms in the workers", "plan-act")
 def transforms(plan: Answer) -> Verdict:
     parts = {each["name"]: each["share"] for each in tuned(plan)["probe"]["parts"]}
-    return answered(f"transforms are {percent(parts['transform'])} of what a batch takes")
+    return answered(f"transforms are {percent(parts['transform'])} of a batch's time")
 
 
 @row("practice", "epochs=80: how long does that take?", "plan-act")
 def epochs(plan: Answer) -> Verdict:
     epoch = plan["speed"]["epoch_s"]
     return answered(f"{80 * epoch:.0f} s on the GPU: an epoch of our {plan['samples']} samples "
-                    f"takes {epoch:.2f} s")  # fmt: skip
+                    f"needs {epoch:.2f} s")  # fmt: skip
 
 
 @row("practice", "Other arguments of the line (repository ids, folders, trackers)", "plan-act")
@@ -224,5 +224,5 @@ def others(plan: Answer) -> Verdict:
     assert "--chunk_size=30 --epochs=80" in plan["launch"]
     return answered(
         f"passed on untouched; what the run writes is kept away ({plan['protection']['kind']}), "
-        "trackers are switched off while it is simulated"
+        "trackers are disabled in the simulation"
     )

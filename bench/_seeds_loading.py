@@ -10,6 +10,7 @@ from _seeds import (
     adds_to,
     agrees,
     answered,
+    changes,
     condition,
     differs,
     gib,
@@ -53,7 +54,7 @@ def doubling(memory: Answer) -> Verdict:
     once, twice = device(memory, 16), device(memory, 32)
     return holds(
         twice > 1.95 * once,
-        f"a part does not grow: ACT takes {once:.2f} GiB at 16 and {twice:.2f} at 32, "
+        f"a part does not grow: ACT uses {once:.2f} GiB at 16 and {twice:.2f} at 32, "
         f"{twice / once:.2f} times",
     )
 
@@ -175,7 +176,7 @@ def formula(memory: Answer) -> Verdict:
 @row("formula", "At batch 1, 3 and 32 the memory is not in proportion to the batch", "memory-act")
 def proportion(memory: Answer) -> Verdict:
     ratio = device(memory, 32) / device(memory, 1)
-    return holds(ratio < 24, f"32 times the batch takes {ratio:.1f} times the memory (ACT)")
+    return holds(ratio < 24, f"32 times the batch uses {ratio:.1f} times the memory (ACT)")
 
 
 @row("symptom", "GPU-Util jumps between 0 and 99%, with pauses of 1 to 2 s", "rehearse-1")
@@ -196,7 +197,7 @@ def transfer(run: Answer, plan: Answer) -> Verdict:
     return holds(
         now["copies_s"] > 0.5 * now["seconds"],
         f"it waits {percent(run['overall']['waiting_share'])} of the time for batches to be made "
-        f"({', '.join(run['idle_s'])}); copying one of ACT's takes {ms(now['copies_s'])} of a step "
+        f"({', '.join(run['idle_s'])}); copying one of ACT's costs {ms(now['copies_s'])} of a step "
         f"of {ms(now['seconds'])}",
     )
 
@@ -206,10 +207,9 @@ def faster_ram(plan: Answer) -> Verdict:
     found = tuned(plan)
     probe = found["probe"]
     busy = probe["fetch_cpu_s"] / probe["fetch_s"]
-    remedies = ", ".join(f"{each['kind']} {each['gain']:.2f}x" for each in found["advice"][:3])
     return condition(
         f"measure first: limit here {found['limit']}, CPU time is {percent(busy)} of a batch's; "
-        f"predicted gains: {remedies or 'none needed'}"
+        f"changes: {changes(found['advice'][:3]) or 'none needed'}"
     )
 
 
@@ -265,7 +265,7 @@ def saving(plan: Answer) -> Verdict:
     most = max(count for count, seconds in by_count.items() if seconds is not None)
     return holds(
         by_count[most] > 1.2 * alone,
-        f"a checkpoint takes {by_count[most] / alone:.1f} times as long with {most} workers as "
+        f"a checkpoint needs {by_count[most] / alone:.1f} times as long with {most} workers as "
         f"without, on {cores(found)} (simulated)",
     )
 

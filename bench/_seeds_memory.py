@@ -161,7 +161,7 @@ def meaning(hand: Answer) -> Verdict:
     return condition(
         f"scores and probabilities {gib(scores['by_hand_bytes']):.2f} GiB by hand: the scores are "
         f"freed at once ({freed / MIB:+.0f} MiB), the probabilities are kept in float32; casts and "
-        "dropout's masks come on top"
+        "dropout's masks add to that"
     )
 
 
@@ -227,7 +227,7 @@ def workspace(memory: Answer) -> Verdict:
     found = kinds["workspace"] + cache + now["context_bytes"]
     parts = (
         f"workspaces {kinds['workspace'] / MIB:.0f} MiB, cache {cache / MIB:.0f}, context "
-        f"{now['context_bytes'] / MIB:.0f}; cuDNN's trials would come on top"
+        f"{now['context_bytes'] / MIB:.0f}; cuDNN's benchmark trials would add to that"
     )
     return within(gib(found), 0.8, 1.8, " GiB", parts)
 
@@ -273,10 +273,9 @@ def vgg_parameters(hand: Answer) -> Verdict:
 
 def vgg_results(hand: Answer) -> float:
     """Numbers that the layers of VGG16 make of one image."""
-    names = ("activation functions", "convolutions", "pooling, resampling", "matrix products")
-    return sum(
-        each["by_hand_bytes"] for each in hand["rows"] if each["name"] in names
-    ) / (4 * 32)  # fmt: skip
+    names = ("activation functions", "convolutions", "pooling, resampling", "matmuls")
+    by_name = {each["name"]: each["by_hand_bytes"] for each in hand["rows"]}
+    return sum(by_name[name] for name in names) / (4 * 32)
 
 
 @row("formula", "VGG16 makes about 96 million middle variables an image", "by-hand-vgg")
@@ -336,8 +335,8 @@ def periodic(run: Answer, plan: Answer) -> Verdict:
     most = max(parts, key=lambda name: parts[name])
     return holds(
         all(each["cause"] for each in run["dips"]),
-        f"each dip has one cause (most idle time here: {idle}); of a batch's time {most} takes "
-        f"most, {percent(parts[most])}",
+        f"each dip has one cause (most idle time here: {idle}); of a batch's time {most} is "
+        f"the largest part, {percent(parts[most])}",
     )
 
 

@@ -43,7 +43,7 @@ def groups(machine: Answer) -> list[Answer]:
     return found
 
 
-@row("symptom", "One call takes longer at 30 than at 60 calls a second", "pace-article")
+@row("symptom", "A call is slower at 30 Hz than at 60 Hz", "pace-article")
 def slower(pace: Answer) -> Verdict:
     slow, fast = call_s(pace, 30.0), call_s(pace, 60.0)
     (found,) = pace["attribution"]["findings"]
@@ -117,7 +117,7 @@ def dmon_memory(plan: Answer) -> Verdict:
     )
 
 
-@row("symptom", "30 Hz takes 7 to 8 ms more, and the GPU is no busier", "plan-policy",
+@row("symptom", "A call at 30 Hz needs 7 to 8 ms more, and the GPU is no busier", "plan-policy",
      "pace-article")  # fmt: skip
 def excess(plan: Answer, pace: Answer) -> Verdict:
     now = plan["speed"]["now"]["seconds"]
@@ -136,8 +136,9 @@ def clock_or_sleep(pace: Answer) -> Verdict:
     clock, idle = arm(pace, "sleep")["speed"], arm(pace, "no_idle_states")["recovered"]["value"]
     return holds(
         clock < 0.9 or idle > 0.5,
-        f"the clock, told from sleep by trying: a fixed loop runs at {percent(clock)} of its speed "
-        f"before paced calls; disabling deep idle states takes {percent(idle)} away ({MODEL})",
+        f"the clock and not idle states, tested one by one: a fixed loop runs at {percent(clock)} "
+        f"of its speed before paced calls; disabling deep idle states removes {percent(idle)} "
+        f"({MODEL})",
     )
 
 
@@ -152,7 +153,7 @@ def waking(pace: Answer) -> Verdict:
     )
 
 
-@row("symptom", "Many kernels a call multiply what a launch takes more", "plan-policy")
+@row("symptom", "Many kernels a call multiply a slower launch", "plan-policy")
 def launches(plan: Answer) -> Verdict:
     paced, now = plan["speed"]["paced"], plan["speed"]["now"]
     return holds(
@@ -167,17 +168,17 @@ def busy(pace: Answer) -> Verdict:
     away = arm(pace, "spin")["recovered"]["value"]
     return holds(
         away > 0.5,
-        f"keeping the core busy between calls takes {percent(away)} of the excess away ({MODEL})",
+        f"keeping the core busy between calls removes {percent(away)} of the excess ({MODEL})",
     )
 
 
-@row("symptom", "Offline a call takes about 14.4 ms at any rate", "plan-policy", "pace-article")
+@row("symptom", "Offline a call needs about 14.4 ms at any rate", "plan-policy", "pace-article")
 def offline(plan: Answer, pace: Answer) -> Verdict:
     low, high = plan["speed"]["now"]["range_s"]
     text = f"predicted {ms(low)} to {ms(high)} for the network alone, at 4 GHz"
     if low <= 14.4e-3 <= high:
         return agrees(text)
-    return differs(f"{text}: just below; what the robot's code adds to a call is not in it")
+    return differs(f"{text}: slightly below; the robot's own code is not included")
 
 
 @row("command", "watch … /proc/cpuinfo: the mean of all CPUs' MHz", "doctor-cpu")
@@ -196,7 +197,7 @@ def clocks(plan: Answer, machine: Answer) -> Verdict:
     now = [each["current_hz"] / 1e9 for each in groups(machine)]
     return holds(
         max(now) < 4.0,
-        f"`plan` says what a call takes at both ends ({shares[0]:.1f} and {shares[1]:.1f} GHz); a "
+        f"`plan` gives a call's time at both ends ({shares[0]:.1f} and {shares[1]:.1f} GHz); a "
         f"recorded 12th-generation Intel at rest shows {min(now):.1f} to {max(now):.1f} GHz",
     )
 
@@ -236,7 +237,7 @@ def cured(pace: Answer) -> Verdict:
     return agrees(text) if pace["fix_trial"]["is_fixed"] else differs(text)
 
 
-@row("command", "cpupower frequency-info: the governors on offer", "doctor-cpu")
+@row("command", "cpupower frequency-info: the available governors", "doctor-cpu")
 def governors(machine: Answer) -> Verdict:
     offered = {name for each in groups(machine) for name in each["available_governors"]}
     return answered(f"{' '.join(sorted(offered))}")

@@ -176,7 +176,7 @@ def proportion(plan: Answer) -> Verdict:
     even = int(now["batch_size"] / share)
     return holds(
         now["largest_batch"] != even,
-        f"batch {now['batch_size']} takes {percent(share)} of the T4; in proportion {even} would "
+        f"batch {now['batch_size']} uses {percent(share)} of the T4; in proportion {even} would "
         f"fit, {now['largest_batch']} do",
     )
 
@@ -192,7 +192,7 @@ def not_always(plan: Answer) -> Verdict:
     )
 
 
-@row("formula", "At the peak a batch twice as large takes twice as long", "plan-act")
+@row("formula", "At peak utilisation a batch twice as large needs twice the time", "plan-act")
 def twice_as_long(plan: Answer) -> Verdict:
     curve = {each["batch_size"]: each["seconds"] for each in plan["speed"]["curve"]}
     past, before = curve[32] / curve[16], curve[2] / curve[1]
@@ -225,7 +225,7 @@ def colab(plan: Answer) -> Verdict:
     loading, step = plan["loading"], plan["now"]["step_s"]
     most = loading["input_at_most"]
     text = (
-        f"the GPU takes {1 / step:.2f} batches/s of ACT, the {plan['cpu']['cores']:g} core of "
+        f"the GPU consumes {1 / step:.2f} batches/s of ACT, the {plan['cpu']['cores']:g} core of "
         f"{plan['cpu']['name'].split(' is ')[0]} gives {most:.2f} at most"
     )
     if most < 1 / step:
@@ -272,7 +272,7 @@ def better_16(cards: Answer) -> Verdict:
     return holds(
         found["at_saturation"]["batch_size"] < found["largest_batch"],
         f"ACT on a T4: largest {found['largest_batch']}, saturation "
-        f"{found['enough']['batch_size']}",
+        f"{found['at_saturation']['batch_size']}",
     )
 
 
@@ -291,9 +291,10 @@ def their_line(plan: Answer) -> Verdict:
 @row("practice", "Laptop 3060 too small; 3060 12GB, or 3060 Ti and 3070 with 8?", "gpus-for-vgg")
 def which_card(cards: Answer) -> Verdict:
     shown = ", ".join(
-        f"{each['gpu']} {each['enough']['samples_per_s']:.0f} at {each['enough']['batch_size']} "
+        f"{each['gpu']} {best['samples_per_s']:.0f} at {best['batch_size']} "
         f"(largest {each['largest_batch']})"
         for each in cards["gpus"]
+        for best in (each["at_saturation"],)
         if "30" in each["gpu"]
     )
     return answered(f"samples/s at the saturation batch size, VGG16: {shown}")
@@ -308,12 +309,12 @@ def ram(plan: Answer) -> Verdict:
     ]
     ram_bytes = plan["cpu"]["ram_bytes"]
     return condition(
-        f"where it holds what the loader takes ({max(need) / GIB:.2f} GiB with the settings "
+        f"where it holds what the loader needs ({max(need) / GIB:.2f} GiB with the settings "
         f"recommended) and the data set: {ram_bytes / GIB:.1f} GiB on Colab"
     )
 
 
-@row("symptom", "Training on one's own PC takes its CPU", "plan-colab")
+@row("symptom", "Training on one's own PC occupies its CPU", "plan-colab")
 def own_cpu(plan: Answer) -> Verdict:
     found = plan["loading"]["result"]
     busy = [
@@ -334,9 +335,7 @@ def upload(card: Answer) -> Verdict:
 
 @row("symptom", "A rented server is much faster than an old card", "gpus-for-vgg")
 def faster(cards: Answer) -> Verdict:
-    old, new = (only(cards["gpus"], gpu=name) for name in ("GTX 960 4GB", "T4"))
-    gain = new["at_saturation"]["samples_per_s"] / old["at_saturation"]["samples_per_s"]
-    text = (
-        f"VGG16: {gain:.1f} times the samples/s of a GTX 960 (step {ms(new['enough']['seconds'])})"
-    )
+    old, new = (only(cards["gpus"], gpu=name)["at_saturation"] for name in ("GTX 960 4GB", "T4"))
+    gain = new["samples_per_s"] / old["samples_per_s"]
+    text = f"VGG16: {gain:.1f} times the samples/s of a GTX 960 (step {ms(new['seconds'])})"
     return agrees(text) if gain > 1.5 else differs(text)

@@ -103,7 +103,7 @@ def workers_by_cost(plan: Answer) -> Verdict:
     probe, step = found["probe"], found["step_s"]
     need = probe["fetch_s"] / step
     return agrees(
-        f"a batch takes a worker {ms(probe['fetch_s'])}, a step of the GPU {ms(step)} at least: "
+        f"a batch costs a worker {ms(probe['fetch_s'])}, a step the GPU at least {ms(step)}: "
         f"{need:.1f} workers' work"
     )
 
@@ -118,7 +118,7 @@ def half_the_cores(plan: Answer) -> Verdict:
     return agrees(text) if least >= 0.98 * most else differs(text)
 
 
-@row("practice", "Watch whether GPU-Util still falls to nought now and then", "rehearse-1")
+@row("practice", "Watch whether GPU-Util still drops to zero at times", "rehearse-1")
 def watch_dips(run: Answer) -> Verdict:
     low = sum(each < 0.5 for each in run["timeline"]["busy_shares"])
     return holds(
@@ -159,14 +159,16 @@ def persistent_epochs(run: Answer) -> Verdict:
     ends = sum(each["cause"] == "epoch" for each in run["dips"])
     if not ends:
         return impossible("no epoch ended while it ran; --duration makes it longer")
-    return holds(lost > 0, f"without it each end of an epoch idles the GPU for {ms(lost / ends)}")
+    return holds(
+        lost > 0, f"without it the GPU is idle at each end of an epoch for {ms(lost / ends)}"
+    )
 
 
 @row("practice", "The gain is larger where the data set is slow to set up", "plan-act")
 def slow_setup(plan: Answer) -> Verdict:
     start = tuned(plan)["probe"]["start_s"]
     return condition(
-        "a forked worker takes the data set over as it is and starts in "
+        "a forked worker inherits the data set and starts in "
         f"{ms(start['fork'])}; a spawned one sets it up again"
         + (f" ({ms(start['spawn'])})" if "spawn" in start else "")
     )
@@ -218,7 +220,7 @@ def loss_scale(card: Answer, plan: Answer) -> Verdict:
 @row("practice", "Some custom operators do not support bf16 or fp16", "plan-act")
 def custom_operators(plan: Answer) -> Verdict:
     return impossible(
-        "whether a compiled kernel of one's own takes a dtype shows where it runs: `trainfit "
+        "whether a custom compiled kernel accepts a dtype shows only on the GPU: `trainfit "
         "verify plan-act.json` on the GPU. The simulation stops at one without shape function, by "
         "name and line"
     )

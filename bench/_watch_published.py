@@ -2,7 +2,7 @@
 
 As their documentation gives them (thresholds are theirs): SageMaker Debugger's built-in profiler
 rules, the recommendations of Kineto's TensorBoard plug-in, and TraceML's. Each gives the kinds of
-this project's findings that its name stands for.
+this project's findings that its name stands for ("a|b" where it may mean either).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 import numpy as np
 
 from trainfit.results.watch.run import RunRecord
-from trainfit.watch.view import RunView, known
+from trainfit.watch.figures.view import RunView, known
 
 Kinds = set[str]
 
 
 def sagemaker(run: RunRecord) -> Kinds:
     """LowGPUUtilization, CPUBottleneck, IOBottleneck, BatchSize, GPUMemoryIncrease, StepOutlier."""
-    view, found = RunView(run).first, set[str]()
+    view, found = RunView(run).judged, set[str]()
     gpu, machine = known(view.gpu["utilization"]) * 100, view.machine
     cores = view.header.usable_cores or 1.0
     cpu = known(machine["cores_busy"]) / cores * 100
@@ -34,7 +34,7 @@ def sagemaker(run: RunRecord) -> Kinds:
         found.add("input_bound")
     high, low = np.percentile(gpu, 95), np.percentile(gpu, 5)
     if high < 70:
-        found |= {"host_bound_launches", "small_batch"}
+        found.add("host_bound_launches|small_batch")
     elif low < 10:
         found.add("input_bound")
     total = view.header.gpus[0].memory_bytes or 1
@@ -55,12 +55,12 @@ def sagemaker(run: RunRecord) -> Kinds:
 
 def kineto(run: RunRecord) -> Kinds:
     """DataLoader above 5% of the step, GPU utilisation below 50%, memory peak above 90%."""
-    view, found = RunView(run).first, set[str]()
+    view, found = RunView(run).judged, set[str]()
     if (view.share("input") or 0.0) > 0.05:
         found.add("input_bound")
     gpu = known(view.gpu["utilization"])
     if len(gpu) and gpu.mean() < 0.5:
-        found |= {"small_batch", "host_bound_launches"}
+        found.add("host_bound_launches|small_batch")
     total, reserved = view.header.gpus[0].memory_bytes, known(view.steps["reserved_bytes"])
     if total and len(reserved) and reserved.max() > 0.9 * total:
         found.add("memory_near_limit")
@@ -70,7 +70,7 @@ def kineto(run: RunRecord) -> Kinds:
 def traceml(run: RunRecord) -> Kinds:
     """Input or copies 10% of the step, straggler 0.10, memory 92%, 85 degrees, reserved twice
     allocated, a creep of 1 GiB over 50 steps."""
-    view, found = RunView(run).first, set[str]()
+    view, found = RunView(run).judged, set[str]()
     if (view.share("input") or 0.0) > 0.10:
         found.add("input_bound")
     if (view.share("copy") or 0.0) > 0.10:

@@ -518,8 +518,9 @@ def _processes(world: World, loop: Loop, times: Any) -> Table:
         rows["role"], rows["worker"] = (0, -1) if main else (1, number - 1)
         crowd = world.machine.get("saturated")
         rows["cpu_cores"] = (job.cores - 1) / job.workers if crowd and not main else busy
-        rows["hottest_thread"] = np.minimum(1.0, rows["cpu_cores"])
         library = world.header.worker_threads.get("openblas", 1)
+        share = rows["cpu_cores"] / (1 if main else library)
+        rows["hottest_thread"] = np.minimum(1.0, share)
         rows["threads"] = 40 if main else 2 + library
         rows["voluntary_switches"] = 300.0
         rows["involuntary_switches"] = world.machine.get("switches", 20.0)

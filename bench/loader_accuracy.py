@@ -72,12 +72,13 @@ from _loader_sweep import (  # noqa: E402
 from loader_workloads import BY_NAME, CASES, DATA, NotInstalledError  # noqa: E402
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds  # noqa: E402
-from trainfit.hardware.host.survey import survey  # noqa: E402
 from trainfit.hardware.host.system import System  # noqa: E402
+from trainfit.hardware.machine.survey import survey  # noqa: E402
 from trainfit.loader.measure.workload import Workload  # noqa: E402
-from trainfit.loader.model.dataloader import Consumer  # noqa: E402
-from trainfit.loader.tune.machine_limits import loader_machine  # noqa: E402
-from trainfit.results.loader import LoaderMachine, LoaderSettings  # noqa: E402
+from trainfit.loader.model.machine_limits import loader_machine  # noqa: E402
+from trainfit.results.loader.candidates import LoaderMachine  # noqa: E402
+from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
+from trainfit.results.runs.loading import Consumer  # noqa: E402
 
 QUICK = ("jpeg_augment", "lock_bound", "remote")
 #: Steps of a trial of loadtune in --quick (its default is 100).

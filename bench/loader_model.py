@@ -26,15 +26,10 @@ from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from trainfit.loader.model.dataloader import (
-    BatchCost,
-    Consumer,
-    Load,
-    Transfer,
-    lognormal_costs,
-    simulate,
-)
-from trainfit.results.loader import LoaderSettings
+from trainfit.loader.model.dataloader import simulate
+from trainfit.loader.model.load import BatchCost, Load, Transfer, lognormal_costs
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 MEAN_S = 0.02
 VARIATIONS = (0.0, 0.4, 1.0)

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.profile.batch_profile import PARTS, Watcher, parts_of, share
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
 
 SAMPLES = 64
 SPENT: dict[str, float] = dict.fromkeys(PARTS, 0.0)

@@ -21,10 +21,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from _bench import Figure, finish
+from _device_trace import replay_trace
 from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
 from gpu import cases, simulated
 
-from trainfit.memory.device_trace import replay_trace
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.truth import (
     KernelCall,

@@ -23,7 +23,7 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import catalogue, find_gpu
-from trainfit.plan.speed import machine_of
+from trainfit.plan.steps.costing import machine_of
 from trainfit.speed.model.step import step_time
 from trainfit.speed.model.work import Work
 

@@ -28,7 +28,7 @@ import torch
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import machine_of
+from trainfit.plan.steps.costing import machine_of
 from trainfit.results.plan.speed import KNEE
 from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
 from trainfit.speed.model.step import step_time

@@ -25,7 +25,7 @@ from gpu import simulated
 from gpu.cases import Case
 
 from trainfit.hardware.gpu.context_memory import ProfileMismatch, check_profile
-from trainfit.plan.speed import machine_of, step_seconds
+from trainfit.plan.steps.costing import machine_of, step_seconds
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.machine.profile import Profile
 from trainfit.results.plan.result import HostCpu

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from trainfit.results.watch.tables import STEPS as ROW  # noqa: E402
 from trainfit.watch.recorder import process  # noqa: E402
-from trainfit.watch.recorder.rank_files import RankFiles  # noqa: E402
+from trainfit.watch.recorder.files.rank_files import RankFiles  # noqa: E402
 from trainfit.watch.recorder.recorder import Place, Recorder  # noqa: E402
 
 #: Seconds before a block, longer than until the recorder first writes.

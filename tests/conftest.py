@@ -1,7 +1,9 @@
-"""Where hypothesis' examples come from, and where tests that run alone lie."""
+"""Where hypothesis' examples come from, where tests that run alone lie, and what makes all fast."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,37 @@ settings.load_profile("fixed")
 
 HERE = Path(__file__).parent
 #: As in the Makefile.
-ALONE = (HERE / "loader", HERE / "watch")
+ALONE = (HERE / "loader", HERE / "watch" / "real", HERE / "watch" / "sampler")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` looks for tests that run alone in two folders, so that it need not import all."""
+    """`make test` looks for those that run alone in three folders: it need not import all."""
     for item in items:
         if item.get_closest_marker("alone") and not any(map(item.path.is_relative_to, ALONE)):
             raise pytest.UsageError(
-                f"{item.nodeid}: tests marked alone belong in tests/loader or tests/watch"
+                f"{item.nodeid}: marked alone, but in none of {', '.join(map(str, ALONE))}"
             )
+
+
+def pytest_collection_finish() -> None:
+    """PyTorch and thousands of tests stay until the end: no garbage collection looks at them."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def warm() -> Iterator[None]:
+    """Simulated runs that the test starts are forked from a warm process (``helpers_warm``)."""
+    from helpers_warm import warm_runs
+
+    with warm_runs():
+        yield
+
+
+@pytest.fixture
+def warm_measuring() -> Iterator[None]:
+    """Runs that time something are, too: what they measure is not the test's subject."""
+    from helpers_warm import MEASURING, warm_runs
+
+    with warm_runs(MEASURING):
+        yield

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfit.results.loader import (
-    Candidate,
-    Confirmed,
-    CostPart,
-    LoaderMachine,
-    LoaderResult,
-    LoaderSettings,
-    Probe,
-    StorageCost,
-)
+from trainfit.results.loader.candidates import Candidate, Confirmed, LoaderMachine
+from trainfit.results.loader.probe import CostPart, Probe, StorageCost
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 
 MIB = 1 << 20
 

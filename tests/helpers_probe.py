@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfit.results.loader import LoaderMachine, Probe
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Probe
 
 MIB = 1 << 20
 GIB = 1 << 30

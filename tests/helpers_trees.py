@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainfit.hardware.cpu.processor import read_cpu
-from trainfit.hardware.host.limits import read_limits, read_threads
-from trainfit.hardware.host.memory import read_memory
 from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.surroundings import read_surroundings
 from trainfit.hardware.host.system import System
-from trainfit.hardware.storage.storage import read_storage
+from trainfit.hardware.machine.limits import read_limits, read_threads
+from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.storage import read_storage
+from trainfit.hardware.machine.surroundings import read_surroundings
 from trainfit.results.files.facts import Fact
 
 CPU = "/sys/devices/system/cpu"

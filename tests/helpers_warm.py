@@ -2,7 +2,8 @@
 
 Most runs of tests compute for a tenth of the time that importing takes. ``plan`` forks its own
 from such a process (``trainfit.scripts.fork_server``; tests/scripts/test_stem.py holds that they
-are what fresh ones are); here one process serves all commands that a test process calls.
+are what fresh ones are); here one process serves all runs of an environment that a test
+process starts.
 """
 
 from __future__ import annotations
@@ -28,21 +29,47 @@ from trainfit.plan.runs import processes
 
 _SERVER = Path(__file__).with_name("warm_process.py")
 #: Modules of ours whose runs begin with what the server has imported.
-_SERVED = ("from trainfit.scripts.trace_run import", "from trainfit.scripts.fork_server import")
-#: pytest's, which no run reads.
-_IGNORED = ("PYTEST_CURRENT_TEST",)
+_SERVED = ("trainfit.scripts.trace_run", "trainfit.scripts.fork_server")
+#: By each ``warm_runs`` that is entered: one in another's serves its modules, too.
+_served: list[Sequence[str]] = [_SERVED]
+#: The same of runs that time something in their own process.
+MEASURING = (
+    *("trainfit.plan.dataloader.child", "trainfit.speed.cpu_run"),
+    "trainfit.memory.verification",
+)
+#: pytest's, which no run reads, and what libraries set when they are imported (PyTorch's compiler,
+#: an OpenMP): the tests' own process has them sooner or later, a user's shell does not.
+_IGNORED = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK")
+#: Runs of one server may differ in these: they are read by libraries that it has not imported, or
+#: when CUDA is first used.
+_READ_LATER = ("HF_HOME", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+#: Where our own package is, which is found in any case.
+_OUR_PATH = str(Path(__file__).resolve().parents[1] / "src")
+#: The tests' own variables, which runs have that no command starts.
+_OWN = {name: value for name, value in os.environ.items() if name not in _IGNORED}
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def warm_runs() -> Iterator[None]:
-    """Meanwhile runs that plans and simulations start in this thread's process are forked."""
-    stand_in = types.SimpleNamespace(**{**vars(subprocess), "Popen": _start})
-    with mock.patch.object(processes, "subprocess", stand_in):
-        yield
+def warm_runs(more: Sequence[str] = ()) -> Iterator[None]:
+    """Meanwhile runs that plans and simulations start in this process are forked.
+
+    ``more`` are modules of further runs (:data:`MEASURING`), for tests of what comes of them
+    and not of what they time.
+    """
+    served = (*_served[-1], *more)
+    start = functools.partial(_start, served)
+    stand_in = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    _served.append(served)
+    try:
+        with mock.patch.object(processes, "subprocess", stand_in):
+            yield
+    finally:
+        _served.pop()
 
 
 def _start(
+    served: Sequence[str],
     words: Sequence[str],
     *,
     stdin: int,
@@ -53,9 +80,11 @@ def _start(
 ) -> Any:
     """A forked run if it would differ in nothing else from a fresh process, which it is if not."""
     plain = [sys.executable, "-u", "-c"]
-    is_served = list(words[:3]) == plain and any(each in words[3] for each in _SERVED)
+    is_served = list(words[:3]) == plain and any(
+        f"from {module} import" in words[3] for module in served
+    )
     environment = _without_ignored(env)
-    if not is_served or environment != _environment():
+    if not is_served or _start_up(environment) not in (_start_up(_OWN), _environment()):
         return subprocess.Popen(
             words,
             stdin=stdin,
@@ -72,19 +101,27 @@ def _without_ignored(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _IGNORED}
 
 
+def _start_up(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a server's imports may depend on."""
+    kept = {name: value for name, value in environment.items() if name not in _READ_LATER}
+    if kept.get("PYTHONPATH") == _OUR_PATH:
+        del kept["PYTHONPATH"]
+    return kept
+
+
 @functools.cache
 def _environment() -> dict[str, str]:
-    """The server's, which is that of the first command."""
-    return _without_ignored(os.environ)
+    """That of the first command."""
+    return _start_up(_without_ignored(os.environ))
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(environment: tuple[tuple[str, str], ...]) -> socket.socket:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = f"exec(compile(open({str(_SERVER)!r}).read(), {str(_SERVER)!r}, 'exec'))"
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", code, str(its.fileno())],
-        env=_environment(),
+        env={"PYTHONPATH": _OUR_PATH, **dict(environment)},
         pass_fds=[its.fileno()],
         stdin=subprocess.DEVNULL,
     )
@@ -115,7 +152,8 @@ class _Forked:
             self.stdin = open(ours, "wb", buffering=0)  # noqa: SIM115  (closed by its user)
         with _lock:
             descriptors = [source, output, output, its.fileno()]
-            socket.send_fds(_server(), [json.dumps(asked).encode()], descriptors)
+            server = _server(tuple(_start_up(asked["environment"]).items()))
+            socket.send_fds(server, [json.dumps(asked).encode()], descriptors)
         os.close(source)
         its.close()
         self.pid = int.from_bytes(self._told.recv(8), "little")

@@ -27,6 +27,9 @@ from trainfit.results.watch.run import (
 from trainfit.results.watch.tables import Table
 
 Columns = Mapping[str, Any]
+#: First line of a child's program: the kernel kills it when who started it ends, even by a signal
+#: (prctl(2), PR_SET_PDEATHSIG).
+ENDS_WITH_US: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\n"
 GIB: Final = 1 << 30
 CORES: Final = 8
 WORKERS: Final = 4

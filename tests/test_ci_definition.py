@@ -58,7 +58,7 @@ def test_every_check_is_a_target_of_the_makefile() -> None:
     checks = [command for command in commands() if command not in PREPARES_THE_RUNNER]
     called = {command.split()[1] for command in checks if command.split()[0] == "make"}
     assert all(command.startswith("make ") for command in checks)
-    assert called == {"lint", "test", "torch", "package"}
+    assert called == {"lint", "test", "test-slow", "torch", "docs", "package"}
     assert called <= make_targets()
 
 

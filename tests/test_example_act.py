@@ -252,7 +252,11 @@ def test_the_loss_falls(act: dict[str, ModuleType], data: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "precision", ["--amp=true --optimizer=sgd", "--amp=yes --amp_dtype=fp16 --freeze_backbone=1"]
+    "precision",
+    [
+        pytest.param("--amp=true --optimizer=sgd", marks=pytest.mark.slow),
+        "--amp=yes --amp_dtype=fp16 --freeze_backbone=1",
+    ],
 )
 def test_amp_trains_on_the_cpu(
     act: dict[str, ModuleType],

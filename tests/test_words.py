@@ -52,7 +52,8 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     ("docs/decisions/0020-the-loaders-queues-are-simulated.md", "product form",
      "queueing theory's term for a closed solution"),
     *((f"src/trainfit/results/{file}.py", key, "a key of earlier files, which the upgrade renames")
-      for file, key in (("loader", "cure"), ("rehearsal", "cure"), ("machine/pace", "cure"),
+      for file, key in (("loader/result", "cure"), ("loader/rehearsal", "cure"),
+                        ("machine/pace", "cure"),
                         ("plan/gpu_comparison", "offers"), ("plan/result", "product"))),
 )  # fmt: skip
 

@@ -32,7 +32,7 @@ def simulated(gpu: Any, limited: bool = True, conf: str | None = None) -> Any:
     """
     import_trainfit()
     import trainfit
-    from trainfit.simgpu.allocator.caching import AllocatorSettings
+    from trainfit.simgpu.allocator.settings import AllocatorSettings
 
     settings = None if conf is None else AllocatorSettings.from_conf(conf)
     return trainfit.simulate(gpu, limited=limited, allocator=settings)
@@ -106,7 +106,7 @@ def predict_largest(case: Any, gpu: Any) -> int:
     import_trainfit()
     from trainfit.memory.stream.affine import AffineStream
     from trainfit.memory.stream.fit import largest_batch
-    from trainfit.simgpu.allocator.caching import AllocatorSettings
+    from trainfit.simgpu.allocator.settings import AllocatorSettings
 
     first, second = case.batch, 2 * case.batch
     law = AffineStream.between(

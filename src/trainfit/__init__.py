@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainfit.results.files import display
 from trainfit.version import __version__
 
 if TYPE_CHECKING:
-    from trainfit import pace, watch
+    from trainfit import batch, pace, watch
+    from trainfit.results.files.documents import ResultFile
+    from trainfit.results.runs.recording import Recording
     from trainfit.simgpu import simulate
 
-__all__ = ["__version__", "pace", "simulate", "watch", "why_no_gpu"]
+__all__ = ["__version__", "batch", "load", "pace", "simulate", "watch", "why_no_gpu"]
 
 
 def why_no_gpu() -> str:
@@ -21,11 +26,38 @@ def why_no_gpu() -> str:
     machine whose driver hangs, a few otherwise. Changes nothing and raises nothing.
     """
     from trainfit.doctor.diagnose import diagnose
-    from trainfit.hardware.host.survey import survey
     from trainfit.hardware.host.system import System
+    from trainfit.hardware.machine.survey import survey
     from trainfit.report.machine.doctor import check_text
 
     return "\n\n".join(check_text(check) for check in diagnose(survey(System()), ("gpu",)))
+
+
+def load(path: str | os.PathLike[str]) -> ResultFile | Recording:
+    """The result in a file that any command wrote; a notebook shows it as its report.
+
+    Raises :class:`trainfit.results.files.errors.ResultFileError`: missing, damaged, no result.
+    """
+    from trainfit.results.kinds import read
+
+    return read(Path(path))
+
+
+def _page(result: object) -> str | None:
+    """A result's report, in a frame of its own; ``None`` where the report's packages are missing,
+    so that a notebook shows the text."""
+    from trainfit.plan.job_detail import explained
+    from trainfit.report.page.blocks import Entry
+    from trainfit.report.page.compose import page_of
+    from trainfit.report.page.document import ReportError, framed
+
+    try:
+        return framed(page_of([Entry("this notebook", *explained(result, "this notebook"))]))
+    except ReportError:
+        return None
+
+
+display.use(_page)
 
 
 def __getattr__(name: str) -> Any:
@@ -37,6 +69,6 @@ def __getattr__(name: str) -> Any:
 
         clock.use(StepClock)
         return simulate
-    if name in ("pace", "watch"):
+    if name in ("batch", "pace", "watch"):
         return importlib.import_module(f"trainfit.{name}")
     raise AttributeError(f"module 'trainfit' has no attribute {name!r}")

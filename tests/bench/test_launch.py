@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.measure.run import Failure, Run, warm_up
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -340,6 +340,7 @@ def test_a_slow_setting_gets_the_time_to_settle() -> None:
     assert rig().seconds_for(settings, 0.1, 1.0) == rig().LONGEST
 
 
+@pytest.mark.slow
 def test_a_place_runs_the_scripts_loader_in_the_lines_environment(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from trainfit.loader.measure.run import Failure, Run
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 MODULES = (
@@ -287,7 +287,7 @@ def test_a_probe_on_slowed_cores_is_made_again(
 
     tool = Watching(lambda settings: 10.0, ONE)
     plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 0, 1, repeats=1)
-    case = workloads.CASES[-1]
+    case = workloads.BY_NAME["remote"]  # without files
     run = fake_run(lambda settings: 10.0, FOUR)
     bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
     (study,) = bench.studies()
@@ -312,7 +312,7 @@ def test_a_machine_that_drifts_is_no_error(tmp_path: Path) -> None:
 
     tool = StandIn(lambda settings: 8.0 * (1 + settings.num_workers), ONE)
     plan = sweep.Plan(grid, 0.01, rounds=2, paced_rounds=0, final_rounds=1)
-    case = workloads.CASES[-1]
+    case = workloads.BY_NAME["remote"]  # without files
     bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
     (study,) = bench.studies()
     assert len(study.anchors) == 6
@@ -349,7 +349,7 @@ def test_a_reading_beside_other_processes_is_taken_again(tmp_path: Path) -> None
 
     tool = StandIn(lambda settings: 10.0, ONE)
     plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 0, 1, repeats=1)
-    case = workloads.CASES[-1]
+    case = workloads.BY_NAME["remote"]  # without files
     bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
     (study,) = bench.studies()
     (kept,) = [each for each in study.sweep if each.settings == ONE]
@@ -528,7 +528,7 @@ def test_batches_have_their_shape_and_are_finite(name: str, tmp_path: Path) -> N
 
 
 def test_detection_hands_over_many_tensors(tmp_path: Path) -> None:
-    from trainfit.loader.measure.run import weigh
+    from trainfit.loader.measure.loop import weigh
 
     case = importlib.import_module("loader_workloads").BY_NAME["detection"]
     images, targets = batch = next(iter(case.loader(tmp_path, samples=12)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from trainfit.cli.main import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -78,11 +79,7 @@ def test_every_article_has_rows_with_commands_and_every_command_a_row(bench: Any
 def test_commands_parse(bench: Any) -> None:
     for command in bench.COMMANDS.values():
         verb, *words = bench.words(command)
-        module = importlib.import_module(f"trainfit.cli.verbs.{verb}")
-        parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-        module.configure(parser)
-        own, called = module.split(words) if hasattr(module, "split") else (words, [])
-        options = parser.parse_args(["--json", *own])
+        _, options, called = parsed([verb, "--json", *words])
         assert options.json, command.name
         assert "--" not in words or called, command.name
 
@@ -150,7 +147,7 @@ def test_rows_of_recorded_machines_and_of_figures_are_answered(
         ("75 W", "differs", "70 W"),
         ("320 Tensor cores", "agrees", "320"),
         ("GDDR6", "agrees", "GDDR6"),
-        ("One call takes longer at 30 than at 60 calls a second", "agrees", "cpu_frequency"),
+        ("A call is slower at 30 Hz than at 60 Hz", "agrees", "cpu_frequency"),
         ("powersave lowers the clock while idle, and explains the excess", "with a condition", ""),
         ("torch.cuda.device_count() is 0", "agrees", "cpu_only_torch, no_driver, version_mismatch"),
     ],

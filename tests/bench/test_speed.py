@@ -82,6 +82,7 @@ def test_halves_have_no_model_in_common() -> None:
     assert len(first) == 5 and first == script.half(sorted(names))
 
 
+@pytest.mark.slow
 def test_errors_are_of_models_that_nothing_was_fitted_to() -> None:
     script = importlib.import_module("speed_accuracy")
     sets = {each.file: steps_of(each.gpu) for each in script.TABLES}

@@ -55,6 +55,7 @@ def test_a_file_of_step_times_is_read(folder: Path) -> None:
     assert all(len(each.seconds) == timing.LEAST for each in truth.timed)
 
 
+@pytest.mark.slow
 def test_steps_as_timed_in_the_simulation_are_those_predicted(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +102,7 @@ def test_bad_input_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_gpu_of_unknown_rates_is_not_judged(
     result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

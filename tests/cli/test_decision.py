@@ -9,10 +9,11 @@ import pytest
 
 from helpers_cli import SCRIPTS, error_line, json_of, trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan import planner
+from trainfit.plan import confirmation, planner
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.sizing import confirmation
-from trainfit.plan.speed import batch_sizes
+from trainfit.plan.steps.curve import batch_sizes
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 STARTS = (1, 2, 3, 7, 8, 32, 100)
 
@@ -136,6 +137,7 @@ def leaking(what: str, folder: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_the_losses_that_are_kept_do_not_matter(tmp_path: Path) -> None:
     """512 bytes a step: half a gigabyte in a million of them, less than the headroom."""
     result = leaking("batch.mean().cuda()", tmp_path)
@@ -159,6 +161,7 @@ def test_an_emulated_bfloat16_is_not_asked_for(tmp_path: Path) -> None:
     assert "train.py:70" in choice["place"] and "train.py:55" in choice["line"]  # and the scaler
 
 
+@pytest.mark.slow
 def test_a_rule_that_does_not_hold_at_the_recommended_batch_is_found_out(tmp_path: Path) -> None:
     """From a batch of 64 on the network does more: a rule from 8 and 16 knows nothing of it."""
     found = {}
@@ -174,6 +177,7 @@ def test_a_rule_that_does_not_hold_at_the_recommended_batch_is_found_out(tmp_pat
     assert min(found.values()) >= 64
 
 
+@pytest.mark.slow
 def test_a_recommended_batch_that_takes_long_to_load_is_said_not_to_be_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from helpers_cli import trainfit as run
 from helpers_machines import document, mutated, names
 from trainfit.doctor.diagnose import NAMES, diagnose
 from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.survey import survey
+from trainfit.hardware.machine.survey import survey
 from trainfit.results.machine.doctor import DoctorResult
 
 MACHINES = ROOT / "tests" / "machines"

@@ -14,15 +14,17 @@ from helpers_cli import error_line, json_of, trainfit
 from trainfit.cli.main import main
 from trainfit.cli.verbs import gpus as verb
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.hardware.gpu.catalogue import ARCHITECTURES, CURATED
+from trainfit.hardware.gpu.catalogue import CURATED
+from trainfit.hardware.gpu.derived import ARCHITECTURES
 from trainfit.hardware.gpu.figures import figures
 from trainfit.hardware.gpu.lookup import _database_entries
 from trainfit.hardware.gpu.records import database
 from trainfit.report.gpus.catalogue import gpus_text
 from trainfit.report.gpus.explained import JETPACK, explained
-from trainfit.report.sizes import WIDTH, size
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.format import percent, size, times
 from trainfit.results.machine.gpus import GpuFigures, GpusResult
+from trainfit.results.text import WIDTH
 
 ALL = catalogue()
 WITH_TENSOR_CORES = [spec for spec in ALL if spec.has_tensor_cores]
@@ -164,7 +166,7 @@ def test_numbers_are_the_cards_own(spec: GpuSpec) -> None:
     text = says(spec, "FP32")
     assert has(text, fp32 / 1e12)
     # Two numbers of four bytes in, one out, and one addition: its rate against the peak.
-    assert f"reaches {100 * (bandwidth / 12) / fp32:.2g}%" in text
+    assert f"reaches {percent(bandwidth / 12 / fp32, decimals=2)}" in text
     text = says(spec, "CUDA cores")
     assert has(text, spec.sm_count * 1024)
     first = next(n for n in range(128, 10**6, 128) if n // 128 * (1024 // 128) >= spec.sm_count)
@@ -191,7 +193,7 @@ def test_tensor_cores_against_the_cards_own_fp32(spec: GpuSpec) -> None:
         if dtype not in spec.tensor_flops:
             assert name not in text
             continue
-        assert f"{name} {spec.tensor_flops[dtype] / spec.fp32_flops:.1f}x" in text
+        assert f"{name} {times(spec.tensor_flops[dtype] / spec.fp32_flops)}" in text
     half = spec.tensor_flops["float16"]
     assert f"up to n = {math.ceil(3 * half / spec.bandwidth_bytes_per_s)}" in says(
         spec, "memory bandwidth"

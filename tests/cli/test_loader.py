@@ -14,10 +14,13 @@ from trainfit.cli.main import main
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
 from trainfit.hardware import find_gpu
-from trainfit.plan.dataloader.measure import LoadingOptions, Stage, Tuned
+from trainfit.plan.dataloader.loading_process import Stage
+from trainfit.plan.dataloader.measure import LoadingOptions, Tuned
 from trainfit.report.loader.text import loader_text
-from trainfit.results.loader import LoaderResult
+from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
+
+pytestmark = pytest.mark.usefixtures("warm_measuring")
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
 
@@ -115,7 +118,8 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
 def test_bad_input(
     words: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainfit.plan.dataloader.measure._Process", None)  # nothing is started
+    # Nothing is started.
+    monkeypatch.setattr("trainfit.plan.dataloader.measure.LoadingProcess", None)
     try:
         code = main(["loader", *words.split()])
     except SystemExit as error:  # argparse

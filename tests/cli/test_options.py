@@ -16,6 +16,8 @@ from trainfit.plan.options.observed import observed_settings
 from trainfit.plan.options.proof import check
 from trainfit.plan.runs.tracing import Tracer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ARGPARSE = """
 import argparse, sys
 sys.path.insert(0, {scripts!r})
@@ -115,6 +117,7 @@ def actions(result: dict[str, Any]) -> list[str]:
     return [note["text"] for note in result["structured_notes"] if note["kind"] == "action"]
 
 
+@pytest.mark.slow
 def test_a_default_that_the_command_does_not_say(script: Any, tmp_path: Path) -> None:
     words = ["python", script("argparse"), "--eval_batch_size", "8"]
     result = planned(*words, cwd=tmp_path)
@@ -164,6 +167,7 @@ def test_an_option_that_has_not_the_effect_of_its_name(
     assert result["other_amp"]["amp"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_click_with_a_subcommand(script: Any, tmp_path: Path) -> None:
     pytest.importorskip("click")
     words = ["python", script("click"), "fit"]

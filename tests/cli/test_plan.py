@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
+from helpers_cli import ROOT, SCRIPTS, environment, error_line, json_of, trainfit
 
 GPU = ("--gpu", "custom:2GiB")
 #: One whose rates are known: batch sizes are recommended by them.
@@ -24,7 +24,8 @@ PLACEHOLDERS = ("--batch_size={batch_size:8}", "--amp={amp:true}")
 
 
 def plan(*words: str, cwd: Path, gpu: str = CARD) -> dict[str, Any]:
-    done = trainfit("plan", "--gpu", gpu, "--json", "--", *words, cwd=cwd)
+    own = ("--gpu", gpu, "--json", "--no-remedies")
+    done = trainfit("plan", *own, "--", *words, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return json_of(done)
 
@@ -81,20 +82,21 @@ def test_the_recommended_batch_leaves_the_headroom(result: dict[str, Any]) -> No
     assert recommended["device_range_bytes"][1] <= 1.01 * capacity
 
 
+@pytest.mark.slow
 def test_a_noise_scale_lowers_the_recommended_batch(tmp_path: Path) -> None:
-    words = ["--gpu", "RTX 4090", "--json", "--no-loader", "--noise-scale", "16"]
+    words = ["--gpu", "RTX 4090", "--json", "--output", "plan.json", "--no-remedies"]
     command = [*TRAIN, "--batch_size={batch_size:8}"]
-    done = trainfit("plan", *words, "--", *command, cwd=tmp_path)
+    done = trainfit("plan", *words, "--noise-scale", "16", "--", *command, cwd=tmp_path)
     now = json_of(done)["now"]
     limits = now["limits"]
     assert limits["noise_scale"] == 16
     assert now["recommended_batch"] == limits["trains"] < limits["knee"]
-    shown = trainfit("plan", *words[:2], "--no-loader", "--noise-scale", "16", "--", *command,
-                     cwd=tmp_path).stdout  # fmt: skip
+    shown = trainfit("show", "plan.json", cwd=tmp_path).stdout
     assert len(shown.splitlines()) <= 25
     assert "at this noise scale" in " ".join(shown.split())
 
 
+@pytest.mark.slow
 def test_a_headroom_that_is_set(tmp_path: Path) -> None:
     command = [*TRAIN, "--batch_size={batch_size:8}"]
     done = trainfit(
@@ -369,11 +371,22 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
     assert "simulating" not in done.stderr
 
 
-@pytest.mark.parametrize("value", ["0", "-4", "many", "1.5"])
-def test_a_noise_scale_is_a_number_of_samples(value: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [("0", "expected a noise scale"), ("-4", "expected a noise scale"), ("many", "no such file")],
+)
+def test_a_noise_scale_is_samples_or_a_result(value: str, says: str, tmp_path: Path) -> None:
     done = trainfit("plan", *GPU, f"--noise-scale={value}", "--", *TRAIN, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"argument --noise-scale: expected a positive integer, got {value!r}" in done.stderr
+    assert says in done.stderr
+
+
+def test_a_measured_noise_scale_lowers_the_recommended_batch(tmp_path: Path) -> None:
+    file = ROOT / "tests" / "fixtures" / "results" / "noise-scale-v1.json"
+    words = ["--gpu", "RTX 4090", "--json", "--no-remedies", "--noise-scale", str(file)]
+    found = json.loads(trainfit("plan", *words, "--", *TRAIN, cwd=tmp_path).stdout)
+    measured = json.loads(file.read_text())["noise"]["value"]
+    assert found["now"]["limits"]["noise_scale"] == measured
 
 
 @pytest.mark.parametrize("value", ["1", "100%", "-0.1", "nan", "x", "10 %%", ""])

@@ -100,6 +100,7 @@ def test_a_console_script_with_prefixes(tmp_path: Path) -> None:
     assert json_of(done)["steps"] == 3
 
 
+@pytest.mark.slow
 def test_variables_before_the_command_reach_the_script(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS + "import os; open(os.environ['OUT'], 'w'); step()\n")
     words = ["--keep-writes", "kept", "--", "OUT=here", "python", script]

@@ -28,7 +28,7 @@ from trainfit.doctor.host.packages import expected_torchvision
 from trainfit.doctor.registry import MACHINE_CHECKS
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
-from trainfit.results.files.words import rate, size
+from trainfit.results.format import byte_rate, size
 from trainfit.results.machine.doctor import Check
 from trainfit.results.machine.machine import (
     CudaDriver,
@@ -400,10 +400,10 @@ def test_figures_are_written_for_people() -> None:
     assert [size(n) for n in (5, 64 << 20, 3 << 29, 24 * GIB)] == [
         "5 B",
         "64 MiB",
-        "1.5 GiB",
-        "24 GiB",
+        "1.50 GiB",
+        "24.00 GiB",
     ]
-    assert [rate(n) for n in (40e6, 2.5e9)] == ["40 MB/s", "2.5 GB/s"]
+    assert [byte_rate(n) for n in (40e6, 2.5e9)] == ["40 MB/s", "2.5 GB/s"]
     assert cpu_list_text([3, 0, 1, 2, 8, 10, 11]) == "0-3,8,10-11"
 
 
@@ -1041,7 +1041,7 @@ def test_other_processes_by_kind() -> None:
     desktop = gpu(processes=(process(2 * GIB, graphics=True),), used_bytes=2 * GIB)
     nameless = gpu(processes=(GpuProcess(7, "", None),))
     assert the("gpu-processes", made(gpus=[own])).verdict == "good"
-    assert "desktop (2 GiB)" in the("gpu-processes", made(gpus=[desktop])).summary
+    assert "desktop (2.00 GiB)" in the("gpu-processes", made(gpus=[desktop])).summary
     check = the("gpu-processes", made(gpus=[nameless]))
     assert (check.cause, check.fixes[0].command) == ("gpu_shared", "kill 7")
     assert the("gpu-processes", made(gpus=[gpu(processes=unknown())])).verdict == "cannot_tell"
@@ -1137,7 +1137,7 @@ def test_an_older_driver_of_the_same_cuda_works_and_is_said() -> None:
 
 def test_a_container_says_its_limits() -> None:
     of = made(cpu=QUOTA, memory={"limit_bytes": 8 * GIB}, surroundings={"container": "docker"})
-    assert the("container", of).summary == "in docker: 4 cores, 8 GiB RAM, 32 GiB /dev/shm"
+    assert the("container", of).summary == "in docker: 4 cores, 8.00 GiB RAM, 32.00 GiB /dev/shm"
     assert CHECKS["container"](made()) == ()
 
 

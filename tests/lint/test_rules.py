@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.lint.api import read_script
-from trainfit.lint.source import ScriptError
+from trainfit.lint.reading.source import ScriptError
 from trainfit.report.machine.script import script_text
-from trainfit.report.sizes import WIDTH
 from trainfit.results.machine.doctor import Finding, ScriptReport
+from trainfit.results.text import WIDTH
 
 ROOT = Path(__file__).parents[2]
 

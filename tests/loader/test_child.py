@@ -24,14 +24,10 @@ from trainfit.loader.measure.workload import LoaderError
 from trainfit.loader.script import LoaderObservation, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.child import step_from
-from trainfit.plan.dataloader.measure import (
-    Listener,
-    LoadingOptions,
-    Stage,
-    tune_command,
-)
+from trainfit.plan.dataloader.loading_process import Listener, Stage
+from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.results.loader import LoaderResult
+from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
 from trainfit.results.runs.trace import Compute, TraceOutcome
 from trainfit.scripts.watch.dataloader import LoaderTracker, is_simulated
@@ -149,6 +145,7 @@ def test_a_script_that_fails_before_its_first_step(
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_simulated_does_not_hinder_its_loader(
     tuned: Callable[..., LoaderResult], tmp_path: Path
 ) -> None:
@@ -240,7 +237,7 @@ def test_a_hang_ends_at_the_time_limit_with_all_processes(
         progress=Watch(),
         clock=lambda: time.monotonic() + late.by,
     )
-    assert "the time limit of 600 s was reached while process" in result.notes[-1]
+    assert "the time limit of 10 min was reached while process" in result.notes[-1]
     assert late.pid
     assert ends(late.pid)
 

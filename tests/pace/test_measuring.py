@@ -29,8 +29,8 @@ from trainfit.pace.machine.simulated import (
 )
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.machine.pace import pace_text
-from trainfit.report.sizes import WIDTH
 from trainfit.results.machine.pace import PaceResult
+from trainfit.results.text import WIDTH
 
 
 def test_the_seeds_case() -> None:

@@ -19,6 +19,8 @@ from trainfit.report.steps.course import pattern_notes
 from trainfit.results.runs.steps import StepPattern
 from trainfit.scripts.watch.inference import CacheWatch
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "generating.py"
 KIB = 1 << 10
 

@@ -23,27 +23,30 @@ from trainfit import results
 from trainfit.hardware.host import recorded
 from trainfit.report.gpus.catalogue import gpus_text
 from trainfit.report.gpus.comparison import comparison_text
-from trainfit.report.watch.screen import watch_text
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.machine.gpus import GpusResult
 from trainfit.results.plan.gpu_comparison import GpuComparison
 from trainfit.results.truth import Truth, read_truth
-from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import RunHeader
 
 FOLDER = ROOT / "tests" / "fixtures" / "results"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".json", ".trainfit"))
 
 #: Kinds that are printed or handed to other programs, and that nothing here reads again.
-WRITTEN_ONLY = {
-    *("memory-report", "memory-by-hand", "verification"),
-    *("watch-comparison", "watch-verification"),
-}
+WRITTEN_ONLY = {"memory-report", "memory-by-hand", "verification"}
 
 
 def shown(path: Path) -> str:
     """What ``trainfit show`` prints of it."""
     done = trainfit("show", path, cwd=ROOT)
+    if done.returncode:
+        raise ResultFileError(path, error_line(done), "")
+    return done.stdout
+
+
+def paged(path: Path) -> str:
+    """What ``trainfit report`` prints of it."""
+    done = trainfit("report", path, "-o", "-", cwd=ROOT)
     if done.returncode:
         raise ResultFileError(path, error_line(done), "")
     return done.stdout
@@ -63,8 +66,10 @@ READ: dict[str, Callable[[Path], str]] = {
     **dict.fromkeys(
         ("plan", "recording", "loader", "rehearsal", "pace", "doctor", "profile"), shown
     ),
+    **dict.fromkeys(("watch", "watch-comparison", "watch-verification"), shown),
+    **dict.fromkeys(("batch", "noise-scale"), shown),
+    "report": paged,
     "gpu-comparison": lambda path: comparison_text(GpuComparison.from_json(path.read_text(), path)),
-    "watch": lambda path: watch_text(WatchResult.load(path)),
     "watched-run": lambda path: RunHeader.load(path).command,
     "gpus": lambda path: gpus_text(GpusResult.from_json(path.read_text(), path)),
     "gpu-truth": measured_truth,

@@ -21,18 +21,11 @@ from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.notes import Note
 from trainfit.results.machine.constants import Constant
-from trainfit.results.plan.result import (
-    VERSION,
-    Combination,
-    Configuration,
-    DataLoading,
-    ExtraCompute,
-    Inference,
-    MemoryFigures,
-    PlanResult,
-    Remedies,
-    Remedy,
-)
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.configuration import Configuration
+from trainfit.results.plan.loading import DataLoading
+from trainfit.results.plan.remedies import Combination, ExtraCompute, Remedies, Remedy
+from trainfit.results.plan.result import VERSION, Inference, PlanResult
 from trainfit.results.plan.speed import Speed, StepSpeed
 from trainfit.results.runs.coverage import Coverage
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, Recording

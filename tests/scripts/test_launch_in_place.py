@@ -78,13 +78,16 @@ def test_another_program_is_left_to_accelerate(launcher: Any) -> None:
     assert launcher.started == [words, 1]
 
 
-def test_a_console_script_that_launches_is_simulated(tmp_path: Path) -> None:
+def test_a_console_script_that_launches_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "tool.py").write_text(_LAUNCHER)
     (tmp_path / "train.py").write_text(_SCRIPT)
     words = ("simulate", "--gpu", "custom:8GiB", "--steps", "2", "tool.py", "train.py")
-    done = trainfit(*words, "--wide", "3", cwd=tmp_path, HF_HOME=str(tmp_path))
+    done = trainfit(*words, "--wide", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "train.py").write_text("raise ValueError('mine')")
-    failed = trainfit(*words, cwd=tmp_path, HF_HOME=str(tmp_path))
+    failed = trainfit(*words, cwd=tmp_path)
     assert failed.returncode != 0
     assert "train.py:1 (ValueError: mine)" in error_line(failed)

@@ -119,6 +119,8 @@ def test_forked_runs_are_what_fresh_ones_are(
         assert vars(one.outcome) | same == vars(two.outcome) | same
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_what_comes_before_the_arguments_is_done_once(tmp_path: Path) -> None:
     parsed = command(tmp_path, "")
     found = traces(parsed, *({"batch_size": str(n)} for n in (2, 4, 8)))
@@ -127,6 +129,7 @@ def test_what_comes_before_the_arguments_is_done_once(tmp_path: Path) -> None:
     assert imports(tmp_path) == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_an_intervention_has_a_process_of_its_own(tmp_path: Path) -> None:
     parsed = command(tmp_path, "")
     with Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=True) as tracer:
@@ -136,6 +139,7 @@ def test_an_intervention_has_a_process_of_its_own(tmp_path: Path) -> None:
     assert imports(tmp_path) == 2
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "before",
     [
@@ -162,6 +166,8 @@ def test_where_a_fork_would_not_be_a_fresh_process(before: str, tmp_path: Path) 
     assert imports(tmp_path) == 3  # the stem's, and one for each run
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_script_that_never_looks_at_its_arguments(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     text = _SCRIPT.format(before="").replace("int(sys.argv[1])", "8")
@@ -170,6 +176,7 @@ def test_a_script_that_never_looks_at_its_arguments(tmp_path: Path) -> None:
     assert trace.outcome.steps == 3
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_script_that_dies_before_its_arguments(tmp_path: Path) -> None:
     parsed = command(tmp_path, "os.abort()")
     found = traces(parsed, {"batch_size": "2"}, {"batch_size": "4"})
@@ -177,6 +184,7 @@ def test_a_script_that_dies_before_its_arguments(tmp_path: Path) -> None:
     assert "SIGABRT" in found[0].outcome.message
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_loader_gets_another_batch_size_in_a_forked_run() -> None:
     parsed = parse_command(["python", str(SCRIPTS / "train.py")])
     with Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=True) as tracer:
@@ -186,6 +194,7 @@ def test_a_loader_gets_another_batch_size_in_a_forked_run() -> None:
     assert (first.outcome.loader.batch_size, other.outcome.loader.batch_size) == (8, 32)
 
 
+@pytest.mark.usefixtures("warm")
 def test_no_process_is_left(tmp_path: Path) -> None:
     traces(command(tmp_path, ""), {"batch_size": "2"})
     for path in tmp_path.glob("imports-*"):

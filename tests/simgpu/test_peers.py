@@ -88,6 +88,7 @@ def our_answer() -> int:
     return largest_batch(stream, gpu.memory_bytes, gpu.context_bytes)
 
 
+@pytest.mark.slow
 def test_accelerate_finds_our_batch_size(our_answer: int) -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.utils import find_executable_batch_size
@@ -253,6 +254,7 @@ def train_bert(size: str, attention: str, bf16: bool, padded: bool = False) -> A
 
 
 @pytest.mark.parametrize("size", BERT_SIZES)
+@pytest.mark.slow
 def test_bert_trains(size: str) -> None:
     peaks, kept = {}, {}
     for attention in ("sdpa", "eager"):
@@ -397,7 +399,9 @@ def train_image_model(model: nn.Module, size: int, bf16: bool) -> None:
     assert bytes_of(recording, "gradient") == 2 * nbytes
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "bf16", [pytest.param(False, marks=pytest.mark.slow), True], ids=["fp32", "bf16"]
+)
 @pytest.mark.parametrize(
     "architecture",
     [

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,11 @@ from pathlib import Path
 from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
 from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
 from trainfit.hardware.gpu.local_gpu import local_usage
-from trainfit.report.sizes import printable
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.machine.profile import Profile, Rates
 from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.text import printable
 
 _SIZE = re.compile(
     r"(?P<number>\d{1,15}(?:\.\d+)?)\s*(?P<unit>gib|mib|kib|gb|mb|kb|b|)", re.I | re.A
@@ -233,6 +234,14 @@ def progress(text: str) -> None:
     # Written at once: several threads may write.
     sys.stderr.write(f"trainfit: {printable(text)} …\n")
     sys.stderr.flush()
+
+
+def name_report(result: Path | None, *, json: bool = False) -> None:
+    """Name the command that opens a saved result as a page; on standard error, as the result alone
+    goes to standard output."""
+    if result is not None and not json:
+        command = f"trainfit report {shlex.quote(str(result))}"
+        print(f"page: {printable(command)}", file=sys.stderr, flush=True)
 
 
 def only_ascii() -> bool:

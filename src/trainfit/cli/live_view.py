@@ -118,7 +118,7 @@ def attached(folder: Path) -> Running:
 
     class _Attached:
         def poll(self) -> int | None:
-            header = RunHeader.load(folder / "rank0.json")
+            header = RunHeader.load(min(folder.glob("rank*.json"), default=folder / "rank0.json"))
             return None if header.ending == "running" and _lives(header.pid) else 0
 
     return _Attached()

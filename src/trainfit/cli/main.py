@@ -16,26 +16,50 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
 from trainfit.hardware import GpuNameError
-from trainfit.report.sizes import printable
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.text import printable
 from trainfit.version import __version__
 
 _VERBS = (
-    *("plan", "simulate", "memory", "loader", "rehearse", "watch", "compare", "pace", "show"),
+    *(
+        "plan",
+        "simulate",
+        "memory",
+        "loader",
+        "rehearse",
+        "watch",
+        "compare",
+        "batch",
+        "pace",
+        "show",
+        "report",
+    ),
     *("doctor", "calibrate", "verify", "gpus"),
 )
 #: Verbs whose module is in a room below `verbs`.
-_ROOMS = {"compare": "watched.compare"}
+_ROOMS = {
+    "batch": "batch.verb",
+    "compare": "watched.compare",
+    "report": "saved.report",
+    "show": "saved.show",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    verb, options, command = parsed(sys.argv[1:] if argv is None else argv)
+    _accept_any_text()
+    return _run(verb, options, command)
+
+
+def parsed(argv: Sequence[str]) -> tuple[ModuleType, argparse.Namespace, list[str]]:
+    """The verb's module, its options, and the user's command; exits where they are wrong."""
     parser = argparse.ArgumentParser(
         prog="trainfit", description="Fit a PyTorch job to the hardware it runs on."
     )
     parser.add_argument("--version", action="version", version=f"trainfit {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(argv)
     # Of the verbs only the one that is asked for is imported; all for the help that lists them.
     wanted = words[:1] if words and words[0] in _VERBS else _VERBS
     modules = {name: _module(name) for name in wanted}
@@ -44,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = modules[words[0]] if words and words[0] in modules else None
     own, command = verb.split(words[1:]) if verb is not None else (words[1:], [])
     options = parser.parse_args([*words[:1], *own])
-    _accept_any_text()
-    return _run(modules[options.verb], options, command)
+    return modules[options.verb], options, command
 
 
 def _module(verb: str) -> ModuleType:

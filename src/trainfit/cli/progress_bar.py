@@ -12,11 +12,12 @@ import rich.progress
 from rich.console import Console
 
 from trainfit.cli.common import progress
-from trainfit.plan.dataloader.measure import Listener, Stage
+from trainfit.plan.dataloader.loading_process import Listener, Stage
 from trainfit.plan.runs.progress import FirstAnswer, Progress
 from trainfit.plan.runs.runs import PARALLEL
-from trainfit.report.sizes import printable, size, time_text
+from trainfit.results.format import duration, percent, size
 from trainfit.results.runs.run_status import RunStatus
+from trainfit.results.text import printable
 
 #: Share done before which the whole time is not estimated.
 _LEAST_SHARE = 0.03
@@ -101,9 +102,9 @@ class TerminalProgress(Progress, Listener):
             took = list(self._took)
         left = seconds_left(took, running, self._expected)
         done, all_runs = len(took), max(self._expected, len(took) + len(running))
-        text = f"{min(done + 1, all_runs)} of {all_runs} runs, {now - self._began:.0f} s"
+        text = f"{min(done + 1, all_runs)} of {all_runs} runs, {duration(round(now - self._began))}"
         if left is not None:
-            text += f", about {left:.0f} s left"
+            text += f", about {duration(round(left))} left"
         self._bars.update(self._all, description=text, total=all_runs, completed=done, visible=True)
 
     # -- measurements ----------------------------------------------------------------------
@@ -116,10 +117,11 @@ class TerminalProgress(Progress, Listener):
 
     def tick(self, stage: Stage) -> None:
         """Update the progress; the share that is done gives the total time."""
-        text = f"{stage.elapsed_s:.0f} s: {printable(stage.text)}"
+        text = f"{duration(round(stage.elapsed_s))}: {printable(stage.text)}"
         about = self._about(stage)
         if about is not None:
-            text = f"{stage.elapsed_s:.0f} s of about {about:.0f} s: {printable(stage.text)}"
+            took, all_of_it = duration(round(stage.elapsed_s)), duration(round(about))
+            text = f"{took} of about {all_of_it}: {printable(stage.text)}"
         done = None if about is None else min(stage.elapsed_s, about)
         self._bars.update(self._all, description=text, total=about, completed=done, visible=True)
 
@@ -178,7 +180,7 @@ def status_text(status: RunStatus) -> str:
     most = f"{status.least}" if status.least == status.most else f"{status.least} to {status.most}"
     text = f"step {status.steps} of {most}"
     if status.loading_share >= _LEAST_LOADING:
-        text += f", {status.loading_share:.0%} of the time in its DataLoader"
+        text += f", {percent(status.loading_share)} of the time in its DataLoader"
     return text
 
 
@@ -186,7 +188,7 @@ def answer_text(answer: FirstAnswer) -> str:
     """The first answer in one line."""
     fits = "fits" if answer.fits else "does not fit"
     at = "" if answer.batch_size is None else f" at batch size {answer.batch_size}"
-    step = "" if answer.step_s is None else f", {time_text(answer.step_s)} a step"
+    step = "" if answer.step_s is None else f", {duration(answer.step_s)} a step"
     need = f"{size(answer.device_bytes)} of {size(answer.capacity_bytes)}"
     return f"first answer: {fits}, {need}{at}{step}"
 

@@ -1,4 +1,4 @@
-"""Formatting of figures and machine texts in checks."""
+"""Words of fixes: shell commands, where to run them, and the GPU that is meant."""
 
 from __future__ import annotations
 
@@ -8,24 +8,14 @@ import shlex
 from trainfit.hardware.gpu.masking import gpus_of_job
 from trainfit.results.machine.doctor import Fix
 from trainfit.results.machine.machine import Gpu, Machine
+from trainfit.results.text import short
 
 _LONGEST_WORD = 24
 
 
-def ghz(hertz: float) -> str:
-    """A clock in GHz."""
-    return f"{hertz / 1e9:.1f} GHz"
-
-
-def percent(share: float) -> str:
-    """A share in percent."""
-    return f"{100 * share:.0f}%"
-
-
-def short(text: str, most: int = _LONGEST_WORD) -> str:
+def brief(text: str, most: int = _LONGEST_WORD) -> str:
     """A machine's own word for a summary: printable, on one line, and not long."""
-    word = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.strip())
-    return word if len(word) <= most else word[: most - 1] + "…"
+    return short(text, most)
 
 
 def quoted(text: str) -> str:
@@ -41,7 +31,7 @@ def restore(machine: Machine, variable: str) -> str:
 
 def which(gpu: Gpu) -> str:
     """A GPU in a summary: "GPU 0 (NVIDIA T4)"."""
-    return f"GPU {gpu.index}" + (f" ({short(gpu.name.value)})" if gpu.name.value else "")
+    return f"GPU {gpu.index}" + (f" ({brief(gpu.name.value)})" if gpu.name.value else "")
 
 
 def on_host(machine: Machine, cost: str) -> str:

@@ -2,6 +2,8 @@
 
 from trainfit.hardware.gpu.context_memory import device_constants
 from trainfit.hardware.gpu.local_gpu import local_gpu
-from trainfit.hardware.gpu.lookup import GpuNameError, GpuSpec, catalogue, find_gpu
+from trainfit.hardware.gpu.lookup import catalogue, find_gpu
+from trainfit.hardware.gpu.name_error import GpuNameError
+from trainfit.results.machine.gpu_spec import GpuSpec
 
 __all__ = ["GpuNameError", "GpuSpec", "catalogue", "device_constants", "find_gpu", "local_gpu"]

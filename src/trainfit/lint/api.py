@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainfit.lint.flow import follow
-from trainfit.lint.imports import read_files
-from trainfit.lint.project import Project
+from trainfit.lint.reading.flow import follow
+from trainfit.lint.reading.imports import read_files
+from trainfit.lint.reading.project import Project
+from trainfit.lint.reading.source import ScriptError, UnreadableError
 from trainfit.lint.rules import RULES
-from trainfit.lint.source import ScriptError, UnreadableError
 from trainfit.lint.thread_pools import worker_pools
 from trainfit.results.machine.doctor import Finding, ScriptReport
 

@@ -10,16 +10,16 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.index import (
+from trainfit.lint.reading.index import (
     Function,
     Index,
     argument,
     has_stars,
     keyword,
 )
-from trainfit.lint.project import Project
+from trainfit.lint.reading.project import Project
+from trainfit.lint.reading.torch_names import words
 from trainfit.lint.rules.datasets import worker_functions
-from trainfit.lint.torch_names import words
 from trainfit.results.machine.doctor import PoolLibrary, PoolUse, WorkerPools
 
 _WORKERS: Final = 5  # DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers

@@ -6,17 +6,17 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.survey import survey
 from trainfit.loader.local_tuning import tune_here
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.progress import Progress
-from trainfit.loader.tune.machine_limits import loader_machine
+from trainfit.loader.model.machine_limits import loader_machine
+from trainfit.loader.processes.progress import Progress
 from trainfit.loader.tune.probe import SECONDS, probe_workload
-from trainfit.loader.tune.tuning import CONFIRM
-from trainfit.results.loader import LoaderResult, Probe
-from trainfit.results.runs.loading import AS_FAST
+from trainfit.loader.tune.tuner import CONFIRM
+from trainfit.results.loader.probe import Probe
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.runs.loading import AS_FAST, Consumer
 
 
 def probe(

@@ -8,8 +8,8 @@ simulation is left. What is measured forks from here.
 A function of trainfit that is to be called ("trainfit.module:function") gets the
 :class:`~trainfit.loader.measure.workload.Workload` and the
 :class:`~trainfit.results.runs.loading.LoadingRequest` with its ``step`` filled in, and returns a
-dataclass. It tells of itself with :func:`trainfit.loader.progress.current`, whose ``keep`` it
-should call with what it has before anything that may end the process.
+dataclass. It tells of itself with :func:`trainfit.loader.processes.progress.current`, whose
+``keep`` it should call with what it has before anything that may end the process.
 """
 
 from __future__ import annotations
@@ -26,16 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.loader.progress import Reporter, current, tell_to
+from trainfit.loader.processes.progress import Reporter, current, tell_to
 from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.exchange import write_whole
-from trainfit.results.runs.loading import (
-    Consumer,
-    LoadingOutcome,
-    LoadingRequest,
-    LoadingStatus,
-)
+from trainfit.results.runs.loading import Consumer, LoadingOutcome, LoadingRequest, LoadingStatus
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import TraceOutcome
 

@@ -7,17 +7,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.system import System
 from trainfit.hardware.host.thread_variables import misread_lines
+from trainfit.hardware.machine.survey import survey
 from trainfit.loader.advice.affinity import cores, why_none
 from trainfit.loader.advice.reasons import setting_reasons
 from trainfit.loader.advice.thread_reasons import VariableValue, with_present
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.tune.machine_limits import loader_machine, unknowns
+from trainfit.loader.model.machine_limits import loader_machine, unknowns
 from trainfit.loader.tune.tuning import tune
-from trainfit.results.loader import LoaderResult, SetBy
+from trainfit.results.loader.advice import SetBy
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.runs.loading import Consumer
 
 
 def tune_here(

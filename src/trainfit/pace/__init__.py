@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from trainfit.pace.calls.pacer import Pacer
-from trainfit.pace.calls.ticks import seen, tick
+from trainfit.pace.ticks import seen, tick
 from trainfit.results.machine.pace import Fix, PaceResult
 
 __all__ = ["Pacer", "pace", "seen", "tick"]
@@ -32,8 +32,8 @@ def pace(
     was by then is kept. Raises ``ValueError`` for a rate or a time that is not above 0, and
     :class:`trainfit.results.files.errors.TrainfitError` for a ``fix`` that is not possible here.
     """
-    from trainfit.hardware.host.survey import survey
     from trainfit.hardware.host.system import System
+    from trainfit.hardware.machine.survey import survey
     from trainfit.pace.calls.callee import Function
     from trainfit.pace.machine.host import RealHost
     from trainfit.pace.machine.power_settings import power_facts

@@ -29,9 +29,9 @@ from trainfit.pace.explain.advice import advice
 from trainfit.pace.explain.attribution import TRIED, Evidence, attribute
 from trainfit.pace.explain.data_quality import FEW, machine_warnings, warnings_of
 from trainfit.pace.explain.fix_trial import Proof, prove
-from trainfit.pace.explain.fixes import Fixer
 from trainfit.pace.explain.statistics import RateCounts, Sample, summary
 from trainfit.pace.machine.device import Kernels
+from trainfit.pace.machine.fixes import Fixer
 from trainfit.pace.machine.host import Host
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.machine.pace import (

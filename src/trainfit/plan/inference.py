@@ -7,7 +7,8 @@ from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.results.plan.result import Inference, MemoryFigures
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.result import Inference
 from trainfit.results.runs.trace import InterventionRequest
 
 

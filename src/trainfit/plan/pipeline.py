@@ -12,11 +12,11 @@ from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.dataloader.other_cpu import CoreHere
 from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
 from trainfit.plan.launch.build import with_launch
-from trainfit.plan.options.loader_options import with_loader_options
+from trainfit.plan.launch.loader_options import with_loader_options
 from trainfit.plan.planner import Settings, simulated
 from trainfit.plan.real_machine.this_cpu import measured_cpu
 from trainfit.plan.real_machine.versus_cpu import with_cpu
-from trainfit.results.loader import LoaderResult
+from trainfit.results.loader.result import LoaderResult
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.plan.result import HostCpu, PlanResult
 from trainfit.results.runs.loading import Consumer

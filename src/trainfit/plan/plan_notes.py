@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from trainfit.memory.stream.fit import LARGEST
 from trainfit.memory.stream.replay import Stream
 from trainfit.plan.amp.choice import AmpSetting
-from trainfit.plan.notes import CHANGES, MAY_CHANGE, Notes
 from trainfit.plan.options.detected import CommandOptions
-from trainfit.plan.planned_job import PlannedJob
 from trainfit.plan.runs.failures import INTERRUPTED, shortfall
 from trainfit.plan.runs.full_batches import is_full
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batches import Batches
-from trainfit.plan.sizing.effective_batch import Accumulation
+from trainfit.plan.sizing.effective_batch import Accumulation, EffectiveBatch
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.results.files.words import count, size
-from trainfit.results.plan.result import Remedies
+from trainfit.plan.sizing.notes import CHANGES, MAY_CHANGE, Notes
+from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.results.format import count, size
+from trainfit.results.plan.remedies import Remedies
 from trainfit.simgpu.recording.settling import LEAST_STEPS
 
 
@@ -111,6 +111,22 @@ def note_accumulation(notes: Notes, kept: Accumulation) -> None:
         notes.add(kept.action, kind="action")
     if kept.note:
         notes.append(kept.note)
+
+
+def note_learning(job: PlannedJob, best: int | None) -> None:
+    """That the recommended batch size changes the samples of a step, and what explains that."""
+    if job.infers or not best or not job.batch or best == job.batch:
+        return
+    step = EffectiveBatch(job.command, job.recording.makeup, job.batch)
+    before, after = step.samples_at(job.batch), step.samples_at(best)
+    if before == after:
+        return
+    given = "" if job.noise_scale is None else f" --noise-scale {job.noise_scale:g}"
+    measure = "" if given else " (`trainfit watch --noise-scale` measures the noise scale)"
+    job.notes.append(
+        f"`trainfit batch explain --batch-size {before} --to {after}{given}` says what {after} "
+        f"samples a step instead of {before} do to learning{measure}"
+    )
 
 
 def _is_interrupted(remedies: Remedies) -> bool:

@@ -12,45 +12,43 @@ from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory.stream.device import context_parts
 from trainfit.memory.stream.replay import Stream
 from trainfit.plan.amp.choice import AmpSetting
-from trainfit.plan.amp.settings import (
-    chosen_setting,
-    opposite_amp,
-    other_settings,
-    present_setting,
-)
+from trainfit.plan.amp.settings import chosen_setting, opposite_amp, other_settings, present_setting
+from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.confirmation import confirmed
 from trainfit.plan.inference import gradients_both_ways
 from trainfit.plan.launch.allocator_trial import allocator_trial
-from trainfit.plan.launch.line import ACCELERATE
-from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.options.detected import CommandOptions
+from trainfit.plan.options.first_run import FirstRun
 from trainfit.plan.options.proof import accumulates
 from trainfit.plan.plan_notes import (
     note_accumulation,
     note_batches,
     note_first_run,
     note_interrupt,
+    note_learning,
     note_options,
     note_steps,
 )
-from trainfit.plan.planned_job import PlannedJob, planned_job
 from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.plan.remedies.trials import Job
 from trainfit.plan.remedies.trying import try_remedies
-from trainfit.plan.runs.first_run import FirstRun
 from trainfit.plan.runs.full_batches import sample_loading_s
 from trainfit.plan.runs.progress import FirstAnswer, Progress, as_progress
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
-from trainfit.plan.sizing.confirmation import confirmed
 from trainfit.plan.sizing.effective_batch import Accumulation, accumulation_for
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.speed import machine_of, speed, step_seconds
+from trainfit.plan.sizing.notes import MAY_CHANGE, Notes
+from trainfit.plan.sizing.planned_job import PlannedJob, planned_job
+from trainfit.plan.steps.costing import machine_of, step_seconds
+from trainfit.plan.steps.speed import speed
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.notes import complete
 from trainfit.results.machine.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.machine.profile import Rates
-from trainfit.results.plan.result import HostCpu, PlanResult, Remedies
+from trainfit.results.plan.remedies import Remedies
+from trainfit.results.plan.result import HostCpu, PlanResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +182,7 @@ class _Planner:
         note_interrupt(job, present, others, remedies)
         kept = self._accumulation(job, chosen)
         note_accumulation(job.notes, kept)
+        note_learning(job, chosen.batches.recommended)
         return dataclasses.replace(
             self._result(job, present, chosen),
             other_amp=others[0].configuration if others else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 
-from trainfit.report.sizes import wrapped
+from trainfit.results.text import wrapped
 
 _FIGURE = 19
 #: Where the text begins.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePath
 
-from trainfit.report.sizes import printable, wrapped
 from trainfit.report.steps.course import pattern_notes
 from trainfit.results.files.notes import Note, Severity, complete
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.text import printable, wrapped
 
 #: Lines of the user's code that a note names.
 _LINES = 3

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import size
-from trainfit.results.files.words import count
+from trainfit.results.format import count, size
 from trainfit.results.runs.sandbox import Protection
 
 

@@ -29,8 +29,8 @@ import torch
 
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts import sandbox
-from trainfit.simgpu.dispatch.errors import UnsupportedOperatorError
 from trainfit.simgpu.recording.user_location import claim, frame_of_user, is_library, line_of_user
+from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3

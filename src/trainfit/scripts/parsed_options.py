@@ -13,7 +13,7 @@ import enum
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.script_option import ScriptOption
 from trainfit.scripts.option_words import place_of
 
 #: Letters of a value beyond which it is no setting of a number or a name.

@@ -6,58 +6,53 @@ import dataclasses
 import functools
 import importlib
 import os
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch.optim import optimizer as optim
-from torch.utils import _foreach_utils
 
 from trainfit.hardware import GpuSpec, device_constants, find_gpu
 from trainfit.results.machine.constants import DeviceConstants, total
 from trainfit.results.runs.recording import Recording
-from trainfit.simgpu.allocator.caching import AllocatorSettings, CachingAllocator
+from trainfit.simgpu import torch_patches
+from trainfit.simgpu.allocator.caching import CachingAllocator
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.cuda import generators
 from trainfit.simgpu.cuda.clock import clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
 from trainfit.simgpu.cuda.graphs import Graphs
 from trainfit.simgpu.cuda.host_clock import ScriptTime
 from trainfit.simgpu.cuda.streams import event_class
-from trainfit.simgpu.dispatch import (
-    devices,
-    subclasses,
-)
-from trainfit.simgpu.dispatch import serialization as checkpoints
+from trainfit.simgpu.dispatch import devices, subclasses
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.modes import Modes
-from trainfit.simgpu.dispatch.overrides import Overrides
-from trainfit.simgpu.dispatch.tensor import (
-    CUDA,
-    DeviceTensor,
-    SimulatedTensor,
-    current_engine,
-    plain,
-    set_engine,
-)
 from trainfit.simgpu.kernels import attention as kernels_attention  # noqa: F401  (registers)
 from trainfit.simgpu.kernels import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.kernels import indexing as kernels_indexing  # noqa: F401  (registers)
 from trainfit.simgpu.kernels import libraries as _libraries  # noqa: F401  (registers)
 from trainfit.simgpu.kernels import matmul as kernels_products  # noqa: F401  (registers)
-from trainfit.simgpu.kernels.launch_log import KernelLog
-from trainfit.simgpu.operators import flex_attention
+from trainfit.simgpu.launches.launch_log import KernelLog
+from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
+from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
 from trainfit.simgpu.operators import special as _operators  # noqa: F401  (registers)
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.collectives import Collectives
-from trainfit.simgpu.operators.compilation import Compilation
-from trainfit.simgpu.operators.triton_kernels import TritonKernels
+from trainfit.simgpu.operators.compiled import flex_attention
+from trainfit.simgpu.operators.compiled.compilation import Compilation
+from trainfit.simgpu.operators.compiled.triton_kernels import TritonKernels
+from trainfit.simgpu.operators.overrides import Overrides
+from trainfit.simgpu.ownership import Ownership
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.device_memory import DeviceMemory
 from trainfit.simgpu.recording.main_optimizer import MainOptimizer
 from trainfit.simgpu.recording.module_tracker import ModuleTracker
 from trainfit.simgpu.recording.recorder import Recorder
 from trainfit.simgpu.recording.settling import StepUse
+from trainfit.simgpu.tensors import serialization as checkpoints
+from trainfit.simgpu.tensors.tensor import (
+    set_engine,
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None
@@ -201,7 +196,8 @@ class Simulation:
         )
         self.allocator.other_processes_bytes = self.constants.other_processes_bytes
         self._memory = DeviceMemory(self.allocator, self._recorder)
-        self._modules = ModuleTracker(self._recorder, self._mark_module)
+        self._ownership = Ownership(self._recorder)
+        self._modules = ModuleTracker(self._recorder, self._meet_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
         self.engine.on_library = self._grow_context
         self._compilation = Compilation(self.engine)
@@ -217,8 +213,6 @@ class Simulation:
         self._main_optimizer = MainOptimizer()
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
-        self._owners: dict[int, int] = {}
-        self._parameters: dict[tuple[int, int], list[Any]] = {}
         self._lifts_cpu_only = False
         self._default_device = devices.DefaultDevice()
         self._collectives = Collectives(self._recorder)
@@ -231,7 +225,7 @@ class Simulation:
         self._live = True
         set_engine(self.engine)
         devices.install(self.engine, self._patches)
-        subclasses.install(self._patches)
+        subclasses.install(self.engine, self._patches)
         generators.install(self._patches)
         checkpoints.install(self._patches)
         flex_attention.install(self._patches, self._compilation.inside)
@@ -240,7 +234,12 @@ class Simulation:
         Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
         self._collectives.install(self._patches)
         self._triton.install(self._patches)
-        self._patch_torch()
+        torch_patches.install(
+            self._patches,
+            clear_casts=self._autocast.clear,
+            moved=self._ownership.move,
+            compiled=self._compilation.compile,
+        )
         self._modules.install()
         self._optimizer_hooks = [
             optim.register_optimizer_step_pre_hook(self._before_step),
@@ -271,38 +270,6 @@ class Simulation:
         set_engine(None)
         _active = None
 
-    def _patch_torch(self) -> None:
-        """The few places outside of ``torch.cuda`` that know tensors or devices by type."""
-        patches = self._patches
-        for module in (_foreach_utils, optim):
-            types = [*module._foreach_supported_types, SimulatedTensor]
-            patches.set(module, "_foreach_supported_types", types)
-        group = torch._C._group_tensors_by_device_and_dtype
-
-        def group_tensors(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-            # C++ groups simulated tensors under "meta"; foreach support is asked by that key.
-            groups = group(*args, **kwargs)
-            return {
-                (CUDA if device.type == "meta" else device, dtype): value
-                for (device, dtype), value in groups.items()
-            }
-
-        patches.set(torch._C, "_group_tensors_by_device_and_dtype", group_tensors)
-        clear = torch.clear_autocast_cache
-
-        def clear_autocast_cache() -> None:
-            self._autocast.clear()
-            clear()
-
-        patches.set(torch, "clear_autocast_cache", clear_autocast_cache)
-        patches.set(torch.Tensor, "pin_memory", _pin_memory)
-        patches.set(torch.Tensor, "is_pinned", _is_pinned)
-        patches.set(torch, "_has_compatible_shallow_copy_type", _sets_data)
-        apply = _watched_apply(torch.nn.Module._apply, self._mark_state)
-        patches.set(torch.nn.Module, "_apply", apply)
-        patches.set(torch, "compile", self._compilation.compile)
-        patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
-
     def _grow_context(self) -> None:
         """A library was used for the first time: the process takes its memory from now on."""
         used = self.constants.used(self.engine.libraries)
@@ -330,45 +297,9 @@ class Simulation:
         """Are the steps of ``optimizer`` the run's?"""
         return self._main_optimizer.made(optimizer)
 
-    def _mark_module(self, module: torch.nn.Module, name: int) -> None:
-        """A module is met for the first time: its parameters and buffers are known now."""
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                self._owners.setdefault(id(parameter), name)
-                self._mark_parameter(parameter, name)
-        for buffer in module._buffers.values():
-            self._mark(buffer, "buffer", name)
-        # The ids of a dead module's parameters may come back as another's.
-        ids = [id(parameter) for parameter in module._parameters.values()]
-        weakref.finalize(module, _forget, self._owners, ids).atexit = False
+    def _meet_module(self, module: torch.nn.Module, name: int) -> None:
+        self._ownership.meet(module, name)
         self.engine.forward_seen = True
-
-    def _mark_state(self, module: torch.nn.Module) -> None:
-        """A module was moved; which path it has in a model is known when it is called."""
-        for parameter in module._parameters.values():
-            self._mark(parameter, "parameter")
-        for buffer in module._buffers.values():
-            self._mark(buffer, "buffer")
-
-    def _mark(self, tensor: Any, kind: str, module: int = -1) -> None:
-        if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
-            self._recorder.mark(number, kind, module)
-
-    def _mark_parameter(self, parameter: Any, module: int, *, trained: bool = False) -> None:
-        """A parameter of a module that was called, or of an optimizer (``trained``)."""
-        self._mark(parameter, "parameter", module)
-        if not isinstance(parameter, DeviceTensor):
-            return
-        if (number := plain(parameter)._life.number) < 0:
-            return
-        # cuDNN's recurrent layers keep all of their weights in one allocation.
-        place = number, int(parameter.storage_offset())
-        known = self._parameters.get(place)
-        if known is None:
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            self._parameters[place] = [number, list(parameter.shape), dtype, trained]
-        elif trained:
-            known[3] = True
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         with self._time.simulating():
@@ -377,11 +308,7 @@ class Simulation:
     def _begin_step(self, optimizer: Any) -> None:
         if self._main_optimizer.before_step(optimizer):
             self._optimizer = type(optimizer).__name__
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                owner = self._owners.get(id(parameter), -1)
-                self._mark_parameter(parameter, owner, trained=True)
-                self._mark(parameter.grad, "gradient", owner)
+        self._ownership.before_step(optimizer)
         self.engine.in_optimizer += 1
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
@@ -390,10 +317,7 @@ class Simulation:
 
     def _finish_step(self, optimizer: Any) -> None:
         self.engine.in_optimizer = max(0, self.engine.in_optimizer - 1)
-        for parameter, state in optimizer.state.items():
-            owner = self._owners.get(id(parameter), -1)
-            for value in state.values() if isinstance(state, dict) else ():
-                self._mark(value, "optimizer_state", owner)
+        self._ownership.after_step(optimizer)
         if not self._main_optimizer.made(optimizer):
             return
         if self._graphs.capturing:
@@ -427,7 +351,7 @@ class Simulation:
                 "limited": self._limited,
                 "optimizer": self._optimizer,
                 "alloc_conf": self._alloc_conf,
-                "parameters": list(self._parameters.values()),
+                "parameters": list(self._ownership.parameters.values()),
             }
         )
 
@@ -456,67 +380,3 @@ def _other_version(profiled: str) -> list[str]:
     if not profiled or profiled.split(".")[:2] == here.split(".")[:2]:
         return []
     return [f"the profile was measured with torch {profiled}, the job runs torch {here}"]
-
-
-def _forget(owners: dict[int, int], parameters: list[int]) -> None:
-    for parameter in parameters:
-        owners.pop(parameter, None)
-
-
-#: PyTorch's own test, of tensors that are not simulated (one may be on "meta").
-_of_one_kind = torch._has_compatible_shallow_copy_type
-
-
-def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Does ``Module._apply`` go on with ``tensor.data = other``, as between CPU and CUDA?
-
-    Gradients that change the device are replaced: their parameter was, in C++'s view. So are
-    parameters that a graph in use still holds on to: they cannot become something else.
-    """
-    if isinstance(tensor, DeviceTensor) is isinstance(other, DeviceTensor):
-        return isinstance(tensor, DeviceTensor) or bool(_of_one_kind(tensor, other))
-    if not isinstance(tensor, torch.nn.Parameter):
-        return False
-    held = tensor._use_count() > 1 + tensor.requires_grad  # type: ignore[attr-defined]
-    if held:
-        current_engine().assume(
-            "a parameter changed the device while a graph held it: it was replaced, and an "
-            "optimizer created before keeps the old one"
-        )
-    return not held
-
-
-def _watched_apply(
-    apply: Callable[..., Any], moved: Callable[[torch.nn.Module], None]
-) -> Callable[..., Any]:
-    """``Module._apply`` that tells ``moved`` of every module whose own tensors were moved.
-
-    Some modules keep a tensor computed from their parameters: ``torch.nn.utils.weight_norm``
-    does, until its hook recomputes it in each forward call. Its graph holds on to the
-    parameters, which could not change their device then; so it is let go first.
-    """
-
-    @functools.wraps(apply)
-    def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        computed = [
-            name
-            for name, value in vars(module).items()
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None
-        ]
-        for name in computed:
-            vars(module)[name] = vars(module)[name].detach()
-        result = apply(module, *args, **kwargs)
-        moved(module)
-        return result
-
-    return _apply
-
-
-def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """Pinning needs a real driver; the simulated copy takes any host memory."""
-    tensor._trainfit_pinned = True  # type: ignore[attr-defined]
-    return tensor
-
-
-def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-    return getattr(tensor, "_trainfit_pinned", False)

@@ -6,17 +6,24 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.results.watch.result import Finding, Severity, Unknown, WatchResult
+from trainfit.results.watch.result import Finding, Unknown, WatchResult
 from trainfit.results.watch.run import RunRecord
-from trainfit.watch import gpu_time, measures
-from trainfit.watch.cleaning import clean
-from trainfit.watch.ledger import ledger
+from trainfit.watch.figures import gpu_time, measures, thresholds
+from trainfit.watch.figures.cleaning import clean
+from trainfit.watch.figures.ledger import ledger
+from trainfit.watch.figures.view import RunView, median, percentile
 from trainfit.watch.limits import BY_KIND, limit
-from trainfit.watch.rules import thresholds
-from trainfit.watch.rules.registry import RULES
-from trainfit.watch.view import RunView, median, percentile
+from trainfit.watch.rules import gpu, host, input, learning, memory
+from trainfit.watch.rules.each_rank import look
+from trainfit.watch.rules.rule import Rule, worst_first
 
-_ORDER: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "info": 2}
+RULES: Final[tuple[Rule, ...]] = (
+    *input.RULES,
+    *host.RULES,
+    *gpu.RULES,
+    *memory.RULES,
+    *learning.RULES,
+)
 _INPUT: Final = frozenset(
     ("input_bound", "slow_worker", "epoch_start", "no_workers", "too_many_workers")
 )
@@ -25,7 +32,7 @@ _INPUT: Final = frozenset(
 def judge(run: RunRecord) -> WatchResult:
     """Judge a run, also one that goes on or was killed. Never raises for what its tables hold."""
     view = RunView(clean(run))
-    rank = view.first
+    rank = view.judged
     findings, unknown = _look(view)
     interval = tuple(percentile(rank.steps["step_s"], percent) for percent in (10, 90))
     return WatchResult(
@@ -53,28 +60,31 @@ def judge(run: RunRecord) -> WatchResult:
 
 def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
     """Findings, the most severe first; and of what nothing can be said."""
-    said = [each for rule in RULES for each in rule.look(view)]
-    findings = [each for each in said if isinstance(each, Finding)]
-    findings.sort(key=lambda each: (_ORDER[each.severity], -(each.share or 0.0), each.kind))
+    said = [each for rule in RULES for each in look(rule, view)]
+    findings = sorted((each for each in said if isinstance(each, Finding)), key=worst_first)
     return tuple(findings), tuple(each for each in said if isinstance(each, Unknown))
 
 
 def _notes(run: RunRecord) -> Iterator[str]:
-    for rank in run.ranks:
+    ranks = [rank for machine in run.machines for rank in machine.ranks]
+    for rank in ranks:
         yield from rank.header.notes
-    lost = sum(rank.header.lost_rows for rank in run.ranks)
+    lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
         yield f"{lost} rows could not be written and are missing"
-    if len(run.ranks) < run.header.world_size:
-        yield f"recorded are {len(run.ranks)} of {run.header.world_size} ranks"
+    if len(ranks) < run.header.world_size:
+        yield f"recorded are {len(ranks)} of {run.header.world_size} ranks"
 
 
 def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
-    """What to type next: measure the loader, set a variable, watch again after a change of the
-    script, or plan memory, batch and precision."""
-    header, rank = view.run.header, view.first
+    """What to type next: try what the command has a placeholder for, measure the loader, set a
+    variable, watch another time after a change of the script, or plan memory, batch and
+    precision."""
+    header, rank = view.run.header, view.judged
     if len(rank.steps) < thresholds.LEAST_STEPS:
         return f"trainfit watch -- {header.command}"
+    if any(_has_placeholder(header.command, finding) for finding in findings):
+        return f"trainfit watch --verify -- {header.command}"
     for finding in findings:
         if finding.kind in _INPUT:
             return f"trainfit loader -- {header.command}"
@@ -85,6 +95,13 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
             verb = "watch" if finding.kind in BY_KIND else "plan"
             return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"
+
+
+def _has_placeholder(command: str, finding: Finding) -> bool:
+    """Can one of its settings be given to the command? Without workers what is recommended for
+    them cannot."""
+    names = ["num_workers"] if "num_workers" in finding.settings else finding.settings
+    return any(re.search(rf"(?<!\{{)\{{{re.escape(name)}:", command) for name in names)
 
 
 def _is_env(name: str) -> bool:

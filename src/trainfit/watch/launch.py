@@ -23,11 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trainfit.hardware.gpu.lookup import GpuNameError, find_gpu
+from trainfit.hardware.gpu.lookup import find_gpu
+from trainfit.hardware.gpu.name_error import GpuNameError
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.watch.run import Ending, RunHeader, WatchedGpu
 from trainfit.version import __version__
-from trainfit.watch.recorder.process import COMMAND, FOLDER, STARTED
+from trainfit.watch.recorder.process import COMMAND, FOLDER, NOISE_SCALE, STARTED
 
 _INJECTED: Final = Path(__file__).with_name("recorder") / "inject"
 #: Signals that are passed on; SIGINT only where no terminal sends it to both of us.
@@ -74,14 +75,24 @@ class WatchedCommand:
     its end. As a context manager it passes signals on (from the main thread only).
 
     ``output`` is a file descriptor for what the command prints; ``None``: where ours goes.
+    ``typed`` is the command as the user typed it, where that differs (placeholders);
+    ``measures_noise``: the gradient noise scale is measured, too.
 
     Raises :class:`WatchError` where the command cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, output: int | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        output: int | None = None,
+        typed: Sequence[str] | None = None,
+        *,
+        measures_noise: bool = False,
+    ) -> None:
         self.folder = folder
         self.started = time.time(), time.monotonic()
-        self._command = shlex.join(command)
+        self._command = shlex.join(command if typed is None else typed)
         self._finished = False
         self._signals = contextlib.ExitStack()
         self.recorded = os.environ.get(FOLDER, "off") not in ("", "0")
@@ -90,6 +101,7 @@ class WatchedCommand:
             if self.recorded:
                 folder.mkdir(parents=True, exist_ok=True)
             environment = injected(folder, self._command, os.environ, self.started)
+            environment[NOISE_SCALE] = "1" if measures_noise else ""
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         except OSError as error:
             what = error.filename if error.filename is not None else (command or ["?"])[0]

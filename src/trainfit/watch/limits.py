@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from trainfit.results.watch.result import Finding
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import thresholds
-from trainfit.watch.view import RankView
+from trainfit.watch.figures import gpu_time, thresholds
+from trainfit.watch.figures.view import RankView
 
 Limit = Literal[
     "gpu", "input", "host", "copy", "sync", "checkpoint", "communication", "cpu", "unknown"
@@ -37,6 +36,10 @@ BY_KIND: Final[Mapping[str, Limit]] = {
 }
 
 
+#: What bounds all ranks, whichever of them has it.
+_OF_ALL: Final = ("communication", "gpu")
+
+
 def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
     """Of one rank, with what was found."""
     if len(rank.steps) < thresholds.LEAST_STEPS:
@@ -44,7 +47,7 @@ def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
     costly = [
         each
         for each in findings
-        if each.kind in BY_KIND and (each.share or 0.0) >= thresholds.WARNING_SHARE
+        if (each.share or 0.0) >= thresholds.WARNING_SHARE and _bounds(each, rank)
     ]
     if costly:
         return BY_KIND[max(costly, key=lambda each: each.share or 0.0).kind]
@@ -52,3 +55,9 @@ def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
         idle = gpu_time.idle_share(rank)
         return "gpu" if idle is not None and idle < thresholds.CRITICAL_SHARE else "unknown"
     return "cpu" if rank.share("forward") is not None else "unknown"
+
+
+def _bounds(finding: Finding, rank: RankView) -> bool:
+    """Does it bound the run as this rank sees it?"""
+    bound = BY_KIND.get(finding.kind)
+    return bound in _OF_ALL or (bound is not None and finding.rank in (None, rank.header.rank))

@@ -19,8 +19,8 @@ from trainfit.results.watch.run import RunRecord
 from trainfit.results.watch.verification import Verification, VerifiedRun
 from trainfit.watch.compare.comparing import LEAST_STEPS, WARM_UP, compare_groups
 from trainfit.watch.compare.measures import measured
-from trainfit.watch.compare.short_run import ShortRunError
-from trainfit.watch.view import RunView
+from trainfit.watch.figures.view import RunView
+from trainfit.watch.short_run import ShortRunError
 
 #: After the first run: changed ones in the middle, so that what drifts (a page cache that fills, a
 #: chip that warms up) is in both groups alike.

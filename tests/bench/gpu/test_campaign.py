@@ -93,7 +93,11 @@ def test_cases_are_chosen_by_pattern(patterns: list[str], count: int | None) -> 
     assert len(found) == (len(cases.all_cases()) if count is None else count)
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet18", "lstm", "ssd", "unet", "convnext_tiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "convnext_tiny",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18", "lstm", "ssd", "unet"))],
+)  # fmt: skip
 def test_models_train_on_the_cpu(name: str) -> None:
     """A model of ours computes a loss whose gradient reaches every parameter."""
     model = models.MODELS[name]

@@ -17,13 +17,16 @@ from typing import Any
 
 import pytest
 
-from trainfit.memory.device_trace import replay_trace
 from trainfit.results.truth import KernelFamily, LimitTruth, Truth, read_json, read_truth
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCH = ROOT / "bench"
+sys.path.insert(0, str(BENCH))
+
+from _device_trace import replay_trace  # noqa: E402
+
 GPU = "H100 SXM"
 CASES = (
     "resnet18-fp32-sgd-b16",

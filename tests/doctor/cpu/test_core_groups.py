@@ -17,11 +17,11 @@ from helpers_machines import document, mutated, names
 from trainfit.doctor.cpu.core_groups import MOST, core_groups
 from trainfit.doctor.diagnose import diagnose
 from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.survey import survey
+from trainfit.hardware.machine.survey import survey
 from trainfit.report.machine.cpu import CHECKS, cpu_text
-from trainfit.report.sizes import WIDTH
 from trainfit.results.machine.doctor import DoctorResult
 from trainfit.results.machine.machine import IdleState, Machine
+from trainfit.results.text import WIDTH
 
 MACHINES = ROOT / "tests" / "machines"
 #: Lines that the screen has at most.
@@ -78,7 +78,7 @@ def test_cores_that_are_alike_share_a_row() -> None:
         "16-23 efficiency powersave balance_performance 1600-2318 3900 3900",
     ]
     assert rows[8] == "C-state of CPU 0 exit latency target residency"
-    assert rows[13] == "C10 680 µs 2000 µs"
+    assert rows[13] == "C10 680 µs 2 ms"
     assert any(row.startswith("? frequency intel_pstate powersave") for row in rows)
     assert rows[-1].startswith("trainfit doctor --only cores,threads,frequency,idle")
 

@@ -117,7 +117,7 @@ def test_a_full_gpu_names_those_that_are_free() -> None:
     first = check.fixes[0]
     assert first.command == f"export CUDA_VISIBLE_DEVICES={gpu(1).uuid.value}"
     assert first.undo == "unset CUDA_VISIBLE_DEVICES"
-    assert any(e.value == "23 GiB" for e in check.evidence)
+    assert any(e.value == "23.00 GiB" for e in check.evidence)
     granted = {"visible_devices": busy.uuid.value}
     others = verdict(failing("out of memory", gpus=[busy, gpu(1)], cuda=granted))
     assert "export" not in commands(others)  # a scheduler has not granted them

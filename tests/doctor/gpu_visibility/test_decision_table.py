@@ -13,7 +13,7 @@ from helpers_machines import document, hanging, machine, names
 from trainfit.doctor.gpu_visibility.decision_table import ROWS, check_visibility
 from trainfit.hardware.gpu.masking import visible
 from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.survey import survey
+from trainfit.hardware.machine.survey import survey
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
 from trainfit.results.machine.doctor import Check
 from trainfit.results.machine.machine import CudaDriver, Machine, TorchBuild, TorchProbe

@@ -22,9 +22,10 @@ from helpers_trees import (
     siblings,
 )
 from trainfit.hardware.cpu.processor import read_cpu
-from trainfit.hardware.host.limits import THREAD_VARIABLES, read_threads
 from trainfit.hardware.host.parsing import cpu_list, cpu_list_text, natural
 from trainfit.hardware.host.system import System
+from trainfit.hardware.host.thread_variables import THREAD_VARIABLES
+from trainfit.hardware.machine.limits import read_threads
 from trainfit.results.machine.machine import CoreKind, IdleState
 
 # --- Lists of CPUs ----------------------------------------------------------------------------

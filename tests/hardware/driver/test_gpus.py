@@ -829,7 +829,7 @@ def test_a_hanging_nvidia_smi_holds_nothing_up(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(cuda_stack, "_SMI_SECONDS", 0.5)
     found = read_cuda_stack(System())
-    assert found.nvidia_smi.reason == "no answer within 0.5 s"
+    assert found.nvidia_smi.reason == "no answer within 500 ms"
     assert _is_gone(int(mark.read_text()))
 
 
@@ -851,7 +851,7 @@ def test_a_hanging_nvml_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(nvml, "SECONDS", 0.5)
     system = System(environment={**os.environ, "PYTHONPATH": str(tmp_path)})
     found = read_cuda_stack(system)
-    assert found.nvml.reason == "no answer within 0.5 s"
+    assert found.nvml.reason == "no answer within 500 ms"
     # The GPUs' reader takes the same answer: it does not ask, and wait, once more.
     monkeypatch.delattr(System, "_probe")
     assert not any(gpu.used_bytes.is_known for gpu in read_gpus(system).value or ())
@@ -876,7 +876,7 @@ def test_impossible_process_numbers_are_left_out() -> None:
 _HANGS_ALL_THE_WAY = """
 import threading
 from pathlib import Path
-from trainfit.hardware.host.survey import survey
+from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.host.system import System
 
 class Stuck(System):
@@ -901,4 +901,4 @@ def test_no_reader_keeps_the_program_from_ending(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert ran.stdout.strip() == "no answer within 0.3 s | no answer within 0.3 s"
+    assert ran.stdout.strip() == "no answer within 300 ms | no answer within 300 ms"

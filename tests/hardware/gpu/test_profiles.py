@@ -555,6 +555,7 @@ def test_sizes_that_are_none(text: str, tmp_path: Path) -> None:
     assert re.search("expected a size such as 800MiB", done.stderr)
 
 
+@pytest.mark.slow
 def test_eager_loading_is_read_from_the_command(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(SCRIPT.replace("{batch}", "8"))
     words = ("--", "CUDA_MODULE_LOADING=EAGER", "python", "s.py")

@@ -69,6 +69,7 @@ def test_a_slip_in_a_machines_name() -> None:
         find_gpu("Colab T5")
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_rented_machine_has_its_processor(tmp_path: Path) -> None:
     command = ("python", str(SCRIPTS / "train.py"), "--batch_size={batch_size:4}")
     words = ("--no-remedies", "--json", "--", *command)

@@ -13,24 +13,17 @@ from hypothesis import strategies as st
 import helpers_machines
 from helpers_loader import probe, result
 from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.survey import survey
+from trainfit.hardware.machine.survey import survey
 from trainfit.loader import local_tuning
 from trainfit.loader.advice.affinity import cores, why_none
 from trainfit.loader.advice.reasons import setting_reasons
 from trainfit.loader.advice.thread_reasons import VariableValue, with_present
 from trainfit.loader.advice.threads import variables
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.loader import (
-    VERSION,
-    Candidate,
-    Confirmed,
-    CoreAdvice,
-    Doubt,
-    LoaderResult,
-    LoaderSettings,
-    SettingReason,
-    VariableAdvice,
-)
+from trainfit.results.loader.advice import CoreAdvice, SettingReason, VariableAdvice
+from trainfit.results.loader.candidates import Candidate, Confirmed, Doubt
+from trainfit.results.loader.result import VERSION, LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 
 TWO, FOUR = LoaderSettings(2), LoaderSettings(4)
 HELD = LoaderSettings(2, library_threads=1)
@@ -68,7 +61,7 @@ def test_more_workers_were_measured_to_be_faster() -> None:
         )
     )["num_workers"]  # fmt: skip
     assert (found.value, found.present, found.evidence) == ("4", "2", "measured")
-    assert found.reason == "2 → 4: 5.1 → 9.8 batches/s"
+    assert found.reason == "2 → 4: 5.10 → 9.80 batches/s"
 
 
 def test_what_else_changed_with_the_workers_is_named() -> None:
@@ -78,7 +71,8 @@ def test_what_else_changed_with_the_workers_is_named() -> None:
                confirmed=())
     )["num_workers"]  # fmt: skip
     assert found.reason == (
-        "2 → 4: 5 → 10 batches/s, together with prefetch_factor, pin_memory, one thread per library"
+        "2 → 4: 5.00 → 10.0 batches/s, together with prefetch_factor, pin_memory, "
+        "one thread per library"
     )
     assert found.evidence == "predicted"
 
@@ -92,7 +86,7 @@ def test_fewer_workers_that_do() -> None:
             confirmed=(ran(TWO, 9.8), ran(FOUR, 9.8)),
         )
     )["num_workers"]
-    assert found.reason == "2 give 9.8 batches/s, 4 9.8: fewer cores, less memory"
+    assert found.reason == "2 give 9.80 batches/s, 4 9.80: fewer cores, less memory"
 
 
 def test_workers_that_stay() -> None:
@@ -103,7 +97,7 @@ def test_workers_that_stay() -> None:
     )
     kept = result(present=TWO, recommended=TWO, verdict="keep", candidates=candidates, confirmed=())
     found = reasons(kept)["num_workers"]
-    assert found.reason == "3 give no more (9.81 against 9.8 batches/s predicted)"
+    assert found.reason == "3 give no more (9.81 against 9.80 batches/s predicted)"
     gpu = dataclasses.replace(kept, verdict="nothing_to_gain", reason="the GPU is the limit")
     assert reasons(gpu)["num_workers"].reason == "the GPU is the limit"
 
@@ -117,17 +111,17 @@ def test_prefetching_and_pinning() -> None:
     )  # fmt: skip
     found = reasons(result(present=TWO, recommended=pinned, candidates=candidates, confirmed=()))
     assert found["prefetch_factor"].reason == (
-        "4 give no more (9.8 against 9.8 batches/s predicted)"
+        "4 give no more (9.80 against 9.80 batches/s predicted)"
     )
     assert found["pin_memory"].value == "True" and found["pin_memory"].present == "False"
     assert "asynchronous only from pinned memory" in found["pin_memory"].reason
-    assert "not pinned: 9 against 9.8 batches/s predicted" in found["pin_memory"].reason
+    assert "not pinned: 9.00 against 9.80 batches/s predicted" in found["pin_memory"].reason
     found = reasons(result(present=TWO, recommended=TWO, candidates=candidates, step_s=0.0))
     assert "is unknown" in found["pin_memory"].reason and not found["pin_memory"].evidence
     even = (seen(TWO, 9.8), seen(pinned, 9.8))
     found = reasons(result(present=TWO, recommended=TWO, candidates=even, confirmed=()))
     assert (
-        found["pin_memory"].reason == "pinned gives no more (9.8 against 9.8 batches/s predicted)"
+        found["pin_memory"].reason == "pinned gives no more (9.80 against 9.80 batches/s predicted)"
     )
 
 
@@ -137,7 +131,7 @@ def test_keeping_workers_from_epoch_to_epoch() -> None:
         result(recommended=kept, probe=probe(samples=80, start_s={"fork": 0.1}),
                candidates=(seen(FOUR, 10.0),))
     )["persistent_workers"]  # fmt: skip
-    assert found.reason == "starting 4 workers needs 0.4 s, an epoch 1 s (40.0%)"
+    assert found.reason == "starting 4 workers needs 400 ms, an epoch 1 s (40%)"
     assert (found.value, found.present) == ("True", "False")
     unknown = reasons(result(recommended=kept, probe=probe(samples=None)))["persistent_workers"]
     assert "is unknown" in unknown.reason
@@ -201,7 +195,7 @@ def test_a_variable_of_the_command_that_was_measured_to_lose() -> None:
         "command",
         "measured",
     )
-    assert blas.reason == "one thread per library of a worker (8 now): 5.8 → 17.3 batches/s"
+    assert blas.reason == "one thread per library of a worker (8 now): 5.80 → 17.3 batches/s"
     assert told["OMP_NUM_THREADS"].value is None
     assert told["OMP_NUM_THREADS"].reason == (
         "the other variables limit the libraries that have threads"
@@ -217,7 +211,7 @@ def test_without_both_runs_there_is_no_measured_gain() -> None:
     assert (advice.present, advice.set_by, advice.gain) == (None, "", None)
     told = reasons(dataclasses.replace(found, variables=(advice,)))["OPENBLAS_NUM_THREADS"]
     assert (told.evidence, told.present) == ("predicted", None)
-    assert "5 → 17 batches/s" in told.reason
+    assert "5.00 → 17.0 batches/s" in told.reason
     beside = threaded(confirmed=(ran(TWO, 5.8, others_cores=1.0), ran(HELD, 17.3)))
     assert with_present(beside, {})[0].gain is None
 
@@ -230,7 +224,7 @@ def test_held_down_without_a_gain() -> None:
     told = reasons(found, {"OMP_NUM_THREADS": VariableValue("2", "shell")})
     assert told["OPENBLAS_NUM_THREADS"] == SettingReason(
         "OPENBLAS_NUM_THREADS", None, None,
-        "threads limited to 1: 4.8 batches/s, now 4.9: no gain", "measured", where="environment",
+        "threads limited to 1: 4.80 batches/s, now 4.90: no gain", "measured", where="environment",
     )  # fmt: skip
     omp = told["OMP_NUM_THREADS"]
     assert (omp.value, omp.present, omp.set_by) == ("2", "2", "shell")

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from trainfit.loader.digests import digest
 from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints, bounds, fallback
 from trainfit.loader.faults.pickling import (
     LARGE_BYTES,
@@ -37,9 +36,11 @@ from trainfit.loader.faults.preflight import (
     judge_sampler,
 )
 from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, judge
-from trainfit.loader.measure.stderr import captured_stderr
+from trainfit.loader.inspection.digests import digest
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import Fault, LoaderSettings, StartMethod
+from trainfit.loader.processes.stderr import captured_stderr
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.settings import LoaderSettings, StartMethod
 
 SPAWN = LoaderSettings(2, start_method="spawn")
 FORK = LoaderSettings(2, start_method="fork")
@@ -151,7 +152,7 @@ def test_a_pickle_that_takes_forever_is_no_verdict() -> None:
             threading.Event().wait()
 
     found = pickled(workload(Endless()), limit_s=0.5)
-    assert found.culprits == () and found.fault is None and "more than 0.5 s" in found.reason
+    assert found.culprits == () and found.fault is None and "more than 500 ms" in found.reason
 
 
 # --- The script -------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ def test_a_slow_sampler_by_its_numbers() -> None:
     (fault,) = judge_sampler(sampler, [0.001, 0.02, 0.03, 0.02], FORK, 0.1, None)
     # Two workers at 0.1 s give 20 batches/s: 20 ms for each are 40% of the main thread.
     assert "20 ms" in fault.evidence and "40%" in fault.evidence
-    assert "at most 50 batches/s" in fault.evidence
+    assert "at most 50.0 batches/s" in fault.evidence
     assert "WeightedRandomSampler over 10 samples" in fault.summary
     (fault,) = judge_sampler(sampler, [3.0, *quick], FORK, 0.1, None)
     assert "3 s before an epoch's first batch" in fault.evidence
@@ -339,7 +340,7 @@ def test_a_sampler_is_timed_for_real() -> None:
     (fault,) = check_sampler(slow, FORK, batch_s=0.01)
     assert fault.kind == "slow_sampler" and "Sleepy" in fault.summary
     (fault,) = check_sampler(workload(Samples(), sampler=Sleepy(60.0)), FORK, 0.01, limit_s=0.5)
-    assert "no batch of indices in 0.5 s" in fault.evidence
+    assert "no batch of indices in 500 ms" in fault.evidence
 
 
 def test_times_that_were_noted_are_used() -> None:

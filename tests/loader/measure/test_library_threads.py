@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.loader.measure import isolated
 from trainfit.loader.measure.thread_pools import worker_threads
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import LoaderSettings
+from trainfit.loader.processes import isolated
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.scripts.library_threads import FFMPEG, hold_down, native_threads, pools
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -11,17 +11,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 import helpers_facts as facts
-from trainfit.loader.model.dataloader import (
-    BatchCost,
-    Consumer,
-    Load,
-    Transfer,
-    lognormal_costs,
-    simulate,
-)
+from trainfit.loader.model.dataloader import simulate
 from trainfit.loader.model.events import Cores
-from trainfit.loader.tune.machine_limits import loader_machine, model_cores
-from trainfit.results.loader import LoaderSettings
+from trainfit.loader.model.load import BatchCost, Load, Transfer, lognormal_costs
+from trainfit.loader.model.machine_limits import loader_machine, model_cores
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 
 def rates(

@@ -9,17 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.loader.model.dataloader import (
-    BatchCost,
-    Consumer,
-    Load,
-    Outcome,
-    Transfer,
-    lognormal_costs,
-    simulate,
-)
+from trainfit.loader.model.dataloader import Outcome, simulate
 from trainfit.loader.model.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
-from trainfit.results.loader import LoaderSettings
+from trainfit.loader.model.load import BatchCost, Load, Transfer, lognormal_costs
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 SECONDS = st.floats(0.0, 2.0).map(lambda s: round(s, 3))
 COSTS = st.lists(SECONDS, min_size=1, max_size=30)

@@ -10,17 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware.cpu.core_speed import CoreSpeed, WorkPieces
+from trainfit.loader.calibration.noise_correction import Slowing, quietest, span, working_share
+from trainfit.loader.calibration.probe_runs import Readings
+from trainfit.loader.calibration.sensitivity import SENSITIVITY
 from trainfit.loader.measure.instrument import BEGAN, CPU, PROCESS_CPU, WALL
 from trainfit.loader.measure.run import Run
-from trainfit.loader.model.noise_correction import (
-    Slowing,
-    quietest,
-    span,
-    working_share,
-)
-from trainfit.loader.model.probe_runs import Readings
-from trainfit.loader.model.sensitivity import SENSITIVITY
-from trainfit.results.loader import LoaderMachine, LoaderSettings
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.settings import LoaderSettings
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, None, None)
 

@@ -34,7 +34,6 @@ from trainfit.loader.profile.batch_profile import (
     parts_of,
     share,
     split,
-    stack_of,
 )
 from trainfit.scripts.sample_costs.call_sites import NOTHING, Callee, callee, is_mapped, named
 from trainfit.scripts.sample_costs.cost_rules import (
@@ -45,6 +44,7 @@ from trainfit.scripts.sample_costs.cost_rules import (
     rule_of,
     shown,
 )
+from trainfit.scripts.sample_costs.stacks import stack_of
 
 USER = StackFrame("__main__", "MyData.__getitem__", "self.transform")
 pytestmark = pytest.mark.alone

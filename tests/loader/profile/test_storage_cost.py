@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from trainfit.hardware.host.mounts import mount_of, read_mounts
 from trainfit.hardware.host.system import System
-from trainfit.hardware.storage.mounts import mount_of, read_mounts
-from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.processes import isolated
 from trainfit.loader.profile import data_files, page_cache
 from trainfit.loader.profile.data_files import FileWatch
 from trainfit.loader.profile.storage_cost import (
@@ -32,7 +32,7 @@ from trainfit.loader.profile.storage_cost import (
     storage_cost,
     total_bytes,
 )
-from trainfit.results.loader import StorageCost
+from trainfit.results.loader.probe import StorageCost
 
 pytestmark = pytest.mark.alone
 
@@ -127,12 +127,12 @@ def test_without_files_there_is_nothing_cold() -> None:
     assert (made.cold_s, made.files, made.file_bytes, made.cached_share) == (None, 0, None, None)
     assert "reads no file" in made.reason
     loud = cost(Readings(warm=(BatchPass((0.1, 0.2), 20 * MIB, 0),)))
-    assert "10.0 MiB, but from no observed file" in loud.reason
+    assert "10 MiB, but from no observed file" in loud.reason
 
 
 def test_files_read_more_than_once_or_unseen_are_said() -> None:
     warm = (BatchPass((0.1, 0.2), 40 * MIB, 0),)
-    assert "20.0 MiB, of which 1.0 MiB came from storage" in cost(readings(warm=warm)).reason
+    assert "20 MiB, of which 1 MiB came from storage" in cost(readings(warm=warm)).reason
 
 
 def test_why_there_was_no_cold_pass() -> None:

@@ -24,17 +24,19 @@ from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
 from helpers_loader import result as loader_result
 from trainfit.cli.common import duration
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.rehearsal import utilization as utilisation
 from trainfit.loader.rehearsal.idle_causes import explain, made_at
 from trainfit.loader.rehearsal.run import rehearse
 from trainfit.loader.rehearsal.utilization import RehearsalRecord, busy_shares
 from trainfit.plan.dataloader.rehearse import with_prediction
 from trainfit.report.loader.rehearsal import rehearsal_text
-from trainfit.report.sizes import WIDTH
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.loader import Candidate, Fault, LoaderSettings
-from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
+from trainfit.results.loader.candidates import Candidate
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
+from trainfit.results.text import WIDTH
 
 pytestmark = pytest.mark.alone
 
@@ -388,7 +390,7 @@ python train.py
   train.py:9: Images, batch size 32, against a GPU step of 40 ms (given)
   num_workers=4, prefetch_factor=2, persistent_workers=False, pin_memory=True (the script's own)
 
-GPU utilization over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
+GPU utilization over 3 s, as nvidia-smi reads it (busy share of each 500 ms)
   100% │    ████    ████
    75% │    ████    ████████████
    50% │    ████████████████████
@@ -396,16 +398,16 @@ GPU utilization over 3.0 s, as nvidia-smi reads it (busy share of each 500 ms)
     0% └┬───────┬───────┬───────
         0 s     1 s     2 s
         SSSS    EEEE
-  mean 67%; 77% after the start (from 0.5 s on)
+  mean 67%; 77% after the start (from 500 ms on)
 
 The GPU was idle for 1 s of 3 s
   S start-up           500 ms    17%   the first batch came after 500 ms
   E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
                                        persistent_workers=True keeps the workers
-    transfer           100 ms   3.3%   transfer of ready batches to the main process
+    transfer           100 ms     3%   transfer of ready batches to the main process
 
 Rates (after the start)
-  19.2 of at most 25 batches/s, 614 samples/s; 20% of the time waiting for batches
+  19.2 of at most 25.0 batches/s, 614 samples/s; 20% of the time waiting for batches
   an epoch (40 batches) needs 1.5 s
 
 The DataLoader costs 20% of the GPU's time; next: trainfit loader --step-time 40ms -- \

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from helpers_probe import GIB, MIB, machine, probe
-from trainfit.hardware.host.limits import OWN_FILES
+from trainfit.hardware.machine.limits import OWN_FILES
 from trainfit.loader.tune.feasible import growth, infeasible, needs, oversubscribed
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
 
 
 def test_batches_in_flight() -> None:
@@ -55,7 +55,11 @@ def test_a_workers_memory_that_was_not_measured() -> None:
     [
         # Docker's 64 MiB: 5 batches of 18 MiB.
         ({"num_workers": 2}, {"shm_free_bytes": 63 * MIB}, ("90 MiB", "63 MiB", "--shm-size=1g")),
-        ({"num_workers": 8}, {"available_bytes": 1 * GIB}, ("8 workers", "1 GiB", "fewer workers")),
+        (
+            {"num_workers": 8},
+            {"available_bytes": 1 * GIB},
+            ("8 workers", "1.00 GiB", "fewer workers"),
+        ),
         ({"num_workers": 8}, {"open_files": 180}, ("196 open files", "180", "ulimit -n 4096")),
     ],
 )

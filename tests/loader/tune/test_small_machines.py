@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -19,22 +20,26 @@ from helpers_cli import error_line, trainfit
 from helpers_loader import machine, probe
 from tests.loader.tune.test_machine import four_cpus_under_a_quota
 from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.thread_variables import is_one_thread_to_mkl, misread_lines
+from trainfit.hardware.machine.survey import survey
 from trainfit.loader.advice.threads import variables
-from trainfit.loader.model.dataloader import BatchCost, Consumer, Transfer
+from trainfit.loader.calibration.fitting import Fitted
+from trainfit.loader.model.bottleneck import limit
 from trainfit.loader.model.events import Cores
-from trainfit.loader.model.fitting import Fitted
-from trainfit.loader.tune.bottleneck import limit
+from trainfit.loader.model.load import BatchCost, Transfer
+from trainfit.loader.model.machine_limits import loader_machine, model_cores
 from trainfit.loader.tune.feasible import infeasible, oversubscribed
-from trainfit.loader.tune.machine_limits import loader_machine, model_cores
 from trainfit.loader.tune.search import Goal, search
 from trainfit.loader.tune.verdicts import nothing_ran
-from trainfit.plan.command.core_wrapper import CoreWrapper, core_wrapper
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.dataloader.measure import Loaded, LoadingOptions, notes_of
+from trainfit.plan.dataloader.core_wrapper import CoreWrapper, core_wrapper
+from trainfit.plan.dataloader.loading_process import Loaded
+from trainfit.plan.dataloader.measure import LoadingOptions, notes_of
 from trainfit.plan.runs.failures import remedy, what_happened
-from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 from trainfit.results.runs.trace import TraceOutcome
 
 SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))
@@ -152,24 +157,29 @@ print(torch.get_num_threads(), *blas[:1])
 """
 
 
+@functools.cache
+def library_threads(*variables: tuple[str, str]) -> list[int]:
+    """Of PyTorch and BLAS, in a fresh process with these variables."""
+    clean = {key: text for key, text in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env={**clean, **dict(variables)}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    return [int(word) for word in done.stdout.split()]
+
+
 @pytest.mark.skipif(
     not torch.backends.mkl.is_available() or torch.get_num_threads() < 2, reason="MKL, two cores"
 )
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MKL_NUM_THREADS", "abc"), ("MKL_NUM_THREADS", "0"), ("MKL_NUM_THREADS", " 2"),
-     ("OMP_NUM_THREADS", "0"), ("OMP_NUM_THREADS", "1.5"), ("OPENBLAS_NUM_THREADS", "1,2")],
+    [("MKL_NUM_THREADS", "abc"), ("MKL_NUM_THREADS", " 2"), ("OMP_NUM_THREADS", "1.5"),
+     ("OPENBLAS_NUM_THREADS", "1,2"),
+     *(pytest.param(name, "0", marks=pytest.mark.slow)
+       for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"))],
 )  # fmt: skip
 def test_the_libraries_here_do_so(name: str, value: str) -> None:
-    def threads(**variables: str) -> list[int]:
-        clean = {key: text for key, text in os.environ.items() if not key.endswith("_NUM_THREADS")}
-        done = subprocess.run(
-            [sys.executable, "-c", THREADS], env={**clean, **variables}, capture_output=True,
-            text=True, check=True,
-        )  # fmt: skip
-        return [int(word) for word in done.stdout.split()]
-
-    usual, found = threads(), threads(**{name: value})
+    usual, found = library_threads(), library_threads((name, value))
     one = is_one_thread_to_mkl(value) and name.startswith("MKL")
     assert found[0] == (1 if one else usual[0])
     reads_one = value.startswith("1") and not name.startswith("MKL")
@@ -186,6 +196,7 @@ class Gone(Dataset):
 """
 
 
+@pytest.mark.usefixtures("warm_measuring")
 def test_data_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(GONE)
     words: tuple[Any, ...] = ("--loader", "data.py:Gone", "--batch-size", "4")
@@ -197,6 +208,8 @@ def test_data_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     assert "CANNOT TELL which settings are best" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_measuring")
 def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("def make():\n    return open('/nowhere/list')\n")
     done = trainfit("loader", "--loader", "data.py:make", "--batch-size", "4", cwd=tmp_path)

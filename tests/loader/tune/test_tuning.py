@@ -27,14 +27,16 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainfit.loader.measure import isolated
 from trainfit.loader.measure.instrument import CPU, collected
-from trainfit.loader.measure.run import run_loader
+from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import Consumer
+from trainfit.loader.processes import isolated
 from trainfit.loader.tune.probe import Measured, probe_workload
 from trainfit.loader.tune.tuning import tune
-from trainfit.results.loader import LoaderMachine, LoaderResult, LoaderSettings
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 from trainfit.scripts.library_threads import pools
 
 pytestmark = pytest.mark.alone

@@ -30,7 +30,7 @@ from trainfit.memory.by_hand.hand_formula import (
 from trainfit.memory.by_hand.operators import ATTENTION, PRODUCTS
 from trainfit.memory.explain.explanation import ExplainError, Source
 from trainfit.report.memory.by_hand import by_hand_text
-from trainfit.results.by_hand import HandReport
+from trainfit.results.memory.by_hand import HandReport
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
 

@@ -21,8 +21,9 @@ from trainfit.memory.explain.optimizers import optimizer_table
 from trainfit.memory.stream.growth import step_pattern
 from trainfit.memory.stream.replay import Stream, replay
 from trainfit.report.memory.explain import explain_text
-from trainfit.results.memory import MemoryReport, OptimizerUse, SettingOutcome
-from trainfit.results.runs.recording import FREE, MALLOC, Parameter, Recording
+from trainfit.results.memory.explanation import MemoryReport, OptimizerUse, SettingOutcome
+from trainfit.results.runs.recording import FREE, MALLOC, Recording
+from trainfit.results.runs.recording_header import Parameter
 from trainfit.simgpu.allocator.settings import LARGE_SEGMENT, MIB, SIZE_CLASSES, AllocatorSettings
 
 WIDTH = 512

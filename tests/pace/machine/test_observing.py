@@ -122,7 +122,7 @@ def test_a_device_that_pytorch_uses() -> None:
 
 def test_what_holds_clocks_is_said(tmp_path: Path) -> None:
     import helpers_machines as machines
-    from trainfit.hardware.host.survey import survey
+    from trainfit.hardware.machine.survey import survey
 
     names = [path.stem for path in machines.MACHINES.glob("*.json")]
     laptop = "cpu-laptop" if "cpu-laptop" in names else "workstation"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers_pace import cpufreq_tree
-from trainfit.pace.explain.fixes import Fixer
+from trainfit.pace.machine.fixes import Fixer
 from trainfit.pace.machine.latency import DEVICE, held_awake
 from trainfit.pace.machine.settings import Settings, SettingsError, state_file
 

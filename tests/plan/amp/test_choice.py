@@ -17,9 +17,11 @@ from trainfit.plan.command.tunables import amp_precisions
 from trainfit.plan.runs.runs import AS_WRITTEN, Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.batches import Batches
-from trainfit.plan.speed import Curve, machine_of
-from trainfit.results.plan.amp import AmpHazard
-from trainfit.results.plan.result import AmpChoice, Configuration, MemoryFigures
+from trainfit.plan.steps.costing import machine_of
+from trainfit.plan.steps.curve import Curve
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.amp import AmpChoice, AmpHazard
+from trainfit.results.plan.configuration import Configuration
 from trainfit.results.plan.speed import StepSpeed
 from trainfit.results.runs.trace import AmpSeen, TraceOutcome
 
@@ -92,10 +94,10 @@ def test_an_emulated_bfloat16_loses_against_no_amp() -> None:
     assert (found.value, found.dtype) == ("false", "off")
     assert found.configuration is not None and found.configuration.amp == "off"
     assert found.reason == (
-        "AMP off: bfloat16 is emulated on T4; 1.24 times the samples/s of bfloat16 (predicted)"
+        "AMP off: bfloat16 is emulated on T4; 1.24× the samples/s of bfloat16 (predicted)"
     )
     assert found.by_hand == (
-        "float16 with a GradScaler would give 1.83 times as many samples/s (predicted): "
+        "float16 with a GradScaler would give 1.83× the samples/s (predicted): "
         f'train.py:57: torch.autocast("cuda", dtype=torch.float16); {SCALER}; and amp=true'
     )
     assert found.by_hand_dtype == "float16" and found.by_hand.endswith(found.line)
@@ -124,13 +126,13 @@ def test_a_gain_that_the_model_cannot_tell_changes_nothing(off: float, value: st
 def test_amp_is_switched_on_where_it_pays() -> None:
     found = chosen(setting("off", 100.0, "no"), setting("bfloat16", 190.0, "bf16"), gpu="RTX 3090")
     assert (found.value, found.dtype) == ("bf16", "bfloat16")
-    assert "1.90 times the samples/s of no AMP" in found.reason
+    assert "1.90× the samples/s of no AMP" in found.reason
 
 
 def test_a_command_that_cannot_say_it_keeps_what_it_has() -> None:
     found = chosen(setting("off", 100.0), setting("bfloat16", 190.0), gpu="RTX 3090")
     assert (found.value, found.configuration) == (None, None)
-    assert "bfloat16 would give 1.90 times as many" in found.by_hand
+    assert "bfloat16 would give 1.90× the samples/s" in found.by_hand
 
 
 def test_what_does_not_fit_is_left_for_what_does() -> None:
@@ -150,7 +152,7 @@ def test_all_are_compared_at_the_present_batch_where_one_has_no_curve() -> None:
     assert chosen(setting("off", 100.0, "no"), bare, gpu="RTX 3090").value == "no"
     hidden = dataclasses.replace(bare, value=None)  # 64 is recommended
     told = chosen(setting("off", 10.0, "no"), hidden, gpu="RTX 3090")
-    assert "5.00 times as many samples/s at batch size 8 (predicted)" in told.by_hand
+    assert "5.00× the samples/s at batch size 8 (predicted)" in told.by_hand
     unknown = dataclasses.replace(
         bare, configuration=dataclasses.replace(bare.configuration, step_s=None)
     )
@@ -233,9 +235,9 @@ OFF, ON = ("off", 10.0, "no"), ("bfloat16", 18.0, "bf16")
         ("P100 PCIe", [("float16", 15.0, "fp16"), ("off", 10.0, "no")], "float16", "no Tensor"),
         ("P100 PCIe", [("float16", 10.2, "fp16"), ("off", 10.0, "no")], "off", "no Tensor"),
         # both halves alike: the one that needs no scaler
-        ("RTX 4090", [OFF, ON, ("float16", 18.0, "fp16")], "bfloat16", "1.80 times"),
+        ("RTX 4090", [OFF, ON, ("float16", 18.0, "fp16")], "bfloat16", "1.80×"),
         ("RTX 4090", [("float16", 18.0, "fp16"), OFF, ON], "float16", "kept"),
-        ("V100 16GB PCIe", [OFF, ("float16", 18.0, "fp16")], "float16", "1.80 times"),
+        ("V100 16GB PCIe", [OFF, ("float16", 18.0, "fp16")], "float16", "1.80×"),
     ],
 )
 def test_the_decision_by_capability(

@@ -24,11 +24,13 @@ from trainfit.plan.amp.part import amp_part
 from trainfit.plan.amp.reasons import memory_reason, time_reason
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
-from trainfit.plan.speed import machine_of
+from trainfit.plan.steps.costing import machine_of
 from trainfit.results.plan.launch import LaunchPart
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.simgpu import simulate
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 MACHINE = machine_of(find_gpu("RTX 4090"))
 SCRIPT = SCRIPTS / "mixed.py"
@@ -92,7 +94,7 @@ def test_names_of_operators_as_autocasts_lists_have_them() -> None:
     assert not float32_operators() & {"addmm", "gelu", "to_copy", "linear"}
 
 
-@pytest.mark.parametrize("scaler", [True, False])
+@pytest.mark.parametrize("scaler", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_scaler_is_seen_at_work(scaler: bool) -> None:
     found = trace("plain", "--amp=true", *(["--scaler"] if scaler else []))
     seen = found.outcome.amp
@@ -107,10 +109,10 @@ def test_a_scaler_is_seen_at_work(scaler: bool) -> None:
 @pytest.mark.parametrize(
     ("what", "kind", "line"),
     [
-        ("function", "custom function", "return Double.apply"),
+        pytest.param("function", "custom function", "return Double.apply", marks=pytest.mark.slow),
         ("operator", "custom operator", "return triple(x)"),
         ("outside", "outside autocast", "loss = x.square().sum()"),
-        ("norms", "float32 operators", ""),
+        pytest.param("norms", "float32 operators", "", marks=pytest.mark.slow),
     ],
 )
 def test_each_hazard_is_seen_in_the_run(what: str, kind: str, line: str) -> None:
@@ -125,6 +127,7 @@ def test_each_hazard_is_seen_in_the_run(what: str, kind: str, line: str) -> None
         assert hazard.text.startswith("Double has no custom_fwd")  # AmpDouble has one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "kind"), [("bce", "fails"), ("mask", "overflow")])
 def test_what_raises_under_autocast(what: str, kind: str) -> None:
     outcome = trace(what, "--amp=true", "--scaler").outcome
@@ -135,6 +138,7 @@ def test_what_raises_under_autocast(what: str, kind: str) -> None:
     assert hazard.place == line_with(text)
 
 
+@pytest.mark.slow
 def test_nothing_is_outside_where_the_loss_is_inside() -> None:
     assert outside_autocast(recording_of(trace("plain", "--amp=true")), "float16") == {}
 

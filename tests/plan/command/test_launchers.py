@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from trainfit.plan.command import launchers
-from trainfit.plan.command.parsing import Command, CommandError, parse_command
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.launcher import Launched
 from trainfit.scripts import launcher_words
 

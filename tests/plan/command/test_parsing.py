@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainfit.plan.command.parsing import Command, CommandError, parse_command, quote
-from trainfit.plan.command.tunables import loader_values, present_settings
-from trainfit.results.loader import LoaderSettings
+from trainfit.plan.command.parsing import Command, parse_command, quote
+from trainfit.plan.command.tunables import CommandError, loader_values, present_settings
+from trainfit.results.loader.settings import LoaderSettings
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,9 @@ from trainfit.plan.dataloader.other_cpu import CoreHere, core_factor, other_inpu
 from trainfit.plan.dataloader.section import with_loading
 from trainfit.plan.launch.build import with_launch
 from trainfit.report.plan.text import plan_text
-from trainfit.results.loader import CoreAdvice, LoaderResult, LoaderSettings
+from trainfit.results.loader.advice import CoreAdvice
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.result import HostCpu, PlanResult
 
 ZEN4 = find_cpu_kind("zen 4")
@@ -240,7 +242,7 @@ def test_the_words_of_another_processors_input() -> None:
     text = plan_text(planned(result(), said("cores=2,ghz=2,kind=skylake")))
     flat = " ".join(text.split())
     assert "2 cores at 2 GHz (Skylake): at most 6.21 batches/s (5.28 to 7.29)" in flat
-    assert "with num_workers=2; the DataLoader is the limit there by up to 4x" in flat
+    assert "with num_workers=2; the DataLoader is the limit there by up to 4.02×" in flat
     assert "assumed: this core at 4 GHz (measured by MD5, ±8%); work per clock" in flat
     flat = " ".join(plan_text(planned(result(), said("vcpus=64,ghz=3,kind=rome"))).split())
     assert "32 cores (64 threads) at 3 GHz (Zen 2)" in flat and "the GPU is the limit there" in flat

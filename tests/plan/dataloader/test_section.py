@@ -25,20 +25,18 @@ from trainfit.plan.dataloader.section import (
 )
 from trainfit.plan.launch.build import with_launch
 from trainfit.report.plan.text import plan_text
-from trainfit.report.sizes import WIDTH
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.loader import (
-    Candidate,
-    CoreAdvice,
-    Fault,
-    LoaderAdvice,
-    LoaderResult,
-    LoaderSettings,
-    VariableAdvice,
-)
+from trainfit.results.loader.advice import CoreAdvice, LoaderAdvice, VariableAdvice
+from trainfit.results.loader.candidates import Candidate
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.launch import changes_by_hand
 from trainfit.results.plan.result import Inference, PlanResult
 from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.text import WIDTH
+
+pytestmark = pytest.mark.usefixtures("warm_measuring")
 
 INFERENCE = Inference(False, None, None)
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
@@ -84,7 +82,7 @@ def test_the_loader_keeps_up_with_the_fast_end_of_the_predicted_step() -> None:
     known = Speed(step(8, 0.05), (step(16, 0.1), step(24, 0.15)), 24, 0.2, {}, "")
     found = predicted_step(dataclasses.replace(PLAN, speed=known))
     assert found is not None and found.step_s == pytest.approx(0.8 * 0.15)
-    assert "120 to 202 ms" in found.source and PLAN.gpu in found.source
+    assert "120 ms to 202 ms" in found.source and PLAN.gpu in found.source
     assert found.work_s == 0.0  # an older plan does not say
     busy = dataclasses.replace(step(8, 0.05), core_s=0.025)
     found = predicted_step(
@@ -260,10 +258,10 @@ Data loading (train.py:12: Pictures, batch size 8)
                   batches/s predicted
   recommended     num_workers=4, prefetch_factor=2, pin_memory=True, persistent_workers=True: 12.5
                   batches/s predicted
-  the GPU         at most 25 batches/s (no RTX 4090 runs the step in less than 40 ms (…))
-  the DataLoader is the limit by up to 2x if the GPU reaches the lower bound of its step time
+  the GPU         at most 25.0 batches/s (no RTX 4090 runs the step in less than 40 ms (…))
+  the DataLoader is the limit by up to 2.00× if the GPU reaches the lower bound of its step time
     8 cores are busy with decoding
-    1.9x with: decoded samples in RAM: cache=True
+    1.90× with: decoded samples in RAM: cache=True
   details, at the present batch size:
     trainfit loader --gpu 'RTX 4090' -- python train.py --batch_size=8"""
     )
@@ -271,16 +269,16 @@ Data loading (train.py:12: Pictures, batch size 8)
 
 def test_the_loader_is_the_limit_of_a_step_that_is_known() -> None:
     text = words(rate(12.5, step_s=0.04), step_is_bound=False)
-    assert "the DataLoader is the limit by 2x with" in text
-    assert "the GPU 25 batches/s (given)" in text
+    assert "the DataLoader is the limit by 2.00× with" in text
+    assert "the GPU 25.0 batches/s (given)" in text
 
 
 def test_the_gpu_is_the_limit() -> None:
     text = words(rate(25.0, 77.5, step_s=0.04, verdict="nothing_to_gain"))
     limit = "the GPU is the limit even at the lower bound of its step time"
-    assert f"{limit}: the DataLoader could feed 3.1x as" in text
+    assert f"{limit}: the DataLoader could feed 3.10× as" in text
     text = words(rate(25.0, 77.5, step_s=0.04), step_is_bound=False)
-    assert "the GPU is the limit: the DataLoader could feed 3.1x as much" in text
+    assert "the GPU is the limit: the DataLoader could feed 3.10× as much" in text
     assert "the GPU is the limit: the DataLoader keeps up" in words(
         rate(25.0, 25.1, step_s=0.04), step_is_bound=False
     )
@@ -461,7 +459,7 @@ for _ in range(4):
 """
 
 
-@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("follows", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_options_that_nobody_wrote_are_filled_if_they_do_what_they_say(
     follows: bool, tmp_path: Path
 ) -> None:

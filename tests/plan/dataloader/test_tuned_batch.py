@@ -12,8 +12,11 @@ from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.plan.dataloader.batch_limit import kept_batch
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
-from trainfit.results.loader import Candidate, LoaderResult, LoaderSettings
-from trainfit.results.plan.result import DataLoading, PlanResult
+from trainfit.results.loader.candidates import Candidate
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.plan.loading import DataLoading
+from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.speed import Speed, StepSpeed
 from trainfit.results.runs.loading import Consumer
 

@@ -15,8 +15,10 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command, split_line
 from trainfit.plan.launch.line import launch
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.results.loader import CoreAdvice, VariableAdvice
+from trainfit.results.loader.advice import CoreAdvice, VariableAdvice
 from trainfit.results.runs.trace import TraceOutcome
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 CORES = CoreAdvice("taskset -c 0-3", (0, 1, 2, 3), "the fast cores", "4.9 GHz, not 3.8")
 
@@ -158,6 +160,7 @@ def simulated(tmp_path: Path, argument: str, before: str = "", words: str = "") 
     return outcome
 
 
+@pytest.mark.slow
 def test_accelerate_that_asks_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,15 +19,12 @@ from trainfit.report.plan.launch_parts import (
     parts_section,
     threads_text,
 )
-from trainfit.results.loader import (
-    CoreAdvice,
-    LoaderResult,
-    LoaderSettings,
-    SettingReason,
-    VariableAdvice,
-)
+from trainfit.results.loader.advice import CoreAdvice, SettingReason, VariableAdvice
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, changes_by_hand
-from trainfit.results.plan.result import DataLoading, HostCpu, PlanResult
+from trainfit.results.plan.loading import DataLoading
+from trainfit.results.plan.result import HostCpu, PlanResult
 from trainfit.results.runs.steps import StepMakeup
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
@@ -167,7 +164,7 @@ def allocator(present: str = "", saved: int = 0) -> AllocatorTrial:
     ("trial", "status", "says"),
     [
         (allocator(), "not set", "with expandable segments as much is reserved"),
-        (allocator(saved=1 << 30), "not set", "1 GiB less reserved (5 GiB at batch size 24)"),
+        (allocator(saved=1 << 30), "not set", "1.00 GiB less reserved (5.00 GiB at batch size 24)"),
         (allocator(saved=-(1 << 20)), "not set", "1 MiB more reserved"),
         (allocator("expandable_segments:True", -(1 << 30)), "kept", "without expandable segments"),
     ],

@@ -18,7 +18,7 @@ from trainfit.plan.options.names import NAMES, tunable_of, without_negation
 from trainfit.plan.options.observed import ObservedSettings
 from trainfit.plan.options.proof import _effect
 from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
-from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.script_option import ScriptOption
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.scripts.parsed_options import of_argparse
 
@@ -450,6 +450,7 @@ def test_precisions_that_are_not_what_was_seen(
         assert says in left(found, "amp")
 
 
+@pytest.mark.slow
 def test_a_launchers_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)

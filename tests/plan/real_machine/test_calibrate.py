@@ -13,13 +13,8 @@ from helpers_cli import error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.memory import calibration as memory
-from trainfit.plan.real_machine.calibrate import (
-    CalibrationError,
-    NoGpuError,
-    Processes,
-    calibrate,
-    driver_of_proc,
-)
+from trainfit.plan.real_machine.calibrate import CalibrationError, NoGpuError, calibrate
+from trainfit.plan.real_machine.processes import Processes, driver_of_proc
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
 from trainfit.results.machine.profile import ConvolutionWorkspace, Profile
@@ -351,7 +346,7 @@ def test_without_nvml_two_contexts_tell_what_others_hold(monkeypatch: pytest.Mon
     """Others hold 300 MiB, a context takes 400: 700 with one, 1,100 with two."""
     import contextlib
 
-    from trainfit.plan.real_machine import calibrate as calibrating
+    from trainfit.plan.real_machine import processes as measuring
 
     contexts = 0
 
@@ -367,9 +362,9 @@ def test_without_nvml_two_contexts_tell_what_others_hold(monkeypatch: pytest.Mon
         outside = {CONTEXT: (300 + 400 * held) * MIB}
         return MeasuringOutcome(memory=MemoryReadings(DEVICE, outside, None, {}))
 
-    monkeypatch.setattr(calibrating, "local_usage", lambda: None)
-    monkeypatch.setattr(calibrating, "_process", process)
-    monkeypatch.setattr(calibrating, "_outcome", outcome)
+    monkeypatch.setattr(measuring, "local_usage", lambda: None)
+    monkeypatch.setattr(measuring, "_process", process)
+    monkeypatch.setattr(measuring, "_outcome", outcome)
     nbytes, how = Processes().others(10.0)
     assert nbytes == 300 * MIB
     assert "two processes" in how

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
-from trainfit.plan.command.parsing import CommandError, parse_command
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.real_machine import this_cpu
 from trainfit.plan.real_machine.this_cpu import measured_cpu
 from trainfit.speed import dispatch_probe
@@ -33,6 +34,7 @@ def test_an_interpreter_without_pytorch_is_told_of(monkeypatch: pytest.MonkeyPat
         measured_cpu(command)
 
 
+@pytest.mark.slow
 def test_a_plan_says_that_its_launches_were_measured(tmp_path: Path) -> None:
     words = ("plan", "--gpu=T4", "--cpu=here", "--no-remedies", "--json", "--")
     result = json_of(trainfit(*words, *TRAIN, "--batch_size={batch_size:4}", cwd=tmp_path))

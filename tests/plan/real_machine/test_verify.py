@@ -30,7 +30,7 @@ from trainfit.plan.real_machine.verify import (
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.plan.verification import verification_text
 from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
-from trainfit.results.plan.result import MemoryFigures
+from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.plan.verification import RealRunOutcome, RealRunRequest
 from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.trace import Target
@@ -226,10 +226,10 @@ def test_differences_of_the_runs_are_stated(prediction: Prediction) -> None:
     [
         ({"status": "ended"}, "ended without an optimizer step; verify a command that trains"),
         ({"status": "failed", "message": "KeyError: 1", "location": "train.py:3"},
-         "the script failed (KeyError: 1) at train.py:3 after 3.0 s"),
+         "the script failed (KeyError: 1) at train.py:3 after 3 s"),
         ({"status": "exited", "message": "exit code 2"}, "exited with exit code 2"),
         ({"status": "died", "message": "its process was killed by SIGKILL"}, "by SIGKILL"),
-        ({"status": "timeout"}, "the time limit was reached after 3.0 s"),
+        ({"status": "timeout"}, "the time limit was reached after 3 s"),
     ],
 )  # fmt: skip
 def test_a_run_without_a_step(changes: Any, says: str, prediction: Prediction) -> None:
@@ -381,6 +381,7 @@ def test_a_run_is_measured_without_disturbing_it(tmp_path: Path) -> None:
     assert seen == [{"step": step, "synchronize": 0, "mem_get_info": 0} for step in (1, 2)]
 
 
+@pytest.mark.slow
 def test_a_short_script_is_measured_to_its_end(tmp_path: Path) -> None:
     outcome, output = real_run(tmp_path, steps=2, wanted=10)
     assert (outcome.status, outcome.steps) == ("ended", 2)
@@ -460,6 +461,7 @@ def test_a_wrong_prediction_is_bad_news(tmp_path: Path) -> None:
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
+@pytest.mark.slow
 @needs_no_gpu
 def test_without_a_gpu_there_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('it-ran', 'w')\n" + TRAIN.format(extra=""))

@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import SCRIPTS, trainfit
+from helpers_warm import MEASURING, warm_runs
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.real_machine.versus_cpu import on_cpu, run_on_cpu, with_cpu
 from trainfit.report.plan.versus_cpu import versus_cpu_section
-from trainfit.report.sizes import WIDTH
 from trainfit.results.plan.result import Inference, PlanResult
 from trainfit.results.plan.speed import Speed, StepSpeed
 from trainfit.results.plan.versus_cpu import CpuRunOutcome, VersusCpu
 from trainfit.results.runs.trace import Status
+from trainfit.results.text import WIDTH
+
+pytestmark = pytest.mark.usefixtures("warm_measuring")
 
 TRAIN = ("python", str(SCRIPTS / "train.py"))
 STEP = StepSpeed(8, 0.01, (0.008, 0.014), 0.004, 0.01, 0.0, "launches", 800.0)
@@ -30,9 +33,9 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> PlanResult:
     """A plan whose script ran on the CPU as well."""
     folder = tmp_path_factory.mktemp("versus")
     words = (*TRAIN, "--batch_size={batch_size:4}", "--width=64", "--samples=400")
-    done = trainfit(
-        "plan", "--gpu=T4", "--versus-cpu", "-v", "--output=plan.json", "--", *words, cwd=folder
-    )
+    own = ("--gpu=T4", "--versus-cpu", "--no-remedies", "-v", "--output=plan.json")
+    with warm_runs(MEASURING):
+        done = trainfit("plan", *own, "--", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "plan.txt").write_text(done.stdout)
     result = PlanResult.load(folder / "plan.json")
@@ -189,10 +192,10 @@ def section(found: VersusCpu, speed: Speed | None = SPEED) -> str:
 def test_the_verdict_in_words() -> None:
     text = section(measured(0.2, 0.21, 0.22))
     assert "210 ms a step, 38.1 samples/s (median of 3 steps, 200 ms to 220 ms, 2 threads" in text
-    assert "the GPU is 14 to 28 times as fast; an epoch needs 10 s on it, 3 min 30 s on the" in text
+    assert "the GPU is 14.3× to 27.5× as fast; an epoch needs 10 s on it, 3 min 30 s on the" in text
     slower = section(measured(0.001))
-    assert "no: the CPU is faster, the GPU reaches 0.071 to 0.12 of its rate" in slower
-    assert "cannot tell: the GPU is 0.71 to 1.2 times as fast" in section(measured(0.01))
+    assert "no: the CPU is faster, the GPU reaches 7% to 12% of its rate" in slower
+    assert "cannot tell: the GPU is 0.71× to 1.25× as fast" in section(measured(0.01))
     unknown = section(measured(0.01, gpu=None), None)
     assert "cannot tell: the step on the GPU is not known" in unknown
 
@@ -201,7 +204,7 @@ def test_a_larger_batch_that_the_gpu_wants_is_named() -> None:
     large = StepSpeed(128, 0.016, (0.013, 0.022), 0.015, 0.01, 0.0, "bandwidth", 8000.0)
     known = dataclasses.replace(SPEED, curve=(STEP, large), knee=128)
     text = " ".join(versus_cpu_section(measured(0.01), known).split())
-    assert "10% of its throughput at this batch size: 10 times the samples/s with 128" in text
+    assert "10% of its throughput at this batch size: 10.0× the samples/s with 128" in text
     waits = dataclasses.replace(measured(0.01), waited_s=(0.004,))
     assert "40% of it waits for the DataLoader" in versus_cpu_section(waits, SPEED)
 

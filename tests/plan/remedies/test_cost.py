@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 from trainfit.plan.remedies.catalogue import BY_NAME, KINDS, NAMES, instructions, source_line
 from trainfit.plan.remedies.cost import cost_percent, extra_compute, ordered
 from trainfit.report.plan.remedies import inference_section, remedies_section
-from trainfit.report.sizes import WIDTH
-from trainfit.results.plan.result import (
-    Combination,
-    ExtraCompute,
-    Inference,
-    MemoryFigures,
-    Remedies,
-    Remedy,
-)
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.remedies import Combination, ExtraCompute, Remedies, Remedy
+from trainfit.results.plan.result import Inference
 from trainfit.results.runs.trace import Compute, Finding
+from trainfit.results.text import WIDTH
 from trainfit.simgpu.interventions import NAMES as INTERVENTIONS
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -14,7 +14,7 @@ from trainfit.cli.progress_bar import (
     seconds_left,
     status_text,
 )
-from trainfit.plan.dataloader.measure import Stage
+from trainfit.plan.dataloader.loading_process import Stage
 from trainfit.plan.runs.progress import FirstAnswer
 from trainfit.results.runs.run_status import RunStatus
 
@@ -79,7 +79,7 @@ def test_measurements_estimate_the_time_from_the_share_that_is_done() -> None:
         "2 s: running train.py",
         "5 s: 1 worker",
         "12 s of about 35 s: 2 workers",
-        "40 s of about 145 s: 2 workers",
+        "40 s of about 2 min 25 s: 2 workers",
     ]
 
 

@@ -56,7 +56,8 @@ def test_a_second_run_begins_where_both_have_room(
         assert begins(machine.gate, 2, 5.0 if fits else 0.2) is fits
     assert begins(machine.gate, 3, 5.0)
     said = [
-        "simulated runs are made one at a time: a run needs 4.0 GiB of RAM, 8.0 GiB were available"
+        "simulated runs are made one at a time: a run needs 4.00 GiB of RAM, "
+        "8.00 GiB were available"
     ]
     assert machine.said == ([] if fits else said)
 
@@ -71,7 +72,7 @@ def test_the_youngest_run_gives_way_where_ram_runs_short() -> None:
         gate.look(1)
         with pytest.raises(GaveWay):
             gate.look(2)
-    assert machine.said == ["simulated runs are made one at a time: 1.0 GiB of RAM are left"]
+    assert machine.said == ["simulated runs are made one at a time: 1.00 GiB of RAM are left"]
     with gate.turn(1):
         gate.look(1)  # alone it goes on
         assert not begins(gate, 2)

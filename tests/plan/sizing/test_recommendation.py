@@ -22,8 +22,9 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.effective_batch import EffectiveBatch
 from trainfit.plan.sizing.recommendation import Bounds, recommend, rounded
 from trainfit.plan.sizing.search import Trial, search
-from trainfit.plan.sizing.trial_curve import MOST_TRIALS, curve_through, refine, timed
-from trainfit.plan.speed import Curve, batch_sizes, curve_of, machine_of, saturation_batch
+from trainfit.plan.steps.costing import machine_of
+from trainfit.plan.steps.curve import Curve, batch_sizes, curve_of, saturation_batch
+from trainfit.plan.steps.trial_curve import MOST_TRIALS, curve_through, refine, timed
 from trainfit.results.plan.speed import KNEE, StepSpeed
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup

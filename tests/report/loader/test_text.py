@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,19 +13,13 @@ from hypothesis import strategies as st
 
 from helpers_loader import candidates, machine, probe, result
 from trainfit.report.loader.text import loader_line, loader_text
-from trainfit.report.loader.words import duration, rate, settings_words
-from trainfit.report.sizes import WIDTH
-from trainfit.results.loader import (
-    Candidate,
-    Confirmed,
-    CoreAdvice,
-    Fault,
-    LoaderAdvice,
-    LoaderResult,
-    LoaderSettings,
-    StorageCost,
-    VariableAdvice,
-)
+from trainfit.report.loader.words import settings_words
+from trainfit.results.loader.advice import CoreAdvice, LoaderAdvice, VariableAdvice
+from trainfit.results.loader.candidates import Candidate, Confirmed
+from trainfit.results.loader.probe import Fault, StorageCost
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.text import WIDTH
 
 BEST = LoaderSettings(4, pin_memory=True, persistent_workers=True)
 VARIABLE = VariableAdvice(
@@ -123,7 +119,7 @@ def test_what_a_batch_costs() -> None:
         "hand-off 900 µs (1.2 ms while a worker loads the next), 700 µs more to pin it",
         "storage 120 ms a batch from the page cache, 190 ms from storage (2 MiB read)",
         "a worker 180 MiB of RAM of its own; starts in 12 ms by fork, 2.9 s by spawn",
-        "two workers 1.94 times the rate of one (one more busy core slows all by 2.0%)",
+        "two workers 1.94 times the rate of one (one more busy core slows all by 2%)",
     ):
         assert words in told
     assert "sampler" not in told  # a fraction of a thousandth
@@ -312,21 +308,27 @@ def test_a_saved_result_reads_the_same() -> None:
     assert LoaderResult.from_json(whole.to_json(), Path("x")) == whole
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (0.0, "0 µs"), (2.5e-5, "25 µs"), (0.0009996, "1 ms"), (0.04, "40 ms"),
-     (1.0, "1 s"), (12.34, "12.3 s"), (345.6, "346 s")],
-)  # fmt: skip
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_rates_and_settings_in_words() -> None:
-    assert [rate(v) for v in (None, 0.0, 0.5, 25.0, 99.96, 1234.5)] == [
-        *("", "0", "0.500", "25.0", "100", "1234")
-    ]
+def test_settings_in_words() -> None:
     assert settings_words(LoaderSettings(0)) == "no workers"
     many = LoaderSettings(1, 4, True, False, True, "spawn", 2)
     assert settings_words(many) == (
         "1 worker, prefetch 4, pinned, persistent, out of order, spawn, 2 threads each"
     )
+
+
+def test_changes_without_a_predicted_gain_have_their_share() -> None:
+    decode = LoaderAdvice("gpu_decoding", "decode on the GPU", "DALI", None, None, "seen", 0.46)
+    resize = LoaderAdvice("resize", "store them smaller", "re-encode", None, None, "", 0.7)
+    text = loader_text(result(advice=(decode, resize)))
+    assert "Other changes (predicted)" not in text
+    assert text.index("     70%  store them smaller") < text.index("     46%  decode on the GPU")
+
+
+def test_gains_that_rested_on_assumed_constants_are_not_read_from_older_files() -> None:
+    cache = LoaderAdvice("cache", "in RAM", "a dict", 60.0, 2.4, "")
+    resize = LoaderAdvice("resize", "store them smaller", "re-encode", 40.0, 1.6, "")
+    document = json.loads(result(advice=(cache, resize)).to_json())
+    older = json.dumps(document | {"version": 3})
+    first, second = LoaderResult.from_json(older, Path("x.json")).advice
+    assert first == cache
+    assert (second.gain, second.batches_per_s, second.share) == (None, None, None)

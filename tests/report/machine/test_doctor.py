@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from helpers_facts import machine
 from trainfit.report.machine.doctor import check_text, doctor_text
-from trainfit.report.sizes import WIDTH
 from trainfit.results.machine.doctor import (
     Check,
     DoctorResult,
@@ -13,6 +12,7 @@ from trainfit.results.machine.doctor import (
     Fix,
     ScriptReport,
 )
+from trainfit.results.text import WIDTH
 
 BAD = Check(
     name="shm",
@@ -34,7 +34,7 @@ def result(*checks: Check, script: ScriptReport | None = None) -> DoctorResult:
 def test_bad_comes_first_and_good_is_one_line() -> None:
     text = doctor_text(result(GOOD, UNSURE, BAD))
     assert text.index("BAD") < text.index("?     frequency") < text.index("ok    numa")
-    assert text.startswith("1 bad, 1 unknown, 1 good (1.2 s)\n")
+    assert text.startswith("1 bad, 1 unknown, 1 good (1.24 s)\n")
     assert check_text(GOOD) == "ok    numa              one NUMA node"
 
 

@@ -9,24 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.plan.test_speed import SPEED
+from tests.plan.steps.test_speed import SPEED
 from tests.report.plan.test_text import GIB, MEMORY, PLAN, with_now
 from trainfit.report.memory.table import without_prefix
 from trainfit.report.plan.facts import facts
 from trainfit.report.plan.screen import COLUMNS, LINES, NARROWEST, plan_screen, screen_text
 from trainfit.results.files.notes import Note, complete
-from trainfit.results.plan.result import (
-    AmpChoice,
-    BatchLimits,
-    BatchShapes,
-    Combination,
-    DataLoading,
-    Inference,
-    MemoryFigures,
-    PlanResult,
-    Remedies,
-    Remedy,
-)
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.amp import AmpChoice
+from trainfit.results.plan.configuration import BatchLimits, BatchShapes
+from trainfit.results.plan.loading import DataLoading
+from trainfit.results.plan.remedies import Combination, Remedies, Remedy
+from trainfit.results.plan.result import Inference, PlanResult
 from trainfit.results.plan.speed import Speed, StepSpeed
 from trainfit.results.plan.versus_cpu import VersusCpu
 from trainfit.results.runs.coverage import Coverage
@@ -192,6 +186,14 @@ def test_a_recommendation_that_there_is_none() -> None:
     assert "Largest batch 42, none recommended. " in text
     assert "batch size none recommended: memory grows with each step" in text
     assert "none recommended: none leaves the" in words(with_now(ACT, recommended_batch=0))
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"), [(42, "Any batch size fits (the data set has 42 samples), rec"),
+                          (43, "Largest batch 42, rec"), (None, "Largest batch 42, rec")],
+)  # fmt: skip
+def test_no_batch_is_larger_than_the_data_set(samples: int | None, says: str) -> None:
+    assert says in words(dataclasses.replace(ACT, samples=samples))
 
 
 def test_micro_batches_and_shapes() -> None:

@@ -17,10 +17,13 @@ from trainfit.plan.command.parsing import quote
 from trainfit.report.memory.recording import recording_json, recording_text
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.text import plan_text
-from trainfit.report.sizes import WIDTH, printable, share, size
-from trainfit.results.plan.result import BatchCheck, Configuration, MemoryFigures, PlanResult
+from trainfit.results.format import share, size
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.memory.summary import RecordingSummary
+from trainfit.results.plan.configuration import BatchCheck, Configuration
+from trainfit.results.plan.result import PlanResult
 from trainfit.results.runs.steps import GrowthSource, StepPattern
-from trainfit.results.runs.summary import RecordingSummary
+from trainfit.results.text import WIDTH, printable
 
 GIB, MIB = 1 << 30, 1 << 20
 MEMORY = MemoryFigures(6 * GIB, 7 * GIB, 7 * GIB + 400 * MIB, 400 * MIB, (300 * MIB, 500 * MIB))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.hardware.host.mounts import Mount, _mount, read_mounts
 from trainfit.hardware.host.system import System
-from trainfit.hardware.storage.mounts import Mount, _mount, read_mounts
 from trainfit.report.protection_text import protection_notes
 from trainfit.results.runs.sandbox import Protection
 from trainfit.scripts.sandbox.layer import Layer, LayerContents, is_in_layer, written

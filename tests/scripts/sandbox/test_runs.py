@@ -99,6 +99,7 @@ def test_where_no_overlay_can_be_had(
     assert (outcome.protection.files, outcome.protection.removed) == (2, 1)
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_was_measured_before_too_much_was_written(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import environment
-from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.script_option import ScriptOption
 from trainfit.scripts.option_words import place_of
 from trainfit.scripts.template_process import Arguments
 from trainfit.scripts.watch.options import OptionsWatch

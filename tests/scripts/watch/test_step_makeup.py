@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.plan.command.parsing import CommandError, parse_command
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.sizing.effective_batch import accumulation_for
-from trainfit.plan.speed import fast_end
+from trainfit.plan.steps.speed import fast_end
 from trainfit.report.steps.step import step_lines
 from trainfit.results.plan.speed import StepSpeed
 from trainfit.results.runs.steps import StepMakeup

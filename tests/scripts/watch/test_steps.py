@@ -21,8 +21,9 @@ from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.plan.sizing.batch_scaling import steady_work
-from trainfit.plan.speed import machine_of, speed
+from trainfit.plan.steps.batch_scaling import steady_work
+from trainfit.plan.steps.costing import machine_of
+from trainfit.plan.steps.speed import speed
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.scripts.watch.dataloader import LoaderTracker
@@ -32,6 +33,8 @@ from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.typical_step import steady_step
 from trainfit.speed.model.work import Work, one_off, steady
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 SCRIPT = SCRIPTS / "accumulating.py"
 _spec = importlib.util.spec_from_file_location("accumulating", SCRIPT)

@@ -31,7 +31,8 @@ from hypothesis.stateful import (
 )
 
 from trainfit.simgpu.allocator.blocks import FREE, Block
-from trainfit.simgpu.allocator.caching import CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator.caching import CachingAllocator
+from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 KIB = 1 << 10

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils import benchmark
 
 import trainfit
-from trainfit.plan.speed import speed
+from trainfit.plan.steps.speed import speed
 from trainfit.simgpu.cuda import clock as clocks
 from trainfit.simgpu.cuda.host_clock import OWN_WORK_S, ScriptTime
 from trainfit.simgpu.patching import PatchSet

@@ -157,6 +157,7 @@ def test_models_without_a_name_or_with_several_are_refused() -> None:
     assert not several.applies and "resnet18, resnet34" in several.reason
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_is_refused_with_what_to_do() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import trainfit
-from trainfit.simgpu.operators.autocast import policies
+from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.session import Simulation
 
 HALVES = [torch.bfloat16, torch.float16]

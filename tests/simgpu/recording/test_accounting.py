@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import trainfit
-from trainfit.simgpu.allocator.caching import OutOfDeviceMemory
+from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
 from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.kernels import flops as operator_flops
-from trainfit.simgpu.kernels import launches as gpu_kernels
+from trainfit.simgpu.launches import flops as operator_flops
+from trainfit.simgpu.launches import rules as gpu_kernels
 
 
 def raises(*_: Any, **__: Any) -> Any:
@@ -49,7 +49,7 @@ def test_every_part_of_the_accounting_may_fail(part: str, monkeypatch: pytest.Mo
     with trainfit.simulate("RTX 4090") as sim:
         a = torch.ones(4, device="cuda")
         if part == "rule":
-            monkeypatch.setitem(gpu_kernels._RULES, "add", raises)
+            monkeypatch.setitem(gpu_kernels.RULES, "add", raises)
         elif part == "values":
             monkeypatch.setattr(sim.engine.values, "compute", raises)
         else:

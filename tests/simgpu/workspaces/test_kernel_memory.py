@@ -17,7 +17,7 @@ from trainfit.memory.stream.affine import AffineStream
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu.kernels import matmul as kernels_products
 from trainfit.simgpu.session import Simulation
-from trainfit.simgpu.workspaces.scratch import MODELS, workspace_bytes
+from trainfit.simgpu.workspaces.models import MODELS, workspace_bytes
 
 KiB, MiB = 1 << 10, 1 << 20
 AMPERE = 2 * 4 * MiB + 8 * 16 * KiB

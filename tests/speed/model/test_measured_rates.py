@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import constants_of, machine_of
+from trainfit.plan.steps.costing import constants_of, machine_of
 from trainfit.results.machine.constants import Basis
 from trainfit.results.machine.profile import Figure, Rates, Unit
 from trainfit.results.plan.result import HostCpu

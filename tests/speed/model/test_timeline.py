@@ -13,7 +13,7 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.speed import speed
+from trainfit.plan.steps.speed import speed
 from trainfit.results.runs.kernels import KINDS, MARKS
 from trainfit.speed.model.efficiency import FITTED, Efficiency
 from trainfit.speed.model.host import HostCosts
@@ -155,9 +155,10 @@ def test_what_holds_of_every_timeline(
     took = np.array([0.0 if kind in MARKS else seconds for kind, *_, seconds in launches])
     issued = np.arange(len(rows)) * 0.1
     timeline = Timeline(queue)
-    ends = timeline.add(job, took, issued, 0.1 * len(rows))
+    ready, ends = timeline.add(job, took, issued, 0.1 * len(rows))
     begins = ends - took
-    assert (begins >= issued - 1e-9).all()
+    assert (ready >= issued).all() and (begins >= ready - 1e-9).all()
+    assert (np.diff(ready) >= -1e-9).all()
     assert timeline.end_s >= ends.max()
     kinds = [kind for kind, *_ in launches]
     for stream in range(3):
@@ -188,9 +189,9 @@ def test_an_idle_stream_changes_nothing(took: list[float], queue: int) -> None:
     rows = [row("pointwise") for _ in took]
     issued = np.arange(len(took)) * 0.3
     one, other = Timeline(queue), Timeline(queue)
-    alone = one.add(work(*rows), np.array(took), issued, 10.0)
+    _, alone = one.add(work(*rows), np.array(took), issued, 10.0)
     marks = work(row("event", 1, rows=1), *rows)
-    with_other = other.add(marks, np.array([0.0, *took]), np.array([0.0, *issued]), 10.0)
+    _, with_other = other.add(marks, np.array([0.0, *took]), np.array([0.0, *issued]), 10.0)
     if len(took) < queue:  # the mark takes a place in the queue
         assert with_other[1:].tolist() == pytest.approx(alone.tolist())
         assert one.end_s == pytest.approx(other.end_s)

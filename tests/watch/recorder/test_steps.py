@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from helpers_recorder import recorded
 from trainfit.results.watch import tables
 from trainfit.watch.recorder.step import phases as ph
+from trainfit.watch.recorder.step.loader_record import ReadyBatches
 from trainfit.watch.recorder.step.phases import PhaseClock
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
 
@@ -81,6 +84,47 @@ def test_a_phase_that_an_exception_left_open_ends_with_the_one_around_it() -> No
     clock.enter(ph.SYNC)
     clock.leave(outer)
     assert clock.depth == 0 and clock.current == ph.OTHER
+
+
+# -- batches that are ready ------------------------------------------------------------------------
+
+
+class Queue:
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def qsize(self) -> int:
+        return self.batches
+
+
+@pytest.mark.parametrize(
+    ("early", "in_queue", "later", "ready", "had_next"),
+    [
+        ((), 0, (), 0, False),
+        ((5,), 0, (6,), 1, True),  # 5 is the next one, and is there
+        ((6, 7), 0, (6, 7), 2, False),  # those of others do not help
+        ((), 2, (), 2, True),  # the first in the queue was it
+        ((), 2, (6,), 2, True),  # … the second
+        ((), 2, (6, 7), 2, False),  # both were others'
+        ((7,), 1, (6, 7, 8), 2, False),
+    ],
+)
+def test_ready_batches_count_where_the_next_is_among_them(
+    early: tuple[int, ...], in_queue: int, later: tuple[int, ...], ready: int, had_next: bool
+) -> None:
+    def tasks(arrived: tuple[int, ...]) -> dict[int, tuple[Any, ...]]:
+        return {index: (0, "data") if index in arrived else (0,) for index in range(5, 10)}
+
+    queue = Queue(in_queue)
+    batches = SimpleNamespace(
+        _task_info=tasks(early), _rcvd_idx=5, _data_queue=queue, _worker_result_queue=queue
+    )
+    looked = ReadyBatches(batches)
+    assert looked.count() == ready
+    batches._task_info, batches._rcvd_idx = tasks(later), 6
+    del batches._task_info[5]
+    assert looked.had_next() is had_next
+    assert ReadyBatches(SimpleNamespace()).count() == -1
 
 
 # -- trainings ------------------------------------------------------------------------------------
@@ -235,11 +279,12 @@ def test_an_evaluation_takes_its_batches_with_it(tmp_path: Path) -> None:
             with torch.no_grad():
                 for batch in DataLoader(DATA, batch_size=4):
                     model(batch[0])
+                    time.sleep(0.002)
     steps = run.record.steps
     assert list(steps["samples"]) == [16] * 4
     evaluated = (steps["flags"] & tables.EVALUATION) != 0
     assert list(evaluated) == [False, False, True, False]
-    assert steps["evaluation_s"][2] > steps["input_s"][2]
+    assert steps["evaluation_s"][2] > (len(DATA) // 4 - 1) * 0.002
     assert [each.step for each in run.events("evaluation")] == [2, 4]  # the last after all steps
     roles = {each.batch_size: each.role for each in run.record.header.loaders}
     assert roles == {16: "training", 4: "evaluation"}

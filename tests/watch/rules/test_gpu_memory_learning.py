@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as hnp
 from trainfit.results.watch import tables
 from trainfit.results.watch.result import Finding, Unknown
 from trainfit.results.watch.run import RankRecord, RunHeader, RunRecord, WatchedGpu
-from trainfit.watch.ledger import ledger, robust_slope
+from trainfit.watch.figures.ledger import ledger, robust_slope
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules import gpu, learning, memory
-from trainfit.watch.view import RunView
 
 GIB = 2**30
 RULES = (*gpu.RULES, *memory.RULES, *learning.RULES)
@@ -206,13 +206,13 @@ def test_reserved_far_above_allocated() -> None:
 
 
 def test_the_ledger_adds_up() -> None:
-    books = ledger(run_of().first)
+    books = ledger(run_of().judged)
     assert books is not None
     for point in books.points:
         parts = (point.allocated, point.cached, point.beyond, point.others, point.free)
         assert None not in parts and sum(each or 0 for each in parts) == 40 * GIB
     assert books.fragmentation == pytest.approx(2 / 30)
-    assert ledger(run_of(gpu=None).first) is None
+    assert ledger(run_of(gpu=None).judged) is None
 
 
 def host(seconds: int = 40, **columns: Any) -> tables.Table:

@@ -20,11 +20,10 @@ from helpers_watch import (
 )
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
-from trainfit.watch.judge import judge
-from trainfit.watch.rules.registry import RULES
+from trainfit.watch.judge import RULES, judge
 
 CROWD = {"cores_busy": 8.0, "cores_ours": 7.8, "runnable": 30.0}
-PRESSED = {"involuntary_switches": 300.0}
+PRESSED = {"involuntary_switches": 300.0, "cpu_cores": 1.6, "hottest_thread": 0.3}
 #: The GPU is not always busy, so that delays of the host cost time.
 HUNGRY = {"gpu_gap_s": 0.02, "cpu_s": 0.06}
 
@@ -133,6 +132,14 @@ def test_threads_in_workers() -> None:
     assert found.settings == {"OPENBLAS_NUM_THREADS": "1"}
     assert found.line == "cv2.setNumThreads(0)"
     assert found.confidence == "certain"
+
+
+def test_pools_that_nothing_uses_take_no_turns() -> None:
+    """OpenBLAS has 8 threads in each worker, of which one is busy: there are too many workers."""
+    header = {"worker_threads": {"openblas": 8}, "loaders": loader(num_workers=24)}
+    one = PRESSED | {"cpu_cores": 0.3}
+    found = kinds(judge(run(**HUNGRY, header=header, machine=CROWD, processes=one)))
+    assert "too_many_workers" in found and "thread_oversubscription" not in found
 
 
 def test_threads_of_several_ranks() -> None:

@@ -124,6 +124,28 @@ def test_workers_are_never_raised_where_cores_are_saturated(busy: float) -> None
     assert "more workers would not help" in found.action
 
 
+def test_workers_that_mostly_wait_are_raised_on_full_cores_too() -> None:
+    """Other programs fill the cores, and a batch waits for its storage."""
+    machine = {"cores_busy": 8.0, "runnable": 16.0, "cores_ours": 0.5}
+    slow = {"fetch_s": 0.58, "cpu_s": 0.01}
+    found = finding(judge(run(**SLOW, fetches=slow, machine=machine)), "input_bound")
+    assert found.settings == {"num_workers": "6"}
+    # What its CPU time takes on crowded cores is no waiting for storage.
+    crowded = machine | {"runnable": 160.0}
+    slow |= {"cpu_s": 0.05, "decode_s": 0.4}
+    found = finding(judge(run(**SLOW, fetches=slow, machine=crowded)), "input_bound")
+    assert not found.settings and "All cores are busy" in found.cause
+
+
+def test_ready_batches_are_late_where_the_cores_are_full() -> None:
+    values: dict[str, Any] = {"input_s": 0.05, "queued": 8, "fetches": {"fetch_s": 2, "cpu_s": 1}}
+    found = finding(judge(run(**values, machine={"cores_busy": 8.0})), "input_bound")
+    assert "All cores are busy" in found.cause
+    few = values | {"fetches": {"fetch_s": 0.05, "cpu_s": 0.05}}
+    found = finding(judge(run(**few, machine={"cores_busy": 8.0})), "input_bound")
+    assert "hand-off" in found.cause
+
+
 def test_a_quota_counts_as_the_cores() -> None:
     header = {"quota_cores": 4.0}
     machine = {"cores_busy": 5.0, "cores_ours": 3.9}
@@ -267,6 +289,14 @@ def test_without_workers_and_without_an_idle_core_they_are_not_recommended() -> 
     result = without_workers(machine={"cores_busy": 8.0})
     assert kinds(result) == ["input_bound"]
     assert not finding(result, "input_bound").settings
+
+
+def test_without_workers_a_batch_that_waits_gets_them_on_full_cores_too() -> None:
+    """What its CPU time is, only the step's tells: the training process makes it."""
+    values: dict[str, Any] = {"input_s": 0.15, "queued": -1, "cpu_s": 0.01}
+    values |= {"header": {"loaders": loader(num_workers=0)}, "machine": {"cores_busy": 8.0}}
+    result = judge(run(**values, fetches={"fetch_s": 0.15, "cpu_s": np.nan}))
+    assert finding(result, "no_workers").settings["num_workers"] == "2"
 
 
 def many_workers(number: int, **machine: Any) -> WatchResult:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers_watch import ENDS_WITH_US
 from trainfit.results.watch.tables import Table
 from trainfit.watch.sampler import processes
 from trainfit.watch.sampler.kept_files import KeptFiles
@@ -57,7 +58,7 @@ if __name__ == "__main__":
 def child(program: str, **environment: str) -> Iterator[tuple[int, list[int]]]:
     """A child in a process group of its own, and the numbers that it prints."""
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", ENDS_WITH_US + program],
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},
         start_new_session=True,

@@ -8,10 +8,11 @@ from typing import Any
 
 from trainfit.cli.common import memory_size, output_file, progress, seconds
 from trainfit.hardware import device_constants, find_gpu
-from trainfit.plan.real_machine.calibrate import Processes, calibrate
+from trainfit.plan.real_machine.calibrate import calibrate
+from trainfit.plan.real_machine.processes import Processes
 from trainfit.report.gpus.profile import profile_text
-from trainfit.report.sizes import printable
 from trainfit.results.runs.measurement import StandIn
+from trainfit.results.text import printable
 
 PARSER: dict[str, Any] = {
     "help": "measure this machine's GPU and write a profile for plan and simulate",

@@ -13,8 +13,8 @@ from typing import Any
 from trainfit.cli.common import UsageError, output_file
 from trainfit.doctor.diagnose import NAMES, chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
-from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.survey import survey
 from trainfit.lint.api import read_script
 from trainfit.report.machine.cpu import CHECKS, cpu_text
 from trainfit.report.machine.doctor import doctor_text

@@ -13,8 +13,8 @@ from typing import Any
 from trainfit.cli.common import UsageError, duration, whole_number
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
-from trainfit.plan.gpus.comparison import Job, compare_gpus
-from trainfit.plan.gpus.job import job_of_plan, job_of_recordings
+from trainfit.plan.gpus.comparison import compare_gpus
+from trainfit.plan.gpus.job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus.market import MARKET, market_prices
 from trainfit.plan.gpus.prices import Prices, load_prices
 from trainfit.report.gpus.catalogue import gpus_text

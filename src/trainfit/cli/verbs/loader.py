@@ -11,6 +11,7 @@ from trainfit.cli.common import (
     add_protection,
     add_result,
     duration,
+    name_report,
     output_file,
     sandbox_request,
     seconds,
@@ -23,7 +24,7 @@ from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader.text import loader_text
-from trainfit.results.loader import LoaderResult
+from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
 
 PARSER: dict[str, Any] = {
@@ -144,6 +145,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     print(result.to_json() if options.json else loader_text(result), flush=True)
     if output is not None:
         result.save(output)
+    name_report(output, json=options.json)
     if tuned.interrupt is not None:
         raise tuned.interrupt
     _check_ran(result)

@@ -13,22 +13,23 @@ from trainfit.cli.common import (
     UsageError,
     add_result,
     duration,
+    name_report,
     only_ascii,
     output_file,
 )
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.hardware.host.survey import survey
 from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.survey import survey
 from trainfit.pace.calls.callee import Callee, Command, function_of
-from trainfit.pace.explain.fixes import Fixer
+from trainfit.pace.machine.fixes import Fixer
 from trainfit.pace.machine.host import RealHost
 from trainfit.pace.machine.power_settings import power_facts
 from trainfit.pace.machine.settings import Settings
 from trainfit.pace.measuring import Options, measure
-from trainfit.plan.dataloader.measure import Stage
+from trainfit.plan.dataloader.loading_process import Stage
 from trainfit.report.machine.pace import pace_text
-from trainfit.report.sizes import printable
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.text import printable
 
 PARSER: dict[str, Any] = {
     "help": "inference at a fixed rate: why paced calls are slower, and which fix helps",
@@ -120,6 +121,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if output is not None:
         result.save(output)
     print(result.to_json() if options.json else pace_text(result, ascii_only=only_ascii()))
+    name_report(output, json=options.json)
     if result.ended == "interrupted":
         sys.stdout.flush()
         raise KeyboardInterrupt

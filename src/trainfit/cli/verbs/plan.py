@@ -15,16 +15,17 @@ from trainfit.cli.common import (
     add_protection,
     add_simulation,
     chosen_device,
+    name_report,
     output_file,
     sandbox_request,
     seconds,
     share,
     split_command,
-    whole_number,
 )
 from trainfit.cli.processor import processor, rented_cpu
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import add_explain, print_plan
+from trainfit.cli.verbs.batch.inputs import noise_scale, read_noise
 from trainfit.cli.verbs.loader import given_step, step_time
 from trainfit.hardware.gpu.rented import find_rented
 from trainfit.plan.command.parsing import parse_command
@@ -68,10 +69,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--noise-scale",
-        type=whole_number,
+        type=noise_scale,
         metavar="SAMPLES",
-        help="gradient noise scale, if you know it: a batch that is large compared to it needs "
-        "more samples for the same loss, so that a smaller one is recommended",
+        help="gradient noise scale, if you know it, or the file of trainfit.batch.NoiseScale.save: "
+        "a batch that is large compared to it needs more samples for the same loss, so that a "
+        "smaller one is recommended",
     )
     add_simulation(parser)
     add_protection(parser)
@@ -156,6 +158,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         planned = plan(parsed, device.gpu, settings, real, progress, device.constants, keep)
     keep(planned.result)
     print_plan(planned.result, options)
+    name_report(output, json=options.json)
     if planned.interrupt is not None:
         raise planned.interrupt
     return 0 if planned.result.fits else 1
@@ -172,9 +175,15 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.time_limit,
         _remedies(options),
         cpu,
-        noise_scale=options.noise_scale,
+        noise_scale=_noise_scale(options),
         rented=_rented(options),
     )
+
+
+def _noise_scale(options: argparse.Namespace) -> float | None:
+    """Where the data set no upper bound, the lower one: never a batch larger than they support."""
+    noise, _, _ = read_noise(options.noise_scale)
+    return None if noise is None else noise.value or noise.low
 
 
 def _real_runs(options: argparse.Namespace) -> RealRuns:

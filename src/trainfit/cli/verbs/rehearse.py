@@ -13,6 +13,7 @@ from trainfit.cli.common import (
     add_protection,
     add_result,
     duration,
+    name_report,
     only_ascii,
     output_file,
     sandbox_request,
@@ -26,7 +27,7 @@ from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
 from trainfit.report.loader.rehearsal import rehearsal_text
-from trainfit.results.loader import LoaderResult
+from trainfit.results.loader.result import LoaderResult
 
 PARSER: dict[str, Any] = {
     "help": "run a command's real DataLoader with a simulated GPU step and show the GPU "
@@ -124,6 +125,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     print(text, flush=True)
     if output is not None:
         result.save(output)
+    name_report(output, json=options.json)
     if rehearsed.interrupt is not None:
         raise rehearsed.interrupt
     return 0 if result.ended == "duration" else 2

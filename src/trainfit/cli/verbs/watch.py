@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
-from trainfit.cli.common import UsageError, only_ascii, output_file, split_command
+from trainfit.cli.common import (
+    UsageError,
+    name_report,
+    only_ascii,
+    output_file,
+    split_command,
+)
 from trainfit.cli.live_view import Terminal, attached, follow_lines
-from trainfit.cli.screen import STYLES
+from trainfit.cli.verbs.watched.printing import print_noise, print_result
 from trainfit.cli.verbs.watched.verify_change import add_verify, verified
-from trainfit.report.sizes import printable
-from trainfit.report.watch.screen import watch_screen, watch_text
+from trainfit.plan.command.tunables import fill, placeholders
+from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.run import load_run
+from trainfit.results.watch.run import load_machines
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.run_folder import new_folder
@@ -45,10 +50,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--folder", type=Path, metavar="DIR", help="record into DIR, a new or empty folder"
     )
     parser.add_argument(
-        "--read", type=Path, metavar="DIR", help="judge a recorded run instead of running one"
+        "--read",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="judge a recorded run instead of running one; given again for each other machine of "
+        "the same run",
     )
     parser.add_argument(
         "--attach", type=Path, metavar="DIR", help="show a run that goes on in another terminal"
+    )
+    parser.add_argument(
+        "--noise-scale",
+        action="store_true",
+        help="also measure the gradient noise scale: which batch size learns fastest",
     )
     add_verify(parser)
     parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
@@ -75,19 +90,24 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
     if (options.verify and not command) or (options.verify_steps and not options.verify):
         raise UsageError("--verify runs a command: trainfit watch --verify -- python train.py")
+    if options.noise_scale and (options.verify or not command):
+        raise UsageError(
+            "--noise-scale measures a whole run: trainfit watch --noise-scale -- python train.py"
+        )
     if options.verify:
         return verified(options, command, _new_folder(options, command))
     if command:
         folder = _new_folder(options, command)
         code = _watched(options, command, folder)
     else:
-        folder, code = getattr(options, given[0]), 0
+        folder, code = options.attach or options.read[0], 0
         if options.attach is not None:
             _follow_attached(options, folder)
-    result = judge(load_run(folder))
+    result = judge(load_machines(options.read or [folder]))
     if output is not None:
         result.save(output)
     _print(result, options, folder)
+    name_report(output or folder, json=options.json)
     return code
 
 
@@ -104,13 +124,17 @@ def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:
 
 
 def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
-    """Run the command to its end; returns its exit code."""
+    """Run the command, its placeholders filled with their present values, to its end; returns its
+    exit code."""
+    present = placeholders(command)
+    words = [fill(word, present) for word in command]
     drawn = _is_drawn(options)
     terminal = Terminal() if drawn else None
     sampler: SamplerHandle | None = None
     try:
+        output = None if terminal is None else terminal.output
         with WatchedCommand(
-            command, folder, None if terminal is None else terminal.output
+            words, folder, output, typed=command, measures_noise=options.noise_scale
         ) as watched:
             if watched.recorded:
                 with contextlib.suppress(OSError):  # the run goes on without samples
@@ -148,15 +172,9 @@ def _seen(folder: Path) -> WatchResult | None:
 
 
 def _print(result: WatchResult, options: argparse.Namespace, folder: Path) -> None:
-    if options.json:
-        print(result.to_json(), flush=True)
-        return
-    console = Console(stderr=not options.read, highlight=False, markup=False, emoji=False)
-    if console.is_terminal:
-        for line in watch_screen(result, console.width, whole=options.explain):
-            console.print(Text(line.text, STYLES[line.style]), soft_wrap=True)
-    else:
-        print(watch_text(result, whole=options.explain), file=console.file, flush=True)
-    if not options.read:
+    print_result(result, json=options.json, whole=options.explain, stderr=not options.read)
+    if not options.json:
+        print_noise(folder, wanted=options.noise_scale, stderr=not options.read)
+    if not (options.read or options.json):
         again = f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
         print(f"recorded: {again}", file=sys.stderr)

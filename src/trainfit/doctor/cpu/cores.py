@@ -6,7 +6,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, on_host, raise_limit, restore, whole
 from trainfit.hardware.host.parsing import cpu_list_text
-from trainfit.results.files.words import core_count, cores, count
+from trainfit.results.format import core_count, cores, count
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Cpu, Machine
 

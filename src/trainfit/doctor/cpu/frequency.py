@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import ghz, on_host, quoted, short
+from trainfit.doctor.formatting import brief, on_host, quoted
 from trainfit.hardware.host.parsing import cpu_list_text
+from trainfit.results.format import ghz
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import FrequencyPolicy, Machine
 
@@ -98,11 +99,11 @@ def _grouped(
 
 def _name(policies: Sequence[FrequencyPolicy]) -> str:
     """Driver, governors and preferences on one short line."""
-    drivers = sorted({short(p.driver or "cpufreq", 16) for p in policies})[:2]
-    governors = sorted({short(p.governor or "no governor", 16) for p in policies})[:2]
-    wishes = sorted({short(p.energy_preference, 20) for p in policies if p.energy_preference})[:2]
+    drivers = sorted({brief(p.driver or "cpufreq", 16) for p in policies})[:2]
+    governors = sorted({brief(p.governor or "no governor", 16) for p in policies})[:2]
+    wishes = sorted({brief(p.energy_preference, 20) for p in policies if p.energy_preference})[:2]
     text = f"{'/'.join(drivers)} {'/'.join(governors)}"
-    return short(text + (f", EPP {'/'.join(wishes)}" if wishes else ""), 52)
+    return brief(text + (f", EPP {'/'.join(wishes)}" if wishes else ""), 52)
 
 
 def _hidden(machine: Machine, found: list[Evidence]) -> Check:
@@ -135,7 +136,7 @@ def _pinned(
     low = [p for p in low if p.driver is not None]
     if not low:
         return None
-    driver = short(low[0].driver or "")
+    driver = brief(low[0].driver or "")
     return bad(
         NAME,
         "governor_pins_minimum",
@@ -266,7 +267,7 @@ def _prefers_power(
     ]
     if not saving:
         return None
-    wish = short(saving[0].energy_preference or "")
+    wish = brief(saving[0].energy_preference or "")
     return bad(
         NAME,
         "energy_preference_power",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import evidence, good, unsure
-from trainfit.doctor.formatting import on_host, short
+from trainfit.doctor.formatting import brief, on_host
+from trainfit.results.format import duration
 from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import IdleState, Machine
 
@@ -29,8 +30,8 @@ def check_idle(machine: Machine) -> tuple[Check, ...]:
         why = "every idle state is disabled: cores wake at once, and draw power all the time"
         return (good(NAME, "all idle states are disabled", found, why),)
     deepest = max(enabled, key=lambda state: state.latency_s)
-    took = f"{deepest.latency_s * 1e6:.0f} µs"
-    summary = f"waking from the deepest idle state ({short(deepest.name)}) needs up to {took}"
+    took = duration(deepest.latency_s)
+    summary = f"waking from the deepest idle state ({brief(deepest.name)}) needs up to {took}"
     if deepest.latency_s < policy.IDLE_LATENCY_S:
         why = (
             "a loaded core does not enter idle states, so training is not slowed; a paced "
@@ -68,6 +69,6 @@ def _listed(states: Sequence[IdleState]) -> str:
     if not states:
         return "none"
     return ", ".join(
-        f"{state.name} {state.latency_s * 1e6:.0f} µs" + (" (off)" if state.disabled else "")
+        f"{state.name} {duration(state.latency_s)}" + (" (off)" if state.disabled else "")
         for state in states
     )

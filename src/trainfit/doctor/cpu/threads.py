@@ -6,9 +6,9 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cpu.cores import threads_set
 from trainfit.doctor.cpu.worker_threads import check_workers
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import all_gpus, restore, short, whole
+from trainfit.doctor.formatting import all_gpus, brief, restore, whole
 from trainfit.hardware.host.thread_variables import JUDGED, misread
-from trainfit.results.files.words import core_count, cores
+from trainfit.results.format import core_count, cores
 from trainfit.results.machine.doctor import Check, Evidence, Fix, WorkerPools
 from trainfit.results.machine.machine import Machine
 
@@ -93,7 +93,7 @@ def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
         return bad(
             NAME,
             "thread_setting_invalid",
-            f"{name}={short(text)}: expected a positive number of threads",
+            f"{name}={brief(text)}: expected a positive number of threads",
             why,
             found,
             [
@@ -192,7 +192,7 @@ def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bo
         workers = whole(usable / 2)
         said = f"OMP_NUM_THREADS is not set: PyTorch uses {number} on {core_count(usable)}"
         if not is_read and (added := _opencv_in(machine, usable, workers)):
-            said = short(
+            said = brief(
                 f"PyTorch uses {number} on {core_count(usable)}; OpenCV in {workers} "
                 f"workers would use {added}: check with --script",
                 99,

@@ -8,7 +8,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.formatting import restore
 from trainfit.results.files.facts import Fact, known
-from trainfit.results.files.words import core_count, cores
+from trainfit.results.format import core_count, cores
 from trainfit.results.machine.doctor import (
     Check,
     Evidence,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import all_gpus, ghz, on_host, percent, which
-from trainfit.results.files.words import count
+from trainfit.doctor.formatting import all_gpus, on_host, which
+from trainfit.results.format import count, ghz, percent
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import all_gpus, on_host, short, which
+from trainfit.doctor.formatting import all_gpus, brief, on_host, which
 from trainfit.doctor.gpu.health import each
-from trainfit.results.files.words import count, size
+from trainfit.results.format import count, size
 from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu, Machine
 
@@ -128,7 +128,7 @@ def _mig(machine: Machine, gpu: Gpu) -> Check | None:
     why = (
         "a process sees one instance only, with its share of memory and SMs; figures of "
         "the whole GPU (memory, clocks, utilization) do not apply to it, and NCCL does not "
-        f"work across instances. Choose one: CUDA_VISIBLE_DEVICES={short(instances.value[0], 60)}"
+        f"work across instances. Choose one: CUDA_VISIBLE_DEVICES={brief(instances.value[0], 60)}"
     )
     summary = f"{which(gpu)}: split by MIG; a job can use one of {count(number, 'instance')}"
     return good(name, summary, found, why)
@@ -165,7 +165,7 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
             [remedy],
         )
     if "exclusive" not in word:
-        return good(name, f"{which(gpu)}: compute mode {short(mode.value)}", found)
+        return good(name, f"{which(gpu)}: compute mode {brief(mode.value)}", found)
     others = [p for p in gpu.processes.value or () if not p.graphics and not p.own]
     if others:
         pids = ", ".join(str(p.pid) for p in others[:3])
@@ -188,4 +188,4 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
         "one process at a time: a second one, such as a worker that touches CUDA or a notebook "
         "left open, gets 'all CUDA-capable devices are busy or unavailable'"
     )
-    return good(name, f"{which(gpu)}: compute mode {short(mode.value)}", found, why)
+    return good(name, f"{which(gpu)}: compute mode {brief(mode.value)}", found, why)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import all_gpus, on_host, percent, short, which
+from trainfit.doctor.formatting import all_gpus, brief, on_host, which
 from trainfit.doctor.gpu.health import each
 from trainfit.results.files.facts import Fact
-from trainfit.results.files.words import size
+from trainfit.results.format import percent, size
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Gpu, GpuProcess, Machine
 
@@ -84,7 +84,7 @@ def _shared(
     found: list[Evidence],
 ) -> Check:
     largest = max(others, key=lambda p: p.used_bytes or 0)
-    who = f"process {largest.pid}" + (f" ({short(largest.name, 15)})" if largest.name else "")
+    who = f"process {largest.pid}" + (f" ({brief(largest.name, 15)})" if largest.name else "")
     if len(others) > 1:
         who += f" and {len(others) - 1} more"
     amount = f"hold {size(held)}" if held else "use it, memory unknown"

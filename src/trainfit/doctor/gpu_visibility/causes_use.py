@@ -7,7 +7,7 @@ from typing import Final
 from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.formatting import all_gpus, quoted
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack
-from trainfit.results.files.words import size
+from trainfit.results.format import size
 from trainfit.results.machine.doctor import Check, Fix
 from trainfit.results.machine.machine import Gpu
 

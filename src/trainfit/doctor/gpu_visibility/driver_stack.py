@@ -9,7 +9,7 @@ from typing import Any
 
 from trainfit.doctor.findings import evidence
 from trainfit.results.files.facts import Fact
-from trainfit.results.files.words import count
+from trainfit.results.format import count
 from trainfit.results.machine.doctor import Evidence
 from trainfit.results.machine.machine import (
     CudaDriver,

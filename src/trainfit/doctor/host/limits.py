@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import all_gpus, whole
-from trainfit.hardware.host.limits import OWN_FILES
-from trainfit.results.files.words import count
+from trainfit.hardware.machine.limits import OWN_FILES
+from trainfit.results.format import count
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import on_host, percent, raise_limit
-from trainfit.results.files.words import size
+from trainfit.doctor.formatting import on_host, raise_limit
+from trainfit.results.format import percent, size
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 

@@ -6,7 +6,7 @@ import re
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import quoted, short
+from trainfit.doctor.formatting import brief, quoted
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine, TorchBuild
 
@@ -51,7 +51,7 @@ def check_torchvision(machine: Machine) -> tuple[Check, ...]:
     if check is not None:
         return (check,)
     pair = (
-        f"torchvision {short(vision.value.version, 20)} with torch {short(torch.value.version, 20)}"
+        f"torchvision {brief(vision.value.version, 20)} with torch {brief(torch.value.version, 20)}"
     )
     expected = expected_torchvision(torch.value.version)
     if expected is None or _minor(vision.value.version) is None:
@@ -67,7 +67,7 @@ def _words(build: TorchBuild) -> str:
 def _target(build: TorchBuild) -> str:
     if build.cuda is not None:
         return f"CUDA {build.cuda[0]}.{build.cuda[1]}"
-    return f"ROCm {short(build.hip, 12)}" if build.hip else "the CPU"
+    return f"ROCm {brief(build.hip, 12)}" if build.hip else "the CPU"
 
 
 def _wrong_version(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -> Check | None:
@@ -79,7 +79,7 @@ def _wrong_version(torch: TorchBuild, vision: TorchBuild, found: list[Evidence])
     return bad(
         "torchvision",
         "torchvision_version",
-        f"torchvision {short(vision.version, 20)} with torch {short(torch.version, 20)}: "
+        f"torchvision {brief(vision.version, 20)} with torch {brief(torch.version, 20)}: "
         f"needs {wanted}",
         "torchvision's operators are compiled against one torch version: with another they do "
         "not load ('operator torchvision::nms does not exist'), or crash.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import quoted, short
-from trainfit.results.files.words import rate, size
+from trainfit.doctor.formatting import brief, quoted
+from trainfit.results.format import byte_rate, size
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine, Storage
 
@@ -22,8 +22,8 @@ def check_disk(machine: Machine) -> tuple[Check, ...]:
         evidence("kind", storage.kind),
         evidence("size", storage.total_bytes, size),
         evidence("free", storage.free_bytes, size),
-        evidence("read rate bypassing the page cache", storage.read_bytes_per_s, rate),
-        evidence("read rate from the page cache", storage.cached_bytes_per_s, rate),
+        evidence("read rate bypassing the page cache", storage.read_bytes_per_s, byte_rate),
+        evidence("read rate from the page cache", storage.cached_bytes_per_s, byte_rate),
     ]
     check = _full(storage, found) or _slow(storage, found) or _rotating(storage, found)
     return (check or _fine(storage, found),)
@@ -37,7 +37,7 @@ def _full(storage: Storage, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "disk_full",
-        f"only {size(free)} free at {short(place, 40)}",
+        f"only {size(free)} free at {brief(place, 40)}",
         "a checkpoint with AdamW's moments needs 12 bytes per parameter (1.2 GB for 100 "
         "million); one that does not fit stops the job or is truncated.",
         found,
@@ -58,7 +58,7 @@ def _slow(storage: Storage, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "disk_slow",
-        f"storage reads at {rate(measured)}, less than {rate(policy.LEAST_READ_RATE)}",
+        f"storage reads at {byte_rate(measured)}, less than {byte_rate(policy.LEAST_READ_RATE)}",
         "one GPU consumes 900 images of 110 kB per second, 100 MB/s, or more: the first "
         "epoch, and every epoch if the data set is larger than RAM, runs at the disk's rate.",
         found,
@@ -73,7 +73,7 @@ def _rotating(storage: Storage, found: list[Evidence]) -> Check | None:
     return bad(
         NAME,
         "disk_rotates",
-        f"{short(storage.path, 40)} is on a rotating disk: about 100 random reads a second",
+        f"{brief(storage.path, 40)} is on a rotating disk: about 100 random reads a second",
         "a shuffled DataLoader reads files in random order, and each costs a seek of about 10 ms "
         "regardless of the number of workers. Data that fits in RAM is slow in the first epoch "
         "only; large files read sequentially are not affected.",
@@ -110,8 +110,8 @@ def _fine(storage: Storage, found: list[Evidence]) -> Check:
         return unsure(NAME, "the free space could not be read", needed, found)
     room = f"{size(free)} free"
     if measured is not None:
-        named = short(kind or "kind unknown")
-        return good(NAME, f"{room}, reads {rate(measured)} ({named})", found)
+        named = brief(kind or "kind unknown")
+        return good(NAME, f"{room}, reads {byte_rate(measured)} ({named})", found)
     if kind in ("nvme", "ssd", "memory"):
         return good(NAME, f"{room}, {kind}", found, "read rate not measured")
     words = {"network": "network storage", None: "storage of unknown type"}
@@ -120,4 +120,4 @@ def _fine(storage: Storage, found: list[Evidence]) -> Check:
         "a measured read rate: trainfit doctor --data FOLDER, with the training data's "
         f"folder (checked: {storage.path}; {storage.read_bytes_per_s.reason or 'no rate'})"
     )
-    return unsure(NAME, f"{room}; read rate of {short(what)} not measured", needed, found)
+    return unsure(NAME, f"{room}; read rate of {brief(what)} not measured", needed, found)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from trainfit.doctor.findings import bad, evidence, good
-from trainfit.doctor.formatting import restore, short, whole
-from trainfit.results.files.words import core_count, cores, count, size
+from trainfit.doctor.formatting import brief, restore, whole
+from trainfit.results.format import core_count, cores, count, size
 from trainfit.results.machine.doctor import Check, Evidence, Fix
 from trainfit.results.machine.machine import Machine
 
@@ -39,7 +39,7 @@ def check_container(machine: Machine) -> tuple[Check, ...]:
         "limits. Clocks, drivers and limits are changed on the host. The locked-memory limit "
         "affects RDMA between machines (docker run --ulimit memlock=-1), not CUDA's pinned memory."
     )
-    return (good(name, f"in {short(container.value)}: {words}", found, why),)
+    return (good(name, f"in {brief(container.value)}: {words}", found, why),)
 
 
 _GRANTS = (
@@ -89,14 +89,14 @@ def check_scheduler(machine: Machine) -> tuple[Check, ...]:
     if granted is not None and usable is not None and usable > granted[1]:
         return (_more_seen(machine, name, granted, usable, found),)
     if granted is None:
-        summary = f"{short(scheduler.value)}: no CPU allocation in the environment"
+        summary = f"{brief(scheduler.value)}: no CPU allocation in the environment"
         return (
             good(
                 name, summary, found, "the usable cores are derived from affinity and quota instead"
             ),
         )
     summary = (
-        f"{short(scheduler.value)} allocates {count(granted[1], 'CPU')}; the process sees no more"
+        f"{brief(scheduler.value)} allocates {count(granted[1], 'CPU')}; the process sees no more"
     )
     return (good(name, summary, found),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfit.hardware.gpu import catalogue as gpu_table
+from trainfit.hardware.gpu import derived
 from trainfit.hardware.gpu.catalogue import GIB, MIB
 from trainfit.hardware.gpu.name_error import GpuNameError
 from trainfit.results.machine.gpu_spec import GpuSpec
@@ -41,23 +41,23 @@ def custom_gpu(name: str, text: str) -> GpuSpec:
         capability = int(found["major"]), int(found["minor"])
     elif found["key_major"]:  # a custom GPU's own key, as results have it
         capability = int(found["key_major"]), int(found["key_minor"])
-    if capability not in gpu_table.ARCHITECTURES:
-        known = [f"{major}.{minor}" for major, minor in gpu_table.ARCHITECTURES]
+    if capability not in derived.ARCHITECTURES:
+        known = [f"{major}.{minor}" for major, minor in derived.ARCHITECTURES]
         raise GpuNameError(name, f"no compute capability {capability[0]}.{capability[1]}", known)
     return _custom_spec(memory_bytes, capability)
 
 
 def _custom_spec(memory_bytes: int, capability: tuple[int, int]) -> GpuSpec:
-    lanes = gpu_table.fp32_lanes(capability)
-    tensor_rate = gpu_table.tensor_rate(capability, geforce=True)
+    lanes = derived.fp32_lanes(capability)
+    tensor_rate = derived.tensor_rate(capability, geforce=True)
     cycles_per_s = _CUSTOM_SMS * _CUSTOM_CLOCK_HZ
-    context, context_range = gpu_table.context_bytes(_CUSTOM_SMS)
+    context, context_range = derived.context_bytes(_CUSTOM_SMS)
     key = f"custom {memory_bytes / GIB:g}GiB sm_{capability[0]}{capability[1]}"
     assumed = f"{_DEFAULT} (64 SMs at 1.5 GHz, 600 GB/s, 250 W)"
     asked = "as requested"
     sources = dict.fromkeys(_FIGURES, assumed)
     sources |= dict.fromkeys(("name", "key", "capability", "memory_bytes"), asked)
-    sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), gpu_table.CONTEXT_SOURCE)
+    sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), derived.CONTEXT_SOURCE)
     return GpuSpec(
         name=f"NVIDIA {key}",
         key=key,
@@ -69,7 +69,7 @@ def _custom_spec(memory_bytes: int, capability: tuple[int, int]) -> GpuSpec:
         l2_bytes=None,
         boost_clock_hz=_CUSTOM_CLOCK_HZ,
         fp32_flops=cycles_per_s * lanes * 2,
-        tensor_flops=gpu_table.tensor_rates(cycles_per_s * tensor_rate, capability),
+        tensor_flops=derived.tensor_rates(cycles_per_s * tensor_rate, capability),
         power_watts=_CUSTOM_WATTS,
         shared_memory_device=False,
         context_bytes=context,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trainfit.hardware.gpu.catalogue import ARCHITECTURES, fp32_lanes
 from trainfit.hardware.gpu.custom import is_made_up
+from trainfit.hardware.gpu.derived import ARCHITECTURES, fp32_lanes
 from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.machine.gpus import GpuFigures, JobFigures
 

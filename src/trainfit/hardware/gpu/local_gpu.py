@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainfit.hardware.gpu.catalogue import MIB
-from trainfit.hardware.gpu.lookup import GpuSpec, find_gpu, variants
+from trainfit.hardware.gpu.lookup import find_gpu, variants
+from trainfit.results.machine.gpu_spec import GpuSpec
 
 T = TypeVar("T")
 

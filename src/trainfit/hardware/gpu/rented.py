@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from trainfit.results.format import core_count, ghz, size
+
 _GHZ: Final = 1e9
 _GIB: Final = 1 << 30
 
@@ -59,10 +61,10 @@ class RentedMachine:
         threads = f"{self.vcpus} vCPUs"
         whole = self.vcpus / self.threads
         if self.threads > 1:
-            threads += f" ({whole:g} core{'s' if whole != 1 else ''} of {self.threads} threads)"
+            threads += f" ({core_count(whole)} of {self.threads} threads)"
         text = (
-            f"{self.name} is assumed to have {threads} of a {self.kind} at {self.hz[0] / _GHZ:g} "
-            f"to {self.hz[1] / _GHZ:g} GHz and {self.ram_bytes / _GIB:.4g} GiB of RAM"
+            f"{self.name} is assumed to have {threads} of a {self.kind} at {ghz(self.hz[0])} "
+            f"to {ghz(self.hz[1])} and {size(self.ram_bytes)} of RAM"
         )
         if self.gpus > 1 and self.whole:
             text += f"; one of its {self.gpus} GPUs is planned, with all of its CPU and RAM"

@@ -1,1 +1,1 @@
-"""The machine as files, commands and limits, under an injectable root."""
+"""The seam to the machine: files, commands, mounts, cgroups, under an injectable root."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from trainfit.hardware.host.mounts import Mount, normal, read_mounts, relative
 from trainfit.hardware.host.parsing import cpus_at, natural, natural_at
 from trainfit.hardware.host.system import System
-from trainfit.hardware.storage.mounts import Mount, normal, read_mounts, relative
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
 
 CGROUP = "/proc/self/cgroup"

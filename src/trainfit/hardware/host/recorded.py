@@ -37,10 +37,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from trainfit.hardware.host.files import RecordedFiles
-from trainfit.hardware.host.limits import THREAD_VARIABLES
 from trainfit.hardware.host.system import Output, Space, System
+from trainfit.hardware.host.thread_variables import THREAD_VARIABLES
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
+from trainfit.results.format import duration
 
 FORMAT: Final = "trainfit-machine"
 VERSION: Final = 1
@@ -223,7 +224,7 @@ def _failure(answer: Any, source: str, seconds: float) -> Fact[Any] | None:
     if not isinstance(answer, Mapping):
         return cannot_tell(source, "its recorded answer is not an object")
     if answer.get("hangs"):
-        return cannot_tell(source, f"no answer within {seconds:g} s")
+        return cannot_tell(source, f"no answer within {duration(seconds)}")
     if "fails" in answer:
         return cannot_tell(source, str(answer["fails"]))
     return None

@@ -26,8 +26,9 @@ from typing import Any
 import psutil
 
 from trainfit.hardware.host.files import DiskFiles, Files
-from trainfit.hardware.storage.read_rate import read_rate
+from trainfit.hardware.host.read_rate import read_rate
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
+from trainfit.results.format import duration
 
 #: No file that facts come from is longer (/proc/cpuinfo of 512 CPUs has about 800 kB).
 _LONGEST_FILE = 4 << 20
@@ -274,7 +275,7 @@ def _run(
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         _end(process)
-        return cannot_tell(source, f"no answer within {seconds:g} s")
+        return cannot_tell(source, f"no answer within {duration(seconds)}")
     return known(Output(process.returncode, _shown(out), _shown(err)), source)
 
 

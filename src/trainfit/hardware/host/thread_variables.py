@@ -14,6 +14,28 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+#: The variables that set threads (or where they run).
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "OMP_WAIT_POLICY",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "MKL_NUM_THREADS",
+    "MKL_DYNAMIC",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+    "TORCH_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+)
+
 _OMP: Final = "OMP_NUM_THREADS"
 _OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 _MKL: Final = "MKL_NUM_THREADS"

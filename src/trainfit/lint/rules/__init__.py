@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from trainfit.lint.project import Project
+from trainfit.lint.reading.project import Project
 from trainfit.lint.rules import (
     datasets,
     evaluation,

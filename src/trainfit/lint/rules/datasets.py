@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.index import Function, Index, keyword, method_of
-from trainfit.lint.project import Project
+from trainfit.lint.reading.index import Function, Index, keyword, method_of
+from trainfit.lint.reading.project import Project
 from trainfit.lint.rules.making import finding
 from trainfit.results.machine.doctor import Finding
 

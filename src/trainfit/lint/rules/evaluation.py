@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.grad import Gradients
-from trainfit.lint.index import Index, Scope, inside, method_of, path_of
-from trainfit.lint.project import Project
+from trainfit.lint.reading.grad import Gradients
+from trainfit.lint.reading.index import Index, Scope, inside, method_of, path_of
+from trainfit.lint.reading.project import Project
 from trainfit.lint.rules.making import finding
 from trainfit.results.machine.doctor import Finding
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from trainfit.lint.grad import Gradients
-from trainfit.lint.index import Function, Index, Loop, inside, method_of, path_of
-from trainfit.lint.project import Project
+from trainfit.lint.reading.grad import Gradients
+from trainfit.lint.reading.index import Function, Index, Loop, inside, method_of, path_of
+from trainfit.lint.reading.project import Project
 from trainfit.lint.rules.making import finding
 from trainfit.results.machine.doctor import Finding
 

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.index import (
+from trainfit.lint.reading.index import (
     Index,
     Loop,
     argument,
@@ -16,9 +16,9 @@ from trainfit.lint.index import (
     keyword,
     method_of,
 )
-from trainfit.lint.project import Project
+from trainfit.lint.reading.project import Project
+from trainfit.lint.reading.torch_names import words
 from trainfit.lint.rules.making import finding
-from trainfit.lint.torch_names import words
 from trainfit.results.machine.doctor import Finding
 
 #: Calls in `__getitem__` that cost nothing to speak of: workers would win nothing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from trainfit.lint.index import Index, Scope
+from trainfit.lint.reading.index import Index, Scope
 from trainfit.results.machine.doctor import Finding
 
 _NAMES: Final = frozenset({"device", "dev"})

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.index import Index, keyword, method_of, path_of
-from trainfit.lint.project import Project
+from trainfit.lint.reading.index import Index, keyword, method_of, path_of
+from trainfit.lint.reading.project import Project
+from trainfit.lint.reading.source import unparsed
 from trainfit.lint.rules.making import finding, named_devices
-from trainfit.lint.source import unparsed
 from trainfit.results.machine.doctor import Finding
 
 _CUDA: Final = re.compile(r"cuda(:\d+)?")

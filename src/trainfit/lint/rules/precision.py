@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.index import Index, Loop, inside
-from trainfit.lint.project import Project
+from trainfit.lint.reading.index import Index, Loop, inside
+from trainfit.lint.reading.project import Project
+from trainfit.lint.reading.source import unparsed
+from trainfit.lint.reading.torch_names import words
 from trainfit.lint.rules.making import finding
 from trainfit.lint.rules.syncs import acts_on_world
-from trainfit.lint.source import unparsed
-from trainfit.lint.torch_names import words
 from trainfit.results.machine.doctor import Finding
 
 _OLD: Final = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from trainfit.lint.index import Index, Loop, inside, is_literal, keyword, method_of
-from trainfit.lint.project import Project
+from trainfit.lint.reading.index import Index, Loop, inside, is_literal, keyword, method_of
+from trainfit.lint.reading.project import Project
 from trainfit.lint.rules.making import finding
 from trainfit.results.machine.doctor import Finding
 

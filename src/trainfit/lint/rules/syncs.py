@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.index import Index, method_of, path_of
-from trainfit.lint.project import Project
+from trainfit.lint.reading.index import Index, method_of, path_of
+from trainfit.lint.reading.project import Project
+from trainfit.lint.reading.values import Value
 from trainfit.lint.rules.making import finding
-from trainfit.lint.values import Value
 from trainfit.results.machine.doctor import Finding
 
 _COPIES: Final = {"item", "tolist", "cpu", "numpy"}

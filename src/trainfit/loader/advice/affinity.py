@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from trainfit.hardware.driver.torch_builds import torchrun_binds
 from trainfit.hardware.gpu.masking import gpus_of_job
 from trainfit.hardware.host.parsing import cpu_list_text
-from trainfit.results.files.words import count
-from trainfit.results.loader import CoreAdvice, LoaderSettings
+from trainfit.results.format import count, ghz
+from trainfit.results.loader.advice import CoreAdvice
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.machine.machine import CoreKind, Cpu, Gpu, Machine, NumaNode
 
 
@@ -150,7 +151,7 @@ def _fast(cpu: Cpu, affinity: Sequence[int], wanted: int) -> CoreAdvice | None:
 
 
 def _clocked(kind: CoreKind) -> str:
-    clock = f" at up to {kind.max_hz / 1e9:.1f} GHz" if kind.max_hz else ""
+    clock = f" at up to {ghz(kind.max_hz)}" if kind.max_hz else ""
     return f"{kind.kind} cores: CPUs {cpu_list_text(kind.logical_cpus)}{clock}"
 
 

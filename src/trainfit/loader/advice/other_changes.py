@@ -1,6 +1,8 @@
-"""Changes beyond the settings that would help, each with its simulated rate.
+"""Changes beyond the settings that would help: with the simulated rate where measured costs give
+it, else with the measured share of the time that they concern.
 
-What gains less than 3% is left out, and so is everything where the GPU is the limit.
+What gains less than 3%, or concerns less than 10%, is left out, and so is everything where the GPU
+is the limit.
 """
 
 from __future__ import annotations
@@ -9,20 +11,23 @@ import dataclasses
 import math
 from typing import Final
 
-from trainfit.loader.advice.changed_costs import REMEDIES, Case, Remedy
-from trainfit.loader.model.dataloader import Consumer, Load, simulate
-from trainfit.loader.tune.bottleneck import batches, rate
-from trainfit.results.files.words import count
-from trainfit.results.loader import (
-    LoaderAdvice,
-    LoaderMachine,
-    LoaderSettings,
-    Probe,
-    StartMethod,
-)
+from trainfit.loader.advice.case import Case, Remedy
+from trainfit.loader.advice.changed_costs import REMEDIES
+from trainfit.loader.model.bottleneck import batches, limit, rate
+from trainfit.loader.model.dataloader import simulate
+from trainfit.loader.model.load import Load
+from trainfit.results.format import count, duration
+from trainfit.results.format import rate as rate_text
+from trainfit.results.loader.advice import LoaderAdvice, most_helpful_first
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Probe
+from trainfit.results.loader.settings import LoaderSettings, StartMethod
+from trainfit.results.runs.loading import Consumer
 
 #: The least predicted gain that is worth a change of code or data.
 _LEAST_GAIN: Final = 1.03
+#: The least share of the time that a change concerns whose gain is not predicted.
+_LEAST_SHARE: Final = 0.1
 #: Batches of an epoch that are simulated; the rest goes on at the steady rate.
 _EPOCH_BATCHES: Final = 400
 
@@ -35,7 +40,7 @@ def beyond(
     machine: LoaderMachine,
     epoch_batches: int | None = None,
 ) -> tuple[LoaderAdvice, ...]:
-    """What would help at these settings, the most first.
+    """What would help at these settings: what is predicted first, each the most first.
 
     Nothing is advised where the consumer is the limit: the rate cannot rise by 3% then.
 
@@ -48,24 +53,28 @@ def beyond(
     base = rate(load, settings, number)
     if math.isinf(base):
         return ()
-    case = Case(load, probe, settings, machine, epoch_batches, base, number)
+    case = Case(
+        load, probe, settings, machine, epoch_batches, base, number, limit(load, settings, probe)
+    )
     found = [*_epochs(case)]
     if consumer.step_s * base * _LEAST_GAIN <= 1:  # the GPU has room for more
-        found += [_predicted(case, remedy) for make in REMEDIES if (remedy := make(case))]
-    found = [each for each in found if each.gain >= _LEAST_GAIN]
-    return tuple(sorted(found, key=lambda each: -each.gain))
+        found += [_advice(case, remedy) for make in REMEDIES if (remedy := make(case))]
+    return tuple(most_helpful_first(filter(_is_worth_it, found)))
 
 
-def _predicted(case: Case, remedy: Remedy) -> LoaderAdvice:
+def _is_worth_it(advice: LoaderAdvice) -> bool:
+    if advice.gain is not None:
+        return advice.gain >= _LEAST_GAIN
+    return (advice.share or 0.0) >= _LEAST_SHARE
+
+
+def _advice(case: Case, remedy: Remedy) -> LoaderAdvice:
+    told = (remedy.kind, remedy.summary, remedy.how)
+    if remedy.load is None:
+        return LoaderAdvice(*told, None, None, remedy.evidence, remedy.share)
     found = rate(remedy.load, remedy.settings or case.settings, case.count)
-    return LoaderAdvice(
-        remedy.kind,
-        remedy.summary,
-        remedy.how,
-        found,
-        found / case.base,
-        f"{remedy.assumed}; simulated with the same settings, {case.base:.3g} batches/s before",
-    )
+    how = f"simulated with the same settings, {rate_text(case.base)} batches/s before"
+    return LoaderAdvice(*told, found, found / case.base, f"{remedy.evidence}; {how}")
 
 
 # --- Epochs -----------------------------------------------------------------------------------
@@ -78,7 +87,7 @@ def _epochs(case: Case) -> list[LoaderAdvice]:
     kept = _epoch_s(case, case.load, dataclasses.replace(settings, persistent_workers=True))
     number = count(settings.num_workers, "worker")
     seen = (
-        f"starting {number} costs {1e3 * case.load.start_s:.3g} ms each, in every epoch of "
+        f"starting {number} costs {duration(case.load.start_s)} each, in every epoch of "
         f"{case.epoch_batches} batches; rates are for whole epochs"
     )
     found = [
@@ -96,7 +105,7 @@ def _epochs(case: Case) -> list[LoaderAdvice]:
                 case, "start_method", "start workers with fork",
                 'DataLoader(..., multiprocessing_context="fork"), if no library used '
                 "before is fork-unsafe (CUDA in workers, OpenCV's or gRPC's threads)",
-                now, then, f"{seen}; forked ones need {1e3 * starts[fork]:.3g} ms",
+                now, then, f"{seen}; forked ones need {duration(starts[fork])}",
             )
         )  # fmt: skip
     return found

@@ -12,14 +12,11 @@ from typing import Final
 
 from trainfit.loader.advice.thread_reasons import VariableValue, thread_reasons
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
-from trainfit.results.files.words import count
-from trainfit.results.loader import (
-    Candidate,
-    LoaderResult,
-    SettingReason,
-    steady,
-)
-from trainfit.results.plan.launch import Evidence
+from trainfit.results.format import byte_rate, count, duration, percent, rate
+from trainfit.results.loader.advice import Evidence, SettingReason
+from trainfit.results.loader.candidates import Candidate
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import steady
 
 #: Rates that differ by less than this are the same.
 _SAME: Final = 1.01
@@ -78,10 +75,10 @@ def _why_workers(result: LoaderResult, now: int, then: int) -> tuple[str, Eviden
         before, after, how = found
         if after > _SAME * before:
             together = _changed_besides(result)
-            return f"{now} → {then}: {before:.3g} → {after:.3g} batches/s{together}", how
+            return f"{now} → {then}: {rate(before)} → {rate(after)} batches/s{together}", how
         if then < now:
-            why = f"{then} give {after:.3g} batches/s, {now} {before:.3g}: fewer cores, less memory"
-            return why, how
+            both = f"{then} give {rate(after)} batches/s, {now} {rate(before)}"
+            return f"{both}: fewer cores, less memory", how
     real = result.measured(result.recommended)
     if now != then or result.verdict == "nothing_to_gain":
         return result.reason, "measured" if real is not None else "predicted"
@@ -141,7 +138,7 @@ def _pinning(result: LoaderResult) -> SettingReason:
     rates = result.rates(other, then)
     copied = (
         "the copy to the GPU is asynchronous only from pinned memory (other copies are assumed "
-        f"to block the main thread, at {PAGEABLE_BYTES_PER_S / 1e9:g} GB/s)"
+        f"to block the main thread, at {byte_rate(PAGEABLE_BYTES_PER_S)})"
     )
     if rates is None:
         return SettingReason(name, value, present, copied, "assumed")
@@ -167,8 +164,8 @@ def _persistence(result: LoaderResult) -> SettingReason:
     epoch_s = math.ceil(probe.samples / probe.batch_size) / found.batches_per_s
     starts_s = then.num_workers * start_s
     why = (
-        f"starting {count(then.num_workers, 'worker')} needs {starts_s:.2g} s, an epoch "
-        f"{epoch_s:.2g} s ({starts_s / epoch_s:.1%})"
+        f"starting {count(then.num_workers, 'worker')} needs {duration(starts_s)}, an epoch "
+        f"{duration(epoch_s)} ({percent(starts_s / epoch_s, decimals=1)})"
     )
     return SettingReason(name, value, present, why, "predicted")
 
@@ -196,7 +193,7 @@ def _best(result: LoaderResult, wanted: Callable[[Candidate], bool]) -> Candidat
 
 def _against(rates: tuple[float, float, Evidence]) -> str:
     other, mine, how = rates
-    return f"{other:.3g} against {mine:.3g} batches/s {how}"
+    return f"{rate(other)} against {rate(mine)} batches/s {how}"
 
 
 def _gives(number: int) -> str:

@@ -9,15 +9,10 @@ from typing import Final
 
 from trainfit.hardware.host.thread_variables import misread
 from trainfit.loader.advice.threads import GOVERNS, SEVERAL, starts_threads
-from trainfit.results.files.words import count
-from trainfit.results.loader import (
-    LoaderResult,
-    LoaderSettings,
-    SetBy,
-    SettingReason,
-    VariableAdvice,
-)
-from trainfit.results.plan.launch import Evidence
+from trainfit.results.format import count, rate
+from trainfit.results.loader.advice import Evidence, SetBy, SettingReason, VariableAdvice
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 
 #: Variables of which something is always said; of others where their library is loaded.
 _ALWAYS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -87,7 +82,7 @@ def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Evide
     free, held, how = rates
     now = f" ({advice.present} now)" if advice.present is not None else ""
     return (
-        f"one thread per library of a worker{now}: {free:.3g} → {held:.3g} batches/s",
+        f"one thread per library of a worker{now}: {rate(free)} → {rate(held)} batches/s",
         how,
     )
 
@@ -123,7 +118,7 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     free, held, how = rates
     gains = "no gain" if held <= free * _SAME else "the gain is too small"
     return (
-        f"threads limited to 1: {held:.3g} batches/s, now {free:.3g}: {gains}",
+        f"threads limited to 1: {rate(held)} batches/s, now {rate(free)}: {gains}",
         how,
     )
 

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainfit.results.files.words import core_count, count
-from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe, VariableAdvice
+from trainfit.results.format import core_count, count
+from trainfit.results.loader.advice import VariableAdvice
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Probe
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.scripts.library_threads import FFMPEG, HELD
 
 #: CPU seconds per second of work from which a batch is made by more than one thread: below,

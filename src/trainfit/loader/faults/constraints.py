@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from trainfit.loader.measure.workload import default_start
-from trainfit.results.loader import Fault, LoaderSettings, StartMethod
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.settings import LoaderSettings, StartMethod
 
 #: The order in which another start method is tried: forkserver starts faster than spawn.
 START_METHODS: Final[tuple[StartMethod, ...]] = ("fork", "forkserver", "spawn")

@@ -12,16 +12,17 @@ import re
 import signal
 from typing import Final
 
-from trainfit.loader.faults import exceptions, fixes, hangs, tracebacks
+from trainfit.loader.faults import exceptions, fixes, hangs
 from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
-from trainfit.loader.faults.tracebacks import ParsedException
-from trainfit.loader.formatting import short, size
+from trainfit.loader.inspection import tracebacks
+from trainfit.loader.inspection.tracebacks import ParsedException
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.unsent_batches import unsendable
-from trainfit.results.files.words import count
-from trainfit.results.loader import Fault, LoaderSettings
+from trainfit.results.format import count, size
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.text import short
 
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
@@ -64,8 +65,6 @@ _MEMORY: Final = re.compile(
 #: (`torch/utils/data/dataloader.py`).
 _TIMEOUT: Final = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
 _PIN_THREAD: Final = "Pin memory thread exited unexpectedly"
-#: numba's OpenMP layer (numba/np/ufunc/omppool.cpp), before it sends itself SIGTERM.
-_OPENMP_FORK: Final = "fork() called from a process already using GNU OpenMP"
 _NOT_PICKLABLE: Final = re.compile(r"[Cc]an't pickle|cannot pickle|[Cc]an't get local object")
 _STARTING: Final = re.compile(r"multiprocessing/(?:popen_|reduction|context|process)")
 #: `multiprocessing/spawn.py`.
@@ -156,10 +155,8 @@ def _lost(
         return _open_files(settings, f"{hang.summary}; {hang.evidence}", seen)
     if _SHM.search(seen.output) or _NO_SPACE.search(seen.output):
         return _shm_full(settings, f"{hang.summary}; {hang.evidence}", seen)
-    culprit = unsendable(workload) if workload is not None else ""
-    if not culprit and _NOT_PICKLABLE.search(seen.output):
-        culprit = short(_line(seen.output, _NOT_PICKLABLE))
-    if culprit:
+    if _NOT_PICKLABLE.search(seen.output):
+        culprit = _line(seen.output, _NOT_PICKLABLE)
         summary = f"A batch contains an object that workers cannot send: {short(culprit)}"
         evidence = f"{hang.evidence}; {culprit}"
         return Fault("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
@@ -263,9 +260,6 @@ def _ended(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> 
     is_worker = failure.exit_code is None
     who = "A worker" if is_worker else "The main process"
     kind = "worker" if is_worker else "process"
-    if number and _OPENMP_FORK in seen.output:
-        words = f"{who} terminated itself: OpenMP does not survive a fork"
-        return Fault(f"{kind}_crashed", words, said, fixes.OPENMP_FORK, settings)
     if number in (signal.SIGKILL, signal.SIGTERM):
         return _killed(kind, who, number, settings, said, seen)
     if number:

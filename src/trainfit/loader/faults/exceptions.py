@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainfit.loader.faults.objects import walk
-from trainfit.loader.faults.tracebacks import ParsedException
-from trainfit.loader.formatting import short
+from trainfit.loader.inspection.objects import walk
+from trainfit.loader.inspection.tracebacks import ParsedException
 from trainfit.loader.measure.workload import Workload
+from trainfit.results.text import short
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,6 @@ _RULES: Final = (
         "Samples contain a type that default_collate does not support",
         "return tensors, arrays, numbers, strings or containers of them, or pass a collate_fn",
     ),
-    _Rule(
-        "sampler_too_large",  # ATen/native/Distributions.cpp
-        re.compile(r"number of categories cannot exceed 2\^24"),
-        "WeightedRandomSampler supports at most 2^24 (16.8 million) samples",
-        "draw indices with numpy.random.Generator.choice(n, size, p=weights/sum), or draw "
-        "a group by weight first, then a sample in it",
-    ),
 )
 
 #: What libraries say when a file that was opened before the fork is read in a worker.
@@ -76,7 +69,6 @@ _HANDLES: Final[dict[str, re.Pattern[str]]] = {
         r"Unable to (?:synchronously )?(?:open|read|get)|Can't (?:synchronously )?read data"
         r"|wrong B-tree signature|addr overflow|bad (?:object|local heap|symbol)|inflate\(\) failed"
     ),
-    "tables": re.compile(r"HDF5 error|Problems reading"),
     "lmdb": re.compile(r"MDB_BAD_RSLOT|MDB_READERS_FULL|opened by this process"),
     "zipfile": re.compile(
         r"Bad magic number|Bad CRC-32|Error -3 while decompressing|Overlapped entries"
@@ -85,9 +77,6 @@ _HANDLES: Final[dict[str, re.Pattern[str]]] = {
         r"(?:unexpected end of data|bad checksum|truncated header|invalid header)"
     ),
     "av": re.compile(r"Invalid data found|avcodec_send_packet|Operation not permitted"),
-    "sqlite3": re.compile(r"disk image is malformed|database is locked|disk I/O error"),
-    "netCDF4": re.compile(r"NetCDF: (?:HDF error|Not a valid ID)"),
-    "psycopg2": re.compile(r"SSL error|SSL SYSCALL|connection already closed|lost synchroniz"),
 }
 #: Of these an exception says enough by itself.
 _CERTAIN: Final = re.compile(r"MDB_BAD_RSLOT")

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.loader.formatting import size
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.format import size
+from trainfit.results.loader.settings import LoaderSettings
 
 _OTHER_START: Final = 'pass multiprocessing_context="forkserver" (or "spawn") to the DataLoader'
 
@@ -87,10 +87,6 @@ KILLED: Final = (
 CRASHED: Final = (
     "native code crashed: run with num_workers=0 and `python -X faulthandler` to see where; if "
     f"it works there, {_OTHER_START} and open files, decoders and clients in the worker"
-)
-OPENMP_FORK: Final = (
-    'set NUMBA_THREADING_LAYER=workqueue (or "forksafe" with TBB), or call no parallel numba '
-    f"function before the loader is iterated, or {_OTHER_START}"
 )
 CRASHES: Final[Mapping[int, str]] = {
     signal.SIGSEGV: "crashed in native code (segmentation fault)",

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trainfit.loader.faults import stacks
 from trainfit.loader.faults.failure_context import FailureContext
-from trainfit.loader.faults.stacks import ThreadStack
-from trainfit.results.files.words import count
-from trainfit.results.loader import LoaderSettings
+from trainfit.loader.inspection import stacks
+from trainfit.loader.inspection.stacks import ThreadStack
+from trainfit.results.format import count, duration
+from trainfit.results.loader.settings import LoaderSettings
 
 _OPEN_THERE: Final = "open it in the worker, when the first sample is read, not in __init__"
 
@@ -161,11 +161,11 @@ def _progress(settings: LoaderSettings, seen: FailureContext) -> str:
     else:
         said = f"{count(seen.made, 'batch', 'batches')} made"
     if seen.silent_s is not None and seen.made:
-        said += f", none in the last {seen.silent_s:.3g} s"
+        said += f", none in the last {duration(seen.silent_s)}"
     elif seen.limit_s is not None:
-        said += f" in {seen.limit_s:.3g} s"
+        said += f" in {duration(seen.limit_s)}"
     if seen.longest_s is not None:
-        said += f", the longest in {seen.longest_s:.3g} s"
+        said += f", the longest in {duration(seen.longest_s)}"
     if seen.alone_s is not None:
-        said += f"; without workers a batch needs {seen.alone_s:.3g} s"
+        said += f"; without workers a batch needs {duration(seen.alone_s)}"
     return said

@@ -22,11 +22,12 @@ from typing import Any, Final
 import torch
 
 from trainfit.loader.faults import fixes
-from trainfit.loader.faults.objects import described, held
-from trainfit.loader.formatting import short, size
-from trainfit.loader.measure import isolated
+from trainfit.loader.inspection.objects import described, held
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import Fault
+from trainfit.loader.processes import isolated
+from trainfit.results.format import duration, size
+from trainfit.results.loader.probe import Fault
+from trainfit.results.text import short
 
 #: From here on the pickle is felt when workers start: 16 MiB took 2.9 s for one spawned worker
 #: and 22.4 s for eight (reference page on the DataLoader).
@@ -73,7 +74,7 @@ def pickled(workload: Workload, limit_s: float = 10.0) -> PickleReport:
     if ended.value is not None:
         return ended.value
     if ended.hung:
-        return PickleReport(None, None, (), f"pickling took more than {limit_s:.3g} s")
+        return PickleReport(None, None, (), f"pickling took more than {duration(limit_s)}")
     died = f"the process exited with {ended.exit_code} while pickling"
     return PickleReport(None, None, (), ended.message or died)
 

@@ -19,13 +19,16 @@ from trainfit.loader.faults.diagnose import diagnose_run
 from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import pickled, session_problem
 from trainfit.loader.faults.sharding import check_sharding
-from trainfit.loader.measure import isolated
 from trainfit.loader.measure.instrument import WALL
-from trainfit.loader.measure.oom_kills import between, oom_kills
-from trainfit.loader.measure.run import Run, run_loader
-from trainfit.loader.measure.stderr import captured_stderr
+from trainfit.loader.measure.run import Run
+from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import Fault, LoaderSettings, StartMethod
+from trainfit.loader.processes import isolated
+from trainfit.loader.processes.oom_kills import between, oom_kills
+from trainfit.loader.processes.stderr import captured_stderr
+from trainfit.results.format import duration, percent, rate
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.settings import LoaderSettings, StartMethod
 
 #: The sampler is slow where it takes this share of the time between two batches: the main
 #: thread can spend no more, next to receiving batches and the training step.
@@ -110,7 +113,7 @@ def check_sampler(
     if not seconds:
         ended = isolated.call(functools.partial(_draw, source, limit_s / 2), limit_s)
         if ended.hung:
-            said = f"no batch of indices in {limit_s:.3g} s"
+            said = f"no batch of indices in {duration(limit_s)}"
             return (_slow_sampler(inner, said),)
         seconds = list(ended.value or ())
     return judge_sampler(inner, seconds, settings, batch_s, batches_per_s)
@@ -129,19 +132,21 @@ def judge_sampler(
     """
     faults: list[Fault] = []
     if seconds and seconds[0] >= _SLOW_FIRST_S:
-        faults.append(_slow_sampler(sampler, f"{seconds[0]:.3g} s before an epoch's first batch"))
+        faults.append(
+            _slow_sampler(sampler, f"{duration(seconds[0])} before an epoch's first batch")
+        )
     later = sorted(seconds[1:])
     if not later:
         return tuple(faults)
     usual = later[len(later) // 2]
-    rate = batches_per_s
-    if rate is None and batch_s:
-        rate = max(1, settings.num_workers) / batch_s
-    if rate is not None and usual * rate >= _SAMPLER_SHARE:
+    wanted = batches_per_s
+    if wanted is None and batch_s:
+        wanted = max(1, settings.num_workers) / batch_s
+    if wanted is not None and usual * wanted >= _SAMPLER_SHARE:
         said = (
-            f"{usual * 1e3:.3g} ms for the indices of a batch, in the main process: "
-            f"{100 * usual * rate:.0f}% of its time at {rate:.3g} batches/s, and at most "
-            f"{1 / usual:.3g} batches/s with any number of workers"
+            f"{duration(usual)} for the indices of a batch, in the main process: "
+            f"{percent(usual * wanted)} of its time at {rate(wanted)} batches/s, and at most "
+            f"{rate(1 / usual)} batches/s with any number of workers"
         )
         faults.append(_slow_sampler(sampler, said))
     return tuple(faults)

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trainfit.loader.digests import digest
-from trainfit.loader.measure import isolated
+from trainfit.loader.inspection.digests import digest
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import Fault
+from trainfit.loader.processes import isolated
+from trainfit.results.loader.probe import Fault
 
 #: Samples of each worker that are compared.
 SAMPLES: Final = 64

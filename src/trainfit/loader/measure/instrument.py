@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 BEGAN, WALL, CPU, PROCESS_CPU, CORE, COLLECTED = range(6)
 COLUMNS: Final = 6
 #: A column more, of runs that were brought to full speed
-#: (:mod:`trainfit.loader.model.noise_correction`): what
+#: (:mod:`trainfit.loader.calibration.noise_correction`): what
 #: the batch's work is also to be multiplied by.
 LOCAL: Final = 6
 #: Columns of a receipt (:class:`TransferTimes`).

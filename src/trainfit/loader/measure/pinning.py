@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.loader.settings import LoaderSettings
+
 #: Bytes a second at which a driver copies what is not pinned to a GPU, through buffers of its
 #: own, while the main thread waits. An assumption: 3 to 9 GB/s over PCIe 3 and 4, by the
 #: core's speed; what is pinned goes at the bus' speed and needs no core.
@@ -79,3 +81,11 @@ class _Staging:
     def _return(self, size: int, buffer: torch.Tensor) -> None:
         # Without the lock: a finalizer may run in the midst of copy, in the same thread.
         self._free[size].append(buffer)
+
+
+def pinning(settings: LoaderSettings) -> contextlib.AbstractContextManager[None]:
+    """Pinned memory for a loader of these settings in this process, as far as they ask for it."""
+    if not settings.pin_memory:
+        return contextlib.nullcontext()
+    # Without workers it happens in this process, from which others are forked later.
+    return emulated_pinning(always=not settings.num_workers)

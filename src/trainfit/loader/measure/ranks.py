@@ -9,7 +9,6 @@ division has to be assumed.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -20,35 +19,15 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.loader.measure.run import Run, pinning, shut_down, take_step
+from trainfit.loader.measure.loop import shut_down, take_step
+from trainfit.loader.measure.pinning import pinning
+from trainfit.loader.measure.run import Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.fitting import Fitted
-from trainfit.loader.tune.machine_limits import model_cores
-from trainfit.results.loader import LoaderMachine, LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 #: Seconds between looks at whether the process that started this one still lives, at the least.
 _TICK_S: Final = 0.05
-
-
-def share_of(fitted: Fitted, machine: LoaderMachine, ranks: int) -> Fitted:
-    """A model of a loader that has the machine to itself, for one of ``ranks`` on its share of it
-    (``machine``), with the others running alike.
-
-    With n busy cores of each rank, all of n × ranks slow one another (see
-    :class:`~trainfit.loader.model.events.Cores`): 1 + c (n r - 1) = (1 + c (r - 1)) (1 + c' (n -
-    1)) with c' = c r / (1 + c (r - 1)).
-    """
-    whole = fitted.cores
-    share = model_cores(machine, 0.0)
-    others = 1 + whole.contention * (ranks - 1)
-    cores = dataclasses.replace(
-        whole,
-        speeds=tuple(speed / others for speed in share.speeds),
-        quota=share.quota,
-        contention=whole.contention * ranks / others,
-    )
-    return dataclasses.replace(fitted, cores=cores)
 
 
 def alone_note(runs: Iterable[Run], ranks: int) -> str:

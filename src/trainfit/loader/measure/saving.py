@@ -11,7 +11,8 @@ from typing import Final
 
 import torch
 
-from trainfit.results.loader import SAVE_BYTES, LoaderSettings
+from trainfit.results.loader.candidates import SAVE_BYTES
+from trainfit.results.loader.settings import LoaderSettings
 
 #: Of the consumer's time, what it waits at least where batches are not ready ahead of it.
 _WAITS: Final = 0.02

@@ -12,15 +12,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import LoaderSettings
-from trainfit.scripts.library_threads import (
-    HELD,
-    hold_down_all_but,
-    native_threads,
-    pools,
-)
+from trainfit.loader.processes import isolated
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.scripts.library_threads import HELD, hold_down_all_but, native_threads, pools
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.loader import DatasetKind, LoaderSettings, StartMethod
+from trainfit.results.loader.probe import DatasetKind
+from trainfit.results.loader.settings import LoaderSettings, StartMethod
 from trainfit.scripts.library_threads import hold_down
 
 

@@ -1,1 +1,1 @@
-"""The DataLoader as a queueing network, and the constants that a probe gives it."""
+"""The DataLoader as a queueing network, the machine that it has, and what bounds it."""

@@ -14,6 +14,8 @@ import heapq
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
+from math import inf
+from operator import truediv
 from typing import Any, Final
 
 Process = Generator[Any, Any, None]
@@ -117,6 +119,7 @@ class _Queues:
         """Of each core that was used so far."""
         self._idle: list[int] = []
         self._homes: dict[Process, list[int]] = {}
+        self._turns: dict[int, float] = {}
 
     @property
     def busy(self) -> int:
@@ -125,10 +128,17 @@ class _Queues:
 
     def share(self, process: Process) -> float:
         """Of the speed of a core, what a process gets, of all its threads together."""
-        return sum(self._turn(len(self._threads[core])) for core in self._homes[process])
+        homes = self._homes[process]
+        if len(homes) == 1:  # nearly always
+            return self._turn(len(self._threads[homes[0]]))
+        return sum(self._turn(len(self._threads[core])) for core in homes)
 
     def _turn(self, threads: int) -> float:
-        return 1 / (threads * (1 + self._sharing * (1 - 1 / threads)))
+        found = self._turns.get(threads)
+        if found is None:
+            found = 1 / (threads * (1 + self._sharing * (1 - 1 / threads)))
+            self._turns[threads] = found
+        return found
 
     def place(self, process: Process, threads: int) -> None:
         """Let a process run with so many threads."""
@@ -154,13 +164,16 @@ class _Queues:
         if len(self._threads) < self._count:
             self._threads.append([])
             return len(self._threads) - 1
-        return min(range(self._count), key=lambda core: len(self._threads[core]))
+        lengths = list(map(len, self._threads))
+        return lengths.index(min(lengths))
 
     def _steal(self, core: int) -> None:
-        fullest = max(range(len(self._threads)), key=lambda other: len(self._threads[other]))
-        if len(self._threads[fullest]) < 2:
+        lengths = list(map(len, self._threads))
+        most = max(lengths)
+        if most < 2:
             self._idle.append(core)
             return
+        fullest = lengths.index(most)
         moved = self._threads[fullest].pop()
         self._threads[core].append(moved)
         homes = self._homes[moved]
@@ -184,7 +197,8 @@ class Simulation:
         self._working: dict[Process, float] = {}
         self._queues = _Queues(len(cores.speeds), cores.sharing)
         self._widths: dict[Process, int] = {}
-        self._shares: dict[Process, float] | None = None
+        #: In the order of those who work; empty: to be shared out.
+        self._shares: list[float] = []
         self._count = 0
 
     @property
@@ -209,52 +223,54 @@ class Simulation:
 
     def run(self) -> None:
         """Until every process has ended or waits for what never comes."""
-        while self._timed or self._working:
-            shares, rate = self._speeds()
-            left = min(
-                (each / shares[process] for process, each in self._working.items()), default=0.0
-            )
-            worked = self.now + left / rate if self._working else float("inf")
-            due = self._timed[0][0] if self._timed else float("inf")
-            self._pass(min(worked, due), rate, shares)
+        timed, working = self._timed, self._working
+        while timed or working:
+            worked, rate = inf, 0.0
+            if working:
+                if not self._shares:
+                    self._share_out()
+                rate = self._rate()
+                worked = self.now + min(map(truediv, working.values(), self._shares)) / rate
+            due = timed[0][0] if timed else inf
+            self._pass(min(worked, due), rate)
             if due <= worked:
-                self._advance(heapq.heappop(self._timed)[2], None)
+                self._advance(heapq.heappop(timed)[2], None)
             else:
-                self._finish(shares)
+                self._finish()
 
-    def _speeds(self) -> tuple[dict[Process, float], float]:
-        """What each process gets of a core's speed for each of its threads; that speed."""
+    def _rate(self) -> float:
+        """The speed of each busy core."""
         busy = self._queues.busy
         if busy not in self._rates:
             self._rates[busy] = self._cores.rate(busy)
-        if self._shares is None:
-            self._shares = {
-                process: self._queues.share(process) / self._widths[process]
-                for process in self._working
-            }
-        return self._shares, self._rates[busy]
+        return self._rates[busy]
 
-    def _pass(self, until: float, rate: float, shares: dict[Process, float]) -> None:
+    def _share_out(self) -> None:
+        """Of a core's speed, what each working process gets for each of its threads."""
+        share, widths = self._queues.share, self._widths
+        self._shares = [share(process) / widths[process] for process in self._working]
+
+    def _pass(self, until: float, rate: float) -> None:
         seconds = until - self.now
         if self._working and seconds > 0:
             done = seconds * rate
-            for process in self._working:
-                self._working[process] -= done * shares[process]
+            for process, share in zip(self._working, self._shares, strict=True):
+                self._working[process] -= done * share
             self.busy_s += seconds * self._queues.busy
         self.now = until
 
-    def _finish(self, shares: dict[Process, float]) -> None:
+    def _finish(self) -> None:
         """The processes whose work is done go on, in the order in which they began it."""
-        least = min(each / shares[process] for process, each in self._working.items())
-        limit = max(_DONE, least)
+        left = list(map(truediv, self._working.values(), self._shares))
+        limit = max(_DONE, min(left))
         ended = [
-            process for process, left in self._working.items() if left / shares[process] <= limit
+            process for process, each in zip(self._working, left, strict=True) if each <= limit
         ]
         for process in ended:
             del self._working[process]
             del self._widths[process]
             self._queues.remove(process)
-        self._shares = None
+        self._shares = []
         for process in ended:
             self._advance(process, None)
 
@@ -281,5 +297,5 @@ class Simulation:
                 self._working[process] = wanted.seconds
                 self._widths[process] = max(1, round(wanted.width))
                 self._queues.place(process, self._widths[process])
-                self._shares = None
+                self._shares = []
                 return

@@ -7,16 +7,7 @@ from one process begin with the same count, so theirs come at the same batch of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
-
-from trainfit.loader.measure.instrument import Records, collected
-
-#: A batch with more than this part of the longest one's collections holds a full collection.
-_FULL: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -50,24 +41,3 @@ class Pauses:
     def scaled(self, factor: float) -> Pauses:
         """The same, so many times as long."""
         return Pauses(tuple(each * factor for each in self.seconds), self.period)
-
-
-def pauses_of(workers: Sequence[Records]) -> Pauses:
-    """What the records of some workers say: of the longest when collections come, of all how long
-    full ones take.
-
-    From the first full collection to the last are whole periods: with a count that ends anywhere
-    the long run would have too many or too few.
-    """
-    series = [collected(records) for records in workers]
-    every = np.concatenate([np.zeros(1), *series])
-    if not every.max() > 0:
-        return Pauses()
-    least = _FULL * every.max()
-    seconds = max(series, key=len).copy()
-    places = np.flatnonzero(seconds > least)
-    seconds[places] = every[every > least].mean()
-    if len(places) < 2:
-        return Pauses(tuple(map(float, seconds)), len(seconds))
-    end = int(places[-1]) + 1
-    return Pauses(tuple(map(float, seconds[:end])), end - 1 - int(places[0]))

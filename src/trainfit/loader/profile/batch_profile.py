@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader import CostPart, LoaderSettings
+from trainfit.loader.processes import isolated
+from trainfit.results.loader.probe import CostPart
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.scripts.sample_costs.call_sites import NOTHING, Callee, callee
 from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
 from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of

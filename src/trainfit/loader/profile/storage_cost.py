@@ -21,13 +21,15 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
+from trainfit.hardware.host.mounts import mount_of, read_mounts
 from trainfit.hardware.host.system import System
-from trainfit.hardware.storage.mounts import mount_of, read_mounts
-from trainfit.loader.measure import isolated
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.processes import isolated
 from trainfit.loader.profile import page_cache
 from trainfit.loader.profile.data_files import FileWatch
-from trainfit.results.loader import LoaderSettings, StorageCost
+from trainfit.results.format import percent, size
+from trainfit.results.loader.probe import StorageCost
+from trainfit.results.loader.settings import LoaderSettings
 
 #: Batches that are made again and again: for so much of the time that there is, and at most.
 _FIRST_SHARE: Final = 0.15
@@ -202,7 +204,7 @@ def _coldness(readings: Readings) -> tuple[str, bool]:
         )
     stored, stayed = _mean_stored(readings.cold), readings.stayed
     if not stored and (stayed is None or stayed > _STAYED):
-        share = "" if stayed is None else f" ({stayed:.0%} of their pages remained)"
+        share = "" if stayed is None else f" ({percent(stayed)} of their pages remained)"
         return (
             f"its files could not be evicted from the page cache{share}: "
             "a process has them mapped, they are still being written, "
@@ -212,7 +214,7 @@ def _coldness(readings: Readings) -> tuple[str, bool]:
     notes = [unseen] if unseen else []
     if stayed is not None and stayed > _STAYED:
         notes.append(
-            f"{stayed:.0%} of its files' pages remained in the page cache (mapped by "
+            f"{percent(stayed)} of its files' pages remained in the page cache (mapped by "
             "another process, or still being written): a fully cold read would be slower"
         )
     again = _mean_stored(readings.warm)
@@ -230,14 +232,14 @@ def _unseen(readings: Readings) -> str:
     batches = _longest(readings.warm)
     if passed <= 2 * sum(each.nbytes for each in readings.files) / batches + _NOISE_BYTES:
         return ""
-    mib = f"a batch reads {passed / 2**20:.1f} MiB"
+    seen = f"a batch reads {size(passed)}"
     if not readings.files:
-        return f"{mib}, but from no observed file: C code opens and closes it, or it is not a file"
+        return f"{seen}, but from no observed file: C code opens and closes it, or it is not a file"
     stored = _mean_stored(readings.cold) or 0
     if stored >= passed / 2:
         return ""
     return (
-        f"{mib}, of which {stored / 2**20:.1f} MiB came from storage: the same files are read "
+        f"{seen}, of which {size(stored)} came from storage: the same files are read "
         "several times, or some are opened in C code and were not observed"
     )
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from trainfit.loader.measure.instrument import BEGAN, WALL
 from trainfit.loader.rehearsal.utilization import PERIODS_S, WORKER, RehearsalRecord, Times
-from trainfit.results.rehearsal import Cause, Dip
+from trainfit.results.format import duration
+from trainfit.results.loader.rehearsal import Cause, Dip
 
 #: From this share of the time on, waiting in every round of the workers is starving; a round
 #: that waits for so much longer than usual is a dip.
@@ -209,10 +210,10 @@ def _start_words(observed: RehearsalRecord, dip: Dip) -> str:
     if at >= len(observed.asked) or observed.place[at]:
         return ""
     asked, handed, ready = observed.asked[at], observed.handed[at], observed.ready[at]
-    first = f"the first batch came after {_seconds(handed - asked)}"
+    first = f"the first batch came after {duration(handed - asked)}"
     if ready <= asked or not observed.settings.num_workers:
         return first
-    return f"the first worker was ready after {_seconds(min(ready, handed) - asked)}, {first}"
+    return f"the first worker was ready after {duration(min(ready, handed) - asked)}, {first}"
 
 
 def _slow_words(observed: RehearsalRecord, dip: Dip) -> str:
@@ -224,22 +225,18 @@ def _slow_words(observed: RehearsalRecord, dip: Dip) -> str:
     asked, handed = observed.asked[longest], observed.handed[longest]
     if not observed.settings.num_workers:
         usual = float(np.median(observed.handed - observed.asked))
-        return f"batch {longest} took {_seconds(handed - asked)}, the median {_seconds(usual)}"
+        return f"batch {longest} took {duration(handed - asked)}, the median {duration(usual)}"
     made = observed.made
     finished = made[:, BEGAN] + made[:, WALL] if len(made) else np.empty(0)
     during = np.flatnonzero((finished > asked) & (finished <= handed))
     if not len(during):
-        return f"batch {longest} came {_seconds(handed - asked)} late"
+        return f"batch {longest} came {duration(handed - asked)} late"
     wall = float(np.max(made[during, WALL]))
     usual = float(np.median(made[:, WALL]))
     return (
-        f"batch {longest} came {_seconds(handed - asked)} late: "
-        f"{_seconds(wall)} in its worker, the median batch needs {_seconds(usual)}"
+        f"batch {longest} came {duration(handed - asked)} late: "
+        f"{duration(wall)} in its worker, the median batch needs {duration(usual)}"
     )
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
 
 
 def made_at(observed: RehearsalRecord) -> Times:

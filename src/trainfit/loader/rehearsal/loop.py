@@ -16,12 +16,14 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from trainfit.loader.measure.instrument import BEGAN, Records, WorkerRecords
+from trainfit.loader.measure.loop import failure_of, shut_down, take_step
 from trainfit.loader.measure.pinning import emulated_pinning
-from trainfit.loader.measure.run import Failure, failure_of, shut_down, take_step
+from trainfit.loader.measure.run import Failure
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.dataloader import Consumer
 from trainfit.loader.rehearsal.utilization import WORKER, RehearsalRecord
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.format import duration, percent
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 #: Columns of the journal's row of a batch.
 _ASKED, _HANDED, _CPU, _STEP, _EPOCH, _READY = range(6)
@@ -208,8 +210,8 @@ class _Loop:
         self._told = now
         passed = min(self._duration_s, now - (until - self._duration_s))
         self._progress(
-            f"rehearsing, {passed:.0f} of {self._duration_s:.0f} s: the GPU is busy "
-            f"{100 * self._journal.busy_share():.0f}% of the time",
+            f"rehearsing, {duration(round(passed))} of {duration(self._duration_s)}: the GPU is "
+            f"busy {percent(self._journal.busy_share())} of the time",
             passed / self._duration_s,
         )
 

@@ -19,18 +19,19 @@ import torch
 from trainfit.loader.faults.diagnose import diagnose_run
 from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.measure.instrument import WorkerRecords
-from trainfit.loader.measure.oom_kills import between, oom_kills
-from trainfit.loader.measure.run import PATIENCE_S, Run, watched
+from trainfit.loader.measure.run import Run
+from trainfit.loader.measure.running import PATIENCE_S, watched
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.progress import current
+from trainfit.loader.processes.oom_kills import between, oom_kills
+from trainfit.loader.processes.progress import current
 from trainfit.loader.rehearsal import idle_causes as idle
 from trainfit.loader.rehearsal import utilization as utilisation
 from trainfit.loader.rehearsal.loop import Journal, LoopEnd, Tell, made_by, run_epochs
 from trainfit.loader.rehearsal.utilization import RehearsalRecord
-from trainfit.results.loader import LoaderSettings
-from trainfit.results.rehearsal import Rehearsal
-from trainfit.results.runs.loading import LoadingRequest
+from trainfit.results.format import duration
+from trainfit.results.loader.rehearsal import Rehearsal
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer, LoadingRequest
 
 #: Batches that a rehearsal can note down; it ends with the last.
 _MOST_BATCHES: Final = 1 << 22
@@ -120,7 +121,7 @@ def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
     given = arguments["settings"]
     settings = dataclasses.replace(own, **given)
     changed = [name for name, value in given.items() if getattr(own, name) != value]
-    current()(f"rehearsing for {arguments['duration_s']:g} s", 0.0)
+    current()(f"rehearsing for {duration(arguments['duration_s'])}", 0.0)
     return rehearse(
         workload,
         settings,
@@ -138,7 +139,9 @@ def _check(consumer: Consumer, duration_s: float) -> None:
     if consumer.step_s <= 0:
         raise LoaderError(_NEVER_BUSY)
     if not duration_s > 0:
-        raise LoaderError(f"a rehearsal of {duration_s:g} s is too short: give --duration 30s")
+        raise LoaderError(
+            f"a rehearsal of {duration(duration_s)} is too short: give --duration 30s"
+        )
 
 
 def _rows(consumer: Consumer, duration_s: float) -> int:

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.loader import LoaderSettings
-from trainfit.results.rehearsal import Epoch, Rates, Timeline
+from trainfit.results.loader.rehearsal import Epoch, Rates, Timeline
+from trainfit.results.loader.settings import LoaderSettings
 
 Times = NDArray[np.float64]
 

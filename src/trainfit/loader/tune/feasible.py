@@ -11,9 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from trainfit.hardware.host.limits import OWN_FILES
-from trainfit.results.files.words import core_count, cores, count, size
-from trainfit.results.loader import LoaderMachine, LoaderSettings, Probe
+from trainfit.hardware.machine.limits import OWN_FILES
+from trainfit.results.format import core_count, cores, count, size
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Probe
+from trainfit.results.loader.settings import LoaderSettings
 
 #: Of what is free, what a loader may take: the rest is for the page cache that reading needs,
 #: and for what others on the machine do meanwhile. An assumption.

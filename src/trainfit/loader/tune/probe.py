@@ -6,56 +6,40 @@ are compared for must not depend on when each was made.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import math
-import random
-import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-import torch
-
 from trainfit.hardware.cpu.core_speed import CoreSpeeds, pieces_of
+from trainfit.loader.calibration.constants import fit
+from trainfit.loader.calibration.fitting import Fitted
+from trainfit.loader.calibration.noise_correction import Slowing, cores_speed
+from trainfit.loader.calibration.probe_runs import LAST, LENGTHS, ORDER, Readings, fetch_s
 from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints
-from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.faults.pickling import LARGE_BYTES, pickled
 from trainfit.loader.faults.preflight import check, check_workers
-from trainfit.loader.measure.instrument import COLUMNS, CPU, TOOK, WALL, collected
-from trainfit.loader.measure.oom_kills import between, oom_kills
-from trainfit.loader.measure.other_processes import is_disturbed
-from trainfit.loader.measure.ranks import others
-from trainfit.loader.measure.run import Run, run_loader
-from trainfit.loader.measure.stderr import captured_stderr
+from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.thread_pools import worker_threads
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.constants import fit
-from trainfit.loader.model.dataloader import Consumer, Outcome
-from trainfit.loader.model.fitting import Fitted
-from trainfit.loader.model.noise_correction import Slowing, cores_speed
-from trainfit.loader.model.probe_runs import (
-    KINDS,
-    LAST,
-    LENGTHS,
-    ORDER,
-    TITLES,
-    Readings,
-    fetch_s,
-    mean,
-    start_s,
-)
+from trainfit.loader.model.dataloader import Outcome
+from trainfit.loader.model.machine_limits import model_cores
+from trainfit.loader.processes.other_processes import is_disturbed
+from trainfit.loader.processes.progress import NullProgress, Progress
+from trainfit.loader.processes.stderr import captured_stderr
 from trainfit.loader.profile.batch_profile import split
 from trainfit.loader.profile.storage_cost import measure_storage
-from trainfit.loader.progress import NullProgress, Progress
-from trainfit.loader.tune.machine_limits import model_cores
-from trainfit.results.files.words import count as count_of
-from trainfit.results.loader import Fault, LoaderMachine, LoaderSettings, Probe
+from trainfit.loader.tune.probed import probe_of
+from trainfit.loader.tune.watched_run import run_watched, same_order
+from trainfit.results.format import count as count_of
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Probe
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 #: Seconds of a probe, by default.
 SECONDS: Final = 20.0
@@ -86,9 +70,7 @@ _POOLS_S: Final = 5.0
 _CHECK_S: Final = 3.0
 #: Seconds that one try of other means may take where a worker failed.
 _TRY_S: Final = 10.0
-#: Batches (and steps) that a run's time limit leaves beyond its own time; of a probe's time,
-#: what is spent at most before a first run has come through.
-_SLOW_BATCHES: Final = 8
+#: Of a probe's time, what is spent at most before a first run has come through.
 _GIVE_UP: Final = 3.0
 #: Batches that a slice should see.
 _BATCHES: Final = 12
@@ -166,7 +148,7 @@ def probe_workload(
     slowing = readings.slowing(watch)
     readings = readings.at_full_speed(slowing, pieces_of(watch))
     fitted = fit(readings, model_cores(machine, 0.0))
-    probe = _probe(workload, readings, fitted)
+    probe = probe_of(workload, readings, fitted)
     if known is not None:
         probe = dataclasses.replace(
             probe, parts=known.parts, storage=known.storage, start_s=known.start_s
@@ -270,135 +252,11 @@ def _measure(
             return
 
 
-def run_watched(
-    workload: Workload,
-    settings: LoaderSettings,
-    consumer: Consumer,
-    seconds: float,
-    *,
-    patience_s: float,
-    batch_s: float,
-    alone_s: float | None = None,
-    machine: LoaderMachine | None = None,
-    saves: bool = False,
-    ranks: int = 1,
-) -> tuple[Run, Fault | None]:
-    """One real run, with what is needed to name its fault if it fails; next to the loaders of the
-    other ``ranks``.
-
-    Each run draws the same order of batches: what differs between runs is the settings alone.
-    It is taken to hang ``patience_s`` seconds after its own time, and after what some batches
-    take and their steps.
-    """
-    limit_s = seconds + patience_s + _SLOW_BATCHES * (consumer.step_s + batch_s)
-    before = oom_kills()
-    with (
-        same_order(workload),
-        captured_stderr() as output,
-        others(workload, settings, consumer, ranks - 1, limit_s) as at_work,
-    ):
-        run = run_loader(
-            workload, settings, consumer=consumer, seconds=seconds, limit_s=limit_s, saves=saves
-        )
-        run = dataclasses.replace(run, ranks=1 + at_work.working())
-    if run.failure is None and not run.exhausted:
-        return run, None
-    seen = FailureContext.of(
-        run,
-        limit_s=limit_s,
-        alone_s=alone_s,
-        shm_free_bytes=machine.shm_free_bytes if machine is not None else None,
-        open_files=machine.open_files if machine is not None else None,
-        oom_kills=between(before, oom_kills()),
-        output=output.text,
-    )
-    return run, diagnose_run(run, workload, seen)
-
-
 def _length(readings: Readings, name: str, seconds: float) -> float:
     """Of a slice: its share of the time, and long enough for some batches."""
     length = min(_MOST_S, max(_LEAST_S, LENGTHS.get(name, 1.0) * _SLICE * seconds))
     batch_s = fetch_s(readings.of("one"))
     return min(max(length, _BATCHES * batch_s), max(length, seconds / 4))
-
-
-@contextlib.contextmanager
-def same_order(workload: Workload) -> Iterator[None]:
-    """Leave random numbers as they are: the next run draws the same order of batches.
-
-    Runs with workers happen in a fork and change nothing here; those without do.
-    """
-    state, generators = torch.random.get_rng_state(), workload.generators
-    states = [each.get_state() for each in generators]
-    others = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(state)
-        random.setstate(others[0])
-        np.random.set_state(others[1])
-        for generator, former in zip(generators, states, strict=True):
-            generator.set_state(former)
-
-
-# --- The result -------------------------------------------------------------------------------
-
-
-def _probe(workload: Workload, readings: Readings, fitted: Fitted | None) -> Probe:
-    runs = readings.of(*KINDS)
-    ones = readings.of("one")
-    fetched = np.concatenate([run.fetched for run in ones]) if ones else np.zeros((0, COLUMNS))
-    wall, cpu = fetched[:, WALL], fetched[:, CPU]
-    alone = [run.fetched[:, WALL] for run in readings.of("alone")]
-    one, two = readings.rate("one"), readings.rate("two")
-    transfer = fitted.transfer if fitted is not None and ones else None
-    busy = [run.received[run.warm :, TOOK] for run in ones]
-    start = start_s(readings)
-    private = [size for run in runs for size in run.private_bytes]
-    sampler = workload.sampler_seconds
-    return Probe(
-        dataset=workload.name,
-        kind=workload.kind,
-        batch_size=workload.batch_size,
-        samples=workload.samples,
-        batch_bytes=max((run.batch_bytes for run in runs), default=0),
-        batch_tensors=max((run.batch_tensors for run in runs), default=0),
-        float_bytes=max((run.float_bytes for run in runs), default=None),
-        batches=sum(len(run.handed) for run in runs),
-        fetch_s=float(wall.mean()) if len(wall) else None,
-        fetch_cpu_s=float(cpu.mean()) if len(cpu) else None,
-        variation=float(wall.std() / wall.mean()) if len(wall) > 1 else None,
-        alone_s=mean(alone) if alone else None,
-        threads=float(np.maximum(1.0, cpu / wall).mean()) if len(wall) else None,
-        receive_s=transfer.receive_s if transfer else None,
-        receive_busy_s=mean(busy) if ones else None,
-        pin_s=transfer.pin_s if transfer and readings.of("pinned") else None,
-        next_s=transfer.next_s if transfer else None,
-        latency_s=transfer.latency_s if transfer and readings.of("turn") else None,
-        sampler_s=statistics.fmean(sampler) if sampler else None,
-        start_s={ones[0].settings.start_method: start} if ones and start else {},
-        worker_private_bytes=int(statistics.median(private)) if private else None,
-        scaling=two / one if one and two else None,
-        contention=fitted.cores.contention if fitted is not None and two else None,
-        core_speed=_mean_told(run.core_speed.speed if run.core_speed else None for run in runs),
-        others_cores=_mean_told(run.others_cores for run in runs),
-        disturbed={TITLES[name]: cores for name, cores in readings.disturbed().items()},
-        collecting=_collecting(runs),
-    )
-
-
-def _collecting(runs: Sequence[Run]) -> float | None:
-    """Of the workers' CPU time for batches, what garbage collections take."""
-    records = [each for run in runs if run.settings.num_workers for each in run.fetches]
-    spent = sum(float(collected(each).sum()) for each in records)
-    worked = sum(float(each[:, CPU].sum()) for each in records)
-    return min(1.0, spent / worked) if worked > 0 else None
-
-
-def _mean_told(values: Iterable[float | None]) -> float | None:
-    """Of those that were seen."""
-    seen = [value for value in values if value is not None]
-    return statistics.fmean(seen) if seen else None
 
 
 def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: LoaderMachine) -> Probe:

@@ -9,32 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainfit.loader.measure.other_processes import is_disturbed
-from trainfit.loader.measure.run import Run
-from trainfit.loader.model.dataloader import Consumer
-from trainfit.loader.model.fitting import Fitted, fit_contention, same_rate
-from trainfit.results.loader import Candidate, LoaderSettings
+from trainfit.loader.calibration.fitting import Fitted
+from trainfit.results.loader.candidates import Candidate
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.runs.loading import Consumer
 
 #: Of the best rate, what the recommended settings have at least.
 WITHIN: Final = 0.98
-#: By how much a real run may differ from its prediction before the model is fitted to it.
-SURPRISE: Final = 0.08
-#: How often a run is made that other processes disturb, at most.
-TRIES: Final = 2
-#: Runs until the present settings have theirs.
-_FIRST: Final = 2
-#: By how much settings may be faster than the model says, and what they must promise beyond the
-#: chosen to be worth a run where they hardly differ from others that were run.
-_UNSURE: Final = 0.05
-_GAIN: Final = 0.003
-#: Of the best measured rate, what smaller settings that were run must have: single runs of the same
-#: settings differ by some percent, and the next plan is to come to the same line.
-_MEASURED_WITHIN: Final = 0.96
 #: What one thread for each library must gain, other settings alike, to ask for it: two runs of the
 #: same settings differ by that much.
 _HELD_GAIN: Final = 1.05
@@ -48,8 +33,6 @@ Infeasible = Callable[[LoaderSettings], str]
 """Why settings cannot start, or nothing."""
 Oversubscribed = Callable[[LoaderSettings, float], str]
 """Why settings that keep so many cores busy are slower than their workers promise, or nothing."""
-Runner = Callable[[LoaderSettings, Consumer], Run]
-"""Runs the loader for real."""
 
 
 @dataclass(frozen=True)
@@ -179,16 +162,20 @@ class Choice:
         free = dataclasses.replace(best, library_threads=None)
         return free if rates.get(free, 0.0) * _HELD_GAIN > rates.get(best, 0.0) else best
 
-    def _size(self, settings: LoaderSettings) -> tuple[int, bool, bool, bool, bool, bool, bool]:
+    def _size(self, settings: LoaderSettings) -> tuple[int | bool, ...]:
         """Workers first (each costs RAM and a core), then what changes nothing, then what needs no
-        variable, then the order of batches, then memory."""
+        variable, then the order of batches, then memory.
+
+        Going from some workers to none is the last choice: each batch then adds to the step, and
+        what that loses is within what two runs differ by."""
         present, factor = self.goal.present, settings.prefetch_factor
+        gives_up = settings.num_workers == 0 < present.num_workers
         reordered = settings.in_order != present.in_order
         differs = settings.pin_memory != present.pin_memory
         # A factor of 1 leaves a worker idle until its batch is fetched: only if it must be.
         memory = (factor == 1, reordered, factor > 2, differs or factor > 2)
         held = settings.library_threads is not None
-        return settings.num_workers, settings != present, held, *memory
+        return gives_up, settings.num_workers, settings != present, held, *memory
 
 
 def search(fitted: Fitted, goal: Goal, held: Mapping[int, Fitted] | None = None) -> Choice:
@@ -196,202 +183,6 @@ def search(fitted: Fitted, goal: Goal, held: Mapping[int, Fitted] | None = None)
     choice = Choice(goal, fitted, held or {})
     choice.search()
     return choice
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A real run of settings, with the model's prediction."""
-
-    settings: LoaderSettings
-    predicted: float
-    run: Run
-    why: str
-    tries: int = 1
-
-    @property
-    def measured(self) -> float | None:
-        """Batches a second, at the cores' full speed where that is known."""
-        if self.run.failure is not None:
-            return None
-        full = self.run.full_speed_batches_per_s
-        return full if full is not None else self.run.batches_per_s
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Were other processes active meanwhile? The rate is not to be used then."""
-        return is_disturbed(self.run.others_cores)
-
-    @property
-    def reliable(self) -> float | None:
-        """Batches a second, of these settings and nothing else."""
-        return None if self.is_disturbed else self.measured
-
-
-def measured_rate(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
-    """Batches a second of these settings; ``None`` where they were not run, or failed, or were run
-    alongside other processes."""
-    return next((each.reliable for each in trials if each.settings == settings), None)
-
-
-@dataclass
-class Confirmation:
-    """Real runs of what was chosen, until measurement and model agree or runs run out.
-
-    ``after`` is called after each of them; ``in_time`` says whether there is time for one that is
-    not needed, to look for something faster.
-    """
-
-    choice: Choice
-    runner: Runner
-    most: int
-    after: Callable[[Confirmation], None] = lambda confirmation: None
-    in_time: Callable[[], bool] = lambda: True
-    trials: list[Trial] = field(default_factory=list)
-    refitted: bool = False
-
-    def run(self) -> LoaderSettings:
-        """Confirm; returns the settings to recommend."""
-        present = self.choice.goal.present
-        self._confirm(_FIRST)
-        if self._trial(present) is None and self._can(present):
-            self._try(present, "present")
-        self._confirm(self.most)
-        self._explore()
-        self._other_threads(self._chosen())
-        chosen = self._chosen()
-        self._beyond(chosen)
-        return chosen
-
-    def _confirm(self, most: int) -> None:
-        """Run what is best by what is known, as long as that was not run."""
-        while len(self.trials) < min(most, self.most):
-            best = self.choice.smallest(self._rates())
-            if self._trial(best) is not None or not self._can(best):
-                return
-            trial = self._try(best, "recommended")
-            if trial.measured is None:
-                self._bar(best)
-            elif self._is_surprise(trial):
-                self._refit(trial)
-
-    def _explore(self) -> None:
-        """Run what may be faster than what was chosen, as sure as the model is of it, but for the
-        last run: other numbers of workers first, for these differ by more than by their luck."""
-        while len(self.trials) < self.most - 1 and self.in_time():
-            rates, ran = self._rates(), {trial.settings for trial in self.trials}
-            least = rates.get(self._chosen(), 0.0)
-            fresh = {s: rate for s, rate in rates.items() if s not in ran and self._can(s)}
-            counts = {settings.num_workers for settings in ran}
-            hopeful = {
-                settings: rate
-                for settings, rate in fresh.items()
-                if settings.num_workers not in counts and rate * (1 + _UNSURE) > least
-            } or {s: rate for s, rate in fresh.items() if rate > least * (1 + _GAIN)}
-            if not hopeful:
-                return
-            fastest = self.choice.smallest(hopeful, 1.0)
-            if self._try(fastest, "fastest").measured is None:
-                self._bar(fastest)
-
-    def _rates(self) -> dict[LoaderSettings, float]:
-        """What is known of the settings that can be: as measured, else what the model says, with
-        what it said too much or too little of those that were run (of one of them by half: the
-        other half of its errors is each one's own)."""
-        found = self.choice.rates()
-        ran = {each.settings: each.reliable for each in self.trials if each.reliable}
-        missed = [
-            math.log(rate / self.choice.look(settings).batches_per_s)
-            for settings, rate in ran.items()
-            if math.isfinite(self.choice.look(settings).batches_per_s)
-        ]
-        common = math.exp(sum(missed) / (len(missed) + 1))
-        return {settings: ran.get(settings, common * rate) for settings, rate in found.items()}
-
-    def _bar(self, failed: LoaderSettings) -> None:
-        """Not what failed, nor what its fault leaves no more."""
-        candidates = self.choice.candidates
-        for settings, each in candidates.items():
-            reason = each.infeasible or self.choice.goal.infeasible(settings)
-            if settings == failed:
-                reason = "the loader failed with it in a real run"
-            candidates[settings] = dataclasses.replace(each, infeasible=reason)
-
-    def _other_threads(self, chosen: LoaderSettings) -> None:
-        """The same with the libraries' threads the other way, if a run is left: what they gain or
-        lose is measured then."""
-        for threads in (None, *self.choice.held):
-            other = dataclasses.replace(chosen, library_threads=threads)
-            if chosen.num_workers and self._trial(other) is None and self._can(other):
-                self.choice.see(other)
-                if self._try(other, "other threads").measured is None:
-                    self._bar(other)
-
-    def _beyond(self, chosen: LoaderSettings) -> None:
-        """What twice as many workers do, if a run is left; they are not to be chosen."""
-        twice = dataclasses.replace(chosen, num_workers=2 * chosen.num_workers)
-        if (
-            chosen.num_workers
-            and len(self.trials) < self.most
-            and self._trial(twice) is None
-            and not self.choice.goal.impossible(twice)
-        ):
-            self._try(twice, "beyond the saturation point")
-
-    def _can(self, settings: LoaderSettings) -> bool:
-        return len(self.trials) < self.most and not self.choice.look(settings).infeasible
-
-    def _try(self, settings: LoaderSettings, why: str) -> Trial:
-        """A real run; repeated while other processes are active and there is time."""
-        predicted = self.choice.look(settings).batches_per_s
-        trial = Trial(settings, predicted, self.runner(settings, self.choice.goal.consumer), why)
-        while trial.is_disturbed and trial.tries < TRIES and self.in_time():
-            run = self.runner(settings, self.choice.goal.consumer)
-            least = min((trial.run, run), key=lambda each: each.others_cores or 0.0)
-            kept = trial.run if run.failure is not None else least
-            trial = dataclasses.replace(trial, run=kept, tries=trial.tries + 1)
-        self.trials.append(trial)
-        self.after(self)
-        return trial
-
-    def _trial(self, settings: LoaderSettings) -> Trial | None:
-        return next((each for each in self.trials if each.settings == settings), None)
-
-    def _is_surprise(self, trial: Trial) -> bool:
-        if trial.reliable is None or not math.isfinite(trial.predicted):
-            return False
-        return abs(trial.reliable / trial.predicted - 1) > SURPRISE
-
-    def _refit(self, trial: Trial) -> None:
-        """Fit what more busy cores cost to a run that was slower than predicted, and search
-        again. A run that was faster leaves the choice: it was within reach."""
-        assert trial.measured is not None
-        if self.refitted or trial.measured > trial.predicted:
-            return
-        choice, threads = self.choice, trial.settings.library_threads
-        fitted, consumer = choice.model(trial.settings), choice.goal.consumer
-
-        def predicted(model: Fitted) -> float:
-            return same_rate(model, trial.run, consumer)
-
-        contention = fit_contention(fitted, predicted, trial.measured, 1.0)
-        if contention > fitted.cores.contention:
-            self.refitted = True
-            barred = {s: c for s, c in choice.candidates.items() if c.infeasible}
-            slower = fitted.with_contention(contention)
-            if threads is None or not trial.settings.num_workers:
-                self.choice = search(slower, choice.goal, choice.held)
-            else:
-                held = {**choice.held, threads: slower}
-                self.choice = search(choice.fitted, choice.goal, held)
-            for each in self.trials:  # what was run stays among what is chosen from
-                self.choice.see(each.settings)
-            self.choice.candidates |= barred
-
-    def _chosen(self) -> LoaderSettings:
-        """The smallest of the best that was run; by the model where nothing was."""
-        rates = self._rates()
-        ran = {settings: rate for settings, rate in rates.items() if self._trial(settings)}
-        return self.choice.smallest(ran, _MEASURED_WITHIN) if ran else self.choice.smallest(rates)
 
 
 def keep_workers(

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainfit.loader.tune.search import WITHIN, Choice, Trial, measured_rate
-from trainfit.results.files.words import count
-from trainfit.results.loader import Fault, Limit, LoaderSettings
+from trainfit.loader.tune.confirmation import Trial, measured_rate
+from trainfit.loader.tune.search import WITHIN, Choice
+from trainfit.results.format import count, percent, times
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.result import Limit
+from trainfit.results.loader.settings import LoaderSettings
 
 Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cannot_tell"]
 
@@ -78,12 +81,12 @@ def decide(
         return Decision("change", f"the present settings are infeasible: {infeasible}")
     if sure and gain > 1 / WITHIN:
         rest = "" if limit in ("gpu", "unknown") else f"; then {_LIMITS[limit]}"
-        return Decision("change", f"{gain:.2f} times as many batches{rest}")
+        return Decision("change", f"{times(gain)} as many batches{rest}")
     waits = _waiting(choice, trials, present)
     if choice.goal.consumer.step_s > 0 and waits <= _WAITS:
         return Decision(
             "nothing_to_gain",
-            f"the GPU is the limit: it waits {100 * waits:.0f}% of its time for batches"
+            f"the GPU is the limit: it waits {percent(waits)} of its time for batches"
             + (_fewer(present, chosen) if sure and gain >= WITHIN else ""),
             keeps=chosen.num_workers >= present.num_workers or gain < WITHIN or not sure,
         )

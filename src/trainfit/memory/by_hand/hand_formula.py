@@ -22,15 +22,9 @@ from trainfit.memory.explain.breakdown import divided
 from trainfit.memory.explain.explanation import ExplainError, Source, device_of
 from trainfit.memory.explain.peak import moment
 from trainfit.memory.stream.replay import Replay, Stream, live_at
-from trainfit.results.by_hand import Cause, HandReport, HandRow, ModelPart
-from trainfit.results.runs.recording import (
-    FREE,
-    KINDS,
-    MALLOC,
-    PHASES,
-    STEP_END,
-    Parameter,
-)
+from trainfit.results.memory.by_hand import Cause, HandReport, HandRow, ModelPart
+from trainfit.results.runs.recording import FREE, KINDS, MALLOC, PHASES, STEP_END
+from trainfit.results.runs.recording_header import Parameter
 
 WEIGHTS: Final = "weights"
 GRADIENTS: Final = "gradients"

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from trainfit.memory.stream.replay import Stream, live_at
-from trainfit.results.runs.recording import KINDS, STEP_END, Parameter, Recording
+from trainfit.results.runs.recording import KINDS, STEP_END, Recording
+from trainfit.results.runs.recording_header import Parameter
 
 #: Bytes of a number in the formula's parameters, gradients and states.
 BYTES: Final = 4

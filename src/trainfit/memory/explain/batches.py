@@ -13,9 +13,9 @@ from trainfit.memory.explain.peak import moment
 from trainfit.memory.stream.affine import AffineStream, NotAffineError
 from trainfit.memory.stream.fit import LARGEST, largest_batch
 from trainfit.memory.stream.replay import Replay, Stream, live_at, replay
-from trainfit.results.memory import BatchLaw, BatchPoint, Moment, PeakMove
+from trainfit.results.memory.explanation import BatchLaw, BatchPoint, Moment, PeakMove
 from trainfit.results.runs.recording import FREE, KINDS, MALLOC, IntArray, Recording
-from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.recording.settling import rounded
 
 _Slopes = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from trainfit.memory.stream.device import context_parts, figures
 from trainfit.memory.stream.growth import step_pattern
 from trainfit.memory.stream.replay import Stream
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable
+from trainfit.results.memory.explanation import BatchLaw, MemoryReport, OptimizerTable
 from trainfit.results.runs.recording import STEP_END, Recording
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from trainfit.memory.stream.replay import UNLIMITED, Replay, Stream, replay
-from trainfit.results.memory import Fragmentation, SettingOutcome
+from trainfit.results.memory.explanation import Fragmentation, SettingOutcome
 from trainfit.simgpu.allocator.settings import (
     ENVIRONMENT_VARIABLES,
     MIB,

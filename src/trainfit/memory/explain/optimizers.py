@@ -17,8 +17,9 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.memory.stream.replay import Stream, live_at
-from trainfit.results.memory import OptimizerTable, OptimizerUse
-from trainfit.results.runs.recording import KINDS, STEP_END, Parameter, Recording
+from trainfit.results.memory.explanation import OptimizerTable, OptimizerUse
+from trainfit.results.runs.recording import KINDS, STEP_END, Recording
+from trainfit.results.runs.recording_header import Parameter
 from trainfit.simgpu.interventions.step.eight_bit import EightBitOptimizer
 from trainfit.simgpu.session import Simulation
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainfit.memory.explain.breakdown import by_kind, by_module
 from trainfit.memory.stream.replay import Replay, Stream, live_at
-from trainfit.results.memory import Allocation, Moment, Peak, Remaining
+from trainfit.results.memory.explanation import Allocation, Moment, Peak, Remaining
 from trainfit.results.runs.recording import KINDS, PHASES, STEP_END, IntArray, Recording
 
 #: Single allocations that are listed.

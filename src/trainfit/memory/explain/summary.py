@@ -14,11 +14,11 @@ from trainfit.memory.stream.replay import UNLIMITED, Replay, Stream, replay
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.notes import complete
+from trainfit.results.memory.summary import RecordingSummary
 from trainfit.results.runs.coverage import Coverage
 from trainfit.results.runs.recording import STEP_END, Recording
 from trainfit.results.runs.sandbox import Protection
-from trainfit.results.runs.summary import RecordingSummary
-from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 _T = TypeVar("_T")
 
@@ -32,22 +32,19 @@ def summarize(
     *,
     settings: AllocatorSettings | None = None,
     out_of_memory: str | None = None,
+    outcome: Replay | None = None,
 ) -> RecordingSummary:
     """Figures, breakdown and course of one recording, replayed at its GPU's capacity.
 
-    ``settings`` and ``out_of_memory`` are those of the recording if they are not given.
+    ``settings`` and ``out_of_memory`` are those of the recording if they are not given;
+    ``outcome`` is that of :func:`replayed` where it is known already.
     """
     header = recording.header
     assumptions = dict(header["assumptions"])
-    stream = Stream.of(recording)
+    if outcome is None:
+        outcome = replayed(recording, settings)
+    stream = outcome.stream
     others = int(header.get("other_processes_bytes") or 0)
-    capacity = int(header["gpu_memory_bytes"]) - others if header["limited"] else UNLIMITED
-    outcome = replay(
-        stream,
-        capacity_bytes=capacity,
-        context_bytes=int(header["context_bytes"]),
-        settings=settings or recorded_settings(recording),
-    )
     return RecordingSummary(
         file=file,
         gpu=str(header["gpu"]),
@@ -70,6 +67,18 @@ def summarize(
         structured_notes=tuple(complete((), map(str, header.get("notes", ())), assumptions)),
         protection=_told(Protection, header, "protection"),
         coverage=_told(Coverage, header, "coverage"),
+    )
+
+
+def replayed(recording: Recording, settings: AllocatorSettings | None = None) -> Replay:
+    """The recording on its own GPU, as far as it was limited by it."""
+    header = recording.header
+    others = int(header.get("other_processes_bytes") or 0)
+    return replay(
+        Stream.of(recording),
+        capacity_bytes=int(header["gpu_memory_bytes"]) - others if header["limited"] else UNLIMITED,
+        context_bytes=int(header["context_bytes"]),
+        settings=settings or recorded_settings(recording),
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from trainfit.memory.stream.interval import bounds_of
 from trainfit.memory.stream.replay import Replay
 from trainfit.results.machine.constants import CONTEXT, Constant, total
-from trainfit.results.plan.result import MemoryFigures
-from trainfit.results.runs.recording import Recording, decode_context_parts
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording_header import decode_context_parts
 
 
 def context_parts(recording: Recording) -> tuple[Constant, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from trainfit.memory.stream.affine import AffineStream
 from trainfit.memory.stream.replay import UNLIMITED, replay
-from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 #: No search goes further: a batch this large is bounded by something other than memory.
 LARGEST = 1 << 20

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, USED, IntArray, Recording
-from trainfit.simgpu.allocator.caching import AllocatorSettings, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator.caching import CachingAllocator
+from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.workspaces.scratch import ESTIMATED
 
 #: Stands for "no limit"; no job reaches it.

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from trainfit.entrypoint import named
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.format import duration
 
 #: Seconds that a command's answer is waited for, and its end.
 ANSWER_S: Final = 60.0
@@ -110,8 +111,8 @@ class Command:
             left = until - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
                 raise CalleeError(
-                    f"command {self._words[0]!r} gave no line within {self._answer_s:g} s; it "
-                    "must answer each line with one line and flush its output"
+                    f"command {self._words[0]!r} gave no line within {duration(self._answer_s)}; "
+                    "it must answer each line with one line and flush its output"
                 )
             piece = self._process.stdout.read(1 << 16)
             if not piece:

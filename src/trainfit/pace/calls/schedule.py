@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trainfit.pace.calls.loop import SETTLING, SETTLING_S, settling_s
+from trainfit.results.format import duration
 from trainfit.results.machine.pace import Unmeasured
 
 #: Blocks of each rate, where the time allows it.
@@ -67,8 +68,8 @@ def said_before(rates: Iterable[float], period: int, seconds: float) -> list[str
             said.append(f"{hz:g} Hz: {too_short(hz, period, seconds).text}")
         elif blocks < ROUNDS:
             said.append(
-                f"{hz:g} Hz: {_chunk(hz, period)}; {seconds:g} s hold {blocks} of {ROUNDS} blocks "
-                f"with such a call, --duration {_upwards(ROUNDS * needed_s(hz, period))} all"
+                f"{hz:g} Hz: {_chunk(hz, period)}; {duration(seconds)} hold {blocks} of {ROUNDS} "
+                f"blocks with such a call, --duration {_upwards(ROUNDS * needed_s(hz, period))} all"
             )
     return said
 
@@ -86,7 +87,7 @@ def with_durations(hz: float, period: int, why: str) -> Unmeasured:
 
 
 def _chunk(hz: float, period: int) -> str:
-    return f"every {period}th call does the work, every {period / hz:.3g} s at this rate"
+    return f"every {period}th call does the work, every {duration(period / hz)} at this rate"
 
 
 def _upwards(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trainfit.pace.explain.fixes import REMEDIES
+from trainfit.pace.machine.fixes import REMEDIES
 from trainfit.results.machine.pace import Advice, Attribution, Cause, Fix
 
 _POWER: Final = "more power and heat, also while idle"

@@ -26,6 +26,7 @@ from trainfit.pace.explain.statistics import (
     taken_away,
 )
 from trainfit.pace.machine.device import Kernels
+from trainfit.results.format import ghz, percent
 from trainfit.results.machine.pace import (
     Arm,
     ArmEffect,
@@ -196,8 +197,8 @@ def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
     if cpu < _NOT_IN_IT * spin.value and not seen.is_slowed():
         return [Finding("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(seen)))], ""
     return [], (
-        f"{spin.value:.0%} of the excess is caused by the idle CPU, but whether by its clock or "
-        "its idle states could not be determined"
+        f"{percent(spin.value)} of the excess is caused by the idle CPU, but whether by its clock "
+        "or its idle states could not be determined"
     )
 
 
@@ -220,16 +221,16 @@ def _divided(seen: Evidence, spin: Estimate, awake: Estimate, said: list[str]) -
 
 
 def _cpu_words(seen: Evidence) -> list[str]:
-    said = [f"{max(0.0, seen.cpu_growth()):.0%} of the excess is CPU time of the call itself"]
+    said = [f"{percent(max(0.0, seen.cpu_growth()))} of the excess is CPU time of the call itself"]
     paced, back = seen.speed("sleep"), seen.speed("back_to_back")
     if paced is not None and back is not None:
         said.append(
-            f"a small fixed loop right before each call runs at {paced:.0%} of "
-            f"its full speed paced, at {back:.0%} back to back"
+            f"a small fixed loop right before each call runs at {percent(paced)} of "
+            f"its full speed paced, at {percent(back)} back to back"
         )
     low, high = seen.clock("sleep", "cpu_hz"), seen.clock("back_to_back", "cpu_hz")
     if low is not None and high is not None:
-        said.append(f"cpufreq reports {low / 1e9:.2g} GHz paced, {high / 1e9:.2g} GHz back to back")
+        said.append(f"cpufreq reports {ghz(low)} paced, {ghz(high)} back to back")
     return said
 
 
@@ -238,7 +239,8 @@ def _idle_words(seen: Evidence) -> list[str]:
     if paced is None or back is None:
         return []
     return [
-        f"CPUs were in {paced[0]} for {paced[1]:.0%} of the time paced, {back[1]:.0%} back to back"
+        f"CPUs were in {paced[0]} for {percent(paced[1])} of the time paced, "
+        f"{percent(back[1])} back to back"
     ]
 
 
@@ -254,7 +256,7 @@ def _of_the_gpu(seen: Evidence) -> list[Finding]:
             return []
         words = _took(awake, "keeping the GPU busy"), "keeping the core busy does not"
         return [Finding("gpu_clocks", awake, (*words, "kernel times could not be measured"))]
-    said = [f"{max(0.0, growth):.0%} of the excess is kernel time on the GPU"]
+    said = [f"{percent(max(0.0, growth))} of the excess is kernel time on the GPU"]
     paced, back = seen.clock("sleep", "gpu_hz"), seen.clock("back_to_back", "gpu_hz")
     fell = paced is not None and back is not None and paced < _SLOWED * back
     if paced is not None and back is not None:
@@ -301,7 +303,8 @@ def _launch_words(seen: Evidence) -> list[str]:
         return []
     busy = kernels.busy_s / seen.wall("back_to_back")
     return [
-        f"a call launches {kernels.count} kernels, and the GPU is busy for {busy:.0%} of its time"
+        f"a call launches {kernels.count} kernels, and the GPU is busy for {percent(busy)} of "
+        "its time"
     ]
 
 
@@ -312,9 +315,12 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
     rest = seen.left(apart if arm is None or arm == "spin" else (arm,))
     if rest is None or not _helps(rest):
         return [], ""
-    left = f"{rest.value:.0%} of the excess remains when CPU and GPU are kept awake"
+    left = f"{percent(rest.value)} of the excess remains when CPU and GPU are kept awake"
     if arm is None:
-        return [], f"{rest.value:.0%} of the excess: the measurement with a busy core is missing"
+        return (
+            [],
+            f"{percent(rest.value)} of the excess: the measurement with a busy core is missing",
+        )
     if seen.has_gpu and "gpu_awake" not in seen.samples:
         return [], f"{left} (the GPU could not be kept awake)"
     growth = seen.cpu_growth(arm)
@@ -322,7 +328,7 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
         return [], left
     said = (
         left,
-        f"{growth:.0%} of the excess is then the call's own CPU time at full clock: "
+        f"{percent(growth)} of the excess is then the call's own CPU time at full clock: "
         "the same instructions need longer, because of cold caches or other work on the core",
         *_launch_words(seen),
     )
@@ -331,7 +337,9 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
 
 def _took(found: Estimate, what: str) -> str:
     low, high = max(-1.0, found.low), min(2.0, found.high)
-    return f"{what} removes {found.value:.0%} of the excess ({low:.0%} to {high:.0%})"
+    return (
+        f"{what} removes {percent(found.value)} of the excess ({percent(low)} to {percent(high)})"
+    )
 
 
 def _effects(seen: Evidence) -> tuple[ArmEffect, ...]:

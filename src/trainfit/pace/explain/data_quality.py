@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.pace.explain.statistics import Sample, Values
-from trainfit.results.files.words import count
+from trainfit.results.format import core_count, count, duration, percent
 from trainfit.results.machine.pace import Block
 
 #: Times of the median absolute deviation beyond which a call is an outlier (hyperfine), as
@@ -46,16 +46,16 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
     if outliers and len(values) >= FEW:
         said.append(
             f"{name}: {outliers} of {len(values)} calls are outliers (up to "
-            f"{_ms(values.max())}); other work ran at the same time"
+            f"{duration(values.max())}); other work ran at the same time"
         )
     low, middle, high = np.percentile(values, (25, 50, 75))
     if middle > 0 and (high - low) / middle >= _VARIES:
-        said.append(f"{name}: calls vary (half of them within {_ms(low)} to {_ms(high)})")
+        said.append(f"{name}: calls vary (half of them within {duration(low)} to {duration(high)})")
     drift = _drift(values)
     if abs(drift) >= _DRIFT:
         direction = "slower" if drift > 0 else "faster"
         said.append(
-            f"{name}: calls became {abs(drift):.0%} {direction} during the measurement "
+            f"{name}: calls became {percent(abs(drift))} {direction} during the measurement "
             "(heat, or another load)"
         )
     return said
@@ -68,25 +68,22 @@ def machine_warnings(
     said = []
     if first_call_s is not None and usual_s and first_call_s > _FIRST * usual_s:
         said.append(
-            f"the very first call took {first_call_s:.3g} s; it is not counted; a robot "
+            f"the very first call took {duration(first_call_s)}; it is not counted; a robot "
             "must make it before it moves"
         )
     others = [
         block.readings.others_cores for block in blocks if block.readings.others_cores is not None
     ]
     if others and float(np.mean(others)) > _OTHERS:
-        said.append(f"other processes used {np.mean(others):.1f} cores during the measurement")
+        said.append(
+            f"other processes used {core_count(float(np.mean(others)))} during the measurement"
+        )
     throttled = sum(block.readings.throttled or 0 for block in blocks)
     if throttled:
         said.append(f"the CPU throttled {throttled} times for heat during the measurement")
     if any(block.readings.gpu_slowed for block in blocks):
         said.append("the GPU throttled for heat or power during the measurement")
     return said
-
-
-def _ms(seconds: float) -> str:
-    """Three digits, and never as an exponent."""
-    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _outliers(values: Values) -> int:

@@ -8,8 +8,9 @@ from typing import Final
 
 from trainfit.pace.calls.callee import CalleeError
 from trainfit.pace.calls.loop import HYBRID_S, Plan
-from trainfit.pace.explain.fixes import REMEDIES, Fixer
 from trainfit.pace.explain.statistics import RateCounts, Sample, median, ratio, summary, taken_away
+from trainfit.pace.machine.fixes import REMEDIES, Fixer
+from trainfit.results.format import duration, percent
 from trainfit.results.machine.pace import Arm, Block, Estimate, Fix, FixTrial
 
 ROUNDS: Final = 4
@@ -101,8 +102,8 @@ def _judged(
     if fix == "spin" and first.hz is not None:
         idle = max(0.0, 1 / first.hz - (median(samples[1].wall) or 0.0))
         spent = min(spin_s, idle)
-        what += f": {1e3 * spent:.3g} of the {1e3 * idle:.3g} ms between two calls"
-        cost = f"{spent * first.hz:.0%} of a core's time and power"
+        what += f": {duration(spent)} of the {duration(idle)} between two calls"
+        cost = f"{percent(spent * first.hz)} of a core's time and power"
     change = ratio(samples[1].wall, samples[0].wall)
     trial = FixTrial(fix, what, remedy.undo, cost, first, last, change, recovered, is_fixed)
     if not is_fixed and fix == "governor":

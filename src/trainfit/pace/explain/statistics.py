@@ -20,6 +20,8 @@ from trainfit.results.machine.pace import Block, Estimate, RateSummary, Spread
 Values = NDArray[np.float64]
 
 _RESAMPLES: Final = 400
+#: Calls of resamples that are in memory at once: 8 MB.
+_DRAWN_AT_A_TIME: Final = 1_000_000
 _LOW, _HIGH = 2.5, 97.5
 #: Paced calls are slower if their median is above that back to back by this share and time, and
 #: the interval's low end by half of the share.
@@ -79,11 +81,8 @@ def estimate(
     no number. A resample for which it is none is left out."""
     chance = np.random.default_rng(_SEED)
     value = function([_median(group) for group in groups])
-    found = []
-    for _ in range(_RESAMPLES):
-        drawn = function([_median(_resampled(group, chance)) for group in groups])
-        if math.isfinite(drawn):
-            found.append(drawn)
+    drawn = zip(*(_drawn_medians(group, chance) for group in groups), strict=True)
+    found = [each for each in map(function, drawn) if math.isfinite(each)]
     if not math.isfinite(value) or not found:
         return None
     low, high = np.percentile(found, (_LOW, _HIGH))
@@ -94,11 +93,23 @@ def _median(parts: Sequence[Values]) -> float:
     return float(np.median(np.concatenate(list(parts))))
 
 
-def _resampled(parts: Sequence[Values], chance: np.random.Generator) -> list[Values]:
-    blocks = chance.integers(0, len(parts), len(parts))
-    return [
-        parts[block][chance.integers(0, len(parts[block]), len(parts[block]))] for block in blocks
-    ]
+def _drawn_medians(parts: Sequence[Values], chance: np.random.Generator) -> list[float]:
+    """The median of each resample; many resamples at a time, as far as memory allows."""
+    values, lengths = np.concatenate(list(parts)), np.array([len(part) for part in parts])
+    longest = int(lengths.max())
+    at_a_time = max(1, _DRAWN_AT_A_TIME // (len(parts) * longest))
+    found: list[float] = []
+    while len(found) < _RESAMPLES:
+        shape = (min(at_a_time, _RESAMPLES - len(found)), len(parts))
+        blocks = chance.integers(0, len(parts), shape)
+        calls = (chance.random((*shape, longest)) * lengths[blocks, None]).astype(np.intp)
+        drawn = values[calls + (np.cumsum(lengths) - lengths)[blocks, None]]
+        # A shorter block has fewer calls than there are places: the others come last in order.
+        drawn[np.arange(longest) >= lengths[blocks, None]] = np.inf
+        ordered = np.sort(drawn.reshape(shape[0], -1), axis=1)
+        counts, rows = lengths[blocks].sum(axis=1), np.arange(shape[0])
+        found += ((ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]) / 2).tolist()
+    return found
 
 
 def ratio(paced: Sequence[Values], other: Sequence[Values]) -> Estimate | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainfit.hardware.host.parsing import cpu_list_text
+from trainfit.results.format import duration
 from trainfit.results.machine.machine import Machine
 
 
@@ -18,7 +19,7 @@ def power_facts(machine: Machine) -> dict[str, str]:
     states = cpu.idle_states.value
     if states is not None:
         found["idle states"] = ", ".join(
-            f"{state.name} ({1e6 * state.latency_s:.0f} µs)" + (" off" if state.disabled else "")
+            f"{state.name} ({duration(state.latency_s)})" + (" off" if state.disabled else "")
             for state in states
         )
     else:

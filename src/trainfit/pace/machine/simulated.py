@@ -24,8 +24,8 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from trainfit.pace.explain.fixes import Fixer
 from trainfit.pace.machine.device import Clocks, Kernels, NoDevice
+from trainfit.pace.machine.fixes import Fixer
 from trainfit.pace.machine.host import PROBE_S, BlockReadings
 from trainfit.results.machine.pace import Fix, Readings
 

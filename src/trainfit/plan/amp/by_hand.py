@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from trainfit.plan.frameworks import FRAMEWORKS
+from trainfit.plan.command.frameworks import FRAMEWORKS
 from trainfit.results.runs.trace import TraceOutcome
 
 _SCALER = (

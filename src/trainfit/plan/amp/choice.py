@@ -12,8 +12,9 @@ from trainfit.plan.amp.hazards import is_bearable, of_gpu
 from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.batches import Batches
-from trainfit.results.plan.amp import AmpAsked, AmpCandidate, AmpHazard
-from trainfit.results.plan.result import AmpChoice, Configuration
+from trainfit.results.format import times
+from trainfit.results.plan.amp import AmpAsked, AmpCandidate, AmpChoice, AmpHazard
+from trainfit.results.plan.configuration import Configuration
 
 #: Gain in samples/s that another setting must reach: the model does not resolve less.
 LEAST_GAIN: Final = 0.05
@@ -166,7 +167,7 @@ class _Choosing:
         gain = self.rates[best.dtype] / self.rates[chosen.dtype]
         if gain <= 1 + LEAST_GAIN:
             return None
-        text = f"{self._named_with(best)} would give {gain:.2f} times as many samples/s"
+        text = f"{self._named_with(best)} would give {times(gain)} the samples/s"
         return best, f"{text}{self._where} (predicted): {self._written(best, chosen)}"
 
     def line(self, setting: AmpSetting, chosen: AmpSetting) -> tuple[str, str]:
@@ -211,7 +212,7 @@ class _Choosing:
 
     def _compared(self, one: AmpSetting, other: AmpSetting) -> str:
         gain = self.rates[one.dtype] / self.rates[other.dtype]
-        return f"{gain:.2f} times the samples/s of {_named(other.dtype)} (predicted)"
+        return f"{times(gain)} the samples/s of {_named(other.dtype)} (predicted)"
 
     def _kept(self, wrong: AmpHazard | None) -> str:
         present, rates = self._present, self.rates

@@ -9,6 +9,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.plan.amp.by_hand import place_of
 from trainfit.plan.amp.kernels import outside_autocast, step_parts
 from trainfit.plan.runs.tracing import Trace
+from trainfit.results.format import percent
 from trainfit.results.plan.amp import AmpHazard
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.speed.model.step import Machine
@@ -85,7 +86,7 @@ def of_run(
         yield AmpHazard(
             "float32 operators",
             dtype,
-            f"autocast runs {', '.join(largest)} in float32: {parts.float32_share:.0%} of the "
+            f"autocast runs {', '.join(largest)} in float32: {percent(parts.float32_share)} of the "
             "kernels' time",
             share=parts.float32_share,
         )

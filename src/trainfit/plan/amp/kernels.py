@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.memory.stream.replay import Replay, Stream, live_at
-from trainfit.plan.speed import has_rates
+from trainfit.plan.steps.costing import has_rates
 from trainfit.results.runs.kernels import DTYPES
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording
-from trainfit.simgpu.operators.autocast import policies
+from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.speed.model.step import Machine, TimedWork
 from trainfit.speed.model.work import Work, steady
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.launch.line import ACCELERATE
+from trainfit.results.plan.amp import AmpChoice
 from trainfit.results.plan.launch import LaunchPart, PartPlace, PartStatus
-from trainfit.results.plan.result import AmpChoice, PlanResult
+from trainfit.results.plan.result import PlanResult
 
 
 def amp_part(result: PlanResult, command: Command) -> LaunchPart:

@@ -7,7 +7,8 @@ from typing import Final
 from trainfit.memory.stream.replay import Replay, Stream
 from trainfit.plan.amp.by_hand import place_of
 from trainfit.plan.amp.kernels import PeakParts, StepParts, peak_parts, step_parts
-from trainfit.plan.speed import speed
+from trainfit.plan.steps.speed import speed
+from trainfit.results.format import duration, percent, size
 from trainfit.results.runs.recording import Recording
 from trainfit.speed.model.step import Machine
 
@@ -15,8 +16,6 @@ from trainfit.speed.model.step import Machine
 _LITTLE: Final = 0.25
 #: A part of a peak or of a step that is named.
 _NAMED: Final = 0.1
-_GIB: Final = 1 << 30
-_MIB: Final = 1 << 20
 
 
 def memory_reason(off: tuple[Recording, Replay], half: tuple[Recording, Replay], dtype: str) -> str:
@@ -25,9 +24,9 @@ def memory_reason(off: tuple[Recording, Replay], half: tuple[Recording, Replay],
     saved = before - after
     if before <= 0:
         return ""
-    text = f"{dtype} saves {_size(saved)} of {_size(before)} ({saved / before:.0%})"
+    text = f"{dtype} saves {size(saved)} of {size(before)} ({percent(saved / before)})"
     if saved < 0:
-        text = f"{dtype} uses {_size(-saved)} more than the {_size(before)} without it"
+        text = f"{dtype} uses {size(-saved)} more than the {size(before)} without it"
     if saved >= _LITTLE * before:
         return text
     kept = _kept(peak_parts(half[0], Stream.of(half[0]), half[1]))
@@ -56,7 +55,7 @@ def time_reason(
         return ""
     slow, fast = before.now.seconds, after.now.seconds
     at = "" if batch is None else f" at batch size {batch}"
-    text = f"a step{at} needs {_times(slow, fast)} in {dtype}"
+    text = f"a step{at} needs {duration(fast)} instead of {duration(slow)} in {dtype}"
     if slow <= 0 or fast <= (1 - _LITTLE) * slow:
         return text
     parts, without = step_parts(half, machine), step_parts(off, machine)
@@ -83,14 +82,5 @@ def _kept_time(parts: StepParts) -> str:
 
 def _shares(named: dict[str, float] | dict[str, int], whole: float) -> str:
     large = sorted(named.items(), key=lambda each: -each[1])
-    said = [f"{size / whole:.0%} are {name}" for name, size in large if size >= _NAMED * whole]
+    said = [f"{percent(part / whole)} are {name}" for name, part in large if part >= _NAMED * whole]
     return ", ".join(said)
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / _GIB:.2f} GiB" if nbytes >= _GIB // 10 else f"{nbytes / _MIB:.3g} MiB"
-
-
-def _times(one: float, other: float) -> str:
-    unit, name = (1.0, "s") if min(one, other) >= 1 else (1e-3, "ms")
-    return f"{other / unit:.3g} instead of {one / unit:.3g} {name}"

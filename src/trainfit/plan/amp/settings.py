@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from trainfit.hardware import GpuSpec
 from trainfit.memory.stream.replay import Stream
 from trainfit.plan.amp.choice import AmpSetting, choose_amp
 from trainfit.plan.amp.hazards import is_native, of_failure, of_run
 from trainfit.plan.amp.reasons import memory_reason, time_reason
-from trainfit.plan.command.parsing import Command
-from trainfit.plan.launch.line import ACCELERATE, PRECISIONS
-from trainfit.plan.planned_job import PlannedJob
+from trainfit.plan.command.launchers import ACCELERATE, PRECISIONS
+from trainfit.plan.options.precision import other_value
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
 from trainfit.plan.runs.full_batches import full_steps, is_full
 from trainfit.plan.runs.runs import AS_WRITTEN, Variant
 from trainfit.plan.runs.tracing import recording_of
 from trainfit.plan.sizing.batches import Batches
-from trainfit.plan.sizing.trial_curve import timed
-from trainfit.plan.speed import has_rates
-from trainfit.results.plan.amp import AmpHazard
-from trainfit.results.plan.result import AmpChoice
+from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.plan.steps.costing import has_rates
+from trainfit.plan.steps.trial_curve import timed
+from trainfit.results.plan.amp import AmpChoice, AmpHazard
 from trainfit.results.runs.trace import ForcedAmp
 
 _HALVES: tuple[ForcedAmp, ...] = ("bfloat16", "float16")
@@ -37,12 +35,6 @@ def opposite_amp(job: PlannedJob) -> Variant:
     if asks_environment(job) and (not is_on or job.first.outcome.accelerate != "no"):
         return Variant(precision=_word("off" if is_on else _best_half(job)))
     return Variant(force="off" if is_on else "on")
-
-
-def other_value(command: Command, gpu: GpuSpec, *, is_on: bool) -> str | None:
-    """The value for ``{amp}`` of autocast the other way round; ``None`` without the placeholder."""
-    on = None if is_on or gpu.supports_bf16 else command.float16_amp
-    return on or command.other_amp
 
 
 def asks_environment(job: PlannedJob) -> bool:

@@ -1,1 +1,1 @@
-"""A user's training command: words, placeholders, launchers."""
+"""A user's training command: words, placeholders, launchers, libraries' arguments."""

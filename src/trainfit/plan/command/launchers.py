@@ -12,6 +12,13 @@ from typing import Final
 from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.launcher import LAUNCHER_MODULES, Launched
 
+#: Read by Accelerate where the script does not say which mixed precision it wants.
+ACCELERATE: Final = "ACCELERATE_MIXED_PRECISION"
+
+#: autocast's dtypes in Accelerate's words.
+PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16"}
+
+
 #: Seconds in which a launcher has read its words; it imports PyTorch.
 _LIMIT_S: Final = 120.0
 #: Console scripts that are launchers.

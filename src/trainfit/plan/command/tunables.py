@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.loader import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings
 
 #: Tunables that ``trainfit plan`` fills by tuning the DataLoader; named as its arguments are.
 LOADER_TUNABLES: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")

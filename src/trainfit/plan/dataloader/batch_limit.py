@@ -6,7 +6,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from trainfit.results.plan.result import BatchLimits, Configuration, PlanResult, rate_of
+from trainfit.results.format import rate
+from trainfit.results.plan.configuration import BatchLimits, Configuration
+from trainfit.results.plan.loading import rate_of
+from trainfit.results.plan.result import PlanResult
 
 #: By how much the GPU must be faster: a loader's rate is good to some percent.
 _CLEARLY: Final = 1.1
@@ -22,7 +25,7 @@ def kept_batch(plan: PlanResult) -> PlanResult:
     if given is None or wanted is None or wanted < _CLEARLY * given:
         return plan
     reason = (
-        f"the DataLoader gives {_rate(given)} samples/s, the GPU at least {_rate(wanted)} at "
+        f"the DataLoader gives {rate(given)} samples/s, the GPU at least {rate(wanted)} at "
         f"batch size {present}: a larger batch gains nothing"
     )
     kept = _kept(plan.chosen, present, reason)
@@ -33,10 +36,6 @@ def kept_batch(plan: PlanResult) -> PlanResult:
     memory = plan.chosen.memory
     choice = dataclasses.replace(choice, configuration=kept)
     return dataclasses.replace(changed, amp_choice=choice, recommended=memory)
-
-
-def _rate(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _kept(configuration: Configuration, present: int, reason: str) -> Configuration:
@@ -50,8 +49,8 @@ def _given(plan: PlanResult) -> float | None:
     found = plan.loading.result if plan.loading is not None else None
     if found is None or found.is_left_open or not found.probe.batch_size:
         return None
-    rate = rate_of(found, found.recommended)
-    return rate * found.probe.batch_size if rate else None
+    batches = rate_of(found, found.recommended)
+    return batches * found.probe.batch_size if batches else None
 
 
 def _taken(plan: PlanResult) -> float | None:

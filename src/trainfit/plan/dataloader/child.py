@@ -8,8 +8,9 @@ from pathlib import Path
 
 from trainfit.hardware import GpuSpec
 from trainfit.loader.child import Child
-from trainfit.plan.speed import batches_per_step, fast_end, machine_of, speed
-from trainfit.plan.step_bound import step_bound
+from trainfit.plan.steps.costing import machine_of
+from trainfit.plan.steps.speed import batches_per_step, fast_end, speed
+from trainfit.plan.steps.step_bound import step_bound
 from trainfit.results.runs.loading import AS_FAST, Consumer, LoadingRequest
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import TraceOutcome

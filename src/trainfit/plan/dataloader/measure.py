@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -15,35 +13,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
-from trainfit.plan.command.core_wrapper import core_wrapper
 from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.dataloader.loading_process import Listener, Loaded, LoadingProcess, Stage
 from trainfit.plan.launch.line import launch, useless_variables
-from trainfit.plan.runs.failures import (
-    ScriptError,
-    last_lines,
-    one_line,
-    remedy,
-    what_happened,
-)
-from trainfit.plan.runs.processes import OwnProcess
-from trainfit.plan.runs.tracing import ending, protection_of, tail_of_file
+from trainfit.plan.runs.failures import ScriptError, last_lines, one_line, remedy, what_happened
+from trainfit.plan.runs.tracing import ending
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.files.words import count
-from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.loading import AS_FAST, Consumer, LoadingOutcome, LoadingRequest
-from trainfit.results.runs.sandbox import UNASKED, Protection, SandboxRequest
+from trainfit.results.format import count, duration
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.runs.loading import AS_FAST, Consumer, LoadingRequest
+from trainfit.results.runs.sandbox import UNASKED, SandboxRequest
 from trainfit.results.runs.trace import TraceOutcome
 
 #: Simulated where no GPU is named and none is here: the loader does not depend on it.
 DEFAULT_GPU: Final = "RTX 4090"
-_MODULE: Final = "trainfit.plan.dataloader.child"
-_TICK_S: Final = 0.05
-#: Seconds from the outcome to the end of the process before it is killed.
-_GRACE_S: Final = 10.0
-#: Seconds that an interrupted child gets to write down what it has.
-_INTERRUPT_S: Final = 5.0
-#: Seconds that a started process has at least, whatever the time limit: it imports PyTorch.
-_LEAST_S: Final = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,47 +55,6 @@ class LoadingOptions:
     script_limit_s: float | None = None
     step_is_bound: bool = False
     sandbox: SandboxRequest = UNASKED
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """What a measuring process does now: begun ``elapsed_s`` after the start of everything.
-
-    ``share`` of the measurement is done (``None``: nothing is measured yet).
-    """
-
-    text: str
-    elapsed_s: float
-    share: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """What a child process made: its function's result as JSON (``None``: it came to none),
-    the last one that was kept before something that ended it, and what was printed."""
-
-    outcome: LoadingOutcome | None
-    result: str | None
-    partial: str | None
-    output: str
-    stage: str
-    code: int | None
-    seconds: float
-    protection: Protection | None = None
-    wrapper_failure: str = ""
-    """Why it ran without what the command puts before its program to choose cores."""
-    interrupt: KeyboardInterrupt | None = None
-    """The user's, upon which the function gave the result that it had by then."""
-
-
-class Listener:
-    """Hears of a measurement: ``stage`` when something begins, ``tick`` all the time."""
-
-    def stage(self, stage: Stage) -> None:
-        """Something else begins."""
-
-    def tick(self, stage: Stage) -> None:
-        """It goes on."""
 
 
 class _Lines(Listener):
@@ -188,7 +130,7 @@ def call_on_loader(
             request, function=function, arguments=json.dumps(dict(arguments or {}))
         )
         protected = dataclasses.replace(command or _no_command(), sandbox=options.sandbox)
-        loaded = _Process(request, protected, listener, clock).run()
+        loaded = LoadingProcess(request, protected, listener, clock).run()
     if loaded.result is None and loaded.partial is None:
         raise _failure(loaded, command, options)
     return loaded
@@ -238,97 +180,6 @@ def _known_step(command: Command | None, options: LoadingOptions) -> Consumer | 
     return None
 
 
-class _Process:
-    """One child process, from its request to its outcome."""
-
-    def __init__(
-        self,
-        request: LoadingRequest,
-        command: Command,
-        listener: Listener,
-        clock: Callable[[], float],
-    ) -> None:
-        self._request, self._command = request, command
-        self._listener, self._clock = listener, clock
-        self._folder = Path(request.folder)
-        self._wrapper = core_wrapper(command)
-        self._read = 0
-        self._stage = Stage("starting", 0.0, None)
-
-    def run(self) -> Loaded:
-        """Wait until it ends or its time is over; no process outlives the call."""
-        (self._folder / "request.json").write_text(self._request.to_json())
-        environment = {**os.environ, **self._command.environment()}
-        self._began = self._clock()
-        process = OwnProcess(
-            self._command, self._folder, environment, _MODULE, wrapper=self._wrapper.words
-        )
-        try:
-            code = self._wait(process)
-        except KeyboardInterrupt as interrupt:
-            process.interrupt()
-            loaded = self._loaded(self._end(process))
-            if loaded.result is None and loaded.partial is None:
-                raise
-            return dataclasses.replace(loaded, interrupt=interrupt)
-        finally:
-            process.end()
-        self._follow()
-        loaded = self._loaded(code)
-        return dataclasses.replace(loaded, protection=protection_of(self._folder))
-
-    def _end(self, process: OwnProcess) -> int | None:
-        """Wait for what a child makes of an interrupt."""
-        deadline = self._clock() + _INTERRUPT_S
-        while (code := process.poll()) is None and self._clock() < deadline:
-            if (self._folder / "outcome.json").is_file():
-                break
-            time.sleep(_TICK_S)
-        return code
-
-    def _wait(self, process: OwnProcess) -> int | None:
-        outcome = self._folder / "outcome.json"
-        deadline = self._began + max(_LEAST_S, self._request.limit_s)
-        while (code := process.poll()) is None and self._clock() < deadline:
-            if outcome.is_file():
-                deadline = min(deadline, self._clock() + _GRACE_S)
-            self._follow()
-            time.sleep(_TICK_S)
-        return code
-
-    def _follow(self) -> None:
-        """Read on in what the child tells of its progress."""
-        elapsed = self._clock() - self._began
-        with contextlib.suppress(FileNotFoundError):
-            data = (self._folder / "progress").read_bytes()
-            end = data.rfind(b"\n") + 1
-            for line in data[self._read : end].splitlines():
-                told = json.loads(line)
-                self._stage = Stage(told["text"], elapsed, told["share"])
-                self._listener.stage(self._stage)
-            self._read = max(self._read, end)
-        self._listener.tick(dataclasses.replace(self._stage, elapsed_s=elapsed))
-
-    def _loaded(self, code: int | None) -> Loaded:
-        outcome = None
-        with contextlib.suppress(OSError, ValueError):
-            outcome = LoadingOutcome.load(self._folder / "outcome.json")
-        return Loaded(
-            outcome,
-            self._text("result.json"),
-            self._text("partial.json"),
-            tail_of_file(self._folder / "output.txt"),
-            self._stage.text,
-            code,
-            self._clock() - self._began,
-            wrapper_failure=self._wrapper.failure,
-        )
-
-    def _text(self, name: str) -> str | None:
-        path = self._folder / name
-        return path.read_text() if path.is_file() else None
-
-
 def _no_command() -> Command:
     """Python alone, where a callable is named in a command's place."""
     return Command((), {}, None, (), sys.executable, (), "script", "", 0)
@@ -348,7 +199,7 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
         )
     if trace is not None and trace.status == "timeout":
         notes.append(
-            f"the script made no optimizer step in {trace.seconds:.0f} s; the DataLoader that "
+            f"the script made no optimizer step in {duration(trace.seconds)}; the DataLoader that "
             "gave the last batch by then was measured"
         )
     if command is not None and options.gpu is None:
@@ -394,13 +245,15 @@ def _remedy(code: int | None) -> str:
 
 def _broken_off(loaded: Loaded, options: LoadingOptions) -> str:
     if loaded.code is None:
-        return f"the time limit of {options.time_limit_s:g} s was reached while {loaded.stage}"
+        return (
+            f"the time limit of {duration(options.time_limit_s)} was reached while {loaded.stage}"
+        )
     return f"{ending(loaded.code)} while {loaded.stage}"
 
 
 def _script_failed(trace: TraceOutcome) -> str:
     what = what_happened(trace)
-    after = f"after {trace.seconds:.1f} s, before its first optimizer step"
+    after = f"after {duration(trace.seconds)}, before its first optimizer step"
     if trace.status == "timeout":
         made = count(trace.loaders, "DataLoader")
         return (

@@ -16,7 +16,9 @@ from trainfit.hardware.cpu import core_clock, cpu_kinds
 from trainfit.hardware.cpu.cpu_kinds import KINDS, CpuKind, find_cpu_kind
 from trainfit.hardware.cpu.processor import read_cpu
 from trainfit.hardware.host.system import System
-from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.format import ghz, percent
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.result import HostCpu
 
 #: By what share a clock that the system tells, not measured, may differ from the one at work.
@@ -137,7 +139,7 @@ def _cores(cpu: HostCpu) -> Factor:
         cores + gain * threads,
         cores + low * threads,
         cores + high * threads,
-        (f"a core's second thread adds {gain:.0%} ({low:.0%} to {high:.0%})",),
+        (f"a core's second thread adds {percent(gain)} ({percent(low)} to {percent(high)})",),
     )
 
 
@@ -151,7 +153,7 @@ def _clock(cpu: HostCpu, here: CoreHere) -> Factor | None:
     spread = core_clock.SPREAD if here.is_measured else _TOLD_SPREAD
     how = "measured by MD5" if here.is_measured else "reported by the system, not measured"
     low, high = cpu.hz_range or (cpu.core_hz, cpu.core_hz)
-    basis = (f"this core at {here.hz / _GHZ:.2g} GHz ({how}, ±{spread:.0%})",)
+    basis = (f"this core at {ghz(here.hz)} ({how}, ±{percent(spread)})",)
     said = Factor(cpu.core_hz, low, high, basis)
     return said.times(Factor(1 / here.hz, (1 - spread) / here.hz, (1 + spread) / here.hz))
 
@@ -182,7 +184,7 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
     assert here.kind is not None
     said = (
         f"work per clock {theirs.key} {theirs.per_clock:.2g}, here {here.kind.key} {mine:.2g} "
-        f"(Skylake 1; ±{cpu_kinds.SPREAD:.0%})"
+        f"(Skylake 1; ±{percent(cpu_kinds.SPREAD)})"
     )
     return dataclasses.replace(Factor(value, value, value).times(spread), basis=(said,))
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.dataloader.measure import Listener, LoadingOptions, call_on_loader, notes_of
-from trainfit.results.loader import LoaderResult
-from trainfit.results.rehearsal import Predicted, Rehearsal
+from trainfit.plan.dataloader.loading_process import Listener
+from trainfit.plan.dataloader.measure import LoadingOptions, call_on_loader, notes_of
+from trainfit.results.loader.rehearsal import Predicted, Rehearsal
+from trainfit.results.loader.result import LoaderResult
 
 _FUNCTION: Final = "trainfit.loader.rehearsal.run:rehearse_request"
 #: Seconds that a rehearsal may take beyond its duration: until a hang is told, and its end.

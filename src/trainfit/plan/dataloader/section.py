@@ -18,13 +18,16 @@ from trainfit.plan.dataloader.other_cpu import (
 )
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
 from trainfit.plan.launch.build import launch_values
-from trainfit.plan.notes import MAY_CHANGE, Notes
 from trainfit.plan.sizing.effective_batch import accumulation_for
-from trainfit.plan.speed import fast_end
+from trainfit.plan.sizing.notes import MAY_CHANGE, Notes
+from trainfit.plan.steps.speed import fast_end
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.notes import complete
-from trainfit.results.loader import LoaderResult, LoaderSettings
-from trainfit.results.plan.result import Bottleneck, DataLoading, PlanResult, rate_of
+from trainfit.results.format import duration
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.plan.loading import Bottleneck, DataLoading, rate_of
+from trainfit.results.plan.result import PlanResult
 from trainfit.results.runs.loading import Consumer
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
@@ -180,7 +183,7 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
     if plan.samples is not None and best > plan.samples:
         why = f"the data set has only {plan.samples} samples"
     elif tuned == tuned_batch(plan) and plan.sample_loading_s and tuned < best:
-        long = f"{best * plan.sample_loading_s:.1f} s"
+        long = duration(best * plan.sample_loading_s)
         why = f"loading that needs {long} here; rates are scaled to the same samples/s"
     elif "batch_size" in command.present:
         why = f"the DataLoader ({found.loader}) does not get it from the command"

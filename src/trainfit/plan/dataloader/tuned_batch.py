@@ -6,7 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from trainfit.results.loader import LoaderResult, LoaderSettings
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.runs.loading import Consumer
 

@@ -7,7 +7,7 @@ from trainfit.memory.stream.fit import LARGEST
 from trainfit.memory.stream.replay import Stream, replay
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.recording import Recording
-from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 
 class CapacitySearch:

@@ -7,122 +7,22 @@ at each GPU's capacity, time by costing the kernels with each GPU's figures.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import torch
-
-from trainfit.doctor.gpu_visibility.torch_wheels import index_for
-from trainfit.hardware import GpuSpec, catalogue, device_constants
-from trainfit.memory.explain.summary import recorded_settings
-from trainfit.memory.stream import affine
-from trainfit.memory.stream.device import context_parts
-from trainfit.memory.stream.growth import step_pattern
-from trainfit.plan.gpus.capacity import CapacitySearch
+from trainfit.hardware import GpuSpec, catalogue
+from trainfit.plan.gpus.estimate import estimated, grows_on, memory_model_of, runnable, step_on
+from trainfit.plan.gpus.job import Job
 from trainfit.plan.gpus.prices import Prices
-from trainfit.plan.sizing.batch_scaling import Pair, memory_law, steady_work, work_law
-from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.speed import (
-    batch_sizes,
-    constants_of,
-    has_rates,
-    knee,
-    machine_of,
-    of_whole_step,
-    samples_per_batch,
-    speed_of,
-)
+from trainfit.plan.steps.costing import constants_of, has_rates, machine_of
+from trainfit.results.format import byte_rate, ghz, size, three_digits, times, with_prefix
 from trainfit.results.plan.gpu_comparison import Anchor, Effect, GpuComparison, GpuEstimate
-from trainfit.results.plan.speed import StepSpeed
-from trainfit.results.runs.kernels import DTYPES
-from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.steps import StepPattern
-from trainfit.simgpu.allocator.caching import AllocatorSettings
-from trainfit.speed.model import scaling
-from trainfit.speed.model.scaling import WorkLaw
 from trainfit.speed.model.step import Machine, step_time
-from trainfit.speed.model.work import COLUMNS, Work
 
-#: Any driver: that of a machine which is still to be found.
-_NEWEST_DRIVER: Final = 1 << 20
 #: Factor on a figure for its effect on the job.
 _MORE: Final = 1.1
 #: A measured step that is so many times what was predicted, or less, is hardly the same step.
 _UNLIKELY: Final = 3.0
-_BF16, _FP16 = DTYPES.index("bfloat16"), DTYPES.index("float16")
-_DTYPE: Final = COLUMNS.index("dtype")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Job:
-    """What is known of a job: its recording, and those at two batch sizes where there are any.
-
-    ``samples`` are what the whole run sees (``None``: not known).
-    """
-
-    name: str
-    batch: int | None
-    recording: Recording
-    pair: Pair = ()
-    samples: int | None = None
-    _works: dict[int, Work] = dataclasses.field(default_factory=dict, repr=False)
-
-    @functools.cached_property
-    def work(self) -> Work:
-        """The kernels of a step as it is."""
-        return steady_work(self.recording)
-
-    @functools.cached_property
-    def memory(self) -> affine.AffineStream | None:
-        """Allocations at every batch size, where that is known."""
-        if len(self.pair) != 2:
-            return None
-        try:
-            law = memory_law(self.pair)
-        except affine.NotAffineError:
-            return None
-        return law if law.depends_on_batch else None
-
-    @functools.cached_property
-    def kernels(self) -> WorkLaw | None:
-        """Kernels at every batch size, where that is known."""
-        if self.memory is None:
-            return None
-        if len({samples_per_batch(recording, batch) for batch, recording in self.pair}) > 1:
-            return None
-        try:
-            return work_law(self.pair)
-        except scaling.NotAffineError:
-            return None
-
-    @functools.cached_property
-    def capacity(self) -> CapacitySearch:
-        """Its memory on GPUs of any capacity."""
-        return CapacitySearch(self.recording, self.memory, self.settings)
-
-    @functools.cached_property
-    def settings(self) -> AllocatorSettings:
-        """The allocator's during the recorded run."""
-        return recorded_settings(self.recording)
-
-    @functools.cached_property
-    def pattern(self) -> StepPattern:
-        """How memory goes on from step to step."""
-        return step_pattern(self.recording, reserved_bytes=0)
-
-    def growth_on(self, estimate: GpuEstimate) -> Growth:
-        """What stays behind with each step, if that fills the GPU."""
-        return Growth.on(self.pattern, estimate.memory_bytes - estimate.device_bytes)
-
-    def work_at(self, batch: int | None) -> Work | None:
-        """The kernels of a step at this batch size; ``None`` where they are not known."""
-        if batch is None or batch == self.batch:
-            return self.work
-        if batch not in self._works and self.kernels is not None:
-            self._works[batch] = self.kernels.at(batch)
-        return self._works.get(batch)
 
 
 def compare_gpus(
@@ -144,7 +44,7 @@ def compare_gpus(
     notes = _job_notes(job)
     anchor, words = _anchor(job, measured)
     factor = anchor.factor if anchor is not None else 1.0
-    found = [_estimate(job, gpu, factor, prices, exact=exact) for gpu in gpus]
+    found = [estimated(job, gpu, factor, prices, exact=exact) for gpu in gpus]
     if explain:
         found = [
             _with_effects(estimate, job, gpu) for estimate, gpu in zip(found, gpus, strict=True)
@@ -199,14 +99,9 @@ def _job_notes(job: Job) -> list[str]:
     return notes
 
 
-def _grows(job: Job, estimate: GpuEstimate) -> bool:
-    """Does what stays behind with each step fill this GPU?"""
-    return bool(job.growth_on(estimate).unfit)
-
-
 def _growth_notes(job: Job, found: Sequence[GpuEstimate]) -> list[str]:
     """What is left out where memory grows, and when the GPUs are full."""
-    filled = [estimate for estimate in found if estimate.runs and _grows(job, estimate)]
+    filled = [estimate for estimate in found if estimate.runs and grows_on(job, estimate)]
     if not filled:
         return []
     growth, steps = job.growth_on(filled[0]), job.pattern.steps
@@ -236,44 +131,14 @@ def _anchor(
             f"the step measured on {gpu.key} cannot be used: no step time is predicted "
             "for that GPU",
         )
-    factor = seconds / step_time(_runnable(job.work, gpu), machine_of(gpu)).seconds
+    factor = seconds / step_time(runnable(job.work, gpu), machine_of(gpu)).seconds
     words: tuple[str, ...] = ()
     if not 1 / _UNLIKELY < factor < _UNLIKELY:
         words = (
-            f"the step measured on {gpu.key} is {factor:.2g} times the predicted one: check that "
+            f"the step measured on {gpu.key} is {times(factor)} the predicted one: check that "
             "it is the same job, at the same batch size, with a DataLoader that keeps up",
         )
     return Anchor(gpu.key, seconds, factor), words
-
-
-def _estimate(
-    job: Job,
-    gpu: GpuSpec,
-    factor: float,
-    prices: Prices | None,
-    *,
-    exact: bool,
-) -> GpuEstimate:
-    memory_model = _memory_model(job, gpu)
-    needed, fits = job.capacity.now(memory_model)
-    estimate = GpuEstimate(
-        gpu=gpu.key,
-        capability=gpu.capability,
-        laptop=gpu.is_laptop,
-        shared_memory=gpu.shared_memory_device,
-        memory_bytes=gpu.memory_bytes,
-        power_w=gpu.power_watts or None,
-        device_bytes=needed,
-        fits=fits,
-        largest_batch=job.capacity.largest(memory_model)
-        if exact
-        else job.capacity.about(memory_model),
-        largest_is_exact=exact,
-        notes=tuple(_gpu_notes(job, gpu)),
-    )
-    if not has_rates(gpu) or not len(job.work.table) or not estimate.runs:
-        return estimate
-    return _with_price(_with_speed(estimate, job, gpu, factor), prices, grows=_grows(job, estimate))
 
 
 def _with_effects(estimate: GpuEstimate, job: Job, gpu: GpuSpec) -> GpuEstimate:
@@ -283,117 +148,19 @@ def _with_effects(estimate: GpuEstimate, job: Job, gpu: GpuSpec) -> GpuEstimate:
 # --- Memory ------------------------------------------------------------------------------------
 
 
-def _memory_model(job: Job, gpu: GpuSpec) -> MemoryModel:
-    """An idle GPU in which the process uses the libraries that it used in the simulation."""
-    libraries = {part.name for part in context_parts(job.recording)}
-    return MemoryModel(gpu, job.settings, 0.0, device_constants(gpu).used(libraries))
-
-
 def _too_large(found: Sequence[GpuEstimate]) -> str:
     if not found:
         return "no GPU was given"
     least = min(estimate.device_bytes for estimate in found)
     most = max(found, key=lambda estimate: estimate.memory_bytes)
     return (
-        f"the job needs {least / 2**30:.1f} GiB and fits none of the GPUs (the largest, "
+        f"the job needs {size(least)} and fits none of the GPUs (the largest, "
         f"{most.gpu}, "
-        f"has {most.memory_bytes / 2**30:.1f} GiB): see `trainfit plan --remedies`"
+        f"has {size(most.memory_bytes)}): see `trainfit plan --remedies`"
     )
 
 
 # --- Speed and cost ----------------------------------------------------------------------------
-
-
-def _runnable(work: Work, gpu: GpuSpec) -> Work:
-    """The same in float16 where the GPU has no bfloat16."""
-    if gpu.supports_bf16 or not (work.column("dtype") == _BF16).any():
-        return work
-    table = work.table.copy()
-    table[table[:, _DTYPE] == _BF16, _DTYPE] = _FP16
-    return dataclasses.replace(work, table=table)
-
-
-def _step(job: Job, machine: Machine, batch: int | None, factor: float = 1.0) -> StepSpeed | None:
-    work = job.work_at(batch)
-    if work is None:
-        return None
-    per_batch = samples_per_batch(job.recording, job.batch)
-    found = speed_of(step_time(_runnable(work, machine.gpu), machine), batch, per_batch)
-    return _scaled(of_whole_step(found, job.recording), factor)
-
-
-def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
-    """As a measurement elsewhere has it: all of its times, so many times."""
-    if factor == 1.0:
-        return step
-    low, high = step.range_s
-    rate = step.samples_per_s
-    return dataclasses.replace(
-        step,
-        seconds=step.seconds * factor,
-        range_s=(low * factor, high * factor),
-        gpu_s=step.gpu_s * factor,
-        host_s=step.host_s * factor,
-        copies_s=step.copies_s * factor,
-        samples_per_s=None if rate is None else rate / factor,
-    )
-
-
-def _with_speed(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) -> GpuEstimate:
-    machine, grows = machine_of(gpu), _grows(job, estimate)
-    now = _step(job, machine, job.batch, factor) if estimate.fits else None
-    # While memory grows, no batch size fits for long: no saturation batch size is given, and no run
-    # time.
-    saturated = None if grows else _saturated(job, machine, estimate.largest_batch, factor)
-    run = now or saturated
-    if run is None:
-        return estimate
-    rate = run.samples_per_s
-    return dataclasses.replace(
-        estimate,
-        now=now,
-        at_saturation=saturated,
-        run_batch=run.batch_size,
-        samples_per_s=rate,
-        samples_per_joule=rate / estimate.power_w if rate and estimate.power_w else None,
-        run_s=job.samples / rate if rate and job.samples and not grows else None,
-    )
-
-
-def _saturated(job: Job, machine: Machine, largest: int | None, factor: float) -> StepSpeed | None:
-    """The step at the saturation batch size, of the batch sizes that fit.
-
-    First among the powers of two, then among all that are costed between two of them.
-    """
-    if not largest or job.kernels is None:
-        return None
-    sizes = batch_sizes(largest)
-    steps = {each: _step(job, machine, each, factor) for each in _coarse(sizes)}
-    first = knee([each for each in steps.values() if each is not None])
-    if first is None:
-        return None
-    below = max((each for each in steps if each < first), default=0)
-    between = [each for each in sizes if below < each < first]
-    steps |= {each: _step(job, machine, each, factor) for each in between}
-    found = knee([each for _, each in sorted(steps.items()) if each is not None])
-    return steps[found] if found is not None else None
-
-
-def _coarse(sizes: Sequence[int]) -> list[int]:
-    return [each for each in sizes if not each & (each - 1) or each == sizes[-1]]
-
-
-def _with_price(estimate: GpuEstimate, prices: Prices | None, *, grows: bool) -> GpuEstimate:
-    price = prices.per_hour.get(estimate.gpu) if prices is not None else None
-    if price is None:
-        return estimate
-    rate = estimate.samples_per_s
-    return dataclasses.replace(
-        estimate,
-        price_per_hour=price,
-        samples_per_unit=3600 * rate / price if rate and price and not grows else None,
-        cost=estimate.run_s / 3600 * price if estimate.run_s is not None else None,
-    )
 
 
 def _best_first(estimate: GpuEstimate) -> tuple[object, ...]:
@@ -414,31 +181,18 @@ def _costs_at_most(estimate: GpuEstimate, budget: float) -> bool:
 # --- Words -------------------------------------------------------------------------------------
 
 
-def _gpu_notes(job: Job, gpu: GpuSpec) -> Iterable[str]:
-    dtypes = job.work.column("dtype")
-    if (dtypes == _BF16).any() and not gpu.supports_bf16:
-        yield "no bfloat16: as float16 AMP, which needs a GradScaler"
-    if not gpu.has_tensor_cores:
-        yield "no Tensor cores"
-    version = str(torch.__version__)
-    if index_for(_NEWEST_DRIVER, [gpu.capability], version) is None:
-        major, minor = gpu.capability
-        release = version.partition("+")[0]
-        yield f"no build of PyTorch {release} serves compute capability {major}.{minor}"
-
-
 #: Figures that can be changed one at a time, what they are called, and how they are written.
 _FIGURES: Final[Mapping[str, tuple[str, Callable[[GpuSpec], str]]]] = {
     "tensor_flops": (
         "Tensor-core rate",
-        lambda gpu: f"{gpu.tensor_flops.get('float16', 0.0) / 1e12:.4g} TFLOP/s",
+        lambda gpu: with_prefix(gpu.tensor_flops.get("float16", 0.0), "FLOP/s"),
     ),
-    "fp32_flops": ("CUDA-core rate", lambda gpu: f"{gpu.fp32_flops / 1e12:.4g} TFLOP/s"),
+    "fp32_flops": ("CUDA-core rate", lambda gpu: with_prefix(gpu.fp32_flops, "FLOP/s")),
     "bandwidth_bytes_per_s": (
         "memory bandwidth",
-        lambda gpu: f"{gpu.bandwidth_bytes_per_s / 1e9:.4g} GB/s",
+        lambda gpu: f"{three_digits(gpu.bandwidth_bytes_per_s / 1e9)} GB/s",
     ),
-    "l2_bytes": ("L2 cache", lambda gpu: f"{(gpu.l2_bytes or 0) / 2**20:.4g} MiB"),
+    "l2_bytes": ("L2 cache", lambda gpu: size(gpu.l2_bytes or 0)),
     "power_watts": ("power", lambda gpu: f"{gpu.power_watts:g} W"),
 }
 
@@ -446,19 +200,19 @@ _FIGURES: Final[Mapping[str, tuple[str, Callable[[GpuSpec], str]]]] = {
 def _effects(job: Job, gpu: GpuSpec, estimate: GpuEstimate) -> Iterable[Effect]:
     """Effect of 10% more of each figure, everything else unchanged."""
     machine, batch = machine_of(gpu), estimate.run_batch
-    base = _step(job, machine, batch) if estimate.samples_per_s is not None else None
+    base = step_on(job, machine, batch) if estimate.samples_per_s is not None else None
     if base is None:
         return
 
     def change(other: Machine) -> float:
-        found = _step(job, other, batch)
+        found = step_on(job, other, batch)
         return found.seconds / base.seconds - 1 if found is not None else 0.0
 
     more_memory = dataclasses.replace(gpu, memory_bytes=int(gpu.memory_bytes * _MORE))
     yield Effect(
         "memory",
-        f"{gpu.memory_bytes / 2**30:.4g} GiB",
-        largest_batch=job.capacity.largest(_memory_model(job, more_memory)),
+        size(gpu.memory_bytes),
+        largest_batch=job.capacity.largest(memory_model_of(job, more_memory)),
     )
     for field, (figure, written) in _FIGURES.items():
         value = getattr(gpu, field)
@@ -472,10 +226,10 @@ def _effects(job: Job, gpu: GpuSpec, estimate: GpuEstimate) -> Iterable[Effect]:
         better = dataclasses.replace(gpu, **{field: more})
         yield Effect(figure, written(gpu), change(dataclasses.replace(machine, gpu=better)))
     faster = dataclasses.replace(machine, core_speed=machine.core_speed * _MORE)
-    yield Effect("the CPU's clock", f"{machine.core_hz / 1e9:.3g} GHz (assumed)", change(faster))
+    yield Effect("the CPU's clock", f"{ghz(machine.core_hz)} (assumed)", change(faster))
     link = dataclasses.replace(
         machine,
         pinned_bytes_per_s=machine.pinned_bytes_per_s * _MORE,
         pageable_bytes_per_s=machine.pageable_bytes_per_s * _MORE,
     )
-    yield Effect("PCIe", f"{machine.pinned_bytes_per_s / 1e9:g} GB/s (assumed)", change(link))
+    yield Effect("PCIe", f"{byte_rate(machine.pinned_bytes_per_s)} (assumed)", change(link))

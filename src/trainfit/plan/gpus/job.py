@@ -3,13 +3,96 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainfit.plan.gpus.comparison import Job
+from trainfit.memory.explain.summary import recorded_settings
+from trainfit.memory.stream import affine
+from trainfit.memory.stream.growth import step_pattern
+from trainfit.plan.gpus.capacity import CapacitySearch
+from trainfit.plan.sizing.memory_growth import Growth
+from trainfit.plan.steps.batch_scaling import Pair, memory_law, steady_work, work_law
+from trainfit.plan.steps.costing import samples_per_batch
 from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.plan.gpu_comparison import GpuEstimate
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepPattern
+from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.speed.model import scaling
+from trainfit.speed.model.scaling import WorkLaw
+from trainfit.speed.model.work import Work
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What is known of a job: its recording, and those at two batch sizes where there are any.
+
+    ``samples`` are what the whole run sees (``None``: not known).
+    """
+
+    name: str
+    batch: int | None
+    recording: Recording
+    pair: Pair = ()
+    samples: int | None = None
+    _works: dict[int, Work] = dataclasses.field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """The kernels of a step as it is."""
+        return steady_work(self.recording)
+
+    @functools.cached_property
+    def memory(self) -> affine.AffineStream | None:
+        """Allocations at every batch size, where that is known."""
+        if len(self.pair) != 2:
+            return None
+        try:
+            law = memory_law(self.pair)
+        except affine.NotAffineError:
+            return None
+        return law if law.depends_on_batch else None
+
+    @functools.cached_property
+    def kernels(self) -> WorkLaw | None:
+        """Kernels at every batch size, where that is known."""
+        if self.memory is None:
+            return None
+        if len({samples_per_batch(recording, batch) for batch, recording in self.pair}) > 1:
+            return None
+        try:
+            return work_law(self.pair)
+        except scaling.NotAffineError:
+            return None
+
+    @functools.cached_property
+    def capacity(self) -> CapacitySearch:
+        """Its memory on GPUs of any capacity."""
+        return CapacitySearch(self.recording, self.memory, self.settings)
+
+    @functools.cached_property
+    def settings(self) -> AllocatorSettings:
+        """The allocator's during the recorded run."""
+        return recorded_settings(self.recording)
+
+    @functools.cached_property
+    def pattern(self) -> StepPattern:
+        """How memory goes on from step to step."""
+        return step_pattern(self.recording, reserved_bytes=0)
+
+    def growth_on(self, estimate: GpuEstimate) -> Growth:
+        """What stays behind with each step, if that fills the GPU."""
+        return Growth.on(self.pattern, estimate.memory_bytes - estimate.device_bytes)
+
+    def work_at(self, batch: int | None) -> Work | None:
+        """The kernels of a step at this batch size; ``None`` where they are not known."""
+        if batch is None or batch == self.batch:
+            return self.work
+        if batch not in self._works and self.kernels is not None:
+            self._works[batch] = self.kernels.at(batch)
+        return self._works.get(batch)
 
 
 class JobError(TrainfitError):

@@ -10,8 +10,9 @@ from trainfit.plan.command.tunables import loader_values
 from trainfit.plan.launch.line import launch, useless_variables
 from trainfit.plan.launch.parts import launch_parts
 from trainfit.plan.sizing.effective_batch import accumulation_for
-from trainfit.results.loader import LoaderResult
-from trainfit.results.plan.result import DataLoading, PlanResult
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.plan.loading import DataLoading
+from trainfit.results.plan.result import PlanResult
 
 
 def with_launch(plan: PlanResult, command: Command) -> PlanResult:

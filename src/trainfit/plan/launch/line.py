@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.plan.command.parsing import Command, quote
-from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
+from trainfit.results.loader.advice import CoreAdvice, VariableAdvice
+from trainfit.results.loader.result import LoaderResult
 
-#: Read by Accelerate where the script does not say which mixed precision it wants.
-ACCELERATE: Final = "ACCELERATE_MIXED_PRECISION"
-#: autocast's dtypes in Accelerate's words.
-PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16"}
 #: numactl's options that choose cores; with others it only places memory.
 _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
 

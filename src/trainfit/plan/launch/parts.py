@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trainfit.plan.amp.part import amp_part
+from trainfit.plan.command.frameworks import FRAMEWORKS
+from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
-from trainfit.plan.frameworks import FRAMEWORKS
-from trainfit.plan.launch.line import ACCELERATE, Launch
-from trainfit.results.files.words import size
-from trainfit.results.loader import LoaderResult, LoaderSettings, SettingReason
+from trainfit.plan.launch.line import Launch
+from trainfit.results.format import size
+from trainfit.results.loader.advice import SettingReason
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.batch_reasons import batch_reasons
+from trainfit.results.plan.configuration import BatchLimits
 from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, PartStatus
-from trainfit.results.plan.result import BatchLimits, PlanResult
+from trainfit.results.plan.result import PlanResult
 
 #: What evidence of real runs of the DataLoader is from.
 _HERE: Final = "this machine"

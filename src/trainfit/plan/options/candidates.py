@@ -15,7 +15,7 @@ from trainfit.plan.command.tunables import as_switch, placeholders
 from trainfit.plan.options.names import tunable_of, without_negation
 from trainfit.plan.options.words import Candidate
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.script_option import ScriptOption
 from trainfit.scripts.option_words import OptionPlace, place_of
 
 #: ``--name=value``, ``name=value``, Hydra's ``+name=value``, a variable.

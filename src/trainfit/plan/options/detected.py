@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from trainfit.plan.amp.options import AmpReading, amp_readings
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import TUNABLES, as_switch
 from trainfit.plan.options.candidates import candidates
 from trainfit.plan.options.names import tunable_of
 from trainfit.plan.options.observed import BatchSource, ObservedSettings
+from trainfit.plan.options.precision import AmpReading, amp_readings
 from trainfit.plan.options.words import (
     OFF,
     ON,
@@ -28,7 +28,7 @@ from trainfit.plan.options.words import (
     write_value,
     written,
 )
-from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.script_option import ScriptOption
 
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _BOOLEANS: Final = ("pin_memory", "persistent_workers")

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trainfit.hardware import GpuSpec
-from trainfit.plan.amp.settings import other_value
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import as_switch
 from trainfit.plan.options.detected import CommandOptions
 from trainfit.plan.options.observed import BatchSource, ObservedSettings, observed_settings
+from trainfit.plan.options.precision import other_value
 from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.full_batches import most_full, pairs_of
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant

@@ -11,7 +11,8 @@ from typing import Final
 
 from trainfit.hardware.cpu.processor import read_cpu
 from trainfit.hardware.host.system import System
-from trainfit.plan.command.parsing import Command, CommandError
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.tracing import run_child
 from trainfit.results.plan.result import HostCpu
 from trainfit.speed.model.host import REFERENCE_OPERATOR_S

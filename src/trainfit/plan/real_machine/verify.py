@@ -15,12 +15,14 @@ from typing import Final, Protocol
 from trainfit.hardware import GpuNameError, find_gpu
 from trainfit.memory.explain.summary import summarize
 from trainfit.plan.command.parsing import Command, parse_command, split_line
-from trainfit.plan.real_machine.calibrate import CalibrationError, NoGpuError, Processes
+from trainfit.plan.real_machine.calibrate import CalibrationError, NoGpuError
+from trainfit.plan.real_machine.processes import Processes
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.tracing import run_child
 from trainfit.results.files.errors import ResultFileError, TrainfitError
-from trainfit.results.files.words import count
-from trainfit.results.plan.result import MemoryFigures, PlanResult
+from trainfit.results.format import count, duration
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.verification import (
     Comparison,
     RealRunOutcome,
@@ -267,7 +269,7 @@ def _without_step(outcome: RealRunOutcome) -> str:
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "ended":
         return f"{what}; verify a command that trains"
-    return f"{what}{place} after {outcome.seconds:.1f} s, before its first optimizer step"
+    return f"{what}{place} after {duration(outcome.seconds)}, before its first optimizer step"
 
 
 class ThisMachine:

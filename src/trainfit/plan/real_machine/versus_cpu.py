@@ -15,6 +15,7 @@ from trainfit.hardware.cpu.processor import read_cpu
 from trainfit.hardware.host.system import System
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import run_child
+from trainfit.results.format import duration
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.versus_cpu import (
     WARM_UP,
@@ -121,7 +122,7 @@ def _why(outcome: CpuRunOutcome, counts: Counts) -> str:
     """Why no step was timed there, and what to do."""
     at = f" at {outcome.location}" if outcome.location else ""
     said = " ".join(outcome.message.split())[:200]
-    steps = f"after {outcome.seconds:.0f} s and {outcome.steps} of {_LEAST_STEPS} {counts}"
+    steps = f"after {duration(outcome.seconds)} and {outcome.steps} of {_LEAST_STEPS} {counts}"
     if outcome.status == "timeout":
         return f"the time limit was reached{at} {steps}; give more with --time-limit"
     if outcome.status in ("ended", "finished"):

@@ -8,7 +8,7 @@ import linecache
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfit.results.plan.result import Changes
+from trainfit.results.plan.remedies import Changes
 from trainfit.results.runs.trace import Finding
 
 #: Characters of a user's line that are shown.

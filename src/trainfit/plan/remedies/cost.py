@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trainfit.results.plan.result import Changes, ExtraCompute, Remedy
+from trainfit.results.plan.remedies import Changes, ExtraCompute, Remedy
 from trainfit.results.runs.trace import Compute
 
 _A_LINE = 1.0

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from trainfit.memory.stream.affine import AffineStream
 from trainfit.memory.stream.replay import Stream
+from trainfit.plan.command.launchers import ACCELERATE, PRECISIONS
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.launch.allocator_trial import allocator_variable
-from trainfit.plan.launch.line import ACCELERATE, PRECISIONS
 from trainfit.plan.remedies.catalogue import RemedyKind, instructions
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant

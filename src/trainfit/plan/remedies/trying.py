@@ -17,9 +17,10 @@ from trainfit.plan.remedies.trials import Job, NotApplicable, Trial, Trials
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
-from trainfit.plan.speed import step_seconds
-from trainfit.results.files.words import count
-from trainfit.results.plan.result import LEAST_GAIN, Combination, MemoryFigures, Remedies, Remedy
+from trainfit.plan.steps.costing import step_seconds
+from trainfit.results.format import count
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.remedies import LEAST_GAIN, Combination, Remedies, Remedy
 from trainfit.results.runs.recording import FREE, MALLOC
 
 #: Share of the device memory that a remedy must win to have its largest batch looked for.

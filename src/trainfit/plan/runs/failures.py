@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from trainfit.loader.faults.tracebacks import ParsedException, parse
+from trainfit.loader.inspection.tracebacks import ParsedException, parse
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.files.words import count
+from trainfit.results.format import count, duration
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import TraceOutcome
-from trainfit.simgpu.dispatch.errors import ONE_GPU
+from trainfit.simgpu.tensors.errors import ONE_GPU
 
 #: Why there are no figures of a run, after an interrupt.
 INTERRUPTED = "interrupted before that was simulated"
@@ -87,7 +87,7 @@ def last_lines(output: str) -> str:
 
 
 def _without_step(outcome: TraceOutcome, command: Command) -> str:
-    what, after = what_happened(outcome), f"after {outcome.seconds:.1f} s"
+    what, after = what_happened(outcome), f"after {duration(outcome.seconds)}"
     too_small = _without_batches(outcome, command)
     if too_small:
         return too_small

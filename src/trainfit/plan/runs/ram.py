@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from trainfit.hardware.host.memory import read_memory
 from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.memory import read_memory
+from trainfit.results.format import size
 
 #: Below this share of what was available at first, two runs are one too many.
 _LEAST_SHARE: Final = 0.1
@@ -21,7 +22,6 @@ _LEAST_SHARE: Final = 0.1
 _SPREAD: Final = 1.1
 #: Seconds between looks at the RAM.
 _LOOK_S: Final = 0.5
-_GIB: Final = 1 << 30
 
 
 class GaveWay(Exception):
@@ -83,7 +83,7 @@ class RamGate:
             left = self._available()
             if left is None or self._idle is None or left >= _LEAST_SHARE * self._idle:
                 return
-            self._take_turns(f"{left / _GIB:.1f} GiB of RAM are left")
+            self._take_turns(f"{size(left)} of RAM are left")
         raise GaveWay
 
     def learn(self, peak_bytes: int) -> None:
@@ -99,8 +99,9 @@ class RamGate:
         need = int(_SPREAD * self._peak)
         if self._idle is None or (len(self._active) + 1) * need <= self._idle:
             return True
-        took, had = self._peak / _GIB, self._idle / _GIB
-        self._take_turns(f"a run needs {took:.1f} GiB of RAM, {had:.1f} GiB were available")
+        self._take_turns(
+            f"a run needs {size(self._peak)} of RAM, {size(self._idle)} were available"
+        )
         return False
 
     def _take_turns(self, why: str) -> None:

@@ -16,10 +16,12 @@ from types import TracebackType
 from typing import Any, Literal
 
 from trainfit.hardware import GpuSpec
-from trainfit.plan.command.parsing import Command, CommandError
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, can_fork
 from trainfit.plan.runs.ram import available_ram
 from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.format import size
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
@@ -32,7 +34,7 @@ from trainfit.results.runs.trace import (
     TraceOutcome,
     TraceRequest,
 )
-from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.recording.settling import MOST_STEPS
 
 #: Seconds between the outcome and the end of the process before it is killed.
@@ -329,7 +331,7 @@ def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
 def _ram_words() -> str:
     """What RAM there was for a process that the kernel may have ended for want of it."""
     ram = available_ram()
-    return "" if ram is None else f"; {ram / (1 << 30):.1f} GiB of RAM are available without it"
+    return "" if ram is None else f"; {size(ram)} of RAM are available without it"
 
 
 def ending(code: int) -> str:

@@ -1,1 +1,1 @@
-"""Which batch sizes fit, and which one is recommended."""
+"""The planned job: which batch sizes fit, and which one is recommended."""

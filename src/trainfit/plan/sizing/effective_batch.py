@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
+from trainfit.plan.command.frameworks import FRAMEWORKS
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.frameworks import FRAMEWORKS
 from trainfit.results.runs.steps import StepMakeup
 
 _NAME: Final = "grad_accum"

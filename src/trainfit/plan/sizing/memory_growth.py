@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.memory.stream.replay import Replay
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.results.files.words import size
+from trainfit.results.format import size
 from trainfit.results.runs.steps import StepPattern
 
 #: Optimizer steps of a long training. Over as many, growth must stay within what a recommendation

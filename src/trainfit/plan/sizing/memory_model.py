@@ -11,9 +11,9 @@ from trainfit.memory.stream.fit import largest_batch
 from trainfit.memory.stream.interval import bounds_of
 from trainfit.memory.stream.replay import Replay, Stream, replay
 from trainfit.results.machine.constants import Constant, total
-from trainfit.results.plan.result import MemoryFigures
+from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.runs.recording import Recording
-from trainfit.simgpu.allocator.caching import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ import math
 from typing import Final
 
 from trainfit.plan.sizing.effective_batch import EffectiveBatch
-from trainfit.plan.speed import Curve, saturation_batch
-from trainfit.results.plan.result import FEW_STEPS, BatchLimits
+from trainfit.plan.steps.curve import Curve, saturation_batch
+from trainfit.results.plan.configuration import FEW_STEPS, BatchLimits
 
 #: A batch from here on is rounded down to a multiple of this: tensor cores work on tiles of 8,
 #: and a batch of round size loses at most 7 samples.

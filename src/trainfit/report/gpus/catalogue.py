@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.report.columns import columns_text
-from trainfit.report.gpus.explained import DTYPES, is_assumed, significant
-from trainfit.report.sizes import GIB, printable, wrapped
+from trainfit.report.gpus.explained import DTYPES, is_assumed
+from trainfit.results.format import GIB, three_digits
 from trainfit.results.machine.gpus import GpuFigures, GpusResult, MeaningLine
+from trainfit.results.text import printable, wrapped
 
 _NAME = 21
 _DTYPE_COLUMNS = ("tfloat32", "bfloat16", "float16", "float8")
@@ -44,7 +45,7 @@ def _row(gpu: GpuFigures) -> str:
 def _cell(gpu: GpuFigures, value: float | None, field: str, unit: float) -> str:
     if value is None:
         return f"{'?':>7}"
-    return f"{('~' if is_assumed(gpu, field) else '') + significant(value / unit):>7}"
+    return f"{('~' if is_assumed(gpu, field) else '') + three_digits(value / unit):>7}"
 
 
 def _tensor_cell(gpu: GpuFigures, dtype: str) -> str:

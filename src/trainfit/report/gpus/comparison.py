@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from trainfit.report.columns import columns_text
-from trainfit.report.sizes import printable, rate_text, size, time_text, wrapped
 from trainfit.report.steps.step import step_lines
-from trainfit.results.files.words import count
+from trainfit.results.format import count, duration, percent, rate, size, times
 from trainfit.results.plan.gpu_comparison import Effect, GpuComparison, GpuEstimate
 from trainfit.results.plan.speed import KNEE
+from trainfit.results.text import printable, wrapped
 
 _NAME: Final = 17
 #: From here on numbers are written with a letter, below that with an exponent.
@@ -39,8 +39,8 @@ def _head(result: GpuComparison) -> list[str]:
     if result.anchor is not None:
         anchor = result.anchor
         text = (
-            f"scaled by the {time_text(anchor.seconds)} measured on {anchor.gpu}: "
-            f"{anchor.factor:.2g} times the prediction for it"
+            f"scaled by the {duration(anchor.seconds)} measured on {anchor.gpu}: "
+            f"{times(anchor.factor)} the prediction for it"
         )
         lines.append(wrapped(text, "", "  "))
     return lines
@@ -62,7 +62,7 @@ def _columns(result: GpuComparison) -> list[_Column]:
         ("per W", 6, lambda estimate: _rate(estimate.samples_per_joule)),
     ]
     if result.samples is not None:
-        found.append(("the run", 12, lambda o: time_text(o.run_s) if o.run_s else "-"))
+        found.append(("the run", 12, lambda o: duration(o.run_s) if o.run_s else "-"))
     if any(estimate.price_per_hour is not None for estimate in result.gpus):
         unit = printable(result.currency) or "unit"
         found.append((f"per {unit}", 5 + len(unit), lambda o: _rate(o.samples_per_unit)))
@@ -92,9 +92,9 @@ def _step(estimate: GpuEstimate) -> str:
     if not estimate.runs:
         return "too large"
     if estimate.now is not None:
-        return time_text(estimate.now.seconds)
+        return duration(estimate.now.seconds)
     return (
-        f"{time_text(estimate.at_saturation.seconds)}*"
+        f"{duration(estimate.at_saturation.seconds)}*"
         if estimate.at_saturation is not None
         else "-"
     )
@@ -115,7 +115,7 @@ def _best(result: GpuComparison) -> list[str]:
 def _verdict(estimate: GpuEstimate, result: GpuComparison) -> str:
     parts = [f"{_rate(estimate.samples_per_s)} samples/s"]
     if estimate.run_s is not None:
-        parts.append(f"the run in {time_text(estimate.run_s)}")
+        parts.append(f"the run in {duration(estimate.run_s)}")
     if estimate.cost is not None:
         parts.append(f"for {_rate(estimate.cost)} {printable(result.currency)}".rstrip())
     if estimate.run_batch != result.batch_size:
@@ -140,8 +140,8 @@ def _legend(result: GpuComparison) -> list[str]:
         "(~: approximate, at least; name the GPU for the exact one), both on an idle GPU and "
         "without "
         "headroom. saturation: the saturation batch size, the smallest with "
-        f"{KNEE:.0%} of the best throughput among those that fit (another batch size changes the "
-        "training). a step: step time if the DataLoader keeps up"
+        f"{percent(KNEE)} of the best throughput among those that fit (another batch size changes "
+        "the training). a step: step time if the DataLoader keeps up"
         f"{_spread(result)}. per W: samples per joule at the power as sold.",
         *_marks(result.gpus),
         f"constants: {printable(result.constants)}",
@@ -196,7 +196,7 @@ def _effect(effect: Effect, estimate: GpuEstimate) -> str:
     if abs(change) < _NOTHING:
         return "none: it does not limit the step"
     word = "shorter" if change < 0 else "longer"
-    return f"the step is {100 * abs(change):.2g}% {word}"
+    return f"the step is {percent(abs(change), decimals=1)} {word}"
 
 
 def _number(value: int | None) -> str:
@@ -214,4 +214,4 @@ def _rate(value: float | None) -> str:
             return f"{value / unit:.3g}{letter}"
     if value < _SHORT:
         return f"{value:.0e}"
-    return rate_text(value) if value >= 1 else f"{value:.2g}"
+    return rate(value)

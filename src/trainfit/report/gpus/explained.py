@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainfit.report.sizes import GIB, MIB, size
-from trainfit.results.files.words import count
+from trainfit.results.format import (
+    count,
+    duration,
+    percent,
+    size,
+    three_digits,
+    times,
+    with_prefix,
+)
 from trainfit.results.machine.gpus import GpuFigures, MeaningLine
 
 DTYPES: Mapping[str, str] = {
@@ -42,13 +49,6 @@ def explained(gpu: GpuFigures) -> tuple[MeaningLine, ...]:
         _clock,
     )
     return tuple(line for make in makers for line in make(gpu))
-
-
-def significant(value: float) -> str:
-    """Three significant digits without an exponent, and all digits before the point."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def is_assumed(gpu: GpuFigures, field: str) -> bool:
@@ -123,10 +123,12 @@ def _tensor_cores(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.tensor_flop_per_s is None:
         return
     rates = {name: gpu.tensor_flop_per_s[name] for name in DTYPES if name in gpu.tensor_flop_per_s}
-    value = ", ".join(f"{DTYPES[name]} {significant(r / 1e12)}" for name, r in rates.items())
+    value = ", ".join(f"{DTYPES[name]} {three_digits(r / 1e12)}" for name, r in rates.items())
     speedups = gpu.for_a_job.tensor_speedup
-    times = ", ".join(f"{DTYPES[name]} {speedups[name]:.1f}x" for name in rates if name in speedups)
-    against = f"{times} the FP32 rate at best. " if times else ""
+    gains = ", ".join(
+        f"{DTYPES[name]} {times(speedups[name])}" for name in rates if name in speedups
+    )
+    against = f"{gains} the FP32 rate at best. " if gains else ""
     number = f"{gpu.tensor_cores} of them. " if gpu.tensor_cores else ""
     says = (
         f"{number}{against}For matmuls, convolutions and attention, under autocast or in a "
@@ -147,11 +149,11 @@ def _tf32(gpu: GpuFigures) -> Iterator[MeaningLine]:
     speedup = gpu.for_a_job.tensor_speedup.get("tfloat32")
     if speedup is None or gpu.tensor_flop_per_s is None:
         return
-    value = f"{significant(gpu.tensor_flop_per_s['tfloat32'] / 1e12)} TFLOP/s"
+    value = with_prefix(gpu.tensor_flop_per_s["tfloat32"], "FLOP/s")
     gain = "" if speedup >= _GAIN else ": no gain in peak rate on this card"
     says = (
         'for float32 matmuls after torch.set_float32_matmul_precision("high") '
-        f"(convolutions: by default). {speedup:.1f}x the FP32 rate{gain}; 10 bits of "
+        f"(convolutions: by default). {times(speedup)} the FP32 rate{gain}; 10 bits of "
         "mantissa, not 23."
     )
     yield _line(gpu, "TF32", value, says, "tensor_flop_per_s")
@@ -163,11 +165,9 @@ def _fp32(gpu: GpuFigures) -> Iterator[MeaningLine]:
     says = "the CUDA cores: float32 matmuls without TF32, and everything other than matmuls."
     share = gpu.for_a_job.addition_share
     if share is not None:
-        says += (
-            f" c = a + b (1 FLOP per 12 bytes) reaches {100 * share:.2g}% of it: bandwidth limits "
-            "it."
-        )
-    value = f"{significant(gpu.fp32_flop_per_s / 1e12)} TFLOP/s"
+        reached = percent(share, decimals=2)
+        says += f" c = a + b (1 FLOP per 12 bytes) reaches {reached} of it: bandwidth limits it."
+    value = with_prefix(gpu.fp32_flop_per_s, "FLOP/s")
     yield _line(gpu, "FP32", value, says, "fp32_flop_per_s")
 
 
@@ -195,12 +195,12 @@ def _bandwidth(gpu: GpuFigures) -> Iterator[MeaningLine]:
         if name in job.balance_flop_per_byte
     )
     says = (
-        f"reads all memory once in {_time(job.read_memory_once_s)}. It, not arithmetic, sets the "
-        f"time below {balances} FLOP per byte: norms, activations, the optimizer"
+        f"reads all memory once in {duration(job.read_memory_once_s)}. It, not arithmetic, sets "
+        f"the time below {balances} FLOP per byte: norms, activations, the optimizer"
     )
     if job.matmul_balance_size is not None:
         says += f", and 16-bit n x n matmuls up to n = {job.matmul_balance_size}"
-    value = f"{significant(gpu.bandwidth_bytes_per_s / 1e9)} GB/s"
+    value = f"{three_digits(gpu.bandwidth_bytes_per_s / 1e9)} GB/s"
     if gpu.inline_ecc:
         says += "; with ECC on, as sold, about 83% of it is left"
     yield _line(gpu, "memory bandwidth", value, f"{says}.", "bandwidth_bytes_per_s")
@@ -210,7 +210,7 @@ def _bus(gpu: GpuFigures) -> Iterator[MeaningLine]:
     if gpu.bus_bits is None or gpu.for_a_job.pin_bits_per_s is None:
         return
     says = (
-        f"at {significant(gpu.for_a_job.pin_bits_per_s / 1e9)} Gbit/s per line it gives the "
+        f"at {with_prefix(gpu.for_a_job.pin_bits_per_s, 'bit/s')} per line it gives the "
         "bandwidth above; alone it does not show speed."
     )
     kind = f", {gpu.memory_type}" if gpu.memory_type else ""
@@ -225,13 +225,13 @@ def _cache(gpu: GpuFigures) -> Iterator[MeaningLine]:
         "operation can read the result of the one before from the cache. A benchmark that small "
         "measures the cache."
     )
-    yield _line(gpu, "L2 cache", f"{gpu.l2_bytes / MIB:g} MiB", says, "l2_bytes")
+    yield _line(gpu, "L2 cache", size(gpu.l2_bytes), says, "l2_bytes")
 
 
 def _memory(gpu: GpuFigures) -> Iterator[MeaningLine]:
     least, most = gpu.context_range_bytes
     sold = gpu.nominal_memory_bytes
-    says = "" if sold is None else f"usable of {sold / GIB:g} GiB as sold. "
+    says = "" if sold is None else f"usable of {size(sold)} as sold. "
     says += (
         f"Each process's CUDA context needs about {size(gpu.context_bytes)} (assumed; "
         f"{size(least)} to {size(most)}). Memory decides what fits, not how fast it runs."
@@ -253,7 +253,7 @@ def _parameters(gpu: GpuFigures) -> Iterator[MeaningLine]:
     )
     if job.adamw_step_s_per_billion is not None:
         seconds = job.adamw_step_s_per_billion * job.adamw_parameters / 1e9
-        says += f"; AdamW's step moves 28 bytes for each: {_time(seconds)}"
+        says += f"; AdamW's step moves 28 bytes for each: {duration(seconds)}"
     value = f"{_parameter_count(job.adamw_parameters)} at most"
     source = "memory minus context, divided by 16 bytes"
     yield MeaningLine("fp32 parameters", value, f"{says}.", source=source, assumed=True)
@@ -287,13 +287,7 @@ def _clock(gpu: GpuFigures) -> Iterator[MeaningLine]:
     yield _line(gpu, "boost clock", value, says, "boost_clock_hz")
 
 
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{significant(seconds)} s"
-    return f"{significant(seconds * 1e3)} ms"
-
-
 def _parameter_count(number: int) -> str:
     if number >= 10**9:
-        return f"{significant(number / 1e9)} billion"
-    return f"{significant(number / 1e6)} million"
+        return f"{three_digits(number / 1e9)} billion"
+    return f"{three_digits(number / 1e6)} million"

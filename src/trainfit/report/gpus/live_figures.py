@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from trainfit.report.columns import columns_text
-from trainfit.report.sizes import GIB, printable, wrapped
 from trainfit.results.files.facts import Fact
+from trainfit.results.format import GIB, percent
 from trainfit.results.machine.gpus import MeaningLine
 from trainfit.results.machine.machine import Gpu
+from trainfit.results.text import printable, wrapped
 
 _T = TypeVar("_T")
 
@@ -49,7 +50,7 @@ def meaning(gpu: Gpu) -> tuple[MeaningLine, ...]:
         _line(
             "GPU-Util",
             gpu.utilisation,
-            _percent,
+            percent,
             "time: the share of the last 1/6 to 1 s in which a kernel ran",
             "how much of the GPU the kernels used: a single small one counts as 100%",
         ),
@@ -63,7 +64,7 @@ def meaning(gpu: Gpu) -> tuple[MeaningLine, ...]:
         _line(
             "memory traffic",
             gpu.memory_utilisation,
-            _percent,
+            percent,
             "time: the share in which memory was read or written (utilization.memory)",
             "how much memory is used, or how close the bandwidth is to its peak",
         ),
@@ -101,7 +102,7 @@ def situation(gpu: Gpu) -> str:
         text = "Its utilization is not known"
         text += f": {printable(gpu.utilisation.reason)}." if gpu.utilisation.reason else "."
         if power is not None:
-            text += f" It draws {_percent(power)} of its power limit."
+            text += f" It draws {percent(power)} of its power limit."
     elif busy < _IDLE:
         text = _idle(gpu)
     elif busy < _BUSY:
@@ -171,14 +172,14 @@ def _idle(gpu: Gpu) -> str:
     if held < _HELD:
         return f"{runs}, and hardly any memory is used."
     return (
-        f"{runs}, though {_percent(held)} of its memory is used: its job waits for data or the "
+        f"{runs}, though {percent(held)} of its memory is used: its job waits for data or the "
         "CPU, has stopped, or keeps memory that it no longer needs."
     )
 
 
 def _waiting(gpu: Gpu, busy: float) -> str:
     held = _share(gpu.used_bytes, gpu.memory_bytes)
-    text = f"A kernel ran for {_percent(busy)} of the time"
+    text = f"A kernel ran for {percent(busy)} of the time"
     text += ": if this lasts, it waits for data, the CPU or launches"
     if held is not None and held >= _FULL:
         return (
@@ -194,7 +195,7 @@ def _running(gpu: Gpu, power: float | None) -> str:
     traffic = gpu.memory_utilisation.value
     if traffic is not None and traffic >= _MUCH_TRAFFIC:
         return (
-            f"A kernel nearly always runs, and memory is in use for {_percent(traffic)} of the "
+            f"A kernel nearly always runs, and memory is in use for {percent(traffic)} of the "
             "time: bandwidth is likely the limit. Fewer bytes help: 16-bit types, fused operations."
         )
     if power is None:
@@ -205,15 +206,15 @@ def _running(gpu: Gpu, power: float | None) -> str:
     if power < _LOW_POWER:
         if _LOWERED & set(gpu.clock_reasons.value or ()):
             return (
-                f"A kernel nearly always runs, at {_percent(power)} of its power limit: its clock "
+                f"A kernel nearly always runs, at {percent(power)} of its power limit: its clock "
                 "is lowered or kernels are small, which cannot be distinguished."
             )
         return (
-            f"A kernel nearly always runs, yet it draws {_percent(power)} of its power limit: "
+            f"A kernel nearly always runs, yet it draws {percent(power)} of its power limit: "
             "likely small kernels one after another, which leave most of it idle. "
             f"{_fuller(gpu)} help."
         )
-    return f"Busy: a kernel nearly always runs, at {_percent(power)} of its power limit."
+    return f"Busy: a kernel nearly always runs, at {percent(power)} of its power limit."
 
 
 def _fuller(gpu: Gpu) -> str:
@@ -261,14 +262,10 @@ def _of(
         return f"{part:.{digits}f} {name}"
     total = whole.value / unit
     text = f"{part:.{digits}f} of {total:.{digits}f} {name}"
-    return f"{text} ({_percent(part / total)})" if share else text
+    return f"{text} ({percent(part / total)})" if share else text
 
 
 def _share(part: Fact[int] | Fact[float], whole: Fact[int] | Fact[float]) -> float | None:
     if part.value is None or whole.value is None or whole.value <= 0:
         return None
     return part.value / whole.value
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"

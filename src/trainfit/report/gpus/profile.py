@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainfit.report.notes_text import notes_section, plain
-from trainfit.report.sizes import printable, size
+from trainfit.results.format import duration, size, with_prefix
 from trainfit.results.machine.profile import ConvolutionWorkspace, Figure, Profile
+from trainfit.results.text import printable
 
 _LIBRARY_TITLES = {
     "cublas": "+ cuBLAS",
@@ -13,7 +14,6 @@ _LIBRARY_TITLES = {
     "sdpa": "+ fused attention",
     "kernels": "+ kernels of many operators",
 }
-_SCALES = {"FLOP/s": (1e12, "TFLOP/s"), "B/s": (1e9, "GB/s"), "s": (1e-6, "µs")}
 
 
 def profile_text(profile: Profile) -> str:
@@ -81,9 +81,8 @@ def _row(title: str, figure: Figure) -> str:
 
 def _amount(value: float, unit: str) -> str:
     if unit == "B":
-        return size(round(value))
-    scale, name = _SCALES[unit]
-    return f"{value / scale:.4g} {name}"
+        return size(value)
+    return duration(value) if unit == "s" else with_prefix(value, unit)
 
 
 def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainfit.report.loader.words import duration
-from trainfit.report.sizes import printable, size, wrapped
-from trainfit.results.files.words import count
-from trainfit.results.loader import LoaderMachine, Probe, StorageCost
+from trainfit.results.format import cores, count, duration, percent, size
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Probe, StorageCost
+from trainfit.results.text import printable, wrapped
 
 _NAME = 16
 
@@ -24,25 +24,25 @@ def batch_section(probe: Probe) -> str:
         ("a worker", _one_worker(probe)),
         ("two workers", _scaling(probe)),
     ]
-    made = f"{probe.batches} made in {probe.seconds:.0f} s"
+    made = f"{probe.batches} made in {duration(probe.seconds)}"
     return "\n".join([f"A batch ({made})", *(_row(name, text) for name, text in rows if text)])
 
 
 def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
     """Limits of the machine for a DataLoader; unknown ones are shown as such."""
-    cores = f"{round(machine.usable_cores, 2):g} usable"
+    usable = f"{cores(machine.usable_cores)} usable"
     title = f"Machine (the share of one of {ranks} ranks)" if ranks > 1 else "Machine"
     of = "of " if ranks > 1 else ""
     details = [f"{of}{len(machine.affinity)} logical allowed"] if machine.affinity else []
     if machine.physical_cores is not None:
         details.append(f"{machine.physical_cores} physical")
     if machine.quota_cores is not None:
-        details.append(f"quota of {machine.quota_cores:g}")
+        details.append(f"quota of {cores(machine.quota_cores)}")
     worth = sum(machine.core_speeds)
     if worth < 0.95 * len(machine.core_speeds):  # slow cores, or two threads on one
         details.append(f"worth {worth:.1f} of the fastest alone")
     rows = [
-        ("cores", cores + (f" ({', '.join(details)})" if details else "")),
+        ("cores", usable + (f" ({', '.join(details)})" if details else "")),
         ("RAM", _bytes(machine.available_bytes, "available")),
         ("/dev/shm", _bytes(machine.shm_free_bytes, "free")),
         ("open files", "cannot tell" if machine.open_files is None else str(machine.open_files)),
@@ -74,14 +74,14 @@ def _worker(probe: Probe) -> str:
         return "not measured: no run with workers succeeded"
     text = duration(probe.fetch_s)
     if probe.variation is not None:
-        text += f" ± {probe.variation:.0%} from batch to batch"
+        text += f" ± {percent(probe.variation)} from batch to batch"
     if probe.fetch_cpu_s is not None:
         text += f"; {duration(probe.fetch_cpu_s)} of CPU"
         waited = 1 - probe.fetch_cpu_s / probe.fetch_s if probe.fetch_s else 0.0
         if probe.threads is not None and probe.threads > 1.1:
             text += f" on {probe.threads:.1f} threads at a time"
         elif waited > 0.1:
-            text += f", the other {waited:.0%} waits (storage, locks, sleep, no free core)"
+            text += f", the other {percent(waited)} waits (storage, locks, sleep, no free core)"
     pools = ", ".join(f"{name} {n}" for name, n in sorted(probe.thread_pools.items()))
     return text + (f"; thread pools: {pools}" if pools else "")
 
@@ -93,7 +93,7 @@ def _parts(probe: Probe) -> list[tuple[str, str]]:
         name = "not split" if part.name == "unknown" else part.name
         cost = f", {duration(part.share * probe.fetch_s)}" if probe.fetch_s is not None else ""
         what = f": {', '.join(part.what[:3])}" if part.what else ""
-        rows.append((f"  {name}", f"{part.share:.0%}{cost}{what}"))
+        rows.append((f"  {name}", f"{percent(part.share)}{cost}{what}"))
     return rows
 
 
@@ -132,7 +132,7 @@ def _storage(storage: StorageCost) -> str:
     if storage.file_bytes is not None:
         text += f"; {count(storage.files, 'file')} of {size(storage.file_bytes)}"
     if storage.cached_share is not None:
-        fits = "all" if storage.cached_share >= 1 else f"{storage.cached_share:.0%}"
+        fits = "all" if storage.cached_share >= 1 else percent(storage.cached_share)
         text += f", of which {fits} can stay in free RAM"
     return text
 
@@ -152,5 +152,5 @@ def _scaling(probe: Probe) -> str:
         return ""
     text = f"{probe.scaling:.2f} times the rate of one"
     if probe.contention:
-        text += f" (one more busy core slows all by {probe.contention:.1%})"
+        text += f" (one more busy core slows all by {percent(probe.contention, decimals=1)})"
     return text

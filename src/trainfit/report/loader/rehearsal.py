@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainfit.report.protection_text import protection_notes
-from trainfit.report.sizes import WIDTH, printable, time_text, wrapped
-from trainfit.results.files.words import count
-from trainfit.results.loader import Fault, LoaderSettings
-from trainfit.results.rehearsal import Cause, Dip, Rehearsal, Timeline
+from trainfit.results.format import count, duration, percent, rate
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.rehearsal import Cause, Dip, Rehearsal, Timeline
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.text import WIDTH, printable, wrapped
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _EIGHTHS_ASCII: Final = " ...::###"
@@ -30,7 +31,7 @@ _SHOWN: Final = 0.0005
 _EVIDENCE_LINES: Final = 12
 
 #: Each cause's letter below the curve and its name, in the order in which they are listed.
-_CAUSES: Final[dict[Cause, tuple[str, str]]] = {
+CAUSES: Final[dict[Cause, tuple[str, str]]] = {
     "start_up": ("S", "start-up"),
     "warm_up": ("W", "queues filling"),
     "epoch": ("E", "epoch boundary"),
@@ -55,7 +56,7 @@ def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
         _rates(result),
         _fault(result.fault) if result.fault is not None else "",
         "\n".join(wrapped(printable(note), "Note: ", "      ") for note in notes),
-        _verdict(result),
+        verdict_line(result),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -63,7 +64,7 @@ def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
 def _heading(result: Rehearsal) -> str:
     settings, source = _settings(result.settings), printable(result.settings_source)
     least = " at least" if result.step_is_bound else ""
-    step = f"against a GPU step of {time_text(result.step_s)}{least}"
+    step = f"against a GPU step of {duration(result.step_s)}{least}"
     step += f" ({printable(result.step_source)})" if result.step_source else ""
     lines = [
         printable(result.command),
@@ -94,18 +95,18 @@ def _curve(result: Rehearsal, ascii_only: bool) -> str:
         return ""
     window = result.timeline.window_s
     head = (
-        f"GPU utilization over {overall.seconds:.1f} s, as nvidia-smi reads it "
-        f"(busy share of each {time_text(window)})"
+        f"GPU utilization over {duration(overall.seconds)}, as nvidia-smi reads it "
+        f"(busy share of each {duration(window)})"
     )
     heights, column_s = _columns(result.timeline, overall.seconds)
     lines = [head, *_rows(heights, ascii_only), _axis(len(heights), column_s, ascii_only)]
     marks = _marks(result.dips, len(heights), column_s)
     lines += [_MARGIN.format("") + " " + marks] if marks.strip() else []
-    mean = f"  mean {_share(overall.busy_share)}"
+    mean = f"  mean {percent(overall.busy_share)}"
     if result.steady is not None and result.steady.from_s >= result.timeline.window_s:
         mean += (
-            f"; {_share(result.steady.busy_share)} after the start "
-            f"(from {result.steady.from_s:.1f} s on)"
+            f"; {percent(result.steady.busy_share)} after the start "
+            f"(from {duration(result.steady.from_s)} on)"
         )
     return "\n".join([*lines, mean])
 
@@ -165,7 +166,7 @@ def _marks(dips: Sequence[Dip], columns: int, column_s: float) -> str:
     """The letter of the largest dip's cause in each column."""
     marks = [" "] * columns
     for dip in sorted(dips, key=lambda dip: dip.idle_s):
-        letter = _CAUSES[dip.cause][0]
+        letter = CAUSES[dip.cause][0]
         first, last = int(dip.start_s / column_s), int(dip.end_s / column_s - 1e-9)
         if letter != " ":
             for at in range(first, min(max(first, last), columns - 1) + 1):
@@ -179,24 +180,24 @@ def _idle(result: Rehearsal) -> str:
     idle = sum(result.idle_s.values())
     if overall is None or not result.idle_s:
         return ""
-    lines = [f"The GPU was idle for {time_text(idle)} of {time_text(overall.seconds)}"]
-    for cause, (letter, name) in _CAUSES.items():
+    lines = [f"The GPU was idle for {duration(idle)} of {duration(overall.seconds)}"]
+    for cause, (letter, name) in CAUSES.items():
         seconds = result.idle_s.get(cause, 0.0)
         if seconds >= _SHOWN * overall.seconds:
-            share = _share(seconds / overall.seconds)
-            first = f"  {letter} {name:<16}{time_text(seconds):>9}{share:>7}   "
-            words = _cause_words(result, cause)
+            share = percent(seconds / overall.seconds)
+            first = f"  {letter} {name:<16}{duration(seconds):>9}{share:>7}   "
+            words = cause_words(result, cause)
             lines.append(wrapped(words, first, " " * len(first)) if words else first.rstrip())
     return "\n".join(lines)
 
 
-def _cause_words(result: Rehearsal, cause: Cause) -> str:
+def cause_words(result: Rehearsal, cause: Cause) -> str:
     """Details of a cause, and what changes it."""
     dips = [dip for dip in result.dips if dip.cause == cause]
     seen = ""
     if dips and cause in ("start_up", "epoch", "slow_batch"):
         largest = max(dips, key=lambda dip: dip.idle_s)
-        at = f"at {largest.start_s:.1f} s: " if cause != "start_up" else ""
+        at = f"at {duration(largest.start_s)}: " if cause != "start_up" else ""
         times = f"{len(dips)} times, the longest " if len(dips) > 1 else ""
         seen = f"{times}{at}{largest.what}" if largest.what else times + at.rstrip(": ")
     meaning = _meaning(result.settings, cause)
@@ -228,16 +229,16 @@ def _rates(result: Rehearsal) -> str:
     if rates is None:
         return ""
     after = "after the start" if result.steady is not None else "start-up included"
-    samples = f", {_number(rates.samples_per_s)} samples/s" if rates.samples_per_s else ""
+    samples = f", {rate(rates.samples_per_s)} samples/s" if rates.samples_per_s else ""
     lines = [
         f"Rates ({after})",
-        f"  {_number(rates.batches_per_s)} of at most {_number(1 / result.step_s)} batches/s"
-        f"{samples}; {_share(rates.waiting_share)} of the time waiting for batches",
+        f"  {rate(rates.batches_per_s)} of at most {rate(1 / result.step_s)} batches/s"
+        f"{samples}; {percent(rates.waiting_share)} of the time waiting for batches",
     ]
     if result.predicted is not None:
         lines.append(
-            f"  predicted: {_number(result.predicted.batches_per_s)} batches/s, "
-            f"{_share(result.predicted.waiting_share)} waiting"
+            f"  predicted: {rate(result.predicted.batches_per_s)} batches/s, "
+            f"{percent(result.predicted.waiting_share)} waiting"
         )
     return "\n".join([*lines, *_epoch(result)])
 
@@ -252,9 +253,9 @@ def _epoch(result: Rehearsal) -> list[str]:
     if result.epoch_measured:
         ended = sum(epoch.complete for epoch in result.epochs)
         mean = f", the mean of {ended}" if ended > 1 else ""
-        return [f"  an epoch{of} needs {time_text(result.epoch_s)}{mean}"]
+        return [f"  an epoch{of} needs {duration(result.epoch_s)}{mean}"]
     return [
-        f"  an epoch{of} would need {time_text(result.epoch_s)} at this rate; none was completed"
+        f"  an epoch{of} would need {duration(result.epoch_s)} at this rate; none was completed"
     ]
 
 
@@ -265,7 +266,8 @@ def _fault(fault: Fault) -> str:
     return "\n".join([*lines, wrapped(printable(fault.fix), "  Fix: ", "  ")])
 
 
-def _verdict(result: Rehearsal) -> str:
+def verdict_line(result: Rehearsal) -> str:
+    """The verdict in one line."""
     if result.ended == "interrupted":
         return "Interrupted: results so far"
     if result.ended in ("fault", "empty"):
@@ -275,7 +277,7 @@ def _verdict(result: Rehearsal) -> str:
     if result.steady.waiting_share < _WORTH:
         even = " even at the lower bound of the step time" if result.step_is_bound else ""
         return f"Nothing to gain: the GPU is the limit, the DataLoader keeps up with it{even}"
-    share = _share(result.steady.waiting_share)
+    share = percent(result.steady.waiting_share)
     if result.step_is_bound:
         return (
             f"At the lower bound of the step time the DataLoader costs {share} of the GPU's time; "
@@ -290,12 +292,3 @@ def _next(result: Rehearsal) -> str:
     if result.command.startswith("--loader"):
         return f"{step} {printable(result.command)}"
     return f"{step} -- {printable(result.command)}" if result.command else step
-
-
-def _share(value: float) -> str:
-    percent = 100 * value
-    return f"{percent:.1f}%" if percent < 10 or 90 < percent < 99.95 else f"{percent:.0f}%"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"

@@ -1,22 +1,17 @@
 """Predicted and measured rates: a row for each setting, and over the number of workers.
 
 Whether workers persist matters between epochs, not for the rates here: settings are looked up by
-what matters within one (:func:`trainfit.results.loader.steady`).
+what matters within one (:func:`trainfit.results.loader.settings.steady`).
 """
 
 from __future__ import annotations
 
-from trainfit.report.loader.words import library_words, rate, switch
-from trainfit.report.sizes import printable, size, wrapped
-from trainfit.results.files.words import count
-from trainfit.results.loader import (
-    SAVE_BYTES,
-    Candidate,
-    Confirmed,
-    LoaderResult,
-    LoaderSettings,
-    steady,
-)
+from trainfit.report.loader.words import library_words, switch
+from trainfit.results.format import count, percent, rate, size
+from trainfit.results.loader.candidates import SAVE_BYTES, Candidate, Confirmed
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings, steady
+from trainfit.results.text import printable, wrapped
 
 #: Rows of the table over workers, at most.
 _ROWS = 14
@@ -105,10 +100,10 @@ def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed |
     if not result.step_s:
         return "-"
     measured = run.waiting_share if run is not None else None
-    said = f"{candidate.waiting_share:.0%}" if candidate is not None else ""
+    said = percent(candidate.waiting_share) if candidate is not None else ""
     if measured is None:
         return said
-    return f"{said} (measured {measured:.0%})" if said else f"measured {measured:.0%}"
+    return f"{said} (measured {percent(measured)})" if said else f"measured {percent(measured)}"
 
 
 def _start_matters(result: LoaderResult, settings: LoaderSettings) -> bool:
@@ -120,7 +115,7 @@ def _start_matters(result: LoaderResult, settings: LoaderSettings) -> bool:
 
 def table_section(result: LoaderResult) -> str:
     """Over the number of workers, each with the other settings that suit it best."""
-    rows = _by_workers(result)
+    rows = by_workers(result)
     if len(rows) < 2:
         return ""
     title = "By number of workers (batches/s; * measured)"
@@ -134,7 +129,7 @@ def table_section(result: LoaderResult) -> str:
     return "\n".join(lines)
 
 
-def _by_workers(result: LoaderResult) -> list[Candidate]:
+def by_workers(result: LoaderResult) -> list[Candidate]:
     """One candidate for each number of workers: the recommended, present or measured one, else
     the fastest."""
     chosen: dict[int, Candidate] = {}
@@ -160,9 +155,9 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
     settings = candidate.settings
     run = _measured(result, settings)
     value = f"{rate(run.measured_batches_per_s)}*" if run else f"{rate(candidate.batches_per_s)} "
-    waits = f"{candidate.waiting_share:.0%}" if result.step_s else "-"
+    waits = percent(candidate.waiting_share) if result.step_s else "-"
     if run is not None and run.waiting_share is not None and result.step_s:
-        waits = f"{run.waiting_share:.0%}"
+        waits = percent(run.waiting_share)
     ram = size(candidate.ram_bytes) if candidate.ram_bytes is not None else "-"
     prefetch = settings.prefetch_factor if settings.num_workers else "-"
     start = (

@@ -11,26 +11,15 @@ from trainfit.report.loader.table import (
     table_section,
     too_many_section,
 )
-from trainfit.report.loader.words import (
-    duration,
-    one_of,
-    rate,
-    settings_words,
-    times,
-    without_others_words,
-)
+from trainfit.report.loader.words import settings_words, without_others_words
 from trainfit.report.protection_text import protection_notes
-from trainfit.report.sizes import printable, wrapped
-from trainfit.results.files.words import count
-from trainfit.results.loader import (
-    Confirmed,
-    Fault,
-    Limit,
-    LoaderAdvice,
-    LoaderResult,
-    LoaderSettings,
-    VariableAdvice,
-)
+from trainfit.results.format import count, duration, percent, rate, times
+from trainfit.results.loader.advice import LoaderAdvice, VariableAdvice, most_helpful_first
+from trainfit.results.loader.candidates import Confirmed
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.result import Limit, LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.text import one_line, printable, wrapped
 
 #: A prediction that is further than this from a measurement is called inaccurate: twice the
 #: 90th percentile that the model aims at.
@@ -61,7 +50,7 @@ def loader_text(result: LoaderResult) -> str:
         too_many_section(result),
         _threads_section(result),
         _advice_section(result.advice),
-        _faults_section(_all_faults(result)),
+        _faults_section(all_faults(result)),
         _notes_section(result),
         _write_section(result),
     ]
@@ -70,13 +59,16 @@ def loader_text(result: LoaderResult) -> str:
 
 def _title(result: LoaderResult) -> str:
     torch = f", torch {result.torch}" if result.torch else ""
-    return wrapped(printable(f"{result.loader} ({result.seconds:.0f} s{torch})"), "", "  ")
+    return wrapped(
+        printable(f"{result.loader} ({duration(round(result.seconds))}{torch})"), "", "  "
+    )
 
 
 # -- verdict -----------------------------------------------------------------------------------
 
 
-def _verdict(result: LoaderResult) -> str:
+def verdict_line(result: LoaderResult) -> str:
+    """The verdict in one line."""
     heads = {
         "change": f"CHANGE the settings: {_gain(result)}",
         "keep": f"KEEP the settings: no other is more than 2% faster ({_now(result)})",
@@ -85,7 +77,11 @@ def _verdict(result: LoaderResult) -> str:
         f"({_now(result)})",
         "cannot_tell": "CANNOT TELL which settings are best",
     }
-    lines = [wrapped(heads[result.verdict], "", "  ")]
+    return heads[result.verdict]
+
+
+def _verdict(result: LoaderResult) -> str:
+    lines = [wrapped(verdict_line(result), "", "  ")]
     if result.reason:
         lines.append(wrapped(printable(result.reason), "  ", "  "))
     if result.verdict in ("change", "keep"):
@@ -185,21 +181,28 @@ def _evidence(text: str) -> str:
 
 
 def _advice_section(advice: Sequence[LoaderAdvice]) -> str:
-    """The largest gain first."""
-    if not advice:
-        return ""
-    lines = ["Other changes (predicted)"]
-    for each in sorted(advice, key=lambda a: -a.gain):
-        first = f"  {times(each.gain):>6}  "
+    """Predicted gains first; of other changes the share of the time that they concern."""
+    predicted = [each for each in most_helpful_first(advice) if each.gain is not None]
+    others = [each for each in most_helpful_first(advice) if each.gain is None]
+    lines = ["Other changes (predicted)"] if predicted else []
+    for each in predicted:
         told = f"{each.summary} ({rate(each.batches_per_s)} batches/s)"
-        lines.append(wrapped(printable(told), first, " " * 10))
-        lines.append(wrapped(printable(each.how), " " * 10, " " * 10))
-        if each.evidence:
-            lines.append(wrapped(printable(each.evidence), " " * 10 + "evidence: ", " " * 12))
+        lines += _change_lines(each, times(each.gain), told)
+    lines += ["Other changes (share of the time that they concern, measured)"] if others else []
+    for each in others:
+        lines += _change_lines(each, percent(each.share), each.summary)
     return "\n".join(lines)
 
 
-def _all_faults(result: LoaderResult) -> list[Fault]:
+def _change_lines(each: LoaderAdvice, figure: str, told: str) -> list[str]:
+    lines = [wrapped(printable(told), f"  {figure:>6}  ", " " * 10)]
+    lines.append(wrapped(printable(each.how), " " * 10, " " * 10))
+    if each.evidence:
+        lines.append(wrapped(printable(each.evidence), " " * 10 + "evidence: ", " " * 12))
+    return lines
+
+
+def all_faults(result: LoaderResult) -> list[Fault]:
     """All faults, each once."""
     met = (run.fault for run in result.confirmed if run.fault is not None)
     found = dict.fromkeys([*result.faults, *result.probe.faults, *met])
@@ -215,7 +218,7 @@ def _faults_section(faults: Sequence[Fault]) -> str:
         said = f"{fault.summary}{where}"
         lines.append(wrapped(printable(said), f"  {printable(fault.kind)}: ", " " * 6))
         lines.append(wrapped(printable(fault.fix), "      fix: ", " " * 12))
-        lines.append(_evidence(one_of(fault.evidence)))
+        lines.append(_evidence(one_line(fault.evidence)))
     return "\n".join(filter(None, lines))
 
 

@@ -8,10 +8,11 @@ from typing import Final
 from trainfit.doctor.cpu.core_groups import CoreGroup, Span, core_groups
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.report.machine.doctor import MARKS
-from trainfit.report.sizes import WIDTH, printable, wrapped
 from trainfit.results.files.facts import Fact
+from trainfit.results.format import duration
 from trainfit.results.machine.doctor import Check, DoctorResult
 from trainfit.results.machine.machine import Cpu, IdleState
+from trainfit.results.text import WIDTH, printable, wrapped
 
 #: The checks whose verdicts stand below the tables.
 CHECKS: Final = ("cores", "threads", "frequency", "idle")
@@ -130,7 +131,7 @@ def _state(state: IdleState) -> tuple[str, ...]:
 
 
 def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:.0f} µs"
+    return duration(seconds)
 
 
 # --- Verdicts -----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from trainfit.report.gpus.live_figures import gpus_now_text
 from trainfit.report.machine.script import script_text
-from trainfit.report.sizes import printable, wrapped
+from trainfit.results.format import duration
 from trainfit.results.machine.doctor import Check, DoctorResult, Fix, Verdict
+from trainfit.results.text import printable, wrapped
 
 MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
 _NAME = 18
@@ -74,7 +75,7 @@ def _headline(result: DoctorResult) -> str:
         counts[check.verdict] += 1
     return (
         f"{counts['bad']} bad, {counts['cannot_tell']} unknown, {counts['good']} good "
-        f"({result.seconds:.1f} s)"
+        f"({duration(result.seconds)})"
     )
 
 

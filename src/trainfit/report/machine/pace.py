@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from trainfit.report.sizes import printable, time_text, wrapped
-from trainfit.results.files.words import count
+from trainfit.results.format import count, duration, percent, rate
 from trainfit.results.machine.pace import (
     Advice,
     Arm,
@@ -20,6 +19,7 @@ from trainfit.results.machine.pace import (
     RateSummary,
     Unmeasured,
 )
+from trainfit.results.text import printable, wrapped
 
 _EIGHTHS: Final = "▁▂▃▄▅▆▇█"
 _EIGHTHS_ASCII: Final = ".:-=+*#@"
@@ -68,7 +68,7 @@ def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
         _failure(result),
         _said(result.warnings, "Warning: "),
         _said(result.notes, "Note: "),
-        _verdict(result),
+        wrapped(verdict_line(result), "", "  "),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -106,24 +106,23 @@ def _table(result: PaceResult) -> str:
         assert row.pops is not None
         lines.append(
             f"  calls without work at {row.hz:g} Hz: {row.pops.count}, p50 "
-            f"{time_text(row.pops.p50)}, p99 {time_text(row.pops.p99)}"
+            f"{duration(row.pops.p50)}, p99 {duration(row.pops.p99)}"
         )
     for row in result.rates:
         if not row.is_reached:
             assert row.hz is not None
             lines.append(
-                f"  {row.hz:g} Hz cannot be reached: a call needs {time_text(row.calls.p50)} of "
-                f"{time_text(1 / row.hz)}, which allows {1 / row.calls.p50:.3g} Hz"
+                f"  {row.hz:g} Hz cannot be reached: a call needs {duration(row.calls.p50)} of "
+                f"{duration(1 / row.hz)}, which allows {rate(1 / row.calls.p50)} Hz"
             )
         elif row.overrun is not None:
             repeats = ""
             if row.consecutive_share is not None:
-                repeats = (
-                    f"; {row.consecutive_share:.0%} of the calls after a late one were late too"
-                )
+                again = percent(row.consecutive_share)
+                repeats = f"; {again} of the calls after a late one were late too"
             text = (
                 f"at {row.hz:g} Hz {count(row.misses, 'call')} ended after the next was due, by up "
-                f"to {time_text(row.overrun.most)}{repeats}"
+                f"to {duration(row.overrun.most)}{repeats}"
             )
             lines.append(wrapped(text, "  ", "    "))
     return "\n".join(lines)
@@ -136,9 +135,9 @@ def _row(row: RateSummary) -> str:
     if row.ratio is not None:
         mark = " SLOWER" if row.is_slower else ""
         against = f"{row.ratio.value:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f}){mark}"
-    missed = "" if row.hz is None else _percent(row.missed_share)
-    late = "" if row.late is None else time_text(row.late.p99)
-    times = "".join(f"{time_text(t):>9}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
+    missed = "" if row.hz is None else percent(row.missed_share)
+    late = "" if row.late is None else duration(row.late.p99)
+    times = "".join(f"{duration(t):>9}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
     line = f"{name:<14}{calls.count:>6}{times}{against:>24}{missed:>8}{late:>10}"
     return line.rstrip()
 
@@ -151,7 +150,7 @@ def _strips(result: PaceResult, ascii_only: bool) -> str:
     least = min(min(values) for _, values in rows)
     most = max(_quantile(values, 0.99) for _, values in rows)
     scale = _EIGHTHS_ASCII if ascii_only else _EIGHTHS
-    head = f"Latency over time (lowest {time_text(least)}, highest {time_text(most)})"
+    head = f"Latency over time (lowest {duration(least)}, highest {duration(most)})"
     lines = [head]
     for name, values in rows:
         cells = min(_STRIP, len(values))
@@ -201,12 +200,12 @@ def _histogram(result: PaceResult, ascii_only: bool) -> str:
     bins = {name: _bins(times[name], least, width) for name in shown}
     longest = max(max(each) for each in bins.values())
     for row in range(_ROWS):
-        to = "and more" if row == _ROWS - 1 else f"to {time_text(least + (row + 1) * width)}"
+        to = "and more" if row == _ROWS - 1 else f"to {duration(least + (row + 1) * width)}"
         for number, name in enumerate(shown):
             share = bins[name][row]
             bar = mark * round(_BAR * share / longest)
-            label = f"{time_text(least + row * width)} {to}" if number == 0 else ""
-            lines.append(f"  {label:<22}{name:<13}{bar}{' ' if bar else ''}{_percent(share)}")
+            label = f"{duration(least + row * width)} {to}" if number == 0 else ""
+            lines.append(f"  {label:<22}{name:<13}{bar}{' ' if bar else ''}{percent(share)}")
     return "\n".join(lines)
 
 
@@ -225,9 +224,9 @@ def _quantile(values: Sequence[float], share: float) -> float:
 # --- Why ----------------------------------------------------------------------------------------
 def _attribution(found: Attribution) -> str:
     excess = found.excess_s
-    low, high = time_text(max(0.0, excess.low)), time_text(excess.high)
+    low, high = duration(max(0.0, excess.low)), duration(excess.high)
     lines = [
-        f"Why a call at {found.hz:g} Hz needs {time_text(excess.value)} more ({low} to {high})",
+        f"Why a call at {found.hz:g} Hz needs {duration(excess.value)} more ({low} to {high})",
         f"  {'':<26}{'call':>9}{'CPU':>9}{'GPU':>9}{'core speed':>12}{'recovers':>22}",
     ]
     lines += [_effect(effect) for effect in found.arms]
@@ -248,25 +247,21 @@ def _effect(effect: ArmEffect) -> str:
     name = ARMS[effect.arm]
     if effect.why_not:
         return wrapped(printable(effect.why_not), f"  {name:<26}not tried: ", _INDENT)
-    device = "" if effect.device_s is None else time_text(effect.device_s)
-    speed = "" if effect.speed is None else f"{effect.speed:.0%}"
+    device = "" if effect.device_s is None else duration(effect.device_s)
+    speed = "" if effect.speed is None else percent(effect.speed)
     away = "" if effect.recovered is None else _interval(effect.recovered)
-    wall = "" if effect.wall_s is None else time_text(effect.wall_s)
-    cpu = "" if effect.cpu_s is None else time_text(effect.cpu_s)
+    wall = "" if effect.wall_s is None else duration(effect.wall_s)
+    cpu = "" if effect.cpu_s is None else duration(effect.cpu_s)
     return f"  {name:<26}{wall:>9}{cpu:>9}{device:>9}{speed:>12}{away:>22}".rstrip()
 
 
 def _interval(found: Estimate) -> str:
     low, high = max(-1.0, found.low), min(2.0, found.high)
-    return f"{found.value:.0%} ({low:.0%} to {high:.0%})"
+    return f"{percent(found.value)} ({percent(low)} to {percent(high)})"
 
 
 def _share(found: Estimate) -> str:
-    return f"{max(0.0, min(1.0, found.value)):.0%}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%" if 0 < share < 0.1 else f"{share:.0%}"
+    return percent(max(0.0, min(1.0, found.value)))
 
 
 # --- Fixes --------------------------------------------------------------------------------------
@@ -292,10 +287,9 @@ def _fix_trial(fix_trial: FixTrial) -> str:
     before, after = fix_trial.before, fix_trial.after
     lines = [
         f"--fix {fix_trial.fix}: {printable(fix_trial.what)}",
-        f"  before  p50 {time_text(before.calls.p50)}, p99 {time_text(before.calls.p99)}"
+        f"  before  p50 {duration(before.calls.p50)}, p99 {duration(before.calls.p99)}"
         f"{_late(before)}",
-        f"  after   p50 {time_text(after.calls.p50)}, p99 {time_text(after.calls.p99)}"
-        f"{_late(after)}",
+        f"  after   p50 {duration(after.calls.p50)}, p99 {duration(after.calls.p99)}{_late(after)}",
         *_changed(fix_trial),
         wrapped(printable(fix_trial.cost), "  cost    ", " " * 10),
         wrapped(printable(fix_trial.undo), "  undo    ", " " * 10),
@@ -312,7 +306,7 @@ def _changed(fix_trial: FixTrial) -> list[str]:
 
 
 def _late(row: RateSummary) -> str:
-    return "" if row.late is None else f", starts up to {time_text(row.late.p99)} late (p99)"
+    return "" if row.late is None else f", starts up to {duration(row.late.p99)} late (p99)"
 
 
 # --- The end ------------------------------------------------------------------------------------
@@ -330,7 +324,7 @@ def _said(words: Sequence[str], first: str) -> str:
     return "\n".join(wrapped(printable(each), first, " " * len(first)) for each in words)
 
 
-def _verdict(result: PaceResult) -> str:
+def verdict_line(result: PaceResult) -> str:
     if result.ended == "interrupted":
         return "Interrupted: results so far"
     if result.ended == "failed":
@@ -347,7 +341,7 @@ def _verdict(result: PaceResult) -> str:
     else:
         worst = max(slower, key=lambda row: row.calls.p50)
         more = worst.calls.p50 - result.back_to_back.calls.p50
-        text = f"At {worst.hz:g} Hz a call needs {time_text(more)} more than back to back"
+        text = f"At {worst.hz:g} Hz a call needs {duration(more)} more than back to back"
         text += _why(result.attribution)
     if unreached:
         text += f"; {_rates(unreached)} cannot be reached"
@@ -356,7 +350,7 @@ def _verdict(result: PaceResult) -> str:
     if result.fix_trial is not None and slower:
         helps = "fixes it" if result.fix_trial.is_fixed else "does not fix it"
         text += f"; --fix {result.fix_trial.fix} {helps}"
-    return wrapped(text, "", "  ")
+    return text
 
 
 def _rates(rows: Sequence[RateSummary | Unmeasured]) -> str:
@@ -375,7 +369,7 @@ def _not_slower(rates: Sequence[RateSummary]) -> str:
     else:
         text = (
             "No call is measurably slower than back to back; with so few or so varied calls up "
-            f"to {most:.0%} more is possible"
+            f"to {percent(most)} more is possible"
         )
     return f"{text}; {uncompared}" if uncompared else text
 

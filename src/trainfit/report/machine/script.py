@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from trainfit.report.sizes import WIDTH, printable, wrapped
-from trainfit.results.files.words import count
+from trainfit.results.format import count
 from trainfit.results.machine.doctor import Finding, ScriptReport
+from trainfit.results.text import WIDTH, printable, wrapped
 
 _INDENT = " " * 4
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainfit.report.memory.sections import KIND_TITLES
-from trainfit.report.sizes import printable, size, wrapped
-from trainfit.results.memory import BatchLaw, MemoryReport
+from trainfit.results.format import share, size
+from trainfit.results.memory.explanation import BatchLaw, MemoryReport
+from trainfit.results.text import printable, wrapped
 
 #: Modules that are listed, and the share of the growth from which they are.
 _MODULES = 6
@@ -71,7 +72,7 @@ def _grown(parts: Mapping[str, float], total: float, titles: Mapping[str, str]) 
             rest += nbytes
             continue
         title = titles.get(name, printable(name) or "outside of modules")
-        percent = f"{100 * nbytes / total:.0f}%" if total else ""
+        percent = share(nbytes, total)
         lines.append(f"    {title:<38}{size(round(nbytes)):>10}  {percent:>4}")
     if round(rest):
         lines.append(f"    {'others':<38}{size(round(rest)):>10}")

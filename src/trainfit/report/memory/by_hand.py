@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.report.sizes import GIB, WIDTH, printable, size, wrapped
-from trainfit.results.by_hand import Cause, HandReport, HandRow
+from trainfit.results.format import size
+from trainfit.results.memory.by_hand import Cause, HandReport, HandRow
+from trainfit.results.text import WIDTH, printable, wrapped
 
 #: Lines of the whole screen.
 _LINES = 25
@@ -123,7 +124,9 @@ def _table(report: HandReport) -> list[str]:
 
 def _numbers(row: HandRow, why: str) -> str:
     hand = "-" if row.by_hand_bytes is None else size(row.by_hand_bytes)
-    line = _row(row.name, hand, size(row.simulated_bytes), _signed(row.difference_bytes), why)
+    line = _row(
+        row.name, hand, size(row.simulated_bytes), size(row.difference_bytes, signed=True), why
+    )
     return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
@@ -180,7 +183,9 @@ def _kept(report: HandReport) -> int:
 def _causes(report: HandReport, causes: Sequence[Cause], room: int) -> list[str]:
     unexplained = []
     if report.unexplained_rows:
-        rows = ", ".join(f"{name} {_signed(n)}" for name, n in report.unexplained_rows.items())
+        rows = ", ".join(
+            f"{name} {size(n, signed=True)}" for name, n in report.unexplained_rows.items()
+        )
         unexplained = [_cause_line(report.unexplained_bytes, f"not explained: {rows}")]
     room -= len(unexplained)
     shown = causes if len(causes) <= room else causes[: room - 1]
@@ -192,7 +197,7 @@ def _causes(report: HandReport, causes: Sequence[Cause], room: int) -> list[str]
 
 
 def _cause_line(nbytes: int, text: str) -> str:
-    return f"  {_signed(nbytes):>11}  {text}"
+    return f"  {size(nbytes, signed=True):>11}  {text}"
 
 
 def _text(report: HandReport, cause: Cause) -> str:
@@ -214,10 +219,3 @@ def _text(report: HandReport, cause: Cause) -> str:
 
 def _row(name: str, hand: str, simulated: str, difference: str, why: str) -> str:
     return f"  {name:<31}{hand:>19}{simulated:>11}{difference:>11}  {why}".rstrip()
-
-
-def _signed(nbytes: int) -> str:
-    sign = "+" if nbytes > 0 else "-"
-    if not nbytes:
-        return "0"
-    return f"{sign}{abs(nbytes) / GIB:.2f} GiB" if abs(nbytes) >= GIB else sign + size(abs(nbytes))

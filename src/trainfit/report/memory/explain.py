@@ -10,13 +10,19 @@ from trainfit.report.memory.sections import (
     memory_section,
 )
 from trainfit.report.notes_text import notes_section
-from trainfit.report.sizes import GIB, MIB, printable, share, size, wrapped
 from trainfit.report.steps.course import steps_section
 from trainfit.report.steps.step import step_lines
 from trainfit.report.steps.timeline import timeline_section
 from trainfit.results.files.notes import complete
-from trainfit.results.files.words import count
-from trainfit.results.memory import Allocation, MemoryReport, Moment, OptimizerUse, SettingOutcome
+from trainfit.results.format import MIB, count, percent, share, size, times
+from trainfit.results.memory.explanation import (
+    Allocation,
+    MemoryReport,
+    Moment,
+    OptimizerUse,
+    SettingOutcome,
+)
+from trainfit.results.text import printable, wrapped
 
 #: Groups of alike allocations that are listed.
 _GROUPS = 8
@@ -63,7 +69,7 @@ def _when(moment: Moment) -> str:
         where = f"in the {moment.phase} of {module}" if module else f"in the {moment.phase}"
         where += "" if module else ", outside of modules"
     text = (
-        f"step {moment.step}, {where}, {100 * moment.through_step:.0f}% through the step, "
+        f"step {moment.step}, {where}, {percent(moment.through_step)} through the step, "
         f"at {printable(moment.operator)}"
     )
     if moment.line is not None:
@@ -127,7 +133,7 @@ def _optimizers(report: MemoryReport) -> str:
     present = table.present or "its optimizer"
     lines.append(
         f"  {'this script, ' + printable(present):<26}"
-        f"{_times(table.present_bytes, trained):>12}{size(table.present_bytes):>14}"
+        f"{times(table.present_bytes / trained):>12}{size(table.present_bytes):>14}"
     )
     if table.frozen_bytes:
         lines.append(f"  {size(table.frozen_bytes)} of frozen parameters come on top of each")
@@ -138,14 +144,10 @@ def _optimizer_row(row: OptimizerUse, trained: int) -> str:
     if row.between_steps_bytes is None or row.peak_bytes is None:
         return wrapped(f"cannot tell: {printable(row.reason)}", f"  {row.name:<26}", " " * 28)
     return (
-        f"  {row.name:<26}{_times(row.between_steps_bytes, trained):>12}"
+        f"  {row.name:<26}{times(row.between_steps_bytes / trained):>12}"
         f"{size(row.between_steps_bytes):>14}"
-        f"{_times(row.peak_bytes, trained):>18}{size(row.peak_bytes):>14}"
+        f"{times(row.peak_bytes / trained):>18}{size(row.peak_bytes):>14}"
     )
-
-
-def _times(nbytes: int, whole: int) -> str:
-    return f"{nbytes / whole:.2f} x"
 
 
 def _fragmentation(report: MemoryReport) -> str:
@@ -185,7 +187,4 @@ def _setting_row(each: SettingOutcome, present: SettingOutcome) -> str:
 
 def _change(delta: int) -> str:
     """A difference in bytes, with its sign."""
-    if abs(delta) < MIB // 2:
-        return "0"
-    sign = "+" if delta > 0 else "-"
-    return sign + (size(abs(delta)) if abs(delta) < GIB else f"{abs(delta) / GIB:.2f} GiB")
+    return "0" if abs(delta) < MIB // 2 else size(delta, signed=True)

@@ -8,14 +8,14 @@ import json
 from trainfit.report.memory.sections import breakdown_section, memory_section
 from trainfit.report.notes_text import notes_section, profile_note
 from trainfit.report.protection_text import protection_notes
-from trainfit.report.sizes import printable, size, wrapped
 from trainfit.report.steps.course import steps_section
 from trainfit.report.steps.coverage import coverage_text
 from trainfit.report.steps.step import step_lines
 from trainfit.report.steps.timeline import timeline_section
 from trainfit.results.files.notes import Note, complete
-from trainfit.results.files.words import count
-from trainfit.results.runs.summary import RecordingSummary
+from trainfit.results.format import count, size
+from trainfit.results.memory.summary import RecordingSummary
+from trainfit.results.text import printable, wrapped
 
 
 def recording_json(summary: RecordingSummary) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfit.report.sizes import WIDTH, printable, share, size, wrapped
-from trainfit.results.files.words import count
-from trainfit.results.plan.result import RANGE_COVERAGE, RANGE_EXCEEDED, MemoryFigures
+from trainfit.results.format import count, percent, share, size
+from trainfit.results.memory.figures import RANGE_COVERAGE, RANGE_EXCEEDED, MemoryFigures
+from trainfit.results.text import WIDTH, printable, wrapped
 
 #: Modules that are listed by name, and the share of the peak from which they are.
 _MODULES = 12
@@ -63,8 +63,8 @@ def _ranges(memory: MemoryFigures) -> list[str]:
     if not parts:
         return []
     text = (
-        f"{', '.join(parts)} ({RANGE_COVERAGE:.0%} prediction interval; {RANGE_EXCEEDED:.0%} of "
-        "measured jobs used more than its upper end)"
+        f"{', '.join(parts)} ({percent(RANGE_COVERAGE)} prediction interval; "
+        f"{percent(RANGE_EXCEEDED)} of measured jobs used more than its upper end)"
     )
     return [wrapped(text, "  between   ", " " * 12)]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainfit.report.memory.sections import KIND_TITLES
-from trainfit.report.sizes import GIB, MIB, printable, share, size
-from trainfit.results.plan.result import MemoryFigures
+from trainfit.results.format import GIB, MIB, share, size
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.text import printable
 
 #: Columns of the rows' names, and of each configuration.
 _NAME, _COLUMN = 21, 28

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import rate_text, size, time_text
-from trainfit.results.files.words import count
+from trainfit.results.format import count, duration, rate, size
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.speed import StepSpeed
 
@@ -43,6 +42,8 @@ def _batches(result: PlanResult) -> str:
         return f"Not even one sample fits{amp}."
     more = "at least " if limits is not None and limits.at_least else ""
     largest = f"Largest batch {more}{chosen.largest_batch}"
+    if result.samples is not None and chosen.largest_batch >= result.samples:
+        largest = f"Any batch size fits (the data set has {result.samples} samples)"
     if best:
         return f"{largest}, recommended {best}{amp}{_speed(result)}."
     why = ": none leaves the safety margin" if best == 0 else ""
@@ -65,8 +66,8 @@ def _speed(result: PlanResult) -> str:
     if step is None:
         return ""
     what = "call" if result.inference is not None else "step"
-    rate = f", {rate_text(step.samples_per_s)} samples/s" if step.samples_per_s else ""
-    return f" ({time_text(step.seconds)} a {what}{rate})"
+    samples = f", {rate(step.samples_per_s)} samples/s" if step.samples_per_s else ""
+    return f" ({duration(step.seconds)} a {what}{samples})"
 
 
 def step_at(result: PlanResult, batch: int | None) -> StepSpeed | None:

@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 from trainfit.report.plan.answer import step_at
 from trainfit.report.plan.launch_parts import left_out_text, threads_text
-from trainfit.report.plan.loading import by_factor, input_text
+from trainfit.report.plan.loading import effect_text, helps, input_text
 from trainfit.report.plan.versus_cpu import verdict
 from trainfit.report.protection_text import protection_notes
-from trainfit.report.sizes import size, time_text
 from trainfit.report.steps.coverage import coverage_text
 from trainfit.report.steps.shapes import shapes_text
 from trainfit.report.steps.step import step_lines
+from trainfit.results.format import duration, size, times
+from trainfit.results.loader.advice import most_helpful_first
 from trainfit.results.plan.batch_reasons import batch_reasons
-from trainfit.results.plan.result import Configuration, PlanResult
+from trainfit.results.plan.configuration import Configuration
+from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.speed import StepSpeed
 
 #: A rate that differs from another by less does not differ.
@@ -76,7 +78,7 @@ def _amp(result: PlanResult) -> str:
 
 def _amp_side(configuration: Configuration) -> str:
     step, largest = configuration.step_s, configuration.largest_batch
-    parts = [time_text(step) if step is not None else size(configuration.memory.device_bytes)]
+    parts = [duration(step) if step is not None else size(configuration.memory.device_bytes)]
     if largest is not None:
         parts.append(f"largest batch {largest}")
     return f"{configuration.amp}: {', '.join(parts)}"
@@ -94,11 +96,11 @@ def _step(result: PlanResult) -> str:
         text = f"batch size {now.batch_size}: {text}; {now.recommended_batch}: {_time(best)}"
         if best.bound != speed.now.bound:
             text += f", limited by {_BOUNDS[best.bound]}"
-    return text + (f"; epoch {time_text(speed.epoch_s)}" if speed.epoch_s is not None else "")
+    return text + (f"; epoch {duration(speed.epoch_s)}" if speed.epoch_s is not None else "")
 
 
 def _time(step: StepSpeed) -> str:
-    texts = [time_text(seconds) for seconds in (step.range_s[0], step.seconds, step.range_s[1])]
+    texts = [duration(seconds) for seconds in (step.range_s[0], step.seconds, step.range_s[1])]
     units = {text.partition(" ")[2] for text in texts}
     if len(units) > 1 or not units <= {"ms", "s"}:
         return f"{texts[1]} ({texts[0]} to {texts[2]})"
@@ -133,13 +135,13 @@ def _loader(result: PlanResult) -> str:
         why = f": {found.reason}" if found.faults and not found.candidates else ""
         return f"cannot tell whether {settings} keeps up{why}: see --explain"
     if loading.bottleneck == "gpu":
-        more = f" ({by_factor(factor)} the GPU's rate)" if factor >= _SAME else ""
+        more = f" ({times(factor)} the GPU's rate)" if factor >= _SAME else ""
         return f"{settings} keeps up{more}"
     most = "up to " if loading.step_is_bound else ""
-    text = f"{settings} slows the step {most}{by_factor(factor)}"
-    helpful = max(found.advice, key=lambda each: each.gain, default=None)
-    if helpful is not None and helpful.gain >= _SAME:
-        text += f"; {by_factor(helpful.gain)} with: {helpful.summary}"
+    text = f"{settings} slows the step {most}{times(factor)}"
+    helpful = next(filter(helps, most_helpful_first(found.advice)), None)
+    if helpful is not None:
+        text += f"; {effect_text(helpful)}: {helpful.summary}"
     return text
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import size
-from trainfit.results.plan.result import PlanResult, Remedies, Remedy
+from trainfit.results.format import size
+from trainfit.results.plan.remedies import Remedies, Remedy
+from trainfit.results.plan.result import PlanResult
 
 #: Lines that are shown, and GPUs that are named.
 MOST, _GPUS = 3, 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfit.report.sizes import WIDTH, printable
+from trainfit.results.text import WIDTH, printable
 
 #: A word of a bash command line, quotes and all.
 _WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")

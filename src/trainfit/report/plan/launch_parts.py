@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.report.sizes import printable, wrapped
 from trainfit.results.plan.launch import LaunchPart, changes_by_hand
+from trainfit.results.text import printable, wrapped
 
 #: Where the text of a part begins.
 _COLUMN = 31

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 
 from trainfit.report.loader.words import library_words, without_others_words
 from trainfit.report.plan.launch import launch_lines
-from trainfit.report.sizes import printable, rate_text, wrapped
-from trainfit.results.loader import LoaderResult, LoaderSettings
-from trainfit.results.plan.result import DataLoading, HostCpu, PlanResult
+from trainfit.results.format import core_count, cores, ghz, percent, rate, times
+from trainfit.results.loader.advice import LoaderAdvice, most_helpful_first
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.plan.loading import DataLoading
+from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.text import printable, wrapped
 
 #: Column of the text next to a name.
 _COLUMN = 18
@@ -66,14 +70,14 @@ def _rate(found: LoaderResult, settings: LoaderSettings) -> str:
     real, candidate = found.measured(settings), found.candidate(settings)
     if real is not None and real.measured_batches_per_s is not None:
         return (
-            f"{rate_text(real.measured_batches_per_s)} batches/s measured, "
-            f"{rate_text(real.predicted_batches_per_s)} predicted"
+            f"{rate(real.measured_batches_per_s)} batches/s measured, "
+            f"{rate(real.predicted_batches_per_s)} predicted"
         )
     if candidate is None:
         return "rate not known"
     if candidate.infeasible:
         return f"infeasible: {printable(candidate.infeasible)}"
-    return f"{rate_text(candidate.batches_per_s)} batches/s predicted"
+    return f"{rate(candidate.batches_per_s)} batches/s predicted"
 
 
 def _gpu(loading: DataLoading, found: LoaderResult) -> str:
@@ -81,7 +85,7 @@ def _gpu(loading: DataLoading, found: LoaderResult) -> str:
     if found.step_s <= 0:
         return _row("the GPU", f"step time not known ({source})")
     most = "at most " if loading.step_is_bound else ""
-    return _row("the GPU", f"{most}{rate_text(1 / found.step_s)} batches/s ({source})")
+    return _row("the GPU", f"{most}{rate(1 / found.step_s)} batches/s ({source})")
 
 
 def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
@@ -103,12 +107,12 @@ def _other_cpu(loading: DataLoading, plan: PlanResult) -> Iterator[str]:
 
 def input_text(loading: DataLoading) -> str:
     """The highest rate on the other processor, and which part is the limit there."""
-    rate = loading.input_at_most
-    assert rate is not None
-    low, high = loading.input_range or (rate, rate)
-    text = f"at most {rate_text(rate)} batches/s"
+    most = loading.input_at_most
+    assert most is not None
+    low, high = loading.input_range or (most, most)
+    text = f"at most {rate(most)} batches/s"
     if low < high:
-        text += f" ({rate_text(low)} to {rate_text(high)})"
+        text += f" ({rate(low)} to {rate(high)})"
     if loading.input_workers is not None:
         text += f" with num_workers={loading.input_workers}"
     return text + _limit_there(loading, low, high)
@@ -116,13 +120,13 @@ def input_text(loading: DataLoading) -> str:
 
 def _processor(cpu: HostCpu) -> str:
     assert cpu.cores is not None
-    words = f"{cpu.cores:g} core{'s' if cpu.cores != 1 else ''}"
+    words = core_count(cpu.cores)
     if cpu.core_speed is not None:
         words += " of this machine"
     if cpu.second_threads:
-        words += f" ({cpu.cores + cpu.second_threads:g} threads)"
+        words += f" ({cores(cpu.cores + cpu.second_threads)} threads)"
     if cpu.core_hz is not None:
-        words += f" at {cpu.core_hz / 1e9:.3g} GHz"
+        words += f" at {ghz(cpu.core_hz)}"
     words += f" ({cpu.kind})" if cpu.kind else ""
     return f"{printable(cpu.name)}, {words}" if cpu.name else words
 
@@ -135,7 +139,7 @@ def _limit_there(loading: DataLoading, low: float, high: float) -> str:
     wanted = 1 / found.step_s
     if high < wanted:
         most = "up to " if loading.step_is_bound else ""
-        by = by_factor(wanted / (loading.input_at_most or high))
+        by = times(wanted / (loading.input_at_most or high))
         return f"; the DataLoader is the limit there by {most}{by}"
     if low >= wanted:
         return "; the GPU is the limit there"
@@ -152,7 +156,7 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
             reason = "the loader's rate is not known; see the errors below"
         yield _line(f"cannot tell which part is the limit: {reason}")
     elif loading.bottleneck == "loader":
-        by = by_factor(loading.factor)
+        by = times(loading.factor)
         bound = (
             " if the GPU reaches the lower bound of its step time" if loading.step_is_bound else ""
         )
@@ -161,7 +165,7 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
     else:
         feeds = "the DataLoader keeps up"
         if loading.factor is not None and loading.factor >= _SAME:
-            feeds = f"the DataLoader could feed {by_factor(loading.factor)} as much"
+            feeds = f"the DataLoader could feed {times(loading.factor)} as much"
         best = " even at the lower bound of its step time" if loading.step_is_bound else ""
         yield _line(f"the GPU is the limit{best}: {feeds}")
     if why:
@@ -173,11 +177,22 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
 
 
 def _other_changes(found: LoaderResult) -> Iterator[str]:
-    """Other changes that would help, the largest gain first."""
-    helpful = sorted(found.advice, key=lambda each: -each.gain)
-    for each in [each for each in helpful if each.gain >= _SAME][:_SHOWN]:
+    """Other changes that would help, the largest predicted gain first."""
+    for each in [each for each in most_helpful_first(found.advice) if helps(each)][:_SHOWN]:
         how = f": {printable(each.how)}" if each.how else ""
-        yield _line(f"{by_factor(each.gain)} with: {printable(each.summary)}{how}", 4)
+        yield _line(f"{effect_text(each)}: {printable(each.summary)}{how}", 4)
+
+
+def helps(advice: LoaderAdvice) -> bool:
+    """Is it worth a line? One whose gain is not predicted is."""
+    return advice.gain is None or advice.gain >= _SAME
+
+
+def effect_text(advice: LoaderAdvice) -> str:
+    """ "1.42× with", or "to reduce 46% of the time"."""
+    if advice.gain is not None:
+        return f"{times(advice.gain)} with"
+    return f"to reduce {percent(advice.share)} of the time"
 
 
 def _doubts(found: LoaderResult) -> Iterator[str]:
@@ -215,8 +230,3 @@ def _row(name: str, text: str) -> str:
 
 def _line(text: str, indent: int = 2) -> str:
     return wrapped(text, " " * indent, " " * (indent + 2))
-
-
-def by_factor(factor: float | None) -> str:
-    """``1.9x``; no decimals from 100 on."""
-    return f"{factor:.2g}x" if factor is not None and factor < 100 else f"{factor or 0:.0f}x"

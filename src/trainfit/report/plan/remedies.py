@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from trainfit.report.plan.launch import launch_lines
-from trainfit.report.sizes import printable, share, size, wrapped
-from trainfit.results.plan.result import (
-    Combination,
-    ExtraCompute,
-    Inference,
-    MemoryFigures,
-    Remedies,
-    Remedy,
-)
+from trainfit.results.format import percent, share, size
+from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.plan.remedies import Combination, ExtraCompute, Remedies, Remedy
+from trainfit.results.plan.result import Inference
+from trainfit.results.text import printable, wrapped
 
 _CHANGES = {
     "nothing": "training: the same",
@@ -116,19 +112,16 @@ def _pair(one: int, two: int) -> str:
 def _extra(extra: ExtraCompute | None) -> str:
     if extra is None:
         return ""
-    return (
-        f"FLOPs {_percent(extra.flops_share)}, bytes moved {_percent(extra.traffic_share)}, "
-        f"operators {_percent(extra.operators_share)}"
-    )
+    named = {
+        "FLOPs": extra.flops_share,
+        "bytes moved": extra.traffic_share,
+        "operators": extra.operators_share,
+    }
+    return ", ".join(f"{name} {percent(part, signed=True)}" for name, part in named.items())
 
 
 def _step(change: float | None) -> str:
-    return "" if change is None else f"a step {_percent(change)} (predicted)"
-
-
-def _percent(part: float) -> str:
-    rounded = round(100 * part)
-    return f"{rounded:+d}%" if rounded else "±0%"
+    return "" if change is None else f"a step {percent(change, signed=True)} (predicted)"
 
 
 def _rest(remedies: Remedies) -> list[str]:
@@ -136,7 +129,9 @@ def _rest(remedies: Remedies) -> list[str]:
     each."""
     lines = []
     if remedies.faster:
-        named = ", ".join(f"{e.name} ({_percent(e.step_change or 0.0)})" for e in remedies.faster)
+        named = ", ".join(
+            f"{e.name} ({percent(e.step_change or 0.0, signed=True)})" for e in remedies.faster
+        )
         text = f"makes the step faster (predicted): {printable(named)}"
         lines.append(wrapped(text, "  - ", "    "))
     won = {each.name for each in remedies.won}

@@ -19,10 +19,10 @@ from trainfit.report.plan.facts import facts
 from trainfit.report.plan.fixes import fix_lines, fix_title
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.launch_parts import change_lines
-from trainfit.report.sizes import printable, wrapped
 from trainfit.results.files.notes import Note
-from trainfit.results.files.words import count
+from trainfit.results.format import count, duration
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.text import printable, wrapped
 
 #: Lines of the screen, its columns, and the fewest that it is laid out for.
 LINES: Final = 25
@@ -183,7 +183,7 @@ def _more(result: PlanResult, hidden: int) -> str:
     more = f"{count(hidden, 'more note')} and details" if hidden else "Details"
     return (
         f"{more}: --explain ({count(result.steps, what)} simulated, torch {torch}, "
-        f"{result.seconds:.0f} s)"
+        f"{duration(round(result.seconds))})"
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import printable, rate_text, time_text, wrapped
-from trainfit.results.files.words import count
-from trainfit.results.plan.result import LEAST_FASTER
+from trainfit.results.format import count, duration, percent, rate
+from trainfit.results.plan.remedies import LEAST_FASTER
 from trainfit.results.plan.speed import KNEE, Speed, StepSpeed
+from trainfit.results.text import printable, wrapped
 
 BOUNDS = {
     "tensor cores": "the Tensor cores' arithmetic",
@@ -26,7 +26,7 @@ def speed_section(speed: Speed) -> str:
     at = f"at batch size {now.batch_size}" if now.batch_size else "at the present batch size"
     lines = [f"Speed {at}, if the DataLoader keeps up (predicted)", *_now(speed)]
     if speed.epoch_s is not None:
-        lines.append(f"  an epoch  {time_text(speed.epoch_s)}")
+        lines.append(f"  an epoch  {duration(speed.epoch_s)}")
     lines += _curve(speed)
     lines += [wrapped(printable(note), "  ", "  ") for note in speed.notes]
     return "\n".join(lines)
@@ -35,21 +35,21 @@ def speed_section(speed: Speed) -> str:
 def _now(speed: Speed) -> list[str]:
     now = speed.now
     low, high = now.range_s
-    rate = f", {rate_text(now.samples_per_s)} samples/s" if now.samples_per_s else ""
+    samples = f", {rate(now.samples_per_s)} samples/s" if now.samples_per_s else ""
     first = (
-        f"{time_text(now.seconds)}{rate}; 90% prediction interval {time_text(low)} to "
-        f"{time_text(high)}"
+        f"{duration(now.seconds)}{samples}; 90% prediction interval {duration(low)} to "
+        f"{duration(high)}"
     )
-    parts = [f"kernels {time_text(now.gpu_s)}", f"launches {time_text(now.host_s)}"]
+    parts = [f"kernels {duration(now.gpu_s)}", f"launches {duration(now.host_s)}"]
     if now.copies_s > 0.01 * now.seconds:
-        parts.append(f"copies {time_text(now.copies_s)}")
+        parts.append(f"copies {duration(now.copies_s)}")
     bound = f"limited by {BOUNDS[now.bound]}: {', '.join(parts)}"
     if speed.mfu is not None:
-        bound += f"; {100 * speed.mfu:.2g}% of the peak FLOP/s (MFU)"
+        bound += f"; {percent(speed.mfu, decimals=1)} of the peak FLOP/s (MFU)"
     total = sum(speed.by_kind_s.values())
     largest = sorted(speed.by_kind_s.items(), key=lambda each: -each[1])[:_KINDS]
     kinds = ", ".join(
-        f"{_NAMES.get(name, name.replace('_', ' '))} {100 * each / total:.0f}%"
+        f"{_NAMES.get(name, name.replace('_', ' '))} {percent(each / total)}"
         for name, each in largest
     )
     return [
@@ -68,7 +68,7 @@ def _graphs(speed: Speed) -> list[str]:
     if graphed is None or graphed > (1 - LEAST_FASTER) * now:
         return []
     text = (
-        f'with CUDA graphs (torch.compile, mode="reduce-overhead") at best {time_text(graphed)}, '
+        f'with CUDA graphs (torch.compile, mode="reduce-overhead") at best {duration(graphed)}, '
         "if no kernel waits for its launch"
     )
     return [wrapped(text, "  launches  ", " " * 12)]
@@ -87,10 +87,10 @@ def _paced(speed: Speed) -> list[str]:
     else:
         clock = paced.core_hz / 1e9
         ends = f"{highest.core_share * clock:.2g} to {lowest.core_share * clock:.2g} GHz"
-        more = f"{time_text(max(0.0, highest.seconds - now))} to {time_text(lowest.seconds - now)}"
+        more = f"{duration(max(0.0, highest.seconds - now))} to {duration(lowest.seconds - now)}"
         text = (
             f"{head}: where the CPU's clock falls between calls at a fixed rate, to {ends} instead "
-            f"of {clock:.2g}, expect {time_text(highest.seconds)} to {time_text(lowest.seconds)}, "
+            f"of {clock:.2g}, expect {duration(highest.seconds)} to {duration(lowest.seconds)}, "
             f"{more} more; `trainfit pace` measures it"
         )
     return [wrapped(text, "  paced     ", " " * 12)]
@@ -104,8 +104,8 @@ def _curve(speed: Speed) -> list[str]:
     for step in shown:
         mark = ""
         if step.batch_size == speed.knee:
-            mark = f"; saturation: {KNEE:.0%} of the best throughput"
-        figures = f"{time_text(step.seconds):>12}{rate_text(step.samples_per_s or 0):>12}"
+            mark = f"; saturation: {percent(KNEE)} of the best throughput"
+        figures = f"{duration(step.seconds):>12}{rate(step.samples_per_s or 0):>12}"
         lines.append(f"  {step.batch_size:>10}{figures}   {step.bound}{mark}")
     return lines
 

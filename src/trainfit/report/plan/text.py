@@ -11,16 +11,17 @@ from trainfit.report.plan.remedies import inference_section, remedies_section
 from trainfit.report.plan.speed import speed_section
 from trainfit.report.plan.versus_cpu import versus_cpu_section
 from trainfit.report.protection_text import protection_notes
-from trainfit.report.sizes import printable, size, time_text, wrapped
 from trainfit.report.steps.course import only_seen
 from trainfit.report.steps.coverage import coverage_text
 from trainfit.report.steps.shapes import shapes_text
 from trainfit.report.steps.step import step_lines
 from trainfit.results.files.notes import Note
-from trainfit.results.files.words import count
+from trainfit.results.format import count, duration, percent, size
 from trainfit.results.plan.amp import AmpHazard
-from trainfit.results.plan.result import BatchCheck, BatchLimits, Configuration, PlanResult
+from trainfit.results.plan.configuration import BatchCheck, BatchLimits, Configuration
+from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.speed import KNEE
+from trainfit.results.text import printable, wrapped
 
 #: Column of the text next to a batch size.
 _COLUMN = 31
@@ -66,7 +67,7 @@ def _title(result: PlanResult) -> str:
     held = f", of which other processes hold {size(others)}" if others else ""
     return wrapped(
         f"{printable(result.gpu)}, {size(result.gpu_memory_bytes)}{held} "
-        f"({steps} simulated, torch {torch}, {result.seconds:.0f} s)",
+        f"({steps} simulated, torch {torch}, {duration(round(result.seconds))})",
         "",
         "  ",
     )
@@ -131,7 +132,7 @@ def _recommended(result: PlanResult) -> list[str]:
         lines.append(_batch_row("the data set has", limits.data_set, "samples: at most one batch"))
     if not best:
         return [*lines, *_none(result)]
-    share = f"{100 * result.headroom_share:.2g}%"
+    share = percent(result.headroom_share, decimals=1)
     margin = f"with {share} of the GPU free, as set"
     if not result.headroom_is_set:
         margin = f"with a {share} safety margin (upper bound of the prediction interval)"
@@ -156,7 +157,7 @@ def _recommended(result: PlanResult) -> list[str]:
         what = f"an epoch of {limits.data_set} samples is then {count(limits.epoch_steps, 'step')}"
         lines.append(wrapped(what, " " * _COLUMN, " " * _COLUMN))
     if limits is not None and limits.noise_scale is not None:
-        text = "as given: with a batch of this size, the same loss needs twice the samples"
+        text = "as given; about here (within 3 times) the same loss needs twice the samples"
         lines.append(_batch_row("noise scale", round(limits.noise_scale), text))
     return lines
 
@@ -195,16 +196,19 @@ def _why(best: int, limits: BatchLimits | None, margin: str) -> str:
         return "the whole data set"
     if limits.trains is not None:
         return (
-            f"the smallest with {KNEE:.0%} of the fastest training at this noise scale (predicted)"
+            f"the smallest with {percent(KNEE)} of the fastest training at this noise scale "
+            "(predicted)"
         )
-    return f"saturation batch size (smallest with {KNEE:.0%} of the best throughput; predicted)"
+    return (
+        f"saturation batch size (smallest with {percent(KNEE)} of the best throughput; predicted)"
+    )
 
 
 def _none(result: PlanResult) -> list[str]:
     best, limits = result.chosen.recommended_batch, result.chosen.limits
     if limits is not None and limits.reason:
         return [wrapped(f"none: {printable(limits.reason)}", f"  {'recommended':<20}  ", "  ")]
-    free = f"{100 * result.headroom_share:.2g}% of the GPU free"
+    free = f"{percent(result.headroom_share, decimals=1)} of the GPU free"
     none = "no simulated batch size leaves" if best is None else "no batch size leaves"
     return [f"  {'recommended':<20}  none: {none} {free}"]
 
@@ -244,7 +248,7 @@ def _amp_section(result: PlanResult) -> str:
         memory, largest = configuration.memory, configuration.largest_batch
         at_most = "" if largest is None else f", largest batch size {largest}"
         step = configuration.step_s
-        step_words = "" if step is None else f", a step {time_text(step)} (predicted)"
+        step_words = "" if step is None else f", a step {duration(step)} (predicted)"
         lines.append(
             f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
             f"reserved {size(memory.reserved_bytes)}{at_most}{step_words}"

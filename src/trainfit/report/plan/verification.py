@@ -6,9 +6,9 @@ import statistics
 
 from trainfit.report.notes_text import notes_section, plain
 from trainfit.report.protection_text import protection_notes
-from trainfit.report.sizes import printable, size
-from trainfit.results.files.words import count
+from trainfit.results.format import count, size
 from trainfit.results.plan.verification import Comparison, Verification
+from trainfit.results.text import printable
 
 _VERDICTS = {True: "within", False: "OUTSIDE", None: "not known"}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import printable, rate_text, time_text, wrapped
-from trainfit.results.files.words import count
+from trainfit.results.format import core_count, count, duration, percent, rate, times
 from trainfit.results.plan.speed import Speed
 from trainfit.results.plan.versus_cpu import VersusCpu
+from trainfit.results.text import printable, wrapped
 
 _INDENT = " " * 12
 #: A share of waiting from which it is worth a word.
@@ -20,7 +20,7 @@ def versus_cpu_section(found: VersusCpu, speed: Speed | None) -> str:
     lines.append(wrapped(printable(found.command), "  command   ", _INDENT))
     if found.step_s is not None and speed is not None:
         low, high = speed.now.range_s
-        text = f"{time_text(speed.now.seconds)} (predicted, {time_text(low)} to {time_text(high)})"
+        text = f"{duration(speed.now.seconds)} (predicted, {duration(low)} to {duration(high)})"
         lines.append(wrapped(text, "  on GPU    ", _INDENT))
     lines.append(wrapped(verdict(found, speed), "  verdict   ", _INDENT))
     return "\n".join(lines)
@@ -31,19 +31,19 @@ def _cpu(found: VersusCpu) -> list[str]:
         return [wrapped(f"not measured: {printable(found.why)}", "  on CPU    ", _INDENT)]
     times = found.step_seconds
     one = found.counts.removesuffix("s")
-    text = f"{time_text(found.step_s)} a {one}"
+    text = f"{duration(found.step_s)} a {one}"
     if found.batch_size:
-        text += f", {rate_text(found.batch_size / found.step_s)} samples/s"
+        text += f", {rate(found.batch_size / found.step_s)} samples/s"
     steps = count(len(times), one)
-    text += f" (median of {steps}, {time_text(min(times))} to {time_text(max(times))}"
+    text += f" (median of {steps}, {duration(min(times))} to {duration(max(times))}"
     if found.threads is not None:
         text += f", {count(found.threads, 'thread')}"
     if found.cores is not None:
-        text += f" on {found.cores:g} cores"
+        text += f" on {core_count(found.cores)}"
     text += ")"
     share = found.waiting_share or 0.0
     if share >= _WAITS:
-        text += f"; {100 * share:.0f}% of it waits for the DataLoader"
+        text += f"; {percent(share)} of it waits for the DataLoader"
     if found.stand_in:
         text += "; the script asks for a GPU by name: it ran on the CPU instead, without autocast"
     return [wrapped(text, "  on CPU    ", _INDENT)]
@@ -56,26 +56,23 @@ def verdict(found: VersusCpu, speed: Speed | None) -> str:
         one = found.counts.removesuffix("s")
         missing = f"a {one} on the CPU" if found.step_s is None else f"the {one} on the GPU"
         return f"cannot tell: {missing} is not known"
-    between = f"{_times(ratio[0])} to {_times(ratio[1])}"
+    between = f"{times(ratio[0])} to {times(ratio[1])}"
+    shares = " to ".join(map(percent, ratio))
     epoch = _epoch(found, speed)
     if found.faster == "gpu":
-        return f"the GPU is {between} times as fast{epoch}"
+        return f"the GPU is {between} as fast{epoch}"
     if found.faster == "cpu":
-        text = f"no: the CPU is faster, the GPU reaches {between} of its rate{epoch}"
+        text = f"no: the CPU is faster, the GPU reaches {shares} of its rate{epoch}"
     else:
-        text = f"cannot tell: the GPU is {between} times as fast{epoch}"
+        text = f"cannot tell: the GPU is {between} as fast{epoch}"
     return text + _larger(speed)
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2g}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def _epoch(found: VersusCpu, speed: Speed | None) -> str:
     if speed is None or speed.epoch_s is None or found.step_s is None or speed.now.seconds <= 0:
         return ""
     on_cpu = speed.epoch_s * found.step_s / speed.now.seconds
-    return f"; an epoch needs {time_text(speed.epoch_s)} on it, {time_text(on_cpu)} on the CPU"
+    return f"; an epoch needs {duration(speed.epoch_s)} on it, {duration(on_cpu)} on the CPU"
 
 
 def _larger(speed: Speed | None) -> str:
@@ -87,6 +84,6 @@ def _larger(speed: Speed | None) -> str:
     if more < _MORE:
         return ""
     return (
-        f". It reaches {100 / more:.0f}% of its throughput at this batch size: {_times(more)} "
-        f"times the samples/s with {best.batch_size}"
+        f". It reaches {percent(1 / more)} of its throughput at this batch size: {times(more)} the "
+        f"samples/s with {best.batch_size}"
     )

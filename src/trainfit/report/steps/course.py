@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import printable, size, wrapped
-from trainfit.results.files.words import count
+from trainfit.results.format import count, size
 from trainfit.results.runs.steps import GrowthSource, StepPattern
+from trainfit.results.text import printable, wrapped
 
 _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporaries"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.results.files.words import count
+from trainfit.results.format import count
 from trainfit.results.runs.coverage import Coverage
 
 #: Steps of an epoch up to which simulating one of them whole is worth a word.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainfit.report.sizes import size, time_text
-from trainfit.results.plan.result import BatchShapes
+from trainfit.results.format import duration, size
+from trainfit.results.plan.configuration import BatchShapes
 
 
 def shapes_text(shapes: BatchShapes | None) -> str:
@@ -20,5 +20,5 @@ def shapes_text(shapes: BatchShapes | None) -> str:
     fits = "" if shapes.longest_fits else ", DOES NOT FIT"
     text += f"; a batch of the longest: {size(shapes.longest.device_bytes)}{fits}"
     if shapes.longest_step_s is not None:
-        text += f", {time_text(shapes.longest_step_s)}"
+        text += f", {duration(shapes.longest_step_s)}"
     return text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from trainfit.report.sizes import printable
 from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.text import printable
 
 
 def step_lines(makeup: StepMakeup | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from trainfit.report.sizes import size
+from trainfit.results.format import size
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 72

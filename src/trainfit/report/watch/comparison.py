@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from trainfit.report.plan.screen import Line, Style
-from trainfit.report.sizes import printable, rate_text, size, time_text, wrapped
 from trainfit.report.watch.words import PHASES
+from trainfit.results.format import duration, percent, rate, size
+from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.comparison import Change, Comparison, Difference
 
 _STYLES: Final[dict[str, Style]] = {"faster": "good", "slower": "bad"}
@@ -17,7 +17,7 @@ _SHOWN: Final = 0.01
 
 def comparison_screen(result: Comparison, columns: int = 100) -> list[Line]:
     """The whole comparison."""
-    lines = [Line(text, _STYLES.get(result.verdict, "title")) for text in _answer(result)]
+    lines = [Line(answer_text(result), _STYLES.get(result.verdict, "title"))]
     lines.append(Line(f"A: {_side(result, 'before')}", "quiet"))
     lines.append(Line(f"B: {_side(result, 'after')}", "quiet"))
     lines.append(Line("Differs:" if result.differences else "Nothing of the set-up differs."))
@@ -48,16 +48,15 @@ def effect_text(change: Change) -> str:
     return f"{100 * change.effect:+.1f}{suffix} (95%: {low:+.1f} to {high:+.1f})"
 
 
-def _answer(result: Comparison) -> Iterator[str]:
+def answer_text(result: Comparison) -> str:
+    """The verdict in one line."""
     change = result.main
     if change is None or result.verdict == "cannot tell":
-        yield f"Cannot tell: it needs {printable(result.needs)}"
-        return
+        return f"Cannot tell: it needs {printable(result.needs)}"
     if result.verdict == "no difference":
-        found = f"; detectable from {100 * (change.detectable or 0):.1f}% on"
-        yield f"No difference of the {change.what} found: {effect_text(change)}{found}"
-        return
-    yield f"B is {result.verdict}: {change.what} {effect_text(change)}"
+        found = f"; detectable from {percent(change.detectable or 0, decimals=1)} on"
+        return f"No difference of the {change.what} found: {effect_text(change)}{found}"
+    return f"B is {result.verdict}: {change.what} {effect_text(change)}"
 
 
 def _side(result: Comparison, name: str) -> str:
@@ -83,17 +82,18 @@ def _name(change: Change) -> str:
 def _change(change: Change) -> str:
     if change.before is None or change.after is None:
         return "not measured in both"
-    before, after = (_value(change, each) for each in (change.before, change.after))
+    before, after = (value_text(change, each) for each in (change.before, change.after))
     verdict = {"no difference": "  no difference", "": ""}.get(change.verdict, "")
     return f"{before} -> {after}  {effect_text(change)}{verdict}"
 
 
-def _value(change: Change, value: float) -> str:
+def value_text(change: Change, value: float | None) -> str:
+    """A value of this measure with its unit."""
     if change.unit in ("s/step", "s/sample"):
-        return time_text(value)
+        return duration(value)
     if change.unit == "bytes":
-        return size(round(value))
-    return f"{100 * value:.0f}%" if change.unit == "share" else rate_text(value)
+        return size(value)
+    return percent(value) if change.unit == "share" else rate(value)
 
 
 def _wrapped(text: str, style: Style, columns: int, indent: str = "") -> list[Line]:

@@ -8,8 +8,9 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from trainfit.report.sizes import printable, rate_text, size, time_text
-from trainfit.report.watch.words import PHASES, answer, percent, setting_text, title
+from trainfit.report.watch.words import PHASES, answer, setting_text, title
+from trainfit.results.format import duration, percent, rate, size
+from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
 
 _COLOURS: Final = {
@@ -29,7 +30,7 @@ _STRIP: Final = 48
 
 def live_view(result: WatchResult | None, seconds: float, printed: str = "") -> RenderableType:
     """What is drawn again each second; ``printed`` is a line that the script has not ended."""
-    head = Text(f"trainfit watch  {time_text(seconds)}", style="dim")
+    head = Text(f"trainfit watch  {duration(seconds)}", style="dim")
     tail = [Text(printable(printed), overflow="ellipsis", no_wrap=True)] if printed else []
     if result is None or not result.steps:
         return Group(*tail, head, Text("no training step yet"))
@@ -77,7 +78,7 @@ def _strips(result: WatchResult) -> list[Text]:
     if most and any(each is not None for each in cores):
         shares = [None if each is None else each / most for each in cores]
         last = next(each for each in reversed(cores) if each is not None)
-        text = f"CPU  {strip(shares)} {rate_text(last)} of {rate_text(most)} cores"
+        text = f"CPU  {strip(shares)} {rate(last)} of {rate(most)} cores"
         rows.append(Text(text, style="cyan"))
     return rows
 

@@ -6,16 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.report.plan.screen import Line, Style
-from trainfit.report.sizes import printable, size, time_text, wrapped
-from trainfit.report.watch.words import (
-    PHASES,
-    answer,
-    evidence_text,
-    percent,
-    setting_text,
-    title,
-)
-from trainfit.results.files.words import count
+from trainfit.report.watch.words import PHASES, answer, evidence_text, setting_text, title
+from trainfit.results.format import count, duration, percent, size
+from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.result import Finding, MemoryLedger, Severity, WatchResult
 
 #: Findings and unknowns on the short screen, columns, and cells of the bar of a phase.
@@ -65,7 +58,7 @@ def progress_line(result: WatchResult) -> str:
     """One line while the run goes on, for a terminal that cannot be redrawn."""
     if not result.steps or not result.step_s:
         return "no training step yet"
-    text = f"{time_text(result.step_s)} a step"
+    text = f"{duration(result.step_s)} a step"
     shares = sorted(result.phases, key=lambda each: -each.share)[:2]
     text += "".join(f", {PHASES[each.name]} {percent(each.share)}" for each in shares)
     if result.gpu_utilization is not None:
@@ -85,9 +78,9 @@ def _context(result: WatchResult) -> Iterator[str]:
     where = "CPU"
     if header.gpu is not None and header.gpu < len(header.gpus):
         where = printable(header.gpus[header.gpu].name)
-    parts = [f"{count(result.steps, 'steady step')} in {time_text(result.seconds)}", where]
+    parts = [f"{count(result.steps, 'steady step')} in {duration(result.seconds)}", where]
     if header.world_size > 1:
-        parts.append(count(header.world_size, "rank"))
+        parts.append(f"{count(header.world_size, 'rank')} (figures of rank {header.rank})")
     if header.precision != "unknown":
         parts.append(header.precision)
     if result.gpu_utilization is not None:
@@ -119,10 +112,10 @@ def _phases(result: WatchResult) -> Iterator[str]:
     width = max((len(PHASES[each.name]) for each in shown), default=0)
     for each in sorted(shown, key=lambda phase: -phase.share)[:6]:
         bar = "█" * max(1, round(_BAR * each.share))
-        gpu = "" if each.gpu_s is None else f"  (GPU {time_text(each.gpu_s)})"
+        gpu = "" if each.gpu_s is None else f"  (GPU {duration(each.gpu_s)})"
         yield (
             f"  {PHASES[each.name]:<{width}} {percent(each.share):>4} "
-            f"{time_text(each.host_s):>8}  {bar}{gpu}"
+            f"{duration(each.host_s):>8}  {bar}{gpu}"
         )
 
 

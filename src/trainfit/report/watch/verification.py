@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from trainfit.report.plan.screen import Line, Style
-from trainfit.report.sizes import printable, wrapped
 from trainfit.report.watch.comparison import change_lines
+from trainfit.results.format import percent
+from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.verification import Verification
 
 _STYLES: Final[dict[str, Style]] = {"proven": "good", "worse": "bad"}
@@ -15,7 +16,7 @@ _STYLES: Final[dict[str, Style]] = {"proven": "good", "worse": "bad"}
 
 def verification_screen(result: Verification, columns: int = 100) -> list[Line]:
     """The verdict, what was measured, and the command with the change."""
-    lines = _wrapped(_answer(result), _STYLES.get(result.verdict, "title"), columns)
+    lines = _wrapped(answer_text(result), _STYLES.get(result.verdict, "title"), columns)
     if result.title:
         lines += _wrapped(f"finding: {printable(result.title)}", "plain", columns)
     if result.comparison is not None:
@@ -34,20 +35,23 @@ def verification_screen(result: Verification, columns: int = 100) -> list[Line]:
     return lines
 
 
-def _answer(result: Verification) -> str:
+def answer_text(result: Verification) -> str:
+    """The verdict in one line."""
     settings = _settings(result.settings)
     gain = result.gain
     if result.verdict in ("not tried", "cannot tell") or gain is None:
         return f"{result.verdict.capitalize()}: {printable(result.reason)}"
-    value, low, high = (100 * each for each in gain)
-    numbers = f"speed {value:+.1f}% (95%: {low:+.1f}% to {high:+.1f}%)"
+    value, low, high = (percent(each, decimals=1, signed=True) for each in gain)
+    numbers = f"speed {value} (95%: {low} to {high})"
     if result.verdict == "proven":
         return f"Proven: {settings} is faster, {numbers}"
     if result.verdict == "worse":
         return f"Worse: {settings} is slower, {numbers}; keep the command as it is"
     change = result.comparison.main if result.comparison is not None else None
-    least = 100 * (change.detectable or 0.0) if change is not None else 0.0
-    return f"No gain found by {settings}: {numbers}; detectable from {least:.1f}% on"
+    least = change.detectable or 0.0 if change is not None else 0.0
+    return (
+        f"No gain found by {settings}: {numbers}; detectable from {percent(least, decimals=1)} on"
+    )
 
 
 def _settings(settings: Mapping[str, str]) -> str:

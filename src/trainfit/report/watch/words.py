@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.report.sizes import printable, rate_text, size, time_text
+from trainfit.results.format import duration, percent, rate, size, three_digits
+from trainfit.results.text import printable
 from trainfit.results.watch.result import Evidence, Finding, WatchResult
 
 #: The parts of a step as they are called on a screen.
@@ -36,11 +37,11 @@ def answer(result: WatchResult) -> str:
     """The verdict in one line."""
     if not result.steps:
         return "No training step was recorded"
-    rate = ""
+    speed = ""
     if result.step_s:
-        rate = f": {time_text(result.step_s)} a step"
+        speed = f": {duration(result.step_s)} a step"
         if result.samples_per_s is not None:
-            rate += f", {rate_text(result.samples_per_s)} samples/s"
+            speed += f", {rate(result.samples_per_s)} samples/s"
     waits = next((each.share for each in result.phases if each.name == "input"), None)
     why = ""
     if result.limit == "input" and waits is not None:
@@ -51,13 +52,7 @@ def answer(result: WatchResult) -> str:
             if result.limit == "gpu"
             else (f" (the GPU is busy {percent(result.gpu_busy)} of the time)")
         )
-    return _LIMITS[result.limit] + rate + why
-
-
-def percent(share: float) -> str:
-    """Whole percent; below 1% a decimal."""
-    value = 100 * share
-    return f"{value:.0f}%" if value >= 1 or value <= 0 else f"{value:.1f}%"
+    return _LIMITS[result.limit] + speed + why
 
 
 def evidence_text(each: Evidence) -> str:
@@ -70,13 +65,12 @@ def _value(each: Evidence) -> str:
     suffix = f"/{per}" if per else ""
     if unit in ("s", "ms"):
         seconds = each.value if unit == "s" else each.value / 1e3
-        return time_text(seconds) + suffix
+        return duration(seconds) + suffix
     if unit in ("B", "bytes"):
         return size(round(each.value)) + suffix
     if not each.unit and 0 < abs(each.value) < 1:
         return percent(each.value)
-    number = f"{each.value:.0f}" if abs(each.value) >= 100 else f"{each.value:.3g}"
-    return f"{number} {printable(each.unit)}".rstrip()
+    return f"{three_digits(each.value)} {printable(each.unit)}".rstrip()
 
 
 def title(finding: Finding) -> str:

@@ -6,60 +6,80 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Self
 
 from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.display import Displayed
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.upgrades import Upgrade, upgrade
 
-_T = TypeVar("_T")
 
-_NO_UPGRADES: Final[Mapping[int, Upgrade]] = {}
-
-
-def to_json(value: Any, name: str, version: int) -> str:
-    """The dataclass ``value`` as one JSON document of this format."""
-    document = {"format": name, "version": version, **dataclasses.asdict(value)}
-    return json.dumps(document, indent=2, allow_nan=False)
-
-
-def from_json(
-    kind: type[_T],
-    text: str,
-    path: Path,
-    name: str,
-    version: int,
-    *,
-    remake: str,
-    wanted: str,
-    upgrades: Mapping[int, Upgrade] = _NO_UPGRADES,
-    former_names: Collection[str] = (),
-) -> _T:
-    """The reverse of :func:`to_json`; raises :class:`ResultFileError` for ``path``.
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of result file.
 
     ``remake`` tells the user what to do with a damaged file, ``wanted`` with one of another
     format. ``upgrades`` bring documents of earlier versions to ``version``, each from the version
     that is its key to the next; ``former_names`` are names that the format had in these.
     """
+
+    name: str
+    version: int
+    remake: str
+    wanted: str
+    upgrades: Mapping[int, Upgrade] = dataclasses.field(default_factory=dict)
+    former_names: Collection[str] = ()
+
+
+class ResultFile(Displayed):
+    """A dataclass that is kept as one JSON document of the format ``FILE``."""
+
+    FILE: ClassVar[Format]
+
+    def to_json(self) -> str:
+        """One JSON document, with its format's name and version."""
+        assert dataclasses.is_dataclass(self)
+        head = {"format": self.FILE.name, "version": self.FILE.version}
+        return json.dumps({**head, **dataclasses.asdict(self)}, indent=2, allow_nan=False)
+
+    def save(self, path: Path) -> None:
+        """Write the document; the file appears whole or not at all."""
+        save(path, self.to_json())
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Self:
+        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
+        document = _document(cls.FILE, text, path)
+        try:
+            return decode(cls, document)
+        except (DecodingError, ValueError) as error:
+            raise ResultFileError(path, f"it is damaged ({error})", cls.FILE.remake) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
+        return cls.from_json(read(path, cls.FILE.remake), path)
+
+
+def _document(form: Format, text: str, path: Path) -> dict[str, Any]:
+    """The document in its present version, without format and version."""
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ResultFileError(path, f"damaged, or not a result file ({error})", remake) from error
+        reason = f"damaged, or not a result file ({error})"
+        raise ResultFileError(path, reason, form.remake) from error
     if not isinstance(document, dict) or "format" not in document:
-        raise ResultFileError(path, "not a result of trainfit", remake)
+        raise ResultFileError(path, "not a result of trainfit", form.remake)
     found, number = document.pop("format"), document.pop("version", None)
-    if found != name and found not in former_names:
-        raise ResultFileError(path, f"its format is {found!r}, not {name!r}", wanted)
+    if found != form.name and found not in form.former_names:
+        raise ResultFileError(path, f"its format is {found!r}, not {form.name!r}", form.wanted)
     if type(number) is not int or number < 1:
-        raise ResultFileError(path, f"its format version is {number!r}", remake)
-    if number > version:
-        reason = f"its format version {number} is newer than this trainfit reads ({version})"
+        raise ResultFileError(path, f"its format version is {number!r}", form.remake)
+    if number > form.version:
+        reason = f"its format version {number} is newer than this trainfit reads ({form.version})"
         raise ResultFileError(path, reason, "upgrade trainfit")
-    upgrade(document, number, upgrades, version)
-    try:
-        return decode(kind, document)
-    except (DecodingError, ValueError) as error:
-        raise ResultFileError(path, f"it is damaged ({error})", remake) from error
+    upgrade(document, number, form.upgrades, form.version)
+    return document
 
 
 def format_of(text: str) -> str | None:

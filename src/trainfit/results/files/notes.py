@@ -19,7 +19,7 @@ _ORDER: Final[tuple[Severity, ...]] = (
     "may change the figures",
     "information",
 )
-#: Where an assumption was made, at the end of its text (``assume`` of simgpu/engine.py).
+#: Where an assumption was made, at the end of its text (``assume`` of simgpu/dispatch/engine.py).
 _PLACE: Final = re.compile(r"\A(?P<text>.*) \(at (?P<line>.+:\d+)\)\Z", re.DOTALL)
 _NUMBER: Final = re.compile(r"\d+")
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.machine.machine import Machine
 
@@ -125,8 +124,10 @@ class ScriptReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class DoctorResult:
+class DoctorResult(ResultFile):
     """All checks in the order they were made, and the facts that they rest on."""
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
 
     checks: tuple[Check, ...]
     machine: Machine
@@ -139,25 +140,3 @@ class DoctorResult:
         """Is anything bad, on the machine or in the script?"""
         found = self.script is not None and bool(self.script.findings)
         return found or any(check.verdict == "bad" for check in self.checks)
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> DoctorResult:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(
-            cls,
-            text,
-            path,
-            FORMAT,
-            VERSION,
-            remake=_REMAKE,
-            wanted=_WANTED,
-            upgrades=_UPGRADES,
-        )
-
-    def save(self, path: Path) -> None:
-        """Write the result; the file appears whole or not at all."""
-        documents.save(path, self.to_json())

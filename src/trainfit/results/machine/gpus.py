@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.upgrades import Upgrade, rename_key
 
 FORMAT: Final = "trainfit-gpus"
@@ -123,25 +122,9 @@ class GpuFigures:
 
 
 @dataclasses.dataclass(frozen=True)
-class GpusResult:
+class GpusResult(ResultFile):
     """The GPUs in the order in which they are shown."""
 
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+
     gpus: tuple[GpuFigures, ...]
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> GpusResult:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(
-            cls,
-            text,
-            path,
-            FORMAT,
-            VERSION,
-            remake=_REMAKE,
-            wanted=_WANTED,
-            upgrades=_UPGRADES,
-        )

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.upgrades import Upgrade, rename_key, rename_value
 
 FORMAT: Final = "trainfit-pace"
@@ -259,7 +258,7 @@ class Unmeasured:
 
 
 @dataclasses.dataclass(frozen=True)
-class PaceResult:
+class PaceResult(ResultFile):
     """All of a measurement.
 
     ``period``: the work is done in every so many calls (1: in each), in those whose numbers leave
@@ -267,6 +266,8 @@ class PaceResult:
     ``probe_fast_s`` is the time of the fixed loop at the highest observed speed.
     ``ended``: "finished", "failed" (a call raised), "interrupted" (by the user).
     """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
 
     target: str
     hz: tuple[float, ...]
@@ -289,30 +290,3 @@ class PaceResult:
     """What holds clocks and idle states here, in words, by subject."""
     unmeasured: tuple[Unmeasured, ...] = ()
     """Those of ``hz`` that ``rates`` lacks."""
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    def save(self, path: Path) -> None:
-        """Write the document; the file appears whole or not at all."""
-        documents.save(path, self.to_json())
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> PaceResult:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(
-            cls,
-            text,
-            path,
-            FORMAT,
-            VERSION,
-            remake=_REMAKE,
-            wanted=_WANTED,
-            upgrades=_UPGRADES,
-        )
-
-    @classmethod
-    def load(cls, path: Path) -> PaceResult:
-        """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -12,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.machine.constants import LIBRARIES, Basis
 
 FORMAT: Final = "trainfit-profile"
@@ -101,12 +100,14 @@ class Rates:
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
+class Profile(ResultFile):
     """One GPU model under one driver and one set of libraries.
 
     ``gpus`` are names as the driver spells them, all of which the figures hold for. What is
     ``None`` of the software was not stated by the source.
     """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     gpus: tuple[str, ...]
     module_loading: ModuleLoading
@@ -154,21 +155,3 @@ class Profile:
         """Was it measured on the simulated device?"""
         context = self.memory.context
         return context is not None and context.basis == "simulated"
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> Profile:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)
-
-    def save(self, path: Path) -> None:
-        """Write the profile; the file appears whole or not at all."""
-        documents.save(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: Path) -> Profile:
-        """Read a profile; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _REMAKE), path)

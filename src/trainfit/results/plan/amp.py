@@ -1,9 +1,12 @@
-"""What speaks for and against each precision of mixed precision."""
+"""What speaks for and against each precision of mixed precision, and which is chosen."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
+
+from trainfit.results.plan.configuration import Configuration
 
 #: What can go wrong with a precision, or keeps it from a gain. "emulated": the GPU computes in it
 #: by way of another; "no tensor cores": it has no units that are faster in it; "no scaler": float16
@@ -60,3 +63,51 @@ class AmpCandidate:
     asked: AmpAsked
     value: str = ""
     as_of: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpChoice:
+    """Which mixed precision the launch command asks for, and why.
+
+    ``value`` is for the placeholder (``None``: the command has none), ``dtype`` what autocast then
+    computes in ("off": none); ``variable`` is the value of ``ACCELERATE_MIXED_PRECISION`` that asks
+    for it (empty: it is not set for it). ``configuration`` is the job with it where that is not the
+    present setting. ``reason`` is one line; ``samples_per_s`` are those at the recommended batch
+    sizes, by dtype. ``by_hand`` is a change of the script that is faster still ("": none is), for
+    ``by_hand_dtype``, and ``line`` what to write at ``place`` ("train.py:41"; empty: not known).
+    ``hazards`` are those of every candidate and of what could not be simulated; ``memory_reason``
+    and ``time_reason`` say what AMP saves at the present batch size, and where it is little, why.
+    """
+
+    value: str | None
+    dtype: str
+    reason: str
+    configuration: Configuration | None = None
+    samples_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    by_hand: str = ""
+    variable: str = ""
+    by_hand_dtype: str = ""
+    line: str = ""
+    place: str = ""
+    hazards: tuple[AmpHazard, ...] = ()
+    candidates: tuple[AmpCandidate, ...] = ()
+    memory_reason: str = ""
+    time_reason: str = ""
+
+    @property
+    def own_hazards(self) -> tuple[AmpHazard, ...]:
+        """Those of the dtype that is chosen."""
+        return tuple(each for each in self.hazards if each.dtype == self.dtype)
+
+    @property
+    def told_hazards(self) -> tuple[AmpHazard, ...]:
+        """Those to tell of: of the chosen dtype, and what keeps others from being chosen that the
+        command can ask for."""
+        asked = {each.dtype for each in self.candidates if each.asked != "by hand"}
+        told = {
+            each.text: each
+            for each in self.hazards
+            if each.dtype == self.dtype
+            or (each.blocks and (each.dtype in asked or each.kind in ("fails", "overflow")))
+        }
+        return tuple(told.values())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfit.results.files.words import count
-from trainfit.results.plan.result import BatchLimits, PlanResult
+from trainfit.results.format import count, percent
+from trainfit.results.plan.configuration import BatchLimits
+from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.speed import KNEE
 
 
@@ -19,9 +20,9 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
     elif memory is None or best >= memory:
         yield f"the largest {_margin(result)}"
     elif limits.trains is not None:
-        yield f"smallest that trains {KNEE:.0%} as fast as any at this noise scale"
+        yield f"smallest that trains {percent(KNEE)} as fast as any at this noise scale"
     else:
-        yield f"smallest with {KNEE:.0%} of the best throughput"
+        yield f"smallest with {percent(KNEE)} of the best throughput"
     if data_set is not None and (memory is None or data_set <= memory):
         yield f"the data set has {data_set} samples"
     elif memory is not None and best < memory:
@@ -31,7 +32,7 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
 
 
 def _margin(result: PlanResult) -> str:
-    share = f"{100 * result.headroom_share:.2g}%"
+    share = percent(result.headroom_share, decimals=1)
     if result.headroom_is_set:
         return f"with {share} of the GPU left free, as set"
     return f"with a {share} safety margin"

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.plan.speed import StepSpeed
 from trainfit.results.runs.steps import StepMakeup
@@ -102,7 +101,7 @@ class Anchor:
 
 
 @dataclasses.dataclass(frozen=True)
-class GpuComparison:
+class GpuComparison(ResultFile):
     """A job on GPUs, the best first: what fits, by the cost of the run where it is known, else by
     its time.
 
@@ -110,6 +109,10 @@ class GpuComparison:
     of GPUs that the job fits and, with a ``budget``, whose run costs no more. ``step`` is what an
     optimizer step consists of.
     """
+
+    FILE: ClassVar = Format(
+        FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES, former_names=_FORMER_NAMES
+    )
 
     job: str
     batch_size: int | None
@@ -128,22 +131,3 @@ class GpuComparison:
     def fits(self) -> bool:
         """Does the job fit any of them?"""
         return any(estimate.runs for estimate in self.gpus)
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> GpuComparison:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(
-            cls,
-            text,
-            path,
-            FORMAT,
-            VERSION,
-            remake=_REMAKE,
-            wanted=_WANTED,
-            upgrades=_UPGRADES,
-            former_names=_FORMER_NAMES,
-        )

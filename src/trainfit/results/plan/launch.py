@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from trainfit.results.loader.advice import Evidence
+
 #: What becomes of a part: set to another value; the present value stays; it is left unset;
 #: the user has to change the script, for the command cannot say it; nothing tells.
 PartStatus = Literal["set", "kept", "not set", "by hand", "cannot tell"]
@@ -13,9 +15,6 @@ PartStatus = Literal["set", "kept", "not set", "by hand", "cannot tell"]
 #: Where it is written: before the command, as a program before the user's (taskset), as an
 #: argument of the command, or in the script.
 PartPlace = Literal["environment", "wrapper", "argument", "script"]
-
-#: What the reason rests on; empty: it needs none ("the script has no DataLoader").
-Evidence = Literal["measured", "predicted", "assumed", ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,32 +73,3 @@ class AllocatorTrial:
     other_reserved_bytes: int
     fits: bool
     other_fits: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptOption:
-    """An option that a script's own command line understands.
-
-    ``flags`` are its spellings ("--num_workers", "-j"; a plain name for ``name=value`` words),
-    ``name`` the attribute that its parser gives it, ``value`` what it had in the run as text
-    (``None``: None), ``given`` whether the command says it, or it is the default. ``choices`` are
-    its allowed values (none: any). ``switch``: it has no value.
-
-    ``default`` is what it has where the command does not say it. ``off`` are spellings without a
-    value that make it false ("--no-amp"). ``bare``: it may stand with a value and without.
-    ``type`` is the name of what reads its value ("int", "str2bool"; empty: not known); "bool" is
-    Python's, for which every text but the empty one is true. ``ahead``: it must come before the
-    script's other arguments (a subcommand parses what follows it).
-    """
-
-    flags: tuple[str, ...]
-    name: str
-    value: str | None
-    given: bool
-    choices: tuple[str, ...] = ()
-    switch: bool = False
-    default: str | None = None
-    off: tuple[str, ...] = ()
-    bare: bool = False
-    type: str = ""
-    ahead: bool = False

@@ -10,6 +10,9 @@ from typing import Final, Literal
 #: CPU that launches kernels, copies between host and device.
 Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host copies"]
 
+#: What an operator's kernels wait for.
+Limit = Literal["arithmetic", "memory", "latency"]
+
 #: The saturation batch size is the smallest with this share of the best throughput.
 KNEE: Final = 0.95
 
@@ -84,3 +87,37 @@ class Speed:
     def at(self, batch: int | None) -> StepSpeed | None:
         """The step at this batch size, if it is among those that were costed."""
         return next((each for each in (self.now, *self.curve) if each.batch_size == batch), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorTime:
+    """All calls of one operator in one dtype within a step.
+
+    ``gpu_s`` is what its ``kernels`` need together; ``flops`` are those of matmuls, convolutions
+    and attention (0 for others), ``moved_bytes`` what they read and write. ``limit``: what most of
+    the time goes to; "latency" are kernels that are too small for either.
+    """
+
+    name: str
+    dtype: str
+    phase: str
+    kernels: int
+    gpu_s: float
+    flops: int
+    moved_bytes: int
+    limit: Limit
+
+
+@dataclasses.dataclass(frozen=True)
+class StepWork:
+    """The typical step, costed kernel by kernel (predicted), largest operators first.
+
+    ``peak_flops_per_s`` are the GPU's dense peaks by the dtypes that occur, ``bandwidth`` that of
+    its memory, both as sold.
+    """
+
+    gpu_s: float
+    by_phase_s: Mapping[str, float]
+    operators: tuple[OperatorTime, ...]
+    peak_flops_per_s: Mapping[str, float]
+    bandwidth_bytes_per_s: float

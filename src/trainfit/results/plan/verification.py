@@ -9,24 +9,23 @@ Format history
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from trainfit.results.files import documents
-from trainfit.results.files.decoding import decode
-from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.files.exchange import Exchanged
 from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.sandbox import Protection
 from trainfit.results.runs.trace import Status, Target
 
 FORMAT: Final = "trainfit-verification"
 VERSION: Final = 1
+_REMAKE: Final = "re-create it with `trainfit verify --json`"
+_WANTED: Final = "give a file that `trainfit verify --json` wrote"
 
 
 @dataclasses.dataclass(frozen=True)
-class RealRunRequest:
+class RealRunRequest(Exchanged):
     """One run of a user's script on the real GPU, for ``steps`` optimizer steps.
 
     ``outcome`` is the file to write.
@@ -38,16 +37,9 @@ class RealRunRequest:
     time_limit_s: float = 600.0
     stand_in: StandIn | None = None
 
-    def to_json(self) -> str:
-        return as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> RealRunRequest:
-        return decode(cls, json.loads(text))
-
 
 @dataclasses.dataclass(frozen=True)
-class RealRunOutcome:
+class RealRunOutcome(Exchanged):
     """What a real run measured.
 
     ``allocated_bytes`` and ``reserved_bytes`` are peaks. ``outside_bytes`` was held at the
@@ -72,14 +64,6 @@ class RealRunOutcome:
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
 
-    def save(self, path: Path) -> None:
-        """Write the outcome; the file appears whole or not at all."""
-        write_whole(path, as_json(self))
-
-    @classmethod
-    def load(cls, path: Path) -> RealRunOutcome:
-        return decode(cls, json.loads(path.read_text()))
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -99,7 +83,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verification:
+class Verification(ResultFile):
     """``trainfit verify``: the result of a prediction and a run.
 
     ``compared`` has "allocated", "reserved" and "device"; it is empty where the run did not
@@ -107,6 +91,8 @@ class Verification:
     whether the command runs on the GPU. ``step_seconds`` are measured times of steps without
     the first ones; nothing is predicted of them yet.
     """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     file: str
     command: str
@@ -129,7 +115,3 @@ class Verification:
         if self.fits_predicted is not self.fits_measured:
             return False
         return all(each.within is not False for each in self.compared.values())
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)

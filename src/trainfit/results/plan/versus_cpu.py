@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
-from pathlib import Path
 from typing import Final, Literal
 
-from trainfit.results.files.decoding import decode
-from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.files.exchange import Exchanged
 from trainfit.results.runs.trace import Status, Target
 
 #: The first step allocates, and fills what PyTorch and libraries keep: it does not count.
@@ -21,7 +18,7 @@ Counts = Literal["steps", "calls"]
 
 
 @dataclasses.dataclass(frozen=True)
-class CpuRunRequest:
+class CpuRunRequest(Exchanged):
     """One run of a user's script on the CPU, for up to ``most_steps`` steps: the optimizer's, or
     calls of a model.
 
@@ -39,16 +36,9 @@ class CpuRunRequest:
     counts: Counts = "steps"
     stand_in: bool = False
 
-    def to_json(self) -> str:
-        return as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> CpuRunRequest:
-        return decode(cls, json.loads(text))
-
 
 @dataclasses.dataclass(frozen=True)
-class CpuRunOutcome:
+class CpuRunOutcome(Exchanged):
     """What became of it: the times from the end of a step to the end of the next, and for how
     long of each the script waited for its DataLoader, in seconds. ``threads`` are PyTorch's."""
 
@@ -61,14 +51,6 @@ class CpuRunOutcome:
     step_seconds: tuple[float, ...] = ()
     waited_s: tuple[float, ...] = ()
     threads: int | None = None
-
-    def save(self, path: Path) -> None:
-        """Write the outcome; the file appears whole or not at all."""
-        write_whole(path, as_json(self))
-
-    @classmethod
-    def load(cls, path: Path) -> CpuRunOutcome:
-        return decode(cls, json.loads(path.read_text()))
 
 
 #: Which of the two is faster; "cannot tell" where either time is unknown or their ranges meet.

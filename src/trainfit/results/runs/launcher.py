@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from trainfit.results.files.decoding import decode
-from trainfit.results.files.exchange import as_json
+from trainfit.results.files.exchange import Exchanged
 
 #: Launchers by the module that ``python -m`` runs.
 LAUNCHER_MODULES: Final = {
@@ -19,7 +17,7 @@ LAUNCHER_MODULES: Final = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Launched:
+class Launched(Exchanged):
     """The processes that a launcher starts.
 
     ``processes`` is their number on all machines together; ``words`` how many of the launcher's
@@ -35,12 +33,3 @@ class Launched:
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     error: str = ""
-
-    def to_json(self) -> str:
-        """One line."""
-        return as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Launched:
-        """The reverse; raises ``ValueError``."""
-        return decode(cls, json.loads(text))

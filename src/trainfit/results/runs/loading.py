@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, Literal
 
-from trainfit.results.files.decoding import decode
-from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.files.exchange import Exchanged
 from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.runs.trace import Target, TraceOutcome
 
@@ -38,7 +35,7 @@ class Consumer:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadingRequest:
+class LoadingRequest(Exchanged):
     """One process that measures a loader, which a script or a callable of the user's makes.
 
     ``folder`` is where it writes (see :class:`LoadingOutcome`). ``target`` is the
@@ -69,13 +66,6 @@ class LoadingRequest:
     command: str = ""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def to_json(self) -> str:
-        return as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> LoadingRequest:
-        return decode(cls, json.loads(text))
-
 
 #: What became of it: "measured" (``result.json`` is there), "script" (the script came to no
 #: batch; see ``trace``), "loader" (there is none that can be measured; see ``error``),
@@ -84,7 +74,7 @@ LoadingStatus = Literal["measured", "script", "loader", "failed"]
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadingOutcome:
+class LoadingOutcome(Exchanged):
     """What became of a :class:`LoadingRequest`; ``outcome.json`` in its folder.
 
     ``result.json`` is there too if ``function`` gave a result, and ``partial.json`` is the last
@@ -99,11 +89,3 @@ class LoadingOutcome:
     error: str = ""
     traceback: str = ""
     seconds: float = 0.0
-
-    def save(self, path: Path) -> None:
-        """Write the outcome; the file appears whole or not at all."""
-        write_whole(path, as_json(self))
-
-    @classmethod
-    def load(cls, path: Path) -> LoadingOutcome:
-        return decode(cls, json.loads(path.read_text()))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from trainfit.results.files.decoding import decode
-from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.files.exchange import Exchanged
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.machine.profile import ConvolutionWorkspace
@@ -26,7 +23,7 @@ class StandIn:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasuringRequest:
+class MeasuringRequest(Exchanged):
     """One measuring process.
 
     ``result`` is the file to write. With ``hold`` the process measures no more than its
@@ -37,13 +34,6 @@ class MeasuringRequest:
     result: str
     stand_in: StandIn | None = None
     hold: bool = False
-
-    def to_json(self) -> str:
-        return as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> MeasuringRequest:
-        return decode(cls, json.loads(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +84,7 @@ class RateReadings:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasuringOutcome:
+class MeasuringOutcome(Exchanged):
     """What a measuring process wrote: readings, or why there are none.
 
     ``without_gpu`` is set where PyTorch finds no GPU.
@@ -105,12 +95,3 @@ class MeasuringOutcome:
     rates: RateReadings | None = None
     error: str = ""
     without_gpu: bool = False
-
-    def save(self, path: Path) -> None:
-        """Write the outcome; the file appears whole or not at all."""
-        write_whole(path, as_json(self))
-
-    @classmethod
-    def load(cls, path: Path) -> MeasuringOutcome:
-        document: Any = json.loads(path.read_text())
-        return decode(cls, document)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
-from trainfit.results.files.decoding import decode
-from trainfit.results.files.exchange import as_json, write_whole
+from trainfit.results.files.exchange import Exchanged
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.machine.gpu_spec import GpuSpec
-from trainfit.results.plan.launch import ScriptOption
 from trainfit.results.runs.coverage import Coverage
 from trainfit.results.runs.sandbox import Protection
+from trainfit.results.runs.script_option import ScriptOption
 from trainfit.results.runs.steps import Framework
 
 Status = Literal[
@@ -74,7 +71,7 @@ class InterventionRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceRequest:
+class TraceRequest(Exchanged):
     """One simulated run.
 
     ``recording`` and ``outcome`` are the files to write. ``gpu`` is simulated; ``limited`` makes
@@ -106,13 +103,6 @@ class TraceRequest:
     command: str = ""
     batch_size: int | None = None
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return as_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> TraceRequest:
-        return decode(cls, json.loads(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +179,7 @@ class Compute:
     """The work of one optimizer step, a typical one of a run after its first.
 
     ``flops`` are those of matmuls, convolutions, attention and recurrent networks
-    (:mod:`trainfit.simgpu.kernels.flops`); ``traffic_bytes`` what all operators read and write, if
+    (:mod:`trainfit.simgpu.launches.flops`); ``traffic_bytes`` what all operators read and write, if
     nothing stays in a cache; ``operators`` how many ran.
 
     The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
@@ -258,7 +248,7 @@ class AmpSeen:
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceOutcome:
+class TraceOutcome(Exchanged):
     """What became of a simulated run.
 
     ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none;
@@ -300,11 +290,3 @@ class TraceOutcome:
     loading_s: float = 0.0
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
-
-    def save(self, path: Path) -> None:
-        """Write the outcome; the file appears whole or not at all."""
-        write_whole(path, as_json(self))
-
-    @classmethod
-    def load(cls, path: Path) -> TraceOutcome:
-        return decode(cls, json.loads(path.read_text()))

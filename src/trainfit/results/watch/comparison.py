@@ -7,10 +7,9 @@ Format history
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 
 FORMAT: Final = "trainfit-watch-comparison"
 VERSION: Final = 1
@@ -64,12 +63,14 @@ class Side:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(ResultFile):
     """The verdict on a run ``after`` against one ``before``.
 
     It is about the time of a step, or of a sample where batch sizes differ. ``needs`` is what would
     let it be told where it cannot be.
     """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     before: Side
     after: Side
@@ -83,16 +84,3 @@ class Comparison:
     def main(self) -> Change | None:
         """The change that the verdict is about."""
         return self.changes[0] if self.changes else None
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    def save(self, path: Path) -> None:
-        """Write the document; the file appears whole or not at all."""
-        documents.save(path, self.to_json())
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> Comparison:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)

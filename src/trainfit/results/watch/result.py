@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.watch.run import RunHeader
 
 FORMAT: Final = "trainfit-watch"
@@ -138,11 +137,13 @@ class RankSummary:
 
 
 @dataclasses.dataclass(frozen=True)
-class WatchResult:
+class WatchResult(ResultFile):
     """The verdict on a run. ``steps`` and ``seconds`` are those judged (warm-up left out).
 
     ``limit`` is what bounds the run; ``next_command`` what to type next.
     """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     header: RunHeader
     steps: int
@@ -168,21 +169,3 @@ class WatchResult:
     notes: tuple[str, ...] = ()
     next_command: str = ""
     folder: str = ""
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    def save(self, path: Path) -> None:
-        """Write the document; the file appears whole or not at all."""
-        documents.save(path, self.to_json())
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> WatchResult:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)
-
-    @classmethod
-    def load(cls, path: Path) -> WatchResult:
-        """Read a file that :meth:`save` wrote; raises :class:`ResultFileError`."""
-        return cls.from_json(documents.read(path, _REMAKE), path)

@@ -3,6 +3,7 @@
     run-folder/
       rank0.json             RunHeader; written at the start, again at the end
       rank0.events.jsonl     an Event a line, appended
+      noise-rank0.json       NoiseResult, of `trainfit watch --noise-scale`; written at the end
       rank0.steps.bin        tables of :mod:`trainfit.results.watch.tables`, appended
       rank0.fetches.<pid>.bin  one a worker process
       machine.bin, gpus.bin, processes.bin   by the sampler, one a machine
@@ -16,14 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 
-from trainfit.results.files import documents
 from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.watch import tables
 from trainfit.results.watch.tables import Table
@@ -34,6 +35,7 @@ VERSION: Final = 1
 SAMPLER_EVENTS: Final = "sampler.events.jsonl"
 _REMAKE: Final = "re-run it with `trainfit watch`"
 _WANTED: Final = "give a folder that `trainfit watch` wrote"
+_ONE: Final = "give one folder for each machine of one run"
 
 Ending = Literal["running", "finished", "failed", "interrupted"]
 
@@ -68,11 +70,13 @@ class WatchedGpu:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunHeader:
+class RunHeader(ResultFile):
     """What one rank's process is and has; ``None`` is not known (yet).
 
     ``started_unix`` and ``started_monotonic`` are the same moment on two clocks.
     """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     command: str
     rank: int
@@ -116,15 +120,17 @@ class RunHeader:
     """Rows that could not be written (a full disk)."""
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """One JSON document."""
-        return documents.to_json(self, FORMAT, VERSION)
 
-    @classmethod
-    def load(cls, path: Path) -> RunHeader:
-        """Read a header; raises :class:`ResultFileError`."""
-        text = documents.read(path, _REMAKE)
-        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)
+def noise_path(stem: Path) -> Path:
+    """The file of the noise scale of the rank whose files begin with ``stem``."""
+    return stem.with_name(f"noise-{stem.name}.json")
+
+
+def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
+    """The numbers that samples of GPUs have (column ``gpu``), by UUID: places among the GPUs of all
+    ranks, in order. Ranks that each see one GPU alone (CUDA_VISIBLE_DEVICES) call it 0 all."""
+    uuids = dict.fromkeys(gpu.uuid for header in headers for gpu in header.gpus if gpu.uuid)
+    return {uuid: place for place, uuid in enumerate(uuids)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +167,19 @@ class RunRecord:
     folder: str = ""
     sampler_events: tuple[Event, ...] = ()
     """What the sampler says of itself: kinds "gpu", "nvml_lost", "nvml_back", "not_sampled",
-    "sampler_failed", "sampler_ended"."""
+    "sampler_ended"."""
+    elsewhere: tuple[RunRecord, ...] = ()
+    """Ranks and samples of the same run on other machines, each on its own clock."""
 
     @property
     def header(self) -> RunHeader:
         """Of the first rank."""
         return self.ranks[0].header
+
+    @property
+    def machines(self) -> tuple[RunRecord, ...]:
+        """Of each machine, this one first."""
+        return (self, *self.elsewhere)
 
 
 def load_run(folder: Path) -> RunRecord:
@@ -187,6 +200,25 @@ def load_run(folder: Path) -> RunRecord:
     except OSError as error:
         raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
     return RunRecord(ranks, machine, gpus, processes, str(folder), events)
+
+
+def load_machines(folders: Sequence[Path]) -> RunRecord:
+    """One run of several machines, each of which recorded into a folder of its own.
+
+    The one with the lowest rank comes first. Raises :class:`ResultFileError` as :func:`load_run`,
+    and where the folders are not of one run: a rank that is in two of them, other world sizes.
+    """
+    first, *others = sorted(map(load_run, folders), key=lambda each: each.header.rank)
+    found = {rank.header.rank: first for rank in first.ranks}
+    for run in others:
+        for header in (rank.header for rank in run.ranks):
+            folder, known = Path(run.folder), found.setdefault(header.rank, run)
+            if known is not run:
+                raise ResultFileError(folder, f"rank {header.rank} is also in {known.folder}", _ONE)
+            if header.world_size != first.header.world_size:
+                sizes = f"{header.world_size} and not {first.header.world_size}"
+                raise ResultFileError(folder, f"its run has {sizes} ranks", _ONE)
+    return dataclasses.replace(first, elsewhere=tuple(others))
 
 
 def _load_rank(path: Path) -> RankRecord:

@@ -55,7 +55,8 @@ STEPS: Final = np.dtype(
         ("cpu_s", "f4"),  # CPU time of the main thread
         ("samples", "i4"),
         ("batches", "i2"),  # micro-batches: accumulation
-        ("queued", "i2"),  # batches that were ready when next() was called; of the first batch
+        ("queued", "i2"),  # batches that were ready when next() was called, 0 where the next one
+        # in turn was not among them; of the first batch
         ("syncs", "i4"),  # calls that waited for the GPU
         ("copied_bytes", "i8"),
         ("unpinned_bytes", "i8"),  # of copied_bytes, from pageable memory

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.files import documents
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.watch.comparison import Comparison
 
 FORMAT: Final = "trainfit-watch-verification"
@@ -30,13 +29,15 @@ class VerifiedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verification:
+class Verification(ResultFile):
     """``verdict`` is about ``settings``, the recommendation of the finding ``kind``, as far as the
     command can be given it; "not tried": ``reason`` says why.
 
     ``command`` is the command as it is, ``changed_command`` with the change. ``line`` is what to
     change by hand.
     """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     verdict: Literal["proven", "no gain", "worse", "cannot tell", "not tried"]
     command: str
@@ -59,16 +60,3 @@ class Verification:
             return None
         low, high = change.interval
         return 1 / (1 + change.effect) - 1, 1 / (1 + high) - 1, 1 / (1 + low) - 1
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        return documents.to_json(self, FORMAT, VERSION)
-
-    def save(self, path: Path) -> None:
-        """Write the document; the file appears whole or not at all."""
-        documents.save(path, self.to_json())
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> Verification:
-        """The reverse of :meth:`to_json`; raises :class:`ResultFileError` for ``path``."""
-        return documents.from_json(cls, text, path, FORMAT, VERSION, remake=_REMAKE, wanted=_WANTED)

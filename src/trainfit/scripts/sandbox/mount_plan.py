@@ -8,7 +8,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainfit.hardware.storage.mounts import Mount, relative
+from trainfit.hardware.host.mounts import Mount, relative
 
 #: Shared memory: DataLoader workers hand batches over through files in it.
 SHARED_MEMORY = "/dev/shm"

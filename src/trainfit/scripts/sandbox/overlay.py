@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from trainfit.hardware.host.mounts import Mount, mount_of, normal, read_mounts, relative
 from trainfit.hardware.host.system import System
-from trainfit.hardware.storage.mounts import Mount, mount_of, normal, read_mounts, relative
 from trainfit.scripts.sandbox import kernel
 from trainfit.scripts.sandbox.errors import UnavailableError
 from trainfit.scripts.sandbox.layer import Layer, is_in_layer
@@ -238,7 +238,7 @@ def _overlay(
     """Mount one over ``lowers``, the upmost first; the path of its upper folder in the pristine
     namespace, and the folder's descriptor. ``None`` where no base can serve."""
     stack = ":".join(f"/proc/self/fd/{each}" for each in lowers)
-    # What the mount covers is shown to readers of the mount table (hardware/mounts.py).
+    # What the mount covers is shown to readers of the mount table (hardware/host/mounts.py).
     root = normal(f"{mount.root}/{relative(path, mount.point)}")
     source = f"trainfit {mount.device} {mount.filesystem} {mount.source} {root}"
     for base in bases:

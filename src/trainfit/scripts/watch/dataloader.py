@@ -20,9 +20,9 @@ from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverri
 from trainfit.scripts.watch.batch_sizes import FetchedSizes
 from trainfit.scripts.watch.fed_batches import FedBatches
 from trainfit.scripts.watch.sample_scan import repeated, scan_samples
-from trainfit.simgpu.dispatch.tensor import DeviceTensor
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.simgpu.tensors.tensor import DeviceTensor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from trainfit.results.plan.launch import ScriptOption
+from trainfit.results.runs.script_option import ScriptOption
 from trainfit.scripts.parsed_options import of_absl, of_argparse, of_click
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet

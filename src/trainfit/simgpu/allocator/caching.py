@@ -17,7 +17,6 @@ left.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from typing import Any
 
 from trainfit.simgpu.allocator.blocks import (
@@ -31,35 +30,10 @@ from trainfit.simgpu.allocator.blocks import (
     Pool,
     stream_of,
 )
+from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
 from trainfit.simgpu.allocator.segments import DeviceSegments
 from trainfit.simgpu.allocator.settings import MIN_BLOCK, SMALL_SIZE, AllocatorSettings
-from trainfit.simgpu.allocator.stats import Counter, Statistics, mapped_runs, segment_info
-
-__all__ = ["AllocatorSettings", "Block", "CachingAllocator", "OutOfDeviceMemory"]
-
-
-class OutOfDeviceMemory(Exception):
-    """No memory for a request, with the figures of PyTorch's message, all in bytes.
-
-    ``requested_bytes`` is what the message says after "Tried to allocate": the size of the
-    segment that was asked of the device, which is the request after rounding.
-    ``allowed_bytes`` is the limit that a memory fraction sets, ``None`` without one.
-    ``non_pytorch_bytes`` is the process's memory outside the allocator (the context).
-    """
-
-    def __init__(self, allocator: CachingAllocator, requested_bytes: int) -> None:
-        self.requested_bytes = requested_bytes
-        self.capacity_bytes = allocator.capacity_bytes
-        self.free_bytes = allocator.free_device_bytes()
-        self.allocated_bytes = allocator.allocated_bytes
-        self.reserved_bytes = allocator.reserved_bytes
-        self.non_pytorch_bytes = allocator.context_bytes
-        self.allowed_bytes = allocator.allowed_bytes
-        super().__init__(
-            f"tried to allocate {requested_bytes} bytes: {self.free_bytes} of "
-            f"{self.capacity_bytes} are free, {self.allocated_bytes} allocated, "
-            f"{self.reserved_bytes} reserved, {self.non_pytorch_bytes} outside the allocator"
-        )
+from trainfit.simgpu.allocator.stats import Counter, Statistics
 
 
 class CachingAllocator(DeviceSegments):
@@ -392,11 +366,6 @@ class CachingAllocator(DeviceSegments):
 
     # -- what users see ----------------------------------------------------------------------
 
-    def largest_free_block_bytes(self) -> int:
-        """``cacheInfo``: the largest cached block of any stream, 0 without one."""
-        pools = (*self._large.values(), *self._small.values())
-        return max((pool.free[-1][0] for pool in pools if pool.free), default=0)
-
     def reset_peaks(self) -> None:
         """``resetPeakStats``."""
         self._statistics.reset_peaks()
@@ -429,11 +398,3 @@ class CachingAllocator(DeviceSegments):
             "oversize_allocations": self._oversize_allocations.as_dict(),
             "oversize_segments": self._oversize_segments.as_dict(),
         }
-
-    def blocks(self) -> Iterator[list[Block]]:
-        """The blocks of each contiguous range of reserved memory, by ascending address."""
-        return mapped_runs(self._heads.values())
-
-    def snapshot(self) -> list[dict[str, Any]]:
-        """``torch._C._cuda_memorySnapshot()["segments"]``."""
-        return [segment_info(run) for run in self.blocks()]

@@ -7,7 +7,8 @@ C++ functions. All sizes and addresses are in bytes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from trainfit.simgpu.allocator.blocks import (
     FREE,
@@ -24,7 +25,7 @@ from trainfit.simgpu.allocator.settings import (
     SMALL_SIZE,
     AllocatorSettings,
 )
-from trainfit.simgpu.allocator.stats import Counter
+from trainfit.simgpu.allocator.stats import Counter, mapped_runs, segment_info
 
 #: Where the device's addresses begin; any multiple of 2 MiB would do.
 _FIRST_ADDRESS = 0x7F00_0000_0000
@@ -357,6 +358,21 @@ class DeviceSegments(Counters):
         if block.prev is None and block.next is None:
             pool.remove(block)
             del self._heads[block.address]
+
+    # -- what users see ----------------------------------------------------------------------
+
+    def largest_free_block_bytes(self) -> int:
+        """``cacheInfo``: the largest cached block of any stream, 0 without one."""
+        pools = (*self._large.values(), *self._small.values())
+        return max((pool.free[-1][0] for pool in pools if pool.free), default=0)
+
+    def blocks(self) -> Iterator[list[Block]]:
+        """The blocks of each contiguous range of reserved memory, by ascending address."""
+        return mapped_runs(self._heads.values())
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """``torch._C._cuda_memorySnapshot()["segments"]``."""
+        return [segment_info(run) for run in self.blocks()]
 
 
 def _is_segment(block: Block) -> bool:

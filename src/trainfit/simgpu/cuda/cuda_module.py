@@ -22,9 +22,10 @@ from trainfit.simgpu.cuda.clock import TrafficClock
 from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
 from trainfit.simgpu.cuda.streams import Stream, of_any_device
-from trainfit.simgpu.dispatch.tensor import CUDA, DeviceTensor, check_ordinal
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.device_memory import DeviceMemory
+from trainfit.simgpu.tensors.device import CUDA, check_ordinal
+from trainfit.simgpu.tensors.tensor import DeviceTensor
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
 CUDA_VERSION = "13.0"

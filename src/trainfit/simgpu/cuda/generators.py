@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from trainfit.simgpu.dispatch.tensor import CPU, CUDA, check_ordinal
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.tensors.device import CPU, CUDA, check_ordinal
 
 _Generator = torch._C.Generator
 _STATE = 2  # 64-bit words: seed and offset, as CUDAGeneratorImpl::get_state writes them

@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 
 from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.dispatch.tensor import CUDA
-from trainfit.simgpu.kernels.launch_log import KernelLog
+from trainfit.simgpu.launches.launch_log import KernelLog
 from trainfit.simgpu.recording.recorder import REPLAY, KernelRow
+from trainfit.simgpu.tensors.device import CUDA
 
 _NOT_COUNTED: Final = "memory that CUDA uses for instantiated graphs is not counted"
 

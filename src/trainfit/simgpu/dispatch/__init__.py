@@ -1,1 +1,1 @@
-"""How operators reach the simulated device: its tensor, modes, engine and errors."""
+"""How operators reach the simulated device: modes, engine, results' geometry and values."""

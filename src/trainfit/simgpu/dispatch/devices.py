@@ -13,8 +13,9 @@ import torch
 from torch.utils import _device
 
 from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.dispatch.tensor import CPU, CUDA, DeviceTensor, check_ordinal
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.tensors.device import CPU, CUDA, check_ordinal
+from trainfit.simgpu.tensors.tensor import DeviceTensor
 
 _LEGACY = {
     "FloatTensor": torch.float32,

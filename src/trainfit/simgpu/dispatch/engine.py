@@ -3,7 +3,7 @@
 Every operator that touches a simulated tensor arrives in :meth:`Engine.run`, below
 autograd and autocast. Its result geometry comes from PyTorch's meta kernels and is cached
 by argument geometry; its result storages are allocated in :class:`DeviceMemory`; the
-memory that the GPU's kernel would need in addition comes from the modules ``kernels_*``.
+memory that the GPU's kernel would need in addition comes from :mod:`trainfit.simgpu.kernels`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,30 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.dispatch.error_messages import CHECKS, kernels_words
-from trainfit.simgpu.dispatch.errors import (
-    DeviceMismatch,
+from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
+from trainfit.simgpu.dispatch.arguments import (
+    geometry_key,
+    meta_arguments,
+    meta_keywords,
+    with_subclasses,
+    without_subclasses,
+)
+from trainfit.simgpu.dispatch.hooks import Hooks
+from trainfit.simgpu.dispatch.inference import Sequence, aliases, describe, infer
+from trainfit.simgpu.dispatch.registry import OperatorInfo
+from trainfit.simgpu.dispatch.values import DECIDED, Values
+from trainfit.simgpu.recording import recorder as phases
+from trainfit.simgpu.recording.accounting import Accounting
+from trainfit.simgpu.recording.device_memory import DeviceMemory
+from trainfit.simgpu.recording.module_tracker import ModuleTracker
+from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.simgpu.tensors.device import META
+from trainfit.simgpu.tensors.errors import (
     UnsupportedOperatorError,
     out_of_memory,
 )
-from trainfit.simgpu.dispatch.layouts import COPIES, LAYOUTS
-from trainfit.simgpu.dispatch.tensor import (
-    META,
+from trainfit.simgpu.tensors.layouts import COPIES
+from trainfit.simgpu.tensors.tensor import (
     DeviceTensor,
     SimulatedTensor,
     Spec,
@@ -34,107 +49,23 @@ from trainfit.simgpu.dispatch.tensor import (
     view_of,
     wrap,
 )
-from trainfit.simgpu.dispatch.values import DECIDED, Values
-from trainfit.simgpu.operators.custom_operators import body_of
-from trainfit.simgpu.recording import recorder as phases
-from trainfit.simgpu.recording.accounting import Accounting
-from trainfit.simgpu.recording.device_memory import DeviceMemory, OutOfDeviceMemory
-from trainfit.simgpu.recording.module_tracker import ModuleTracker
-from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.simgpu.workspaces.scratch import workspace_bytes
 
 aten = torch.ops.aten
 _graph_task = torch._C._current_graph_task_id
 _empty_strided = torch.empty_strided
-#: The class in C++; ``torch.Generator`` is another while a simulation runs.
-_Generator = torch._C.Generator
-
-Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
-KernelModel = Callable[["Engine", tuple[Any, ...], Any], None]
-LibraryFinder = Callable[["Engine", tuple[Any, ...]], str | None]
-LaunchListener = Callable[["OperatorInfo", Any, tuple[Any, ...], dict[str, Any], Any], None]
-
-#: Operators with their own implementation, and models of kernels' extra memory.
-HANDLERS: dict[Any, Handler] = {}
-KERNELS: dict[Any, KernelModel] = {}
-
-#: By an operator's name without "aten::": what finds the library that its kernel is from.
-LIBRARY_OF: dict[str, LibraryFinder] = {}
 
 #: An operator of PyTorch's own loads its kernels when it first runs. From so many different
 #: operators on, the library "kernels" counts as used: a process that only copies tensors does
 #: not pay for it.
 KERNELS_FROM = 24
 
-#: Operators that accept CPU tensors with dimensions alongside CUDA ones, as CUDA's kernels do.
-MIXED_DEVICE: set[Any] = set()
 
-
-def handles(*overloads: Any) -> Callable[[Handler], Handler]:
-    """Register a function as the implementation of operators."""
-
-    def register(function: Handler) -> Handler:
-        for overload in overloads:
-            HANDLERS[overload] = function
-        return function
-
-    return register
-
-
-def allocates(*overloads: Any) -> Callable[[KernelModel], KernelModel]:
-    """Register a function that takes the extra memory of operators' kernels."""
-
-    def register(function: KernelModel) -> KernelModel:
-        for overload in overloads:
-            KERNELS[overload] = function
-        return function
-
-    return register
-
-
-class OperatorInfo:
-    """What the schema of an operator says, worked out once."""
-
-    __slots__ = (
-        "body", "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches",
-        "library", "mutates", "name", "random", "returns", "view",
-    )  # fmt: skip
-
-    def __init__(self, func: Any, name: int) -> None:
-        schema = func._schema
-        self.func = func
-        self.name = name
-        self.handler = HANDLERS.get(func)
-        self.kernel = KERNELS.get(func)
-        self.library = LIBRARY_OF.get(schema.name.removeprefix("aten::"))
-        self.composite = self.handler is None and _is_composite(func)
-        #: The operator as it is written in Python, where that is to be run.
-        self.body = None if self.handler is not None else body_of(func)
-        self.mutates = schema.is_mutable
-        self.inplace_view = torch.Tag.inplace_view in func.tags
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
-        returned = [r.alias_info for r in schema.returns]
-        self.view = any(a is not None and not a.is_write for a in returned)
-        self.launches = not self.view and not self.composite and self.body is None
-        written = {}
-        for index, argument in enumerate(schema.arguments):
-            alias = argument.alias_info
-            if alias is not None and alias.is_write:
-                place = argument.name if argument.kwarg_only else index
-                for mark in alias.before_set:
-                    written[mark] = place
-        #: For each return: the argument (index or name) that it is, or None if it is new.
-        self.returns = [
-            next((written[m] for m in a.before_set if m in written), None) if a else None
-            for a in returned
-        ]
-        self.fresh = any(place is None for place in self.returns)
-
-
-class Engine:
+class Engine(Hooks):
     """The simulated device's executor. One per simulation."""
 
     def __init__(self, gpu: GpuSpec, memory: DeviceMemory, modules: ModuleTracker) -> None:
+        super().__init__()
         self.gpu = gpu
         self.memory = memory
         self.recorder = memory.recorder
@@ -145,10 +76,8 @@ class Engine:
         self.explicit_meta = 0
         #: Is the gradient of the loss itself being made?
         self.starting_backward = False
-        #: Makes the dispatch mode, which PyTorch takes off its stack to call the engine.
-        self.mode: Callable[[Engine], Any] = contextlib.nullcontext
-        #: Makes the mode for Python that names devices.
-        self.function_mode: Callable[[Engine], Any] = contextlib.nullcontext
+        #: ``target.data = value`` where one of them is simulated; classes of users add to it.
+        self.replace_data: Callable[[Any, Any], None] = self.set_data
         self.assumptions: dict[str, int] = {}
         self.accounting = Accounting(self.assumptions)
         #: Is a function running that looks for bad values in its arguments?
@@ -156,17 +85,8 @@ class Engine:
         self.library_memory: set[Any] = set()
         #: Bytes of the operands that the current operator made contiguous for its kernels.
         self.copied: list[tuple[str, int]] = []
-        #: Libraries whose kernels ran, and the callback for the first use of each.
+        #: Libraries whose kernels ran.
         self.libraries: set[str] = set()
-        self.on_library: Callable[[], None] = lambda: None
-        #: Called when the simulator starts to run (was the script running?), and when the script
-        #: resumes.
-        self.on_enter: Callable[[], bool] = lambda: False
-        self.on_leave: Callable[[], None] = lambda: None
-        #: Is told of every operator that may launch kernels, with its geometry's key.
-        self.on_launch: LaunchListener = lambda *_: None
-        #: Is told when random numbers are drawn on the device.
-        self.on_random: Callable[[], None] = lambda: None
         self._key_of_launch: Any = None
         self._own_kernels = 0
         self._infos: dict[Any, OperatorInfo] = {}
@@ -266,15 +186,15 @@ class Engine:
                 self.leave()
 
     def run_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Likewise where an argument is of a class of the user's own (``simgpu.subclasses``)."""
+        """Likewise where an argument is of a class of the user's own (`subclasses`)."""
         if func is torch.ops.prim.device.default:
             return META
         given: dict[int, Any] = {}
-        plain_args = _without_subclasses(args, given)
-        plain_kwargs = {name: _without_subclasses(each, given) for name, each in kwargs.items()}
+        plain_args = without_subclasses(args, given)
+        plain_kwargs = {name: without_subclasses(each, given) for name, each in kwargs.items()}
         if torch.Tag.inplace_view in func.tags and type(args[0]) is not SimulatedTensor:
             return self.change_geometry(func, (args[0], *plain_args[1:]), plain_kwargs)
-        return _with_subclasses(self.run(func, plain_args, plain_kwargs), given)
+        return with_subclasses(self.run(func, plain_args, plain_kwargs), given)
 
     def _run(
         self, info: OperatorInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -320,13 +240,13 @@ class Engine:
         return self._functional(info, args, kwargs)
 
     def _functional(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:
-        key = self._key_of_launch = self._key(info, args, kwargs)
+        key = self._key_of_launch = geometry_key(info, args, kwargs)
         result = self._results.get(key, _MISSING)
         if result is _MISSING:
-            meta = self.infer(info.func, args, kwargs)
-            if self._aliases(meta):
+            meta = infer(info.func, args, kwargs)
+            if aliases(meta, self.memory.lives):
                 return self.adopt(meta)
-            result = _describe(meta)
+            result = describe(meta)
             self._results[key] = result
             del meta
         out = self.materialize(result)
@@ -343,25 +263,25 @@ class Engine:
         if type(source) is SimulatedTensor:
             life = source._life
             with no_dispatch():
-                meta = info.func(*_plain(args), **_plain_kwargs(kwargs))
+                meta = info.func(*meta_arguments(args), **meta_keywords(kwargs))
             if isinstance(meta, torch.Tensor):
                 return wrap(meta, spec_of(meta), life)
             return type(meta)([wrap(each, spec_of(each), life) for each in meta])
-        return self.adopt(self.infer(info.func, args, kwargs))
+        return self.adopt(infer(info.func, args, kwargs))
 
     def _mutating(self, info: OperatorInfo, args: Any, kwargs: Any) -> Any:
         if info.inplace_view:
             return self.change_geometry(info.func, args, kwargs)
         fresh: Any = ()
         if info.fresh:
-            meta = self.infer(info.func, args, kwargs)
+            meta = infer(info.func, args, kwargs)
             fresh = self.adopt(meta) if len(info.returns) > 1 else (self.adopt(meta),)
         else:
-            key = self._key_of_launch = self._key(info, args, kwargs)
+            key = self._key_of_launch = geometry_key(info, args, kwargs)
             if key not in self._results:
                 # Only for the checks that the operator makes; it has no new results.
                 with contextlib.suppress(UnsupportedOperatorError):
-                    self.infer(info.func, args, kwargs)
+                    infer(info.func, args, kwargs)
                 self._results[key] = None
         if info.kernel is not None:
             self.accounting.attempt(info.func, info.kernel, self, args, fresh)
@@ -386,80 +306,11 @@ class Engine:
 
     # -- geometry ----------------------------------------------------------------------
 
-    def _key(self, info: OperatorInfo, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        key: list[Any] = [info.func]
-        for value in args:
-            if type(value) is SimulatedTensor:
-                key.append(value._spec)
-            else:
-                self._extend_key(key, value, info)
-        for name, value in kwargs.items():
-            key.append(name)
-            self._extend_key(key, value, info)
-        return tuple(key)
-
-    def _extend_key(self, key: list[Any], value: Any, info: OperatorInfo) -> None:
-        kind = type(value)
-        if kind is SimulatedTensor:
-            key.append(value._spec)
-        elif kind is int or kind is float or kind is bool:
-            key.append((kind, value))
-        elif kind is list or kind is tuple:
-            key.append(len(value))
-            for each in value:
-                self._extend_key(key, each, info)
-        elif isinstance(value, torch.Tensor):
-            self._check_device(value, info)
-            key.append(("host", value.shape, value.stride(), value.dtype))
-        elif not isinstance(value, _Generator):
-            key.append(value)
-
-    def _check_device(self, tensor: torch.Tensor, info: OperatorInfo) -> None:
-        device = tensor.device
-        if device.type == "meta" or tensor.dim() == 0 or info.func in MIXED_DEVICE:
-            return
-        raise DeviceMismatch(device, info.func)
-
-    def infer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Result of ``func`` as meta tensors, from its fake kernel."""
-        plain, plain_kwargs = _plain(args), _plain_kwargs(kwargs)
-        check, layout = CHECKS.get(func), LAYOUTS.get(func)
-        if check is not None:
-            check(args, kwargs)
-        try:
-            with no_dispatch():
-                result = func(*plain, **plain_kwargs)
-                return result if layout is None else layout(plain, result)
-        except NotImplementedError as error:
-            return self._infer_otherwise(func, plain, plain_kwargs, error)
-        except RuntimeError as error:
-            if "fake impl" in str(error):
-                raise UnsupportedOperatorError(str(func), user_frame(), str(error)) from None
-            if "as opposed to FakeTensors" in str(error):
-                remedy = "its fake kernel's result shape depends on data"
-                raise UnsupportedOperatorError(
-                    str(func), user_frame(), str(error), remedy
-                ) from None
-            raise kernels_words(func, plain, plain_kwargs, error) from None
-
-    def _infer_otherwise(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
-        """Shape functions that are not registered as meta kernels."""
-        from torch._decomp import decomposition_table
-
-        with no_dispatch():
-            decomposition = decomposition_table.get(func)
-            if decomposition is not None:
-                return decomposition(*args, **kwargs)
-            result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        raise UnsupportedOperatorError(str(func), user_frame(), str(error)) from None
-
     def materialize(self, result: Any) -> Any:
         """New simulated tensors from described geometry."""
         if type(result) is Spec:
             return self.new(result)
-        if type(result) is _Sequence:
+        if type(result) is Sequence:
             return result.kind([self.materialize(each) for each in result.items])
         return result
 
@@ -482,14 +333,6 @@ class Engine:
         if isinstance(meta, (list, tuple)):
             return type(meta)([self.adopt(each) for each in meta])
         return meta
-
-    def _aliases(self, meta: Any) -> bool:
-        """Does an operator without alias annotation return an existing storage?"""
-        if isinstance(meta, torch.Tensor):
-            if meta.layout is not torch.strided:
-                return True
-            return meta.untyped_storage()._cdata in self.memory.lives
-        return isinstance(meta, (list, tuple)) and any(self._aliases(each) for each in meta)
 
     def change_geometry(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Operators that change the sizes, strides or storage of their argument."""
@@ -554,72 +397,3 @@ class Engine:
 
 _MISSING = object()
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-def _is_composite(func: Any) -> bool:
-    """Is the operator nothing but calls of others on a GPU too?"""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = func.name()
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CUDA")
-
-
-class _Sequence:
-    """Description of a list or tuple of results."""
-
-    __slots__ = ("items", "kind")
-
-    def __init__(self, kind: Any, items: list[Any]) -> None:
-        self.kind = kind
-        self.items = items
-
-
-def _describe(meta: Any) -> Any:
-    if isinstance(meta, torch.Tensor):
-        return spec_of(meta)
-    if isinstance(meta, (list, tuple)):
-        return _Sequence(type(meta), [_describe(each) for each in meta])
-    return meta
-
-
-def _without_subclasses(value: Any, given: dict[int, Any]) -> Any:
-    """Arguments as the engine knows them; notes in ``given`` whose stand-in is which."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return kind([_without_subclasses(each, given) for each in value])
-    if kind is SimulatedTensor or not isinstance(value, DeviceTensor):
-        return value
-    stand_in = plain(value)
-    given[id(stand_in)] = value
-    return stand_in
-
-
-def _with_subclasses(value: Any, given: dict[int, Any]) -> Any:
-    """Results; an argument that an operator wrote to and returns is the user's object."""
-    if type(value) is list or type(value) is tuple:
-        return type(value)([_with_subclasses(each, given) for each in value])
-    return given.get(id(value), value)
-
-
-def _plain(value: Any) -> Any:
-    """Arguments with meta tensors in place of simulated and host ones."""
-    kind = type(value)
-    if kind is SimulatedTensor:
-        return value._meta
-    if isinstance(value, _Generator):
-        return None
-    if kind is tuple or kind is list:
-        return kind([_plain(each) for each in value])
-    if isinstance(value, torch.Tensor) and value.device.type != "meta":
-        return _empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
-    return value
-
-
-def _plain_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    plain = {}
-    for name, value in kwargs.items():
-        if name == "device" and value is not None:
-            value = META
-        elif name == "pin_memory" or isinstance(value, _Generator):
-            value = None
-        plain[name] = _plain(value)
-    return plain

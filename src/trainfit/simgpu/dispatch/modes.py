@@ -25,8 +25,9 @@ from trainfit.simgpu.dispatch.devices import call, complete, construct, legacy_d
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.fork_hooks import in_child
 from trainfit.simgpu.dispatch.subclasses import SUBCLASSES, replace_data
-from trainfit.simgpu.dispatch.tensor import CUDA, DeviceTensor, SimulatedTensor, plain, wrapped
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.tensors.device import CUDA
+from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, plain, wrapped
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}

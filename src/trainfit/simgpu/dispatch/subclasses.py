@@ -3,7 +3,7 @@
 ``MetaTensor``, torchvision's ``tv_tensors`` or a subclass of ``Parameter``: on a GPU such a class
 stays what it is. Here the tensor's class also has to say what Python sees of the device, so each
 gets a class of its own below it, made once: an instance of that is one of the user's class, has
-its methods, and finds below them what :class:`trainfit.simgpu.dispatch.tensor.DeviceTensor`
+its methods, and finds below them what :class:`trainfit.simgpu.tensors.tensor.DeviceTensor`
 supplies.
 
 Nothing of the simulation is kept in these objects, for users replace ``__dict__`` and swap
@@ -19,16 +19,17 @@ from typing import Any
 
 import torch
 
-from trainfit.simgpu.dispatch.engine import Engine, handles
-from trainfit.simgpu.dispatch.tensor import (
-    CUDA,
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import handles
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.tensors.device import CUDA
+from trainfit.simgpu.tensors.tensor import (
     DeviceTensor,
     SimulatedTensor,
     current_engine,
     plain,
     vars_of,
 )
-from trainfit.simgpu.patching import PatchSet
 
 aten = torch.ops.aten
 
@@ -149,8 +150,9 @@ def _moved(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def install(patches: PatchSet) -> None:
+def install(engine: Engine, patches: PatchSet) -> None:
     """Let classes follow their tensors while a simulation runs."""
+    engine.replace_data = replace_data
     patches.set(torch.Tensor, "_make_subclass", staticmethod(make_subclass))
     patches.set(torch.Tensor, "as_subclass", as_subclass)
     patches.set(torch.nn.Parameter, "__new__", staticmethod(_parameter))

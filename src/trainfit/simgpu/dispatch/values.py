@@ -7,16 +7,15 @@ Everything else has no content. A value belongs to a storage, so views share it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-from trainfit.simgpu.dispatch.tensor import CPU, SimulatedTensor
-
-if TYPE_CHECKING:
-    from trainfit.simgpu.dispatch.engine import OperatorInfo
-    from trainfit.simgpu.recording.device_memory import StorageRecord
+from trainfit.simgpu.dispatch.registry import OperatorInfo
+from trainfit.simgpu.recording.device_memory import StorageRecord
+from trainfit.simgpu.tensors.device import CPU
+from trainfit.simgpu.tensors.tensor import SimulatedTensor
 
 #: Storages up to this many elements keep integer or boolean content …
 MAX_INTEGERS = 1 << 18

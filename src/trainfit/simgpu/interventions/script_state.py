@@ -12,9 +12,9 @@ from torch.nn.modules import module as nn_module
 from torch.utils.data import dataloader as loader_module
 
 from trainfit.results.runs.trace import ForwardCalls
+from trainfit.simgpu.interventions.operator_watch import OperatorWatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.module_tracker import has_parameters
-from trainfit.simgpu.recording.operator_watch import OperatorWatch
 from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.simgpu.session import Simulation
 

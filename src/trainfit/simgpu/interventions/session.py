@@ -19,6 +19,7 @@ from trainfit.simgpu.interventions.network.inplace import InplaceActivations
 from trainfit.simgpu.interventions.network.memory_format import ChannelsLast
 from trainfit.simgpu.interventions.network.pooling import GlobalPooling
 from trainfit.simgpu.interventions.network.smaller_model import SmallerModel
+from trainfit.simgpu.interventions.operator_watch import OperatorWatch
 from trainfit.simgpu.interventions.resolution import LowerResolution
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.interventions.step.accumulation import Accumulation
@@ -34,7 +35,6 @@ from trainfit.simgpu.interventions.step.optimizers import (
 )
 from trainfit.simgpu.interventions.step.zero_grad import SetToNone
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recording.operator_watch import OperatorWatch
 from trainfit.simgpu.session import Simulation
 
 #: In the order in which several are applied: what wraps ``optimizer.step`` last is outermost.

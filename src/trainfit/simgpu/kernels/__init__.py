@@ -1,1 +1,1 @@
-"""The GPU kernels of an operator: what they compute, move and allocate."""
+"""Memory that the GPU kernels of an operator allocate, and the libraries that they are from."""

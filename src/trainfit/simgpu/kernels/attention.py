@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from trainfit.simgpu.dispatch.engine import Engine, allocates
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import allocates
 
 aten = torch.ops.aten
 

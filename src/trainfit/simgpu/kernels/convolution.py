@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.simgpu.dispatch.engine import Engine, allocates
-from trainfit.simgpu.dispatch.layouts import CHANNELS_LAST, convolution_format, dense_copy
-from trainfit.simgpu.dispatch.tensor import SimulatedTensor
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import allocates
+from trainfit.simgpu.tensors.layouts import CHANNELS_LAST, convolution_format, dense_copy
+from trainfit.simgpu.tensors.tensor import SimulatedTensor
 
 aten = torch.ops.aten
 

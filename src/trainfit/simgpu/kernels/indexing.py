@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from trainfit.simgpu.dispatch.engine import Engine, allocates
-from trainfit.simgpu.dispatch.layouts import dense_copy
-from trainfit.simgpu.dispatch.tensor import SimulatedTensor
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import allocates
+from trainfit.simgpu.tensors.layouts import dense_copy
+from trainfit.simgpu.tensors.tensor import SimulatedTensor
 
 aten = torch.ops.aten
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from trainfit.results.machine.constants import Library
-from trainfit.simgpu.dispatch.engine import LIBRARY_OF, Engine
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import LIBRARY_OF
 from trainfit.simgpu.kernels.convolution import native_depthwise
 
 _PRODUCTS = (

@@ -1,53 +1,24 @@
 """Autocast for simulated tensors.
 
 C++'s AutocastCUDA kernels test ``is_cuda()``, which is false for simulated tensors, so
-Python kernels take their place for the time of the simulation. Which operator has which
-policy is read from the header that ships with the installed PyTorch; the weight cache
-follows ATen/autocast_mode.cpp: float32 leaves that require a gradient are cast once and
-kept until the outermost autocast region ends.
+Python kernels take their place for the time of the simulation. The weight cache follows
+ATen/autocast_mode.cpp: float32 leaves that require a gradient are cast once and kept until the
+outermost autocast region ends.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainfit.simgpu.dispatch.tensor import DeviceTensor
+from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.operators.rnn import autocast_kernel
+from trainfit.simgpu.tensors.tensor import DeviceTensor
 
-_HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 _KEY = torch._C.DispatchKey.AutocastCUDA
 _OFF = torch._C.DispatchKeySet(_KEY)
-
-_EXTRA_LOWER = ("cudnn_convolution", "cudnn_convolution_transpose")
-
-
-def policies() -> dict[str, list[str]]:
-    """Operator names (``"aten::linear"``, ``"aten::pow.Tensor_Scalar"``) by policy.
-
-    Policies: ``lower`` (autocast's dtype), ``float32``, ``set_dtype`` (float32 through
-    ``dtype=``), ``append_dtype`` (likewise, appended), ``promote`` (widest of the operands).
-    """
-    text = _HEADER.read_text()
-    return {
-        "lower": _macro(text, "AT_FORALL_LOWER_PRECISION_FP")
-        + [f"aten::{name}" for name in _EXTRA_LOWER],
-        "float32": _macro(text, "AT_FORALL_FP32"),
-        "set_dtype": _macro(text, "AT_FORALL_FP32_SET_OPT_DTYPE"),
-        "append_dtype": ["aten::norm.Scalar", "aten::norm.ScalarOpt_dim"],
-        "promote": _macro(text, "AT_FORALL_PROMOTE"),
-    }
-
-
-def _macro(text: str, name: str) -> list[str]:
-    body = re.search(rf"#define {name}\(_\)((?:.*\\\n)+.*)", text)
-    assert body is not None, f"{_HEADER} has no {name}"
-    entries = re.findall(r"_\(\s*(\w+)(?:,\s*(\w+))?\s*\)", body.group(1))
-    return [f"aten::{op}.{overload}" if overload else f"aten::{op}" for op, overload in entries]
 
 
 class Autocast:

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.simgpu.dispatch.engine import Engine, handles
-from trainfit.simgpu.dispatch.errors import SeveralGpusError
-from trainfit.simgpu.dispatch.tensor import DeviceTensor, SimulatedTensor
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import handles
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.recorder import Recorder
 from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.simgpu.tensors.errors import SeveralGpusError
+from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

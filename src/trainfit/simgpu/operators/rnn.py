@@ -16,9 +16,10 @@ import torch
 from torch.torch_version import TorchVersion
 from torch.utils._mode_utils import no_dispatch
 
-from trainfit.simgpu.dispatch.engine import Engine, handles
-from trainfit.simgpu.dispatch.tensor import (
-    META,
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import handles
+from trainfit.simgpu.tensors.device import META
+from trainfit.simgpu.tensors.tensor import (
     DeviceTensor,
     SimulatedTensor,
     current_engine,

@@ -14,7 +14,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.dispatch.tensor import DeviceTensor
+from trainfit.simgpu.tensors.tensor import DeviceTensor
 
 aten = torch.ops.aten
 

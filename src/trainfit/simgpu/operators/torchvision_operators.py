@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-from trainfit.simgpu.dispatch.engine import HANDLERS, Engine
-from trainfit.simgpu.dispatch.layouts import dense_copy
-from trainfit.simgpu.dispatch.tensor import META, SimulatedTensor, spec_of, wrap
-from trainfit.simgpu.kernels.flops import by_name
-from trainfit.simgpu.kernels.launches import Arguments, Kernel, _bytes, _dtype, _rule
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import HANDLERS
+from trainfit.simgpu.launches.flops import by_name
+from trainfit.simgpu.launches.rules import Arguments, Kernel, bytes_of, dtype_of, launched_by
+from trainfit.simgpu.tensors.device import META
+from trainfit.simgpu.tensors.layouts import dense_copy
+from trainfit.simgpu.tensors.tensor import SimulatedTensor, spec_of, wrap
 
 aten = torch.ops.aten
 
@@ -93,9 +95,9 @@ def _nms_kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [
         Kernel(
             "pointwise",
-            _dtype(boxes),
+            dtype_of(boxes),
             _FLOPS_OF_A_PAIR * count * (count - 1) // 2,
-            _bytes([boxes]),
+            bytes_of([boxes]),
             words,
         ),
         Kernel("download", "integer", 0, words, words),
@@ -122,19 +124,19 @@ def _pooled(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _pooling_kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     results = result if isinstance(result, tuple) else (result,)
-    written = _bytes(results)
+    written = bytes_of(results)
     source = call["input"] if "input" in call else call["grad"]
     samples = max(1, call.get("sampling_ratio", 1)) ** 2 * _CORNERS
     others = [call[name] for name in ("rois", "argmax", "channel_mapping") if name in call]
-    fills = [Kernel("fill", _dtype(each), 0, 0, _bytes([each])) for each in results]
+    fills = [Kernel("fill", dtype_of(each), 0, 0, bytes_of([each])) for each in results]
     if "grad" in call:
         # Each gradient is added, atomically, to the corners of its points.
-        touched = min(samples * _bytes([source]), written)
-        moved = (_bytes([source, *others]) + touched, touched)
+        touched = min(samples * bytes_of([source]), written)
+        moved = (bytes_of([source, *others]) + touched, touched)
     else:
-        read = min(samples * _bytes(results[:1]), _bytes([source]))
-        moved = (read + _bytes(others), written)
-    return [*fills, Kernel("indexing", _dtype(source), 0, *moved)]
+        read = min(samples * bytes_of(results[:1]), bytes_of([source]))
+        moved = (read + bytes_of(others), written)
+    return [*fills, Kernel("indexing", dtype_of(source), 0, *moved)]
 
 
 # --- Deformable convolution -------------------------------------------------------------------
@@ -245,11 +247,11 @@ def _column_kernels(passes: int) -> Callable[[Arguments, Any, int], list[Kernel]
             return []
         size = found.dtype.itemsize
         columns = found.depth * found.groups * found.columns * found.turns * size
-        read = _bytes([call["input"], call["offset"], call["mask"]])
-        dtype = _dtype(call["input"])
+        read = bytes_of([call["input"], call["offset"], call["mask"]])
+        dtype = dtype_of(call["input"])
         made = Kernel("resampling", dtype, 0, read, columns, launches=found.turns)
         added = Kernel("resampling", dtype, 0, read + columns, read, launches=2 * found.turns)
-        filled = Kernel("fill", dtype, 0, 0, columns + 2 * _bytes(_tensors(result)), launches=3)
+        filled = Kernel("fill", dtype, 0, 0, columns + 2 * bytes_of(_tensors(result)), launches=3)
         return [filled, made, *([added] if passes > 1 else [])]
 
     return rule
@@ -277,7 +279,7 @@ _HANDLERS = {
     **dict.fromkeys(_POOLED, _pooled),
 }
 
-_rule("nms")(_nms_kernels)
-_rule("deform_conv2d")(_column_kernels(1))
-_rule("_deform_conv2d_backward")(_column_kernels(2))
-_rule(*_POOLED)(_pooling_kernels)
+launched_by("nms")(_nms_kernels)
+launched_by("deform_conv2d")(_column_kernels(1))
+launched_by("_deform_conv2d_backward")(_column_kernels(2))
+launched_by(*_POOLED)(_pooling_kernels)

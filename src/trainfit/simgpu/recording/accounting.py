@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from trainfit.simgpu.allocator.caching import OutOfDeviceMemory
+from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
 
 _T = TypeVar("_T")
 

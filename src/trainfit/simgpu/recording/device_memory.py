@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from trainfit.results.runs.kernels import LAUNCH_QUEUE
-from trainfit.simgpu.allocator.blocks import private_pool, stream_of
-from trainfit.simgpu.allocator.caching import Block, CachingAllocator, OutOfDeviceMemory
+from trainfit.simgpu.allocator.blocks import Block, private_pool, stream_of
+from trainfit.simgpu.allocator.caching import CachingAllocator
+from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
 from trainfit.simgpu.recording.recorder import Recorder
 from trainfit.simgpu.recording.user_location import place_of_user
 

@@ -64,9 +64,9 @@ def _in_graphs(work: Work) -> NDArray[np.bool_]:
     return covered
 
 
-def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Floats, float]:
-    """When each kernel is launched, from the step's begin if the CPU never waits, and when the
-    last operator is done.
+def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Floats, Floats]:
+    """When each kernel is launched, and when each operator is done, from the step's begin if the
+    CPU never waits.
 
     ``speed`` is the core's, as a multiple of the reference's.
     """
@@ -82,4 +82,4 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
     # A kernel is launched when its operator has been dispatched, after the kernels before it.
     before = np.cumsum(launches)
     dispatched = np.cumsum(of_operators)[work.op]
-    return (dispatched + before) / speed, float(done[-1]) / speed if len(done) else 0.0
+    return (dispatched + before) / speed, done / speed

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu.catalogue import tensor_rate
+from trainfit.hardware.gpu.derived import tensor_rate
 from trainfit.results.runs.kernels import DTYPES, KINDS, MARKS
 from trainfit.results.runs.recording import IntArray
 from trainfit.speed.model.efficiency import Efficiency

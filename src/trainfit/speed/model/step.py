@@ -100,6 +100,18 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """Work on a timeline, seconds from its begin: when the CPU is done with each operator and
+    issues each kernel if it never waits, when it really launches each kernel, and when each ends.
+    """
+
+    operator_s: Floats
+    issued_s: Floats
+    launched_s: Floats
+    ended_s: Floats
+
+
 class TimedWork:
     """Work with what it takes on a machine: ``seconds`` of each kernel, ``copies`` of those between
     host and device."""
@@ -109,11 +121,14 @@ class TimedWork:
         self.times = KernelTimes(work.table, machine.gpu)
         self.seconds = self.times.seconds(machine.efficiency)
         self.copies = _copy_seconds(work, machine)
-        self._issued, self._host_s = issue_seconds(work, machine.host, machine.core_speed)
+        self._issued, self._done = issue_seconds(work, machine.host, machine.core_speed)
 
-    def launch(self, timeline: Timeline) -> None:
+    def launch(self, timeline: Timeline) -> Launched:
         """It comes next on the timeline."""
-        timeline.add(self._work, self.seconds + self.copies, self._issued, self._host_s)
+        host_s = float(self._done[-1]) if len(self._done) else 0.0
+        began = timeline.host_s
+        ready, ends = timeline.add(self._work, self.seconds + self.copies, self._issued, host_s)
+        return Launched(began + self._done, self._issued + began, ready, ends)
 
 
 def _copy_seconds(work: Work, machine: Machine) -> Floats:

@@ -64,8 +64,10 @@ class Timeline:
         """The CPU launches nothing for so long."""
         self.host_s += seconds
 
-    def add(self, work: Work, seconds: Floats, issued: Floats, host_s: float) -> Floats:
-        """What is launched next; when each kernel of it is done.
+    def add(
+        self, work: Work, seconds: Floats, issued: Floats, host_s: float
+    ) -> tuple[Floats, Floats]:
+        """What comes next; when each kernel of it is launched, and when it is done.
 
         ``seconds`` is what each kernel takes, ``issued`` when it is launched if the CPU never
         waits, ``host_s`` what the CPU takes for all of it; both from now.
@@ -75,19 +77,21 @@ class Timeline:
         waits = work.is_kind(*_WAITS)
         cuts = {len(seconds), *range(0, len(seconds), self._queue)}
         cuts.update((np.flatnonzero(waits) + 1).tolist())
-        ends, first = np.empty(len(seconds)), 0
+        ready, ends, first = np.empty(len(seconds)), np.empty(len(seconds)), 0
         for last in sorted(cuts):
             if last > first:
                 part = work.part(first, last)
-                ends[first:last] = self._launch(part, seconds[first:last], issued[first:last])
+                ready[first:last], ends[first:last] = self._launch(
+                    part, seconds[first:last], issued[first:last]
+                )
                 if waits[last - 1]:
                     late = self._awaited(part) - float(issued[last - 1])
                     self.waited_s = max(self.waited_s, late)
             first = last
         self.host_s += host_s
-        return ends
+        return ready, ends
 
-    def _launch(self, work: Work, took: Floats, issued: Floats) -> Floats:
+    def _launch(self, work: Work, took: Floats, issued: Floats) -> tuple[Floats, Floats]:
         """No more kernels than the queue holds; rows count as one each."""
         # Each takes the place of one that many kernels before, which has to be done.
         behind = self._ends[: len(took)] - issued
@@ -95,9 +99,10 @@ class Timeline:
         self.waited_s = float(waited[-1])
         streams = self._free.keys() | set(np.unique(work.stream).tolist())
         run = self._in_order if len(streams) == 1 else self._in_turns
-        ends = run(work, took, issued + waited)
+        ready: Floats = issued + waited
+        ends = run(work, took, ready)
         self._ends = np.concatenate((self._ends, ends))[-self._queue :]
-        return ends
+        return ready, ends
 
     def _in_order(self, work: Work, took: Floats, ready: Floats) -> Floats:
         """When kernels of the one stream that there is are done."""

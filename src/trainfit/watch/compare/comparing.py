@@ -26,11 +26,11 @@ from trainfit.watch.compare.measures import (
     peak_gpu_bytes,
     peak_ram_bytes,
 )
-from trainfit.watch.view import PHASES, RunView
+from trainfit.watch.figures.view import PHASES, RunView
 
 #: Steady steps that a run needs at least.
 LEAST_STEPS: Final = 30
-#: Steps at the start that are not judged (:mod:`trainfit.watch.view`).
+#: Steps at the start that are not judged (:mod:`trainfit.watch.figures.view`).
 WARM_UP: Final = 10
 #: A smaller effect is none, however certain it is.
 LEAST_EFFECT: Final = 0.01

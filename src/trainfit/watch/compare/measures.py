@@ -9,7 +9,7 @@ import numpy as np
 
 from trainfit.results.watch.tables import Table
 from trainfit.watch.compare.bootstrap import Rows
-from trainfit.watch.view import PHASES, RankView, RunView
+from trainfit.watch.figures.view import PHASES, RankView, RunView
 
 #: Columns of :attr:`Measured.rows`. Time is without evaluations and checkpoints, of which a run
 #: has as many as it is long; "busy" is the time of the GPU's stream within "looked_at".
@@ -34,7 +34,7 @@ class Measured:
 
 def measured(view: RunView) -> Measured:
     """Of a run; without a step that has no length."""
-    steps = view.first.steps
+    steps = view.judged.steps
     steps = steps[np.isfinite(steps["step_s"]) & (steps["step_s"] > 0)]
     columns = {name: np.asarray(steps[f"{name}_s"], dtype=np.float64) for name in PHASES}
     known = {name for name, values in columns.items() if np.isfinite(values).any()}
@@ -74,7 +74,7 @@ def peak_gpu_bytes(view: RunView) -> int | None:
 def peak_ram_bytes(view: RunView) -> int | None:
     """Resident memory of the run's processes together, at most; ``None``: not sampled. Pages that
     processes share count in each."""
-    table = _resident(view.first)
+    table = _resident(view.judged)
     if not len(table):
         return None
     _, places = np.unique(table["time_s"], return_inverse=True)

@@ -27,6 +27,8 @@ FOLDER: Final = "TRAINFIT_WATCH"
 STARTED: Final = "TRAINFIT_WATCH_STARTED"
 #: The command as the user typed it.
 COMMAND: Final = "TRAINFIT_WATCH_COMMAND"
+#: "1": the gradient noise scale is measured, too.
+NOISE_SCALE: Final = "TRAINFIT_WATCH_NOISE_SCALE"
 
 _active: Recorder | None = None
 _exit_code: int | None = None
@@ -74,7 +76,7 @@ def _place(folder: str) -> Place:
     unix, _, monotonic = os.environ.get(STARTED, "").partition(" ")
     command = os.environ.get(COMMAND, "") or " ".join(sys.orig_argv)
     started = (float(unix), float(monotonic)) if monotonic else (time.time(), time.monotonic())
-    return Place(Path(folder), *started, command)
+    return Place(Path(folder), *started, command, os.environ.get(NOISE_SCALE) == "1")
 
 
 def begin(place: Place, late: bool = True) -> Recorder:

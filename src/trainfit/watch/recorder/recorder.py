@@ -19,22 +19,25 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from trainfit.results.watch import tables
-from trainfit.results.watch.run import Ending, Event, RunHeader
+from trainfit.results.watch.run import Ending, Event, RunHeader, noise_path
 from trainfit.scripts.training_loops import loop_of
 from trainfit.simgpu.patching import PatchSet
-from trainfit.watch.recorder import header
-from trainfit.watch.recorder.flops import FlopCount
-from trainfit.watch.recorder.loader_record import LoaderRecord
+from trainfit.watch.recorder.files import header
+from trainfit.watch.recorder.files.rank_files import RankFiles
 from trainfit.watch.recorder.patches import cuda_calls, saving, training, workers
 from trainfit.watch.recorder.patches.loaders import LoaderHooks
-from trainfit.watch.recorder.rank_files import RankFiles
 from trainfit.watch.recorder.step.cuda_events import CudaDevice, Device
+from trainfit.watch.recorder.step.flops import FlopCount
+from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
+
+if TYPE_CHECKING:
+    from trainfit.watch.recorder.noise_scale import WatchedNoiseScale
 
 #: Errors of the recorder's own after which it takes itself out.
 _MOST_ERRORS: Final = 3
@@ -47,12 +50,16 @@ _LONGEST_TRACEBACK: Final = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a run is recorded, and the moment that its times count from, on two clocks."""
+    """Where a run is recorded, and the moment that its times count from, on two clocks.
+
+    ``measures_noise``: the gradient noise scale is measured, too.
+    """
 
     folder: Path
     started_unix: float
     started_monotonic: float
     command: str
+    measures_noise: bool = False
 
 
 class Recorder:
@@ -90,6 +97,7 @@ class Recorder:
         self._errors = 0
         self._last_error: BaseException | None = None
         self._ended: tuple[Ending, int | None] | None = None
+        self._noise = _noise_scale() if self.place.measures_noise else None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -124,7 +132,23 @@ class Recorder:
         if self._files is None and self.steps.count:  # a training without a backward pass
             self._claim()
         if self._files is not None:
+            self._save_noise(self._files)
             self._files.close()
+
+    def _save_noise(self, files: RankFiles) -> None:
+        if self._noise is None:
+            return
+        try:
+            why_not = self._noise.save(noise_path(files.stem))
+        except Exception as error:
+            why_not = f"{type(error).__name__}: {error}"
+        if why_not:
+            self.note(f"noise scale not measured: {why_not}"[:300])
+
+    def scaled_by(self, scaler: Any) -> None:
+        """See :class:`patches.guard.Host`."""
+        if self._noise is not None:
+            self._noise.scaler = scaler
 
     def _unhook(self) -> None:
         for remove in self._removers:
@@ -132,6 +156,8 @@ class Recorder:
         self._cuda_patches.restore()
         self._patches.restore()
         self.live = False
+        if self._noise is not None:
+            self._noise.close()
 
     def in_child(self) -> None:
         """After a fork: the child has nothing to write into the parent's files. One that trains
@@ -225,6 +251,8 @@ class Recorder:
     def root_called(self, module: torch.nn.Module) -> None:
         """See :class:`step_recorder.Sink`."""
         self._look_for_gpu()
+        if self._noise is not None:
+            self._noise.root_called(module, self.steps.count)
         if not self._compile_hooked and "torch._dynamo.callback" in sys.modules:
             self._compile_hooked = True
             sys.modules["torch._dynamo.callback"].on_compile_start(self._note_compilation)
@@ -345,6 +373,13 @@ class Recorder:
             notes=notes,
             **self._facts,
         )
+
+
+def _noise_scale() -> WatchedNoiseScale:
+    # Most runs do without it.
+    from trainfit.watch.recorder.noise_scale import WatchedNoiseScale
+
+    return WatchedNoiseScale()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

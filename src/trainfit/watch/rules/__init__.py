@@ -1,1 +1,1 @@
-"""What may be wrong with a run: a rule a module, thresholds in one."""
+"""What may be wrong with a run: a rule a module."""

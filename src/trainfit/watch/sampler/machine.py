@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from trainfit.hardware.cpu.topology import CPUS
 from trainfit.hardware.host.cgroup import own_levels, shared_quota
-from trainfit.hardware.host.memory import MEMINFO, SHM, shared_limit
 from trainfit.hardware.host.parsing import keyed_kilobytes
 from trainfit.hardware.host.system import System
-from trainfit.hardware.storage.block_devices import BLOCK
+from trainfit.hardware.machine.block_devices import BLOCK
+from trainfit.hardware.machine.memory import MEMINFO, SHM, shared_limit
 from trainfit.results.watch.tables import MACHINE, Table, empty_rows
 from trainfit.watch.sampler import parsers
 from trainfit.watch.sampler.kept_files import KeptFile, KeptFiles

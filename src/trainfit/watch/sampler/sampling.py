@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.results.watch.run import Event
+from trainfit.results.watch.run import Event, gpu_places
 from trainfit.results.watch.tables import GPUS, MACHINE, PROCESSES, Table
 from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
 from trainfit.watch.sampler.machine import MachineCounters
@@ -177,9 +177,8 @@ class Sampler:
         self._tables["processes"].flush(began, self._put_roles)
         self._roles = {pid: role for pid, role in self._roles.items() if pid in self._tree.pids}
         if self._gpus is not None:
-            headers = self._folder.headers
-            uuids = dict.fromkeys(gpu.uuid for header in headers for gpu in header.gpus)
-            self._tables["gpus"].flush(began, self._gpus.renumber(tuple(uuids)))
+            places = gpu_places(self._folder.headers)
+            self._tables["gpus"].flush(began, self._gpus.renumber(tuple(places)))
         while self._unwritten:
             event = self._unwritten.pop(0)
             self._folder.write_event(_since(event, began))

@@ -44,7 +44,7 @@ FAMILIES = (
     ),
     Family(
         name="trl-dpo",
-        about="console script trl dpo: preferences, the reference model beside the trained one",
+        about="console script trl dpo: preferences, the reference model next to the trained one",
         packages=("trl", "transformers"),
         prepare="python {scripts}/llama_data.py {data}",
         command="trl dpo --model_name_or_path {data}/model --dataset_name {data}/pairs "

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from trainfit.cli.common import add_result, output_file
-from trainfit.cli.screen import STYLES
-from trainfit.report.watch.comparison import comparison_screen
-from trainfit.results.watch.comparison import Comparison
-from trainfit.results.watch.run import load_run
+from trainfit.cli.common import UsageError, add_result, output_file
+from trainfit.cli.verbs.watched.printing import print_result
+from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.run import RunRecord, load_run
 from trainfit.watch.compare.comparing import compare
 
 PARSER: dict[str, Any] = {
@@ -28,8 +24,8 @@ PARSER: dict[str, Any] = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("before", type=Path, metavar="A", help="folder of the run before")
-    parser.add_argument("after", type=Path, metavar="B", help="folder of the run after")
+    parser.add_argument("before", type=Path, metavar="A", help="run before: its folder, or result")
+    parser.add_argument("after", type=Path, metavar="B", help="run after: its folder, or result")
     parser.add_argument(
         "--other-hardware",
         action="store_true",
@@ -47,21 +43,27 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Compare and print; returns the exit code."""
     output = output_file(options.output) if options.output else None
     result = compare(
-        load_run(options.before),
-        load_run(options.after),
+        _run(options.before),
+        _run(options.after),
         allow_other_hardware=options.other_hardware,
     )
     if output is not None:
         result.save(output)
-    if options.json:
-        print(result.to_json(), flush=True)
-    else:
-        _print(result)
+    print_result(result, json=options.json)
     return {"slower": 1, "cannot tell": 2}.get(result.verdict, 0)
 
 
-def _print(result: Comparison) -> None:
-    console = Console(highlight=False, markup=False, emoji=False)
-    columns = console.width if console.is_terminal else 100
-    for line in comparison_screen(result, columns):
-        console.print(Text(line.text, STYLES[line.style]), soft_wrap=True)
+def _run(path: Path) -> RunRecord:
+    """Of a run's folder, or of the folder that a file of `trainfit watch --output` is about."""
+    if not path.is_file():
+        return load_run(path)
+    header, named = (result := WatchResult.load(path)).header, Path(result.folder)
+    for folder in dict.fromkeys((named, path.parent / named)):
+        if result.folder and (folder / f"rank{header.rank}.json").is_file():
+            run = load_run(folder)
+            if (run.header.started_unix, run.header.pid) == (header.started_unix, header.pid):
+                return run
+    raise UsageError(
+        f"{str(path)!r} has medians, and a comparison needs every step, which are in the run's "
+        f"folder {result.folder!r}: it is not there; give the folder of the run"
+    )

@@ -7,16 +7,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
 from trainfit.cli.common import UsageError, output_file, whole_number
-from trainfit.cli.screen import STYLES
+from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.plan.command.tunables import as_switch, fill, opposite_switch, placeholders
-from trainfit.report.watch.verification import verification_screen
 from trainfit.results.watch.run import RunRecord
-from trainfit.watch.compare.short_run import short_run
 from trainfit.watch.judge import judge
+from trainfit.watch.short_run import short_run
 from trainfit.watch.verify import LEAST_RECORDED, verify
 
 _STEPS = 100
@@ -69,13 +65,7 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     result = verify(filled, run, judge, tell)
     if output is not None:
         result.save(output)
-    if options.json:
-        print(result.to_json(), flush=True)
-    else:
-        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        columns = console.width if console.is_terminal else 100
-        for line in verification_screen(result, columns):
-            console.print(Text(line.text, STYLES[line.style]), soft_wrap=True)
+    print_result(result, json=options.json, stderr=True)
     return {"worse": 1, "cannot tell": 2}.get(result.verdict, 0)
 
 

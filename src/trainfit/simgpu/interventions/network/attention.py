@@ -10,7 +10,7 @@ import torch
 from trainfit.results.runs.trace import Finding
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
-from trainfit.simgpu.kernels.lower_bound import tensors_in
+from trainfit.simgpu.launches.lower_bound import tensors_in
 from trainfit.simgpu.recording.user_location import user_frame
 
 aten = torch.ops.aten

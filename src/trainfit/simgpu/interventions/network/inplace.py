@@ -8,10 +8,10 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from trainfit.results.runs.trace import Finding
-from trainfit.simgpu.dispatch.tensor import SimulatedTensor
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
-from trainfit.simgpu.kernels.lower_bound import tensors_in
+from trainfit.simgpu.launches.lower_bound import tensors_in
+from trainfit.simgpu.tensors.tensor import SimulatedTensor
 
 aten = torch.ops.aten
 

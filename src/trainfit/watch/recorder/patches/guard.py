@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from trainfit.watch.recorder.flops import FlopCount
-from trainfit.watch.recorder.loader_record import LoaderRecord
+from trainfit.watch.recorder.step.flops import FlopCount
+from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -36,6 +36,9 @@ class Host(Protocol):
 
     def count_flops(self, module: torch.nn.Module) -> FlopCount | None:
         """What counts the operations of this call of a model, if they shall be."""
+
+    def scaled_by(self, scaler: Any) -> None:
+        """The GradScaler of the training."""
 
     def note_loader(self, loader: LoaderRecord) -> None:
         """A DataLoader that is iterated."""

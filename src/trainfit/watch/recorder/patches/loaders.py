@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import weakref
@@ -15,8 +14,8 @@ from torch.utils.data import dataloader as loader_module
 
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
-from trainfit.watch.recorder.loader_record import LoaderRecord, queued
 from trainfit.watch.recorder.patches.guard import Host, careful, in_place_of, watched
+from trainfit.watch.recorder.step.loader_record import LoaderRecord, ReadyBatches
 
 #: What PyTorch says of a worker that was killed (torch/utils/data/dataloader.py).
 _DIED: Final = re.compile(r"DataLoader worker \(pid(\(s\))? [0-9, ]+\) (exited|is killed)")
@@ -128,10 +127,11 @@ class LoaderHooks:
         def __next__(batches: Any) -> Any:
             token = -1
             iteration = None
+            ready = ReadyBatches(batches)
             try:
                 if host.live and host.steps.mine:
                     iteration = getattr(batches, _OWN, None)
-                    token = host.steps.enter_input(functools.partial(queued, batches))
+                    token = host.steps.enter_input(ready.count)
             except Exception as error:
                 host.failed("DataLoader", error)
             try:
@@ -142,14 +142,16 @@ class LoaderHooks:
                 raise
             try:
                 if token >= 0:
-                    self._given(token, iteration, batch)
+                    self._given(token, iteration, batch, ready)
             except Exception as error:
                 host.failed("DataLoader", error)
             return batch
 
         return __next__
 
-    def _given(self, token: int, iteration: _Iteration | None, batch: Any) -> None:
+    def _given(
+        self, token: int, iteration: _Iteration | None, batch: Any, ready: ReadyBatches
+    ) -> None:
         steps = self._host.steps
         if iteration is None:
             steps.leave(token)
@@ -158,7 +160,7 @@ class LoaderHooks:
         if not iteration.started:
             iteration.started = True
             first = steps.now - iteration.began
-        steps.leave_input(token, iteration.loader, batch, first)
+        steps.leave_input(token, iteration.loader, batch, first, ready.had_next)
 
     def _ended(self, token: int, iteration: _Iteration | None, error: BaseException) -> None:
         if not isinstance(error, StopIteration):

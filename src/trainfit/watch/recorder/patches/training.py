@@ -148,6 +148,7 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
         with careful(host, "GradScaler.scale"):
             if host.live and host.steps.mine and scaler.is_enabled():
                 host.steps.loss_is_scaled = True
+                host.scaled_by(scaler)
         return scale(scaler, outputs)
 
     @in_place_of(step)

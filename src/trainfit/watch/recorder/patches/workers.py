@@ -27,8 +27,8 @@ from trainfit.scripts.sample_costs.call_sites import NOTHING, callee
 from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
 from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of
 from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder.files.spill import INTERVAL_S, Ring
 from trainfit.watch.recorder.patches.guard import in_place_of
-from trainfit.watch.recorder.spill import INTERVAL_S, Ring
 
 #: Seconds between two looks.
 _LOOK_S: Final = 0.05

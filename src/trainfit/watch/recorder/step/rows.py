@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+import torch
 
 from trainfit.results.watch import tables
 from trainfit.watch.recorder.step import phases as ph
@@ -87,6 +89,22 @@ def new_row(
         norm,
         flags,
     ]
+
+
+class Sink(Protocol):
+    """Who keeps what is found out."""
+
+    def append(self, row: tuple[Any, ...]) -> None: ...
+    def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None: ...
+    def training(self) -> None:
+        """The first backward pass or optimizer's step."""
+
+    def stepped(self) -> None:
+        """The first optimizer's step."""
+
+    def loaders_changed(self) -> None: ...
+    def root_called(self, module: torch.nn.Module) -> None:
+        """A module is called to train, the first time in a step."""
 
 
 class StepRows:

@@ -14,41 +14,25 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
 from trainfit.results.watch import tables
-from trainfit.watch.recorder.loader_record import LoaderRecord
 from trainfit.watch.recorder.step import phases as ph
 from trainfit.watch.recorder.step.called_models import CalledModels
 from trainfit.watch.recorder.step.cuda_events import NO_MEMORY, Device, Memory
 from trainfit.watch.recorder.step.gpu_step import GpuStep
+from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.main_optimizer import MainOptimizer
 from trainfit.watch.recorder.step.phases import PhaseClock
-from trainfit.watch.recorder.step.rows import Row, StepRows, new_row
+from trainfit.watch.recorder.step.rows import Row, Sink, StepRows, new_row
 from trainfit.watch.recorder.step.segments import Counts, Segment
 
 #: Backward passes without an optimizer's step after which iterations count as steps.
 _NO_OPTIMIZER: Final = 8
 #: Seconds between two looks at PyTorch's memory statistics, which cost tens of microseconds.
 _MEMORY_S: Final = 0.1
-
-
-class Sink(Protocol):
-    """Who keeps what is found out."""
-
-    def append(self, row: tuple[Any, ...]) -> None: ...
-    def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None: ...
-    def training(self) -> None:
-        """The first backward pass or optimizer's step."""
-
-    def stepped(self) -> None:
-        """The first optimizer's step."""
-
-    def loaders_changed(self) -> None: ...
-    def root_called(self, module: torch.nn.Module) -> None:
-        """A module is called to train, the first time in a step."""
 
 
 class StepRecorder:
@@ -174,14 +158,22 @@ class StepRecorder:
         return self.enter(ph.INPUT)
 
     def leave_input(
-        self, token: int, loader: LoaderRecord, batch: Any, first_s: float | None
+        self,
+        token: int,
+        loader: LoaderRecord,
+        batch: Any,
+        first_s: float | None,
+        was_ready: Callable[[], bool] | None = None,
     ) -> None:
-        """It gave a batch; ``first_s`` is what the first of an epoch took, all in all."""
+        """It gave a batch; ``first_s`` is what the first of an epoch took, all in all;
+        ``was_ready`` says whether it was among those that were ready."""
         self.leave(token)
         self._loader = loader
         if loader.role == "evaluation":
             return
         counts = self._counts
+        if was_ready is not None and not counts.batches and counts.queued > 0 and not was_ready():
+            counts.queued = 0
         counts.batches += 1
         samples = loader.samples(batch)
         counts.samples = -1 if samples < 0 or counts.samples < 0 else counts.samples + samples

@@ -12,10 +12,9 @@ import numpy as np
 
 from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
 from trainfit.results.watch.tables import Table
-from trainfit.watch.rules import thresholds
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RankView, RunView, known, percentile
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.view import RankView, RunView, known, percentile
+from trainfit.watch.rules.rule import Rule, severity
 
 #: Samples of a busy GPU that a verdict needs: two seconds.
 _LEAST: Final = 20
@@ -111,7 +110,7 @@ def _finding(kind: str, view: RankView, busy: Table, slowed: Table, loss: float)
     sure: Confidence = "certain" if len(slowed) > 0.5 * len(busy) else "likely"
     return Finding(
         kind, severity(loss), title, tuple(evidence), cause, action, sure, loss,
-        rank=view.header.rank if len(view.run.ranks) > 1 else None,
+        rank=view.rank,
     )  # fmt: skip
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import thresholds
+from trainfit.watch.figures import gpu_time, thresholds
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView
 
 #: Tensor cores begin with Volta, bfloat16 with Ampere.
 _TENSOR_CORES: Final = (7, 0)
@@ -17,8 +16,8 @@ _BFLOAT16: Final = (8, 0)
 
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the first rank: all have the same script."""
-    view = run.first
+    """Of the judged rank."""
+    view = run.judged
     gpu = view.header.gpu
     if gpu is None or gpu >= len(view.header.gpus) or not len(view.steps):
         return
@@ -50,4 +49,4 @@ def _number(capability: tuple[int, int]) -> float:
     return capability[0] + capability[1] / 10
 
 
-RULE: Final = Rule(("amp_off",), look)
+RULE: Final = Rule(("amp_off",), look, each_rank=True)

@@ -13,10 +13,9 @@ from typing import Final
 import numpy as np
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch.rules import thresholds
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import PHASES, RankView, RunView, median
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.view import PHASES, RankView, RunView, median
+from trainfit.watch.rules.rule import Rule, severity
 
 #: Steps that a rank must have.
 _LEAST: Final = 20

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch.rules import thresholds
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.view import RunView, median
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView, median
 
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
@@ -29,7 +29,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
             "see who they are with nvidia-smi; end them or choose another GPU with "
             "CUDA_VISIBLE_DEVICES",
             "certain",
-            rank=view.header.rank if len(run.ranks) > 1 else None,
+            rank=view.rank,
         )
 
 

@@ -9,18 +9,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.measures import mfu
-from trainfit.watch.rules import thresholds
+from trainfit.watch.figures import gpu_time, thresholds
+from trainfit.watch.figures.ledger import peak_share
+from trainfit.watch.figures.measures import mfu
+from trainfit.watch.figures.view import RunView, median
 from trainfit.watch.rules.gpu import ranks
-from trainfit.watch.rules.gpu.peak import peak_share
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView, median
 
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the first rank."""
-    view = run.first
+    """Of the judged rank."""
+    view = run.judged
     if view.header.gpu is None or not len(view.steps):
         return
     idle = gpu_time.idle_share(view)
@@ -60,4 +59,4 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         )  # fmt: skip
 
 
-RULE: Final = Rule(("small_batch", "low_mfu"), look)
+RULE: Final = Rule(("small_batch", "low_mfu"), look, each_rank=True)

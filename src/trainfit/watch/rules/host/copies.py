@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, copying, thresholds
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView
+from trainfit.watch.figures import checks, copying, gpu_time, thresholds
+from trainfit.watch.figures.view import RunView
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "copies"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     if not gpu_time.has_gpu(rank):
         return
     yield from (few := list(checks.too_few_steps(rank, KIND)))
@@ -44,4 +42,4 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

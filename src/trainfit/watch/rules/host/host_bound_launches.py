@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules.host.main_thread import MainThread
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "host_bound_launches"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     if not gpu_time.has_gpu(rank):
         return
     yield from (few := list(checks.too_few_steps(rank, KIND)))
@@ -77,4 +75,4 @@ def _confidence(main: MainThread) -> Confidence:
     return "certain" if agree and events >= thresholds.WARNING_SHARE else "likely"
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, copying, thresholds
-from trainfit.watch.view import PHASES, RankView, known
+from trainfit.watch.figures import checks, copying, gpu_time, thresholds
+from trainfit.watch.figures.view import PHASES, RankView, known
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,16 @@ from typing import Final
 import numpy as np
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RunView, known
 from trainfit.watch.rules.host.main_thread import MainThread
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView, known
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "one_hot_thread"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     if few:
         return
@@ -84,4 +82,4 @@ def _own_code(main: MainThread) -> float:
     return min(other, idle)
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

@@ -8,15 +8,15 @@ from typing import Final
 import numpy as np
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, thresholds
+from trainfit.watch.figures.view import RunView, known, median
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView, known, median
 
 KIND: Final = "swapping"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     if few:
         return
@@ -60,4 +60,4 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

@@ -7,10 +7,9 @@ from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.results.watch.run import RunHeader
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RankView, RunView, median
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RankView, RunView, median
 
 KIND: Final = "thread_oversubscription"
 
@@ -32,7 +31,7 @@ _CALLS: Final = {
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     if few:
         return
@@ -41,7 +40,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if crowded is None or usable is None:
         yield checks.too_few_samples(KIND, "the run queue")
         return
-    if not crowded or gpu_time.is_kept_busy(rank) or not _ours(rank, usable):
+    if not crowded or gpu_time.is_kept_busy(rank) or not checks.is_of_run(rank, usable):
         return
     switches = checks.switches_per_s(rank)
     if switches is not None and switches < thresholds.SWITCHES_PER_CORE * usable:
@@ -51,7 +50,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return
     ranks, workers = max(1, checks.local_ranks(rank)), _workers(header)
     of_main = max(header.threads.values(), default=1)
-    of_worker = max(header.worker_threads.values(), default=1)
+    of_worker = checks.threads_of_worker(rank)
     if ranks * (of_main + workers * of_worker) <= thresholds.CROWDED * usable:
         return
     in_workers = workers > 0 and of_worker > 1
@@ -87,12 +86,6 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         settings=settings,
         line=line,
     )
-
-
-def _ours(rank: RankView, usable: float) -> bool:
-    """Is it the run that fills the cores? Unless measured otherwise."""
-    ours = median(rank.machine["cores_ours"])
-    return ours is None or ours >= 0.5 * usable
 
 
 def _main_has_threads(rank: RankView) -> bool:
@@ -137,4 +130,4 @@ def _action(settings: Mapping[str, str], line: str) -> str:
     return " and ".join(parts) or "hold the library down to one thread in each worker"
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

@@ -10,18 +10,16 @@ import numpy as np
 from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
 from trainfit.results.watch.run import WatchedLoader
 from trainfit.results.watch.tables import EPOCH_START
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules.input.fetching import is_measured
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "epoch_start"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     if few or not is_measured(rank):
         return
@@ -81,4 +79,4 @@ def _remedy(loader: WatchedLoader | None) -> tuple[str, str]:
     )
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

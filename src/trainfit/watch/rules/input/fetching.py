@@ -15,9 +15,8 @@ import numpy as np
 
 from trainfit.results.watch.run import WatchedLoader
 from trainfit.results.watch.tables import Table
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
-from trainfit.watch.view import RankView, known, median, percentile
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RankView, known, median, percentile
 
 Part = Literal["disk", "decode", "transform", "collate", ""]
 _PARTS: Final[tuple[tuple[Part, str], ...]] = (
@@ -28,6 +27,8 @@ _PARTS: Final[tuple[tuple[Part, str], ...]] = (
 )
 #: Of the available RAM, what more workers may hold.
 _RAM_SHARE: Final = 0.5
+#: Of the usable cores, what more workers may use that mostly wait: on full cores, too.
+_CORES_OF_WAITING: Final = 0.1
 #: Idle cores are medians; a worker more is not lost to their noise.
 _ROUNDING: Final = 0.02
 
@@ -71,6 +72,40 @@ class Fetching:
         return median(self.rank.fetches["cpu_s"])
 
     @functools.cached_property
+    def most_cpu_s(self) -> float | None:
+        """CPU seconds of a batch at most: where the training makes it itself, all of a step's."""
+        if self.cpu_s is not None or self.workers != 0:
+            return self.cpu_s
+        spent = median(self.rank.steps["cpu_s"])
+        return None if spent is None else spent / self.batches_per_step
+
+    @functools.cached_property
+    def waiting_s(self) -> float | None:
+        """Seconds of a batch in which its worker waits for something else than a core (storage, a
+        lock, a network), at least. On crowded cores a thread waits for its turn as often as others
+        take theirs."""
+        if not self.fetch_s or self.most_cpu_s is None:
+            return None
+        if self.turns is None:
+            return None
+        return max(0.0, self.fetch_s - self.turns * self.most_cpu_s)
+
+    @functools.cached_property
+    def turns(self) -> float | None:
+        """Threads that take turns on a core; ``None``: cores are full, and it was not sampled."""
+        usable = checks.usable_cores(self.rank.header)
+        runnable = median(self.rank.machine["runnable"])
+        if runnable is None or not usable:
+            return None if self.cores is not None and self.cores.saturated else 1.0
+        return max(1.0, runnable / usable)
+
+    @functools.cached_property
+    def waits(self) -> float:
+        """:attr:`waiting_s` as a share of a batch's time; 0 where it is not most of it."""
+        share = (self.waiting_s or 0.0) / (self.fetch_s or 1.0)
+        return share if share >= thresholds.WAITS else 0.0
+
+    @functools.cached_property
     def batches_per_step(self) -> float:
         return max(1.0, median(self.rank.steps["batches"]) or 1.0)
 
@@ -87,21 +122,27 @@ class Fetching:
     @functools.cached_property
     def cores_per_worker(self) -> float:
         """That a worker at work keeps busy; one where it is not measured."""
-        if not self.fetch_s or self.cpu_s is None:
-            return 1.0
-        return max(0.05, self.cpu_s / self.fetch_s)
+        cpu_s = self.most_cpu_s if self.waits else self.cpu_s
+        return 1.0 if not self.fetch_s or cpu_s is None else max(0.05, cpu_s / self.fetch_s)
+
+    @functools.cached_property
+    def cores_needed(self) -> float | None:
+        """That the batches of all ranks of the machine keep busy at the training's pace."""
+        if not self.cpu_s or not self.batch_every_s:
+            return None
+        return max(1, checks.local_ranks(self.rank)) * self.cpu_s / self.batch_every_s
 
     @functools.cached_property
     def needed_workers(self) -> int | None:
         """The smallest number that makes batches as fast as the training uses them, or so nearly
         that the rest is not noticeable.
 
-        Where cores are saturated, workers wait for each other: then CPU time tells what a batch
-        costs, else the time it takes.
+        Where cores are saturated, workers wait for each other: then CPU time and what else they
+        wait for tell what a batch costs, else the time it takes.
         """
         cost = self.fetch_s
-        if self.cores is not None and self.cores.saturated and self.cpu_s:
-            cost = self.cpu_s
+        if self.cores is not None and self.cores.saturated and self.most_cpu_s:
+            cost = self.most_cpu_s + (self.waiting_s or 0.0)
         if not cost or not self.batch_every_s:
             return None
         return max(1, math.ceil((1 - thresholds.NOTICEABLE) * cost / self.batch_every_s))
@@ -113,6 +154,8 @@ class Fetching:
         if self.cores is None or self.workers is None:
             return None
         idle = 0.0 if self.cores.saturated else self.cores.idle
+        if self.waits:
+            idle = max(idle, _CORES_OF_WAITING * self.cores.usable)
         ranks = max(1, checks.local_ranks(self.rank))
         more = int(idle / self.cores_per_worker / ranks + _ROUNDING)
         room = self._more_by_ram()
@@ -138,12 +181,7 @@ class Fetching:
             name = max(told, key=lambda each: told[each])
             if told[name] >= 0.25 * self.fetch_s:
                 return name, min(1.0, told[name] / self.fetch_s)
-        saturated = self.cores is not None and self.cores.saturated
-        if self.cpu_s is not None and not saturated:
-            waits = 1 - self.cpu_s / self.fetch_s
-            if waits >= thresholds.WAITS:
-                return "disk", waits
-        return "", 0.0
+        return ("disk", self.waits) if self.waits else ("", 0.0)
 
     @functools.cached_property
     def unevenness(self) -> float | None:
@@ -170,9 +208,10 @@ class Fetching:
         if every is None or not workers or len(times) < 2:
             return None
         slowest = max(times, key=lambda each: times[each])
-        others = float(np.median([seconds for each, seconds in times.items() if each != slowest]))
-        fetch_s, in_turn = times[slowest], workers * every
-        if fetch_s < thresholds.SLOW_WORKER * others or fetch_s <= in_turn:
+        rest = [seconds for each, seconds in times.items() if each != slowest]
+        fetch_s, in_turn, others = times[slowest], workers * every, float(np.median(rest))
+        # Several that are slow are no single one: threads that take turns make such by chance.
+        if fetch_s < thresholds.SLOW_WORKER * max(rest) or fetch_s <= in_turn:
             return None
         share = (fetch_s - max(in_turn, others)) / (fetch_s - in_turn)
         return SlowWorker(slowest, fetch_s, others, share)

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "input_bound"
 
@@ -35,7 +33,7 @@ class _Reason:
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     if few:
         return
@@ -95,6 +93,9 @@ def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
 
 def _reason(fetching: Fetching) -> _Reason:
     needed, workers = fetching.needed_workers, fetching.workers
+    cores, usable = fetching.cores, checks.usable_cores(fetching.rank.header)
+    if usable is not None and _fills(fetching, usable):
+        return _saturated(fetching, usable)  # which also makes ready batches late
     if workers and (fetching.queued_while_waiting or 0) >= 1:
         return _transfer("The workers' batches are ready, but reach the main process late")
     if needed is None or workers is None:
@@ -103,8 +104,8 @@ def _reason(fetching: Fetching) -> _Reason:
             "run `trainfit loader`, which measures the DataLoader alone",
             "possible",
         )
-    if fetching.cores is not None and fetching.cores.saturated:
-        return _saturated(fetching, fetching.cores)
+    if cores is not None and cores.saturated and not fetching.waits:
+        return _saturated(fetching, cores.usable)
     if needed > workers:
         return _more_workers(fetching, needed, workers)
     if (fetching.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
@@ -121,16 +122,24 @@ def _transfer(cause: str) -> _Reason:
     )
 
 
-def _saturated(fetching: Fetching, cores: checks.Cores) -> _Reason:
+def _fills(fetching: Fetching, usable: float) -> bool:
+    """Do the workers keep all cores busy, and could not make batches as fast as they are used, or
+    do the run's threads take turns?"""
+    rank = fetching.rank
+    busy = fetching.cores.saturated if fetching.cores else (fetching.workers or 0) >= usable
+    crowded = bool(checks.is_crowded(rank)) and checks.is_of_run(rank, usable)
+    return busy and (crowded or (fetching.cores_needed or 0.0) > usable)
+
+
+def _saturated(fetching: Fetching, usable: float) -> _Reason:
     part, _ = fetching.part
-    wanted = ""
-    if fetching.cpu_s and fetching.batch_every_s:
-        ranks = max(1, checks.local_ranks(fetching.rank))
-        number = ranks * fetching.cpu_s / fetching.batch_every_s
-        wanted = f": the batches need {number:.1f} cores, {cores.usable:g} are usable"
+    wanted, demand = "", fetching.cores_needed
+    if demand and demand > usable:
+        wanted = f": the batches need {demand:.1f} cores, {usable:g} are usable"
     action = f"more workers would not help; {_LESS_WORK[part]}"
-    threads = max(fetching.rank.header.worker_threads.values(), default=1)
-    if threads > 1 and checks.is_crowded(fetching.rank):
+    threads = checks.threads_of_worker(fetching.rank)
+    crowded = checks.is_crowded(fetching.rank) and checks.is_of_run(fetching.rank, usable)
+    if threads > 1 and crowded:
         action = f"hold the {threads} threads in each worker down first; {action}"
     return _Reason(
         f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}", action, "likely"
@@ -176,4 +185,4 @@ def _named(part: str) -> str:
     return names.get(part, "collation")
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

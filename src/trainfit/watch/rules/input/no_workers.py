@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "no_workers"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     if few or not is_measured(rank):
         return
@@ -58,4 +56,4 @@ def _value(fetching: Fetching) -> tuple[int, Confidence]:
     return (needed, "likely") if most is None else (min(needed, most), "certain")
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, thresholds
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "slow_worker"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     if few or not is_measured(rank):
         return
@@ -48,4 +47,4 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch import gpu_time
-from trainfit.watch.rules import checks, thresholds
+from trainfit.watch.figures import checks, gpu_time, thresholds
+from trainfit.watch.figures.view import RunView, median
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView, median
 
 KIND: Final = "too_many_workers"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     fetching = Fetching(rank)
     usable = checks.usable_cores(rank.header)
@@ -61,7 +60,7 @@ def _value(fetching: Fetching, usable: float) -> int:
 def _harm(fetching: Fetching, usable: float, workers: int) -> Iterator[Evidence]:
     """What the surplus costs; nothing where idle workers do no harm."""
     rank, needed = fetching.rank, fetching.needed_workers
-    threads = max(rank.header.worker_threads.values(), default=1)
+    threads = checks.threads_of_worker(rank)
     crowded = checks.is_crowded(rank) and threads <= 1 and not gpu_time.is_kept_busy(rank)
     if workers > usable and crowded:
         yield Evidence("threads that want to run", median(rank.machine["runnable"]) or 0.0)
@@ -89,4 +88,4 @@ def _ram_of_workers(fetching: Fetching) -> float | None:
     return median(checks.by_time(rows, "rss_bytes"))
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

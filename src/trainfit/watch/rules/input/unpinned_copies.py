@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Finding, Unknown
-from trainfit.watch.rules import checks, copying, thresholds
-from trainfit.watch.rules.rule import Rule
-from trainfit.watch.rules.severity import severity
-from trainfit.watch.view import RunView
+from trainfit.watch.figures import checks, copying, thresholds
+from trainfit.watch.figures.view import RunView
+from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "unpinned_copies"
 
 
 def _look(view: RunView) -> Iterator[Finding | Unknown]:
-    rank = view.first
+    rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, KIND)))
     lost = copying.lost(rank)
     if few or lost is None:
@@ -49,4 +48,4 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-RULE: Final = Rule((KIND,), _look)
+RULE: Final = Rule((KIND,), _look, each_rank=True)

@@ -7,8 +7,8 @@ from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.results.watch.tables import LOSS_FINITE, LOSS_NOT_FINITE
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView
 
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
@@ -41,7 +41,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
             "find the operator with torch.autograd.set_detect_anomaly(True); lower the learning "
             "rate or clip gradients",
             "certain",
-            rank=view.header.rank if len(run.ranks) > 1 else None,
+            rank=view.rank,
             first_step=int(bad["step"][0]),
             last_step=int(bad["step"][-1]),
         )  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.results.watch.tables import STEP_SKIPPED
-from trainfit.watch.rules import thresholds
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.view import RunView, known
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView, known
 
 #: Skipped steps at the least: the scale starts too high and is halved to its level.
 _LEAST: Final = 3
@@ -19,7 +19,7 @@ _LEAST: Final = 3
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
     """After the warm-up, in which the scale finds its level."""
-    view = run.first
+    view = run.judged
     scales = known(view.steps["loss_scale"])
     if not len(scales):
         return  # no GradScaler
@@ -45,4 +45,4 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-RULE: Final = Rule(("skipped_steps",), look)
+RULE: Final = Rule(("skipped_steps",), look, each_rank=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch.ledger import growth_per_step, ledger
-from trainfit.watch.rules import thresholds
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.ledger import growth_per_step, ledger
+from trainfit.watch.figures.view import RunView, known
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView, known
 
 _MIB: Final = 2**20
 
@@ -48,7 +48,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
             "keep numbers, not tensors: total += loss.item() or loss.detach(); `trainfit memory` "
             "names the line that allocates what is kept",
             "certain" if grown > 4 * least else "likely",
-            rank=view.header.rank if len(run.ranks) > 1 else None,
+            rank=view.rank,
         )
 
 

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from trainfit.results.watch.result import Evidence, Finding, Severity, Unknown
-from trainfit.watch.rules import thresholds
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.view import RankView, RunView, known
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RankView, RunView, known
 
 _GIB: Final = 2**30
 
@@ -32,8 +32,7 @@ def _judged(view: RankView) -> Finding | Unknown | None:
         if gpu is not None and gpu < len(view.header.gpus)
         else None
     )
-    samples = view.run.gpus
-    used = known(samples[samples["gpu"] == gpu]["used_bytes"])
+    used = known(view.every_gpu_sample["used_bytes"])
     reserved = known(view.record.steps["reserved_bytes"])
     if not total or not (len(used) or len(reserved)):
         return Unknown("memory_near_limit", "the GPU's memory was not read", "NVML")
@@ -54,7 +53,7 @@ def _judged(view: RankView) -> Finding | Unknown | None:
         "the driver again" if tries else "a longer sample or an evaluation may not fit any more",
         "lower the batch size, or run `trainfit plan` on this command for what each remedy saves",
         "certain",
-        rank=view.header.rank if len(view.run.ranks) > 1 else None,
+        rank=view.rank,
     )  # fmt: skip
 
 

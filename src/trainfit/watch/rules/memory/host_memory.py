@@ -9,17 +9,17 @@ import numpy as np
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.results.watch.tables import Table
-from trainfit.watch.ledger import robust_slope
-from trainfit.watch.rules import thresholds
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.ledger import robust_slope
+from trainfit.watch.figures.view import RankView, RunView, known
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RankView, RunView, known
 
 _GIB: Final = 2**30
 
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the machine, and of the first rank's processes."""
-    view = run.first
+    """Of the machine, and of the judged rank's processes."""
+    view = run.judged
     if len(view.steps):
         yield from _short(view)
         yield from _growth(view)
@@ -91,4 +91,4 @@ def _goes_on(at: np.ndarray, held: np.ndarray, slope: float) -> bool:
     return later is not None and later[1] > 0 and later[0] > 0.5 * slope
 
 
-RULE: Final = Rule(("ram_near_limit", "shm_near_limit", "ram_growth"), look)
+RULE: Final = Rule(("ram_near_limit", "shm_near_limit", "ram_growth"), look, each_rank=True)

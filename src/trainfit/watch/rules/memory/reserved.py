@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Evidence, Finding, Unknown
-from trainfit.watch.rules import thresholds
-from trainfit.watch.rules.gpu.peak import peak_share
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.ledger import peak_share
+from trainfit.watch.figures.view import RunView, known
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RunView, known
 
 _GIB: Final = 2**30
 
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the first rank, at the peaks of both."""
-    steps = run.first.record.steps
+    """Of the judged rank, at the peaks of both."""
+    steps = run.judged.record.steps
     reserved, peak = known(steps["reserved_bytes"]), known(steps["peak_allocated_bytes"])
     if not len(reserved) or not len(peak) or not peak.max():
         return
-    ratio, share = float(reserved.max() / peak.max()), peak_share(run.first)
+    ratio, share = float(reserved.max() / peak.max()), peak_share(run.judged)
     if ratio < thresholds.RESERVED_RATIO or (share or 0.0) < thresholds.RESERVED_SHARE:
         return
     yield Finding(
@@ -39,4 +39,4 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-RULE: Final = Rule(("reserved_above_allocated",), look)
+RULE: Final = Rule(("reserved_above_allocated",), look, each_rank=True)

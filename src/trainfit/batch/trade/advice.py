@@ -1,0 +1,172 @@
+"""What to mind when a batch gets smaller or larger: claims, each with its source."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trainfit.batch.trade.goodput import CRITICAL_WITHIN
+from trainfit.batch.trade.splitting import epoch
+from trainfit.results.batch.explanation import Claim, LearningRate, Trade
+from trainfit.results.batch.noise import Interval
+from trainfit.results.format import count, percent
+
+_MCCANDLISH: Final = "McCandlish 2018, arXiv:1812.06162"
+#: Below this many samples a GPU the error with BatchNorm rises (Wu and He 2018, figure 1).
+_FEW_FOR_BATCH_NORM: Final = 16
+#: Of these multiples of the noise scale a batch is far below, or far above it.
+_FAR: Final = 4.0
+
+
+def noise_claim(after: int, noise: Interval | None) -> Claim:
+    """Where the new batch lies compared with the noise scale."""
+    if noise is None:
+        text = (
+            "not known: below it small batches cost little, above it large ones gain little; "
+            "`trainfit watch --noise-scale` or trainfit.batch.NoiseScale measures it"
+        )
+    elif noise.low > _FAR * after:
+        text = (
+            f"{after} is far below it: a step is mostly noise, and a larger batch replaces steps "
+            "one to one"
+        )
+    elif noise.high is not None and noise.high * _FAR < after:
+        text = f"{after} is far above it: more samples hardly make a step better"
+    else:
+        text = f"{after} is near it: fewer steps are paid for with more samples"
+    return Claim("noise scale", text, _MCCANDLISH)
+
+
+def doubt_claim() -> Claim:
+    """How far the noise scale can be trusted."""
+    return Claim(
+        "noise scale",
+        "grows while the loss falls: measure late; the critical batch of a training is within "
+        f"{CRITICAL_WITHIN:g} times of it, as all ranges here allow for",
+        "Merrill 2025, arXiv:2505.23971; docs/figures.md",
+    )
+
+
+def steps_claim(before: int, after: int, trade: Trade | None) -> Claim | None:
+    """Steps and samples to the same loss."""
+    if trade is None:
+        return None
+    steps, samples = trade.steps, trade.samples
+    text = (
+        f"{factor_text(steps)} the steps and {factor_text(samples)} the samples to the same loss, "
+    )
+    text += "with a tuned learning rate"
+    if trade.steps_now is not None and trade.steps_same_samples is not None:
+        same_loss = "" if trade.steps_then is None else f", {trade.steps_then:,} for the same loss"
+        text += (
+            f": {trade.steps_now:,} steps become {trade.steps_same_samples:,} for the same samples"
+            f"{same_loss}"
+        )
+    return Claim("steps", text, _MCCANDLISH)
+
+
+def factor_text(found: Interval) -> str:
+    """``0.27 × (0.25 to 0.31)``."""
+    if found.high is None:
+        return f"at least {found.low:.2g} ×"
+    if found.value is None:
+        return f"{found.low:.2g} to {found.high:.2g} ×"
+    value, low, high = f"{found.value:.2g}", f"{found.low:.2g}", f"{found.high:.2g}"
+    return f"{value} ×" if value == low == high else f"{value} × ({low} to {high})"
+
+
+def rate_claim(found: LearningRate, before: int, after: int) -> Claim:
+    """The learning rate, both betas and warm-up."""
+    if found.factor is None or found.low is None or found.high is None:
+        return Claim("learning rate", found.holds, found.source)
+    factor = factor_text(Interval(found.factor, found.low, found.high))
+    text = f"multiply by {factor.replace(' ×', '', 1)}"
+    if found.value is not None:
+        text += f", to {found.value:.3g}"
+    if found.beta2 is not None:
+        text += f", and set beta2 to {found.beta2:.4g}"
+        if found.beta1 is not None:
+            text += f", beta1 to {found.beta1:.2g}"
+    if found.warm_up:
+        text += ", with a warm-up"
+    if after > before:
+        text += " (try half of it, too: what is stable ends any rule)"
+    text += f"; {found.holds}"
+    if before != after:
+        text += "; count schedule and EMA in samples"
+    return Claim("learning rate", text, found.source)
+
+
+def accumulation_claim(before: int, split: tuple[int, int] | None) -> Claim | None:
+    """Instead of a smaller batch; ``split`` is the micro-batch and the accumulation."""
+    if split is None:
+        return None
+    micro, accumulation = split
+    same = "" if micro * accumulation == before else f" ({micro * accumulation} samples)"
+    return Claim(
+        "accumulation",
+        f"or keep {before}: {count(accumulation, 'micro-batch', 'micro-batches')} of {micro}"
+        f"{same}, learning rate unchanged; below the noise scale the smaller batch is as good",
+        "Marek 2025, arXiv:2507.07101",
+    )
+
+
+def accumulation_caveats(before: int, split: tuple[int, int] | None) -> list[Claim]:
+    """What accumulation does not keep."""
+    if split is None:
+        return []
+    micro, _ = split
+    return [
+        Claim(
+            "contrastive loss",
+            f"with accumulation negatives of {micro}, not {before}, unless gradients are cached",
+            "GradCache, arXiv:2101.06983",
+        ),
+        Claim(
+            "token mean",
+            "with accumulation: divide the sum of losses by the tokens of the whole step",
+            "transformers#34191, #35203",
+        ),
+    ]
+
+
+def batch_norm_claim(
+    sees: int, before: int, gpus: int, has_batch_norm: bool | None
+) -> Claim | None:
+    """What BatchNorm layers see, and the choices; ``None`` where it does not change or there are
+    none."""
+    if has_batch_norm is False or sees >= before:
+        return None
+    start = "BatchNorm layers see" if has_batch_norm else "BatchNorm layers, if any, see"
+    is_few = sees < _FEW_FOR_BATCH_NORM
+    few = f"below {_FEW_FOR_BATCH_NORM} the error rises" if is_few else "this many do"
+    sync = "SyncBatchNorm over the GPUs, " if gpus > 1 else ""
+    return Claim(
+        "batch norm",
+        f"{start} {sees} samples, accumulation or not ({few}): {sync}GroupNorm, or statistics "
+        "frozen",
+        "Wu 2018, arXiv:1803.08494",
+    )
+
+
+def epoch_claim(samples: int, before: int, after: int) -> Claim:
+    """Steps of an epoch and the uneven last batch."""
+    now, then = epoch(samples, before), epoch(samples, after)
+    text = f"an epoch of {samples:,} samples: {now.steps:,} → {then.steps:,} steps"
+    if then.last_batch:
+        lost = f"{percent(then.last_batch / samples, decimals=1)}"
+        text += (
+            f"; drop_last leaves out {then.last_batch} samples ({lost}); without it each counts "
+        )
+        text += f"{after / then.last_batch:.3g} times"
+        if then.last_batch == 1:
+            text += ", and BatchNorm fails on a single sample"
+    return Claim("last batch", text, "DataLoader")
+
+
+def generalization_claim(before: int, after: int) -> Claim:
+    """What is said of sharp minima, and what was found."""
+    if after > before:
+        text = "large batches generalize worse at fixed epochs and rates; with both tuned not"
+    else:
+        text = "no gain by the noise of small batches was found once learning rates are tuned"
+    return Claim("generalization", text, "Shallue 2018, arXiv:1811.03600")

@@ -1,0 +1,176 @@
+"""The trade between two batch sizes, put together from a user's own numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from trainfit.batch.trade.advice import (
+    accumulation_caveats,
+    accumulation_claim,
+    batch_norm_claim,
+    doubt_claim,
+    epoch_claim,
+    factor_text,
+    generalization_claim,
+    noise_claim,
+    rate_claim,
+    steps_claim,
+)
+from trainfit.batch.trade.goodput import (
+    accumulated,
+    critical_batch,
+    curve,
+    over,
+    samples_factor,
+    steps_factor,
+)
+from trainfit.batch.trade.learning_rate import learning_rate
+from trainfit.batch.trade.splitting import epoch, same_samples, split
+from trainfit.results.batch.explanation import BatchExplanation, Claim, Epoch, Optimizer, Trade
+from trainfit.results.batch.goodput import NEARLY, GoodputCurve
+from trainfit.results.batch.noise import Interval
+from trainfit.results.batch.step_times import StepTime
+from trainfit.results.format import percent
+
+#: Of a reference batch, how far a curve with accumulation goes.
+_BEYOND = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A change from ``before`` to ``after`` samples a step, and what is known of the training.
+
+    ``samples`` are those of the data set, ``steps`` the steps that the training has at ``before``.
+    """
+
+    before: int
+    after: int
+    noise: Interval | None = None
+    noise_source: str = ""
+    optimizer: Optimizer = "other"
+    rate: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    samples: int | None = None
+    steps: int | None = None
+    gpus: int = 1
+    has_batch_norm: bool | None = None
+    times: tuple[StepTime, ...] = ()
+
+
+def explain(question: Question) -> BatchExplanation:
+    """The answer, with each claim's source."""
+    before, after = question.before, question.after
+    critical = critical_batch(question.noise) if question.noise is not None else None
+    times = accumulated(question.times, _BEYOND * max(before, after)) if question.times else ()
+    trade = _trade(question, critical, times) if critical is not None else None
+    rate = learning_rate(
+        question.optimizer,
+        before,
+        after,
+        critical,
+        value=question.rate,
+        first=question.beta1,
+        second=question.beta2,
+    )
+    goodput = curve(times, critical, before) if times and critical is not None else None
+    kept = None
+    if after < before and after >= question.gpus:
+        kept = split(before, after // question.gpus, question.gpus)
+    claims: list[Claim | None] = [
+        noise_claim(after, critical),
+        steps_claim(before, after, trade),
+        rate_claim(rate, before, after),
+        accumulation_claim(before, kept),
+        batch_norm_claim(
+            max(1, after // question.gpus),
+            max(1, before // question.gpus),
+            question.gpus,
+            question.has_batch_norm,
+        ),
+        epoch_claim(question.samples, before, after) if question.samples is not None else None,
+        generalization_claim(before, after),
+        doubt_claim() if critical is not None else None,
+        *accumulation_caveats(before, kept),
+    ]
+    return BatchExplanation(
+        before=before,
+        after=after,
+        noise=question.noise,
+        critical_batch=critical,
+        noise_source=question.noise_source,
+        trade=trade,
+        learning_rate=rate,
+        answer=_answer(question, trade, goodput),
+        claims=tuple(claim for claim in claims if claim is not None),
+        goodput=goodput,
+        epochs=_epochs(question),
+        micro_batch=kept[0] if kept is not None else None,
+        accumulation=kept[1] if kept is not None else None,
+    )
+
+
+def _trade(question: Question, critical: Interval, times: Sequence[StepTime]) -> Trade:
+    before, after = question.before, question.after
+    steps = over(critical, lambda value: steps_factor(before, after, value))
+    now, then = _fastest(times, before), _fastest(times, after)
+    time = None
+    if now is not None and then is not None:
+        slower = then.seconds / now.seconds
+        value = steps.value * slower if steps.value is not None else None
+        assert steps.high is not None
+        time = Interval(value, steps.low * slower, steps.high * slower)
+    known = question.steps
+    return Trade(
+        steps,
+        over(critical, lambda value: samples_factor(before, after, value)),
+        time,
+        known,
+        round(known * steps.value) if known is not None and steps.value is not None else None,
+        same_samples(known, before, after) if known is not None else None,
+    )
+
+
+def _fastest(times: Sequence[StepTime], batch: int) -> StepTime | None:
+    found = [each for each in times if each.batch_size == batch]
+    return min(found, key=lambda each: each.seconds, default=None)
+
+
+def _epochs(question: Question) -> tuple[Epoch, ...]:
+    if question.samples is None:
+        return ()
+    return tuple(epoch(question.samples, batch) for batch in (question.before, question.after))
+
+
+def _answer(question: Question, trade: Trade | None, goodput: GoodputCurve | None) -> str:
+    """One line that a person would say aloud."""
+    before, after = question.before, question.after
+    if trade is None:
+        return (
+            f"Whether {after} learns faster than {before} is not known without the noise scale; "
+            "the learning rate and the rest below"
+        )
+    text = (
+        f"{before} → {after} samples a step: {factor_text(trade.steps)} the steps to the same loss"
+    )
+    if trade.time is not None:
+        text += f", {factor_text(trade.time)} the time"
+        text += _verdict(trade.time)
+    elif goodput is None:
+        text += f", {factor_text(trade.samples)} the samples"
+    if goodput is not None:
+        best = goodput.best_point.step
+        flat = f"{goodput.flat_from} to {goodput.flat_to}"
+        where = f"; fastest {best.batch_size}"
+        if goodput.best_from != goodput.best_to:
+            where += f" (of {goodput.best_from} to {goodput.best_to})"
+        text += f"{where}, {flat} are within {percent(1 - NEARLY)} of it"
+    return text
+
+
+def _verdict(time: Interval) -> str:
+    assert time.high is not None
+    if time.high < 1:
+        return " (faster)"
+    return " (slower)" if time.low > 1 else " (cannot be told)"

@@ -1,0 +1,1 @@
+"""``trainfit batch``: the verb, and how its inputs are read."""

@@ -1,0 +1,137 @@
+"""``trainfit batch explain``: what a smaller or larger batch does to learning."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit.batch.trade.explain import Question, explain
+from trainfit.cli.common import UsageError, add_result, only_ascii, output_file, whole_number
+from trainfit.cli.verbs.batch.inputs import decay, noise_scale, rate, read_noise
+from trainfit.report.batch.explanation import explanation_text
+from trainfit.results.batch import step_times
+
+PARSER: dict[str, Any] = {
+    "help": "what a smaller or larger batch does to learning, from your own numbers",
+    "description": "Explain the trade between two batch sizes: steps and time to the same loss, "
+    "learning rate, accumulation, BatchNorm, uneven batches; each with its source. Batch sizes are "
+    "samples of an optimizer step: micro-batch × accumulation × GPUs.",
+    "epilog": "example: trainfit batch explain noise.json --to 16 --optimizer adam --lr 1e-4",
+}
+
+_SWITCHES = ("--json", "--help", "-h")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("action", choices=("explain",), metavar="explain", help="the trade")
+    parser.add_argument(
+        "result",
+        nargs="?",
+        type=Path,
+        metavar="RESULT",
+        help="file of trainfit.batch.NoiseScale.save",
+    )
+    parser.add_argument(
+        "--noise-scale",
+        type=noise_scale,
+        metavar="SAMPLES",
+        help="noise scale instead of RESULT: 200, or 200:150:280 with its interval",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=whole_number,
+        metavar="B",
+        help="present batch size (default: that of RESULT)",
+    )
+    parser.add_argument("--to", type=whole_number, required=True, metavar="B", help="the other one")
+    parser.add_argument(
+        "--optimizer",
+        choices=("sgd", "adam", "adamw", "other"),
+        default="other",
+        help="for the learning rate's rule",
+    )
+    parser.add_argument("--lr", type=rate, metavar="X", help="present learning rate")
+    parser.add_argument(
+        "--beta1", type=decay, default=0.9, metavar="X", help="Adam's present beta1 (0.9)"
+    )
+    parser.add_argument(
+        "--beta2", type=decay, default=0.999, metavar="X", help="Adam's present beta2 (0.999)"
+    )
+    parser.add_argument("--samples", type=whole_number, metavar="N", help="samples of the data set")
+    parser.add_argument(
+        "--steps", type=whole_number, metavar="N", help="steps of the training at --batch-size"
+    )
+    parser.add_argument("--gpus", type=whole_number, default=1, metavar="N", help="default 1")
+    parser.add_argument(
+        "--batch-norm",
+        choices=("yes", "no"),
+        help="has the model BatchNorm layers? (default: not known)",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="step times: CSV with micro_batch,accumulation,gpus,seconds, or a plan's result",
+    )
+    add_result(parser)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """There is no command: all words are ours, RESULT first wherever it stands.
+
+    argparse gives an optional positional its value only where it follows the one before it.
+    """
+    options: list[str] = []
+    others: list[str] = []
+    at = 0
+    while at < len(words):
+        is_option = words[at].startswith("-") and len(words[at]) > 1
+        has_value = is_option and "=" not in words[at] and words[at] not in _SWITCHES
+        length = 2 if has_value else 1
+        (options if is_option else others).extend(words[at : at + length])
+        at += length
+    return [*others, *options], []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Explain and print; returns the exit code."""
+    output = output_file(options.output) if options.output else None
+    if options.result is not None and options.noise_scale is not None:
+        raise UsageError("give either RESULT or --noise-scale, not both")
+    given = options.result if options.result is not None else options.noise_scale
+    noise, source, measured = read_noise(given)
+    before = options.batch_size or (measured.batch_size if measured is not None else None)
+    if before is None:
+        raise UsageError("the present batch size is not known; give --batch-size")
+    if before == options.to:
+        raise UsageError(f"--to {options.to} is the present batch size; name another one")
+    if min(before, options.to) < options.gpus:
+        raise UsageError(
+            f"{min(before, options.to)} samples a step on {options.gpus} GPUs: expected at least "
+            "one sample for each GPU"
+        )
+    result = explain(
+        Question(
+            before=before,
+            after=options.to,
+            noise=noise,
+            noise_source=source,
+            optimizer="adam" if options.optimizer == "adamw" else options.optimizer,
+            rate=options.lr,
+            beta1=options.beta1,
+            beta2=options.beta2,
+            samples=options.samples,
+            steps=options.steps,
+            gpus=options.gpus,
+            has_batch_norm={"yes": True, "no": False, None: None}[options.batch_norm],
+            times=step_times.read(options.data) if options.data is not None else (),
+        )
+    )
+    if output is not None:
+        result.save(output)
+    shown = explanation_text(result, ascii_only=only_ascii())
+    print(result.to_json() if options.json else shown)
+    return 0

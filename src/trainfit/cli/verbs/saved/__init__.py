@@ -1,0 +1,1 @@
+"""Verbs about saved results: one shown as text, several as a page."""

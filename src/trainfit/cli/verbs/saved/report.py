@@ -1,0 +1,132 @@
+"""``trainfit report``: results as one page, as Markdown, JSON or a picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfit.cli.common import UsageError, output_file
+from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.verbs.saved.forms import FORMS, Form
+from trainfit.report.page.blocks import Entry
+from trainfit.report.page.document import GENERATOR
+from trainfit.results.files import documents
+from trainfit.results.files.joined import FORMAT as JOINED
+from trainfit.results.files.joined import parted
+from trainfit.results.format import size
+from trainfit.results.kinds import of_text, read
+from trainfit.results.text import printable
+from trainfit.results.watch.run import load_run
+from trainfit.watch.judge import judge
+
+PARSER: dict[str, Any] = {
+    "help": "make one page of results: HTML, Markdown, JSON or SVG",
+    "description": "Make one page of the results of any commands: files of --output, recordings, "
+    "folders of `trainfit watch`. An HTML page needs no network and no other file. With -o out.md "
+    "the page as Markdown, out.json all results in one document, out.svg the first chart, "
+    "out.trace.json a step or a watched run over time, for Perfetto.",
+    "epilog": "example: trainfit report plan.json loader.json watch.json -o project.html",
+    "usage": "trainfit report [options] RESULT...",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"file to write, whose name ends in {_ends()}; '-' is standard output, as Markdown "
+        "unless --format says otherwise (default: the first result's name with .html, here)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=[end.removeprefix(".") for end in FORMS],
+        help="what to write, whatever the file's name ends in",
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Without a command: all words are options."""
+    return list(words), []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Read, render, write; returns the exit code."""
+    to_stdout = options.output == "-"
+    target = None if to_stdout else _target(options.output, options.results)
+    form = _form(options.format, target)
+    if form.binary and to_stdout and sys.stdout.isatty():
+        raise UsageError(f"{form.what} is binary: give a file (-o FILE), or pipe it")
+    with shown_progress() as progress:
+        progress(f"reading {options.results[0]}")
+        sources = [each for path in options.results for each in _read(path)]
+        content = form.render(sources)
+    if target is None:
+        _print(content)
+        return 0
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    scratch = target.with_name(target.name + ".part")
+    scratch.write_bytes(data)
+    scratch.replace(target)
+    print(f"{printable(str(target))}: {form.what}, {size(len(data))}")
+    return 0
+
+
+def _read(path: Path) -> list[Entry]:
+    """One result, or those of a document that `-o out.json` wrote."""
+    if path.is_dir():
+        return [Entry(str(path), judge(load_run(path)))]
+    if path.is_file() and path.suffix == ".json":
+        text = documents.read(path, "re-create it")
+        if documents.format_of(text) == JOINED:
+            return [Entry(name, of_text(each, path)) for name, each in parted(text, path)]
+        return [Entry(path.name, of_text(text, path))]
+    return [Entry(path.name, read(path))]
+
+
+def _ends() -> str:
+    *first, last = FORMS
+    return f"{', '.join(first)} or {last}"
+
+
+def _form(asked: str | None, target: Path | None) -> Form:
+    if asked is not None:
+        return FORMS[f".{asked}"]
+    if target is None:
+        return FORMS[".md"]
+    for end in sorted(FORMS, key=len, reverse=True):
+        if target.name.endswith(end):
+            return FORMS[end]
+    raise UsageError(
+        f"output file {str(target)!r}: its name says no form; end it in {_ends()}, or give --format"
+    )
+
+
+def _target(given: str | None, results: Sequence[Path]) -> Path:
+    """Where to write. A result is never overwritten, nor a file that the user did not name."""
+    if given is None:
+        path = Path(results[0].stem + ".html")
+        if path.exists() and not _is_ours(path):
+            raise UsageError(f"{str(path)!r} exists and is no report; name a file with -o")
+        return output_file(str(path))
+    path = output_file(given)
+    if path.exists() and any(each.exists() and path.samefile(each) for each in results):
+        raise UsageError(f"output file {given!r} is one of the results; name another")
+    return path
+
+
+def _is_ours(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return GENERATOR.encode() in stream.read(4096)
+
+
+def _print(content: str | bytes) -> None:
+    if isinstance(content, bytes):
+        sys.stdout.buffer.write(content)
+        return
+    print(content, end="" if content.endswith("\n") else "\n")

@@ -1,0 +1,104 @@
+"""``trainfit show``: render a result file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trainfit.cli.common import only_ascii
+from trainfit.cli.screen import add_explain, print_plan
+from trainfit.cli.verbs.watched.printing import print_result
+from trainfit.memory.explain.summary import summarize
+from trainfit.report.batch.explanation import explanation_text
+from trainfit.report.batch.noise import noise_text
+from trainfit.report.gpus.catalogue import gpus_text
+from trainfit.report.gpus.comparison import comparison_text
+from trainfit.report.gpus.profile import profile_text
+from trainfit.report.loader.rehearsal import rehearsal_text
+from trainfit.report.loader.text import loader_text
+from trainfit.report.machine.doctor import doctor_text
+from trainfit.report.machine.pace import pace_text
+from trainfit.report.memory.recording import recording_json, recording_text
+from trainfit.report.plan.verification import verification_text
+from trainfit.results.batch.explanation import BatchExplanation
+from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.kinds import read
+from trainfit.results.loader.rehearsal import Rehearsal
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.machine.doctor import DoctorResult
+from trainfit.results.machine.gpus import GpusResult
+from trainfit.results.machine.pace import PaceResult
+from trainfit.results.machine.profile import Profile
+from trainfit.results.plan.gpu_comparison import GpuComparison
+from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.verification import Verification as PlanVerification
+from trainfit.results.runs.recording import Recording
+from trainfit.results.watch.comparison import Comparison
+from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.verification import Verification
+
+PARSER: dict[str, Any] = {
+    "help": "show a result file",
+    "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
+    "`trainfit calibrate`, or of `trainfit loader`, `rehearse`, `watch`, `compare`, `pace`, "
+    "`batch` or `doctor` with --output; of NoiseScale.save.",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_explain(parser)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Without a command: all words are options."""
+    return list(words), []
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Print the file's content; returns the exit code."""
+    path: Path = options.file
+    result = read(path)
+    if isinstance(result, Recording):
+        summary = summarize(result, str(path))
+        print((recording_json if options.json else recording_text)(summary))
+    elif isinstance(result, PlanResult):
+        print_plan(result, options)
+    elif isinstance(result, WatchResult | Comparison | Verification):
+        print_result(result, json=options.json, whole=options.explain)
+    elif options.json or type(result) not in _TEXTS:
+        print(result.to_json())
+    else:
+        print(_TEXTS[type(result)](result))
+    return 0
+
+
+def _rehearsal(result: Rehearsal) -> str:
+    return rehearsal_text(result, ascii_only=only_ascii())
+
+
+def _pace(result: PaceResult) -> str:
+    return pace_text(result, ascii_only=only_ascii())
+
+
+def _batch(result: BatchExplanation) -> str:
+    return explanation_text(result, ascii_only=only_ascii())
+
+
+#: How a result is shown that has no options of its own; one that no text exists for, as JSON.
+_TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
+    Profile: profile_text,
+    DoctorResult: doctor_text,
+    Rehearsal: _rehearsal,
+    LoaderResult: loader_text,
+    PaceResult: _pace,
+    NoiseResult: noise_text,
+    BatchExplanation: _batch,
+    GpuComparison: comparison_text,
+    GpusResult: gpus_text,
+    PlanVerification: verification_text,
+}

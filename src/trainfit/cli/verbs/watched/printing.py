@@ -1,0 +1,70 @@
+"""Prints what was said of watched runs, as every verb does that has such a result."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from trainfit.cli.screen import STYLES
+from trainfit.report.batch.noise import METHODS
+from trainfit.report.plan.screen import Line
+from trainfit.report.watch.comparison import comparison_screen
+from trainfit.report.watch.screen import COLUMNS, watch_screen
+from trainfit.report.watch.verification import verification_screen
+from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.text import printable, wrapped
+from trainfit.results.watch.comparison import Comparison
+from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.run import noise_path
+from trainfit.results.watch.verification import Verification
+
+#: Columns of comparisons where there is no terminal.
+_WIDE = 100
+
+Result = WatchResult | Comparison | Verification
+
+
+def print_result(
+    result: Result, *, json: bool = False, whole: bool = False, stderr: bool = False
+) -> None:
+    """One JSON document on stdout, or a screen, in colour on a terminal; ``whole``: with every
+    finding, its cause and evidence."""
+    if json:
+        print(result.to_json(), flush=True)
+        return
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    lines = _lines(result, console.width if console.is_terminal else None, whole)
+    if not console.is_terminal:
+        print("\n".join(line.text for line in lines), file=console.file, flush=True)
+        return
+    for line in lines:
+        console.print(Text(line.text, STYLES[line.style]), soft_wrap=True)
+
+
+def print_noise(folder: Path, *, wanted: bool, stderr: bool) -> None:
+    """A line on the noise scale of a run's first rank, and what explains it; nothing where it was
+    not ``wanted``, nor measured."""
+    path = noise_path(folder / "rank0")
+    stream = sys.stderr if stderr else sys.stdout
+    if path.is_file():
+        result = NoiseResult.load(path)
+        print(wrapped(result.line, "", "  "), file=stream)
+        print(f"  measured on {METHODS[result.method]}", file=stream)
+        if result.noise is not None:
+            name = shlex.quote(printable(str(path)))
+            print(f"trainfit batch explain {name} --to BATCH", file=stream)
+    elif wanted:
+        print("noise scale not measured; -v says why", file=stream)
+
+
+def _lines(result: Result, columns: int | None, whole: bool) -> Sequence[Line]:
+    if isinstance(result, WatchResult):
+        return watch_screen(result, columns or COLUMNS, whole=whole)
+    if isinstance(result, Comparison):
+        return comparison_screen(result, columns or _WIDE)
+    return verification_screen(result, columns or _WIDE)

@@ -1,0 +1,1 @@
+"""A machine, read through the seam: memory, storage, limits, surroundings, all facts."""

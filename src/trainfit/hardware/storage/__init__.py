@@ -1,1 +1,0 @@
-"""Storage below a path: mounts, disks, read rate."""

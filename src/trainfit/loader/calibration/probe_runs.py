@@ -1,0 +1,199 @@
+"""The kinds of real runs that a probe makes, and their readings.
+
+Each kind tells one thing that the others do not:
+
+========  ====================================================================================
+one       a worker that is never waited for: what batches cost, what passing them on does
+two       the same with two: how much busy cores slow one another
+tight     two, and a step that takes as long as they do: passing on while all cores are busy
+turn      one batch at a time: what passes in pipes
+paced     a step that sleeps and finds batches ready: passing on with cold caches
+pinned    two with a pinning thread
+over      more than there are cores, if they fit: what taking turns costs
+alone     no workers; once more with batches pinned
+========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from trainfit.hardware.cpu.core_speed import CoreSpeeds, WorkPieces, pieces_of
+from trainfit.loader.calibration.core_waits import without_core_waits
+from trainfit.loader.calibration.noise_correction import (
+    Slowing,
+    quietest,
+    with_speeds,
+    working_share,
+)
+from trainfit.loader.calibration.sensitivity import sensitivity
+from trainfit.loader.faults.constraints import SettingConstraints, bounds
+from trainfit.loader.measure.instrument import WALL
+from trainfit.loader.measure.run import Run
+from trainfit.loader.processes.other_processes import is_disturbed
+from trainfit.results.loader.candidates import LoaderMachine
+from trainfit.results.loader.probe import Fault
+from trainfit.results.loader.settings import LoaderSettings
+
+TWO: Final = LoaderSettings(2, 4)
+PINNED: Final = LoaderSettings(2, 4, pin_memory=True)
+_FIXED: Final[Mapping[str, LoaderSettings]] = {
+    "one": LoaderSettings(1, 4),
+    "two": TWO,
+    "tight": TWO,
+    "turn": LoaderSettings(1, 1),
+    "paced": LoaderSettings(1, 4),
+    "pinned": PINNED,
+    "alone": LoaderSettings(0),
+    "alone_pinned": LoaderSettings(0, pin_memory=True),
+}
+KINDS: Final = (*_FIXED, "over")
+#: What they are called in results.
+TITLES: Final[Mapping[str, str]] = {
+    "one": "1 worker",
+    "two": "2 workers",
+    "tight": "2 workers, step as long as their batch time",
+    "turn": "1 worker, one batch at a time",
+    "paced": "1 worker, longer step",
+    "pinned": "2 workers, pinned",
+    "alone": "no workers",
+    "alone_pinned": "no workers, pinned",
+    "over": "more workers than cores",
+}
+#: Workers a core in a run with more than cores; the most of them, and the share of the free RAM
+#: that they may take.
+_OVER: Final = 2
+_MOST_OVER: Final = 16
+_OVER_RAM: Final = 0.5
+#: What the runs are, in their order: kinds that are compared lie between one another. Runs
+#: without workers come last: they happen in this process, and what they leave in the data set
+#: (open files, caches) would go to all workers that are forked later.
+ORDER: Final = (
+    *("one", "two", "over", "turn", "pinned", "tight", "paced", "over", "one", "two"),
+    *("pinned", "tight", "turn", "over", "one", "two", "paced"),
+)
+LAST: Final = ("alone", "alone_pinned", "alone")
+#: How long a run is, as a share of the longest: short where a time is read of each batch, long
+#: where a rate counts.
+LENGTHS: Final[Mapping[str, float]] = {
+    "turn": 0.5,
+    "paced": 0.5,
+    "tight": 0.7,
+    "pinned": 0.8,
+    "alone_pinned": 0.7,
+}
+#: A paced step is so many times what one worker takes for a batch, so that batches are ready;
+#: a tight one so many times what two take.
+READY: Final = 1.5
+TIGHT: Final = 0.8
+
+
+@dataclass
+class Readings:
+    """The runs so far, by what they are, and what went wrong."""
+
+    machine: LoaderMachine
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def of(self, *names: str) -> list[Run]:
+        """The runs of these kinds that came through."""
+        return [run for name in names for run in self.runs.get(name, ())]
+
+    def rate(self, name: str) -> float | None:
+        """Batches a second of this kind, on average."""
+        rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
+        return statistics.fmean(rates) if rates else None
+
+    def with_speeds(self, watch: CoreSpeeds | WorkPieces) -> Readings:
+        """The same with the cores' speed in each run."""
+        names = [name for name, runs in self.runs.items() for _ in runs]
+        found: dict[str, list[Run]] = {}
+        for name, run in zip(names, with_speeds(self.of(*self.runs), watch), strict=True):
+            found.setdefault(name, []).append(run)
+        return Readings(self.machine, found, self.faults)
+
+    def at_full_speed(self, slowing: Slowing, pieces: WorkPieces | None = None) -> Readings:
+        """The quietest runs of each kind, had nothing from outside slowed the cores; of those that
+        were made alongside other processes, without what workers waited for cores."""
+        found = {
+            name: [
+                slowing.undisturbed(
+                    without_core_waits(run) if is_disturbed(run.others_cores) else run, pieces
+                )
+                for run in quietest(runs)
+            ]
+            for name, runs in self.runs.items()
+        }
+        return Readings(self.machine, found, self.faults)
+
+    def disturbed(self) -> dict[str, float]:
+        """Kinds of runs that were only made alongside other processes, and how many cores these
+        kept busy."""
+        found = {}
+        for name, runs in self.runs.items():
+            cores = [run.others_cores for run in runs]
+            told = [number for number in cores if number is not None and is_disturbed(number)]
+            if told and len(told) == len(cores):
+                found[name] = statistics.fmean(told)
+        return found
+
+    def slowing(self, watch: CoreSpeeds | WorkPieces) -> Slowing:
+        """How slowed cores slow this loader: batches at several speeds tell."""
+        working = working_share(self.of("one", "turn") or self.of("alone"))
+        power = sensitivity(self.runs.values(), pieces_of(watch))
+        return Slowing(working, self.machine.usable_cores, power)
+
+    @property
+    def bounds(self) -> SettingConstraints:
+        """What the faults leave."""
+        return bounds(self.faults)
+
+    def settings(self, name: str) -> LoaderSettings | None:
+        """Of a run of this kind; ``None`` where there can be none."""
+        return _FIXED[name] if name in _FIXED else self._over()
+
+    def _over(self) -> LoaderSettings | None:
+        private = [size for run in self.of("one", "two") for size in run.private_bytes]
+        count = min(_MOST_OVER, _OVER * math.ceil(self.machine.usable_cores))
+        free = self.machine.available_bytes
+        if private and free is not None:
+            count = min(count, int(_OVER_RAM * free / max(1, max(private))))
+        return LoaderSettings(count, 2) if count > TWO.num_workers else None
+
+    def step_s(self, name: str) -> float | None:
+        """The step of a run of this kind; ``None`` while it is unknown."""
+        if name == "paced":
+            return READY * fetch_s(self.of("one")) or None
+        if name == "tight":
+            rate = self.rate("two")
+            return TIGHT / rate if rate else None
+        return 0.0
+
+
+def fetch_s(runs: Sequence[Run]) -> float:
+    """What a batch took a worker, on average; 0 where that is not known."""
+    times = [run.fetched[:, WALL].mean() for run in runs if len(run.fetched)]
+    return float(np.mean(times)) if times else 0.0
+
+
+def start_s(readings: Readings) -> float | None:
+    """Until one worker runs; workers are started one after the other."""
+    times = []
+    for run in readings.of(*KINDS):
+        last = max((at for at in run.started if at > 0), default=0.0)
+        if last and run.settings.num_workers:
+            times.append((last - run.began) / len(run.started))
+    return statistics.median(times) if times else None
+
+
+def mean(parts: Sequence[Any]) -> float:
+    """Of all values; 0 where there are none."""
+    values = np.concatenate(parts) if parts else np.zeros(0)
+    return float(values.mean()) if len(values) else 0.0

@@ -1,0 +1,1 @@
+"""Tracebacks, thread stacks, samples and objects, read and put into few words."""

@@ -1,0 +1,157 @@
+"""Measures the iterations of a user's own control loop.
+
+    while True:
+        with trainfit.pace.tick(30):
+            robot.send(policy.select_action(robot.observe()))
+
+The loop keeps its own pace. What was seen is said once, on standard error, when the process
+ends, and written to the file that ``TRAINFIT_PACE_OUTPUT`` names. Nothing here raises, waits, or
+touches a GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trainfit.pace.calls.call_pattern import rhythm
+from trainfit.pace.explain.data_quality import warnings_of
+from trainfit.pace.explain.statistics import RateCounts, Sample, summary
+from trainfit.results.format import duration, percent, rate
+from trainfit.results.machine.pace import Block, PaceResult, RateSummary
+
+#: Turns that are kept of a loop, the last ones: 9 hours at 30 Hz, 32 bytes each.
+_MOST: Final = 1 << 20
+#: Turns before the loop has found its pace.
+_SETTLING: Final = 5
+OUTPUT: Final = "TRAINFIT_PACE_OUTPUT"
+
+
+class Loop:
+    """The turns of one loop."""
+
+    def __init__(self, hz: float, name: str) -> None:
+        self.hz, self.name = hz, name
+        self._started, self._wall, self._cpu = array("d"), array("d"), array("d")
+        self._first = 0
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One turn of it, however it ends."""
+        cpu, began = time.thread_time(), time.monotonic()
+        try:
+            yield
+        finally:
+            ended, spent = time.monotonic(), time.thread_time()
+            self._started.append(began)
+            self._wall.append(ended - began)
+            self._cpu.append(spent - cpu)
+            if len(self._wall) >= 2 * _MOST:
+                self._forget()
+
+    def _forget(self) -> None:
+        for column in (self._started, self._wall, self._cpu):
+            del column[:_MOST]
+        self._first += _MOST
+
+    def result(self) -> PaceResult | None:
+        """So far; ``None`` where there were too few turns to say anything."""
+        count = len(self._wall)
+        if count <= _SETTLING + 1:
+            return None
+        started = list(self._started[:count])
+        # A turn is due a period after the last one began: the loop has no deadlines of ours.
+        due = [started[0], *(at + 1 / self.hz for at in started[:-1])]
+        block = Block(
+            "sleep",
+            self.hz,
+            "baseline",
+            self._first,
+            tuple(due),
+            tuple(started),
+            tuple(self._wall[:count]),
+            tuple(self._cpu[:count]),
+            settled=_SETTLING,
+        )
+        found = rhythm([block])
+        made = summary([block], RateCounts(found, None))
+        said = warnings_of(Sample.of([block], found), f"{self.hz:g} Hz")
+        return PaceResult(
+            target=self.name,
+            hz=(self.hz,),
+            duration_s=started[-1] - started[0],
+            blocks=(block,),
+            first_call_s=None,
+            period=found.period,
+            phase=found.phase,
+            probe_fast_s=None,
+            back_to_back=None,
+            rates=(made,) if made is not None else (),
+            attribution=None,
+            advice=(),
+            fix_trial=None,
+            warnings=tuple(said),
+            notes=(),
+            ended="finished",
+        )
+
+
+_loops: dict[tuple[float, str], Loop] = {}
+_lock = threading.Lock()
+
+
+def tick(hz: float, name: str = "loop") -> contextlib.AbstractContextManager[None]:
+    """A turn of a loop that should come ``hz`` times a second; ``name`` tells loops apart."""
+    loop = _loops.get((hz, name))
+    if loop is None:
+        try:
+            loop = _new(float(hz), str(name))
+        except (TypeError, ValueError):
+            return contextlib.nullcontext()
+    return loop.turn()
+
+
+def _new(hz: float, name: str) -> Loop:
+    if not 0 < hz < float("inf"):
+        raise ValueError("a rate is above 0")
+    with _lock:
+        if not _loops:
+            atexit.register(_say)
+        return _loops.setdefault((hz, name), Loop(hz, name))
+
+
+def seen() -> tuple[PaceResult, ...]:
+    """What the loops of this process did so far."""
+    made = [loop.result() for loop in _loops.values()]
+    return tuple(each for each in made if each is not None)
+
+
+def _say() -> None:
+    """At the process' end."""
+    with contextlib.suppress(Exception):
+        output = os.environ.get(OUTPUT, "")
+        for number, result in enumerate(seen()):
+            for each in result.rates:
+                print(f"trainfit: {_line(result.target, each)}", file=sys.stderr)
+            if output:
+                path = Path(output)
+                result.save(path if not number else path.with_stem(f"{path.stem}-{number + 1}"))
+
+
+def _line(name: str, seen: RateSummary) -> str:
+    calls, wanted = seen.calls, seen.hz or 0.0
+    shown = "".join(each if each.isprintable() else "?" for each in name)
+    pops = f", every iteration that does the work ({calls.count})" if seen.pops is not None else ""
+    return (
+        f"{shown} at {wanted:g} Hz: {rate(seen.reached_hz)} turns a second{pops}, "
+        f"{duration(calls.p50)} each (p99 {duration(calls.p99)}, most {duration(calls.most)}), "
+        f"{seen.misses} missed the next deadline ({percent(seen.missed_share, decimals=2)})"
+    )

@@ -1,0 +1,142 @@
+"""The batch size that a rule recommends is simulated before it is recommended.
+
+Two runs give a rule for every other batch size as long as the script and its libraries do the same
+at all of them. Some do not: another kernel, a copy from some size on, a branch. A third run shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from trainfit.memory.stream.replay import Replay, Stream
+from trainfit.plan.amp.choice import AmpSetting
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.full_batches import is_full, sample_loading_s
+from trainfit.plan.runs.runs import Variant
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.batches import Batches
+from trainfit.plan.sizing.notes import MAY_CHANGE
+from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.plan.sizing.recommendation import rounded
+from trainfit.plan.steps.batch_scaling import work_law
+from trainfit.plan.steps.costing import has_rates, step_seconds
+from trainfit.results.format import duration
+from trainfit.results.plan.configuration import BatchCheck
+from trainfit.simgpu.recording.settling import LEAST_STEPS
+from trainfit.speed.model.scaling import NotAffineError
+from trainfit.speed.model.step import step_time
+
+#: A rule holds where a simulated run lies this close to it. The typical of a few steps differs a
+#: little from the typical of others; a rule that does not hold was never seen this close.
+_PEAK, _STEP = 0.01, 0.03
+#: Seconds that a run may wait for its own DataLoader.
+_LOADING_S: Final = 60.0
+
+
+def confirmed(job: PlannedJob, setting: AmpSetting) -> AmpSetting:
+    """``setting`` with a recommended batch size that was simulated, where that can be.
+
+    Where the rule does not hold there, one from larger batch sizes is sought, and at last batch
+    sizes are simulated one by one.
+    """
+    found = _confirmed(job, setting)
+    if found is setting.batches:
+        return setting
+    return dataclasses.replace(
+        setting, batches=found, configuration=job.configuration(setting.trace, found)
+    )
+
+
+def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
+    batches, present, shapes = setting.batches, job.batch, job.shapes
+    sized = timing = setting.variant
+    if shapes is not None:
+        sized, timing = shapes.sized(sized), shapes.timed(timing)
+    if present is None:
+        return batches
+    seen: dict[int, Trace] = {}
+    wrong = ""
+    for may_repeat in (True, False):
+        at = batches.recommended
+        if batches.law is None or not at:
+            return batches
+        run = _run(job, batches, at, sized)
+        if isinstance(run, str):
+            job.notes.add(
+                f"batch size {at} was not simulated: {run}; its figures follow from batch sizes "
+                f"{_sizes(batches)}",
+                MAY_CHANGE,
+            )
+            return dataclasses.replace(batches, check=BatchCheck(at, run))
+        seen[at] = run
+        check, peak = _compared(job, batches, at, run, is_timed=sized == timing)
+        if _holds(check):
+            return dataclasses.replace(batches, recommended_peak=peak, check=check)
+        wrong = _wrong(batches, check)
+        job.notes.append(wrong)
+        lower = rounded(at // 2)
+        if may_repeat and lower > 1:
+            pair = [(lower, at)]
+            batches = job.batch_sizes().find(
+                setting.trace, present, pair, setting.variant, by_trial=True
+            )
+    known = {present: job.runs.trace(present, sized), **seen}
+    return job.batch_sizes().one_by_one(known, present, setting.variant, wrong)
+
+
+def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace | str:
+    """The run at a batch size, or why there is none."""
+    if at not in dict(batches.pair):
+        long = LEAST_STEPS * at * (sample_loading_s(job.first) or 0.0)
+        if long > _LOADING_S:
+            return f"its batches need {duration(long)} to load here"
+    try:
+        trace = job.runs.trace(at, variant)
+    except ScriptError as error:
+        return str(error)
+    return trace if is_full(trace, at) else "the DataLoader gave fewer samples"
+
+
+def _compared(
+    job: PlannedJob, batches: Batches, at: int, run: Trace, *, is_timed: bool
+) -> tuple[BatchCheck, Replay]:
+    """A run compared with the prediction of the rule."""
+    assert batches.law is not None
+    recording = recording_of(run)
+    peak, said = job.memory_model.limited(Stream.of(recording)), batches.recommended_peak
+    above = peak.peak_reserved / said.peak_reserved - 1 if said is not None else None
+    by_rule = _step_by_rule(job, batches, at) if is_timed else None
+    took = step_seconds(recording, job.machine)
+    slower = took / by_rule - 1 if took is not None and by_rule else None
+    return BatchCheck(at, "", above, slower), peak
+
+
+def _step_by_rule(job: PlannedJob, batches: Batches, at: int) -> float | None:
+    """``None`` where steps have no rule: their curve is from simulated ones."""
+    if not has_rates(job.machine.gpu):
+        return None
+    try:
+        return step_time(work_law(batches.pair).at(at), job.machine).seconds
+    except NotAffineError:
+        return None
+
+
+def _holds(check: BatchCheck) -> bool:
+    return abs(check.peak_share or 0.0) <= _PEAK and abs(check.step_share or 0.0) <= _STEP
+
+
+def _wrong(batches: Batches, check: BatchCheck) -> str:
+    parts = [
+        f"{what} {share:+.0%}"
+        for what, share in (("memory", check.peak_share), ("step", check.step_share))
+        if share is not None
+    ]
+    return (
+        f"the rule from batch sizes {_sizes(batches)} does not hold at {check.batch_size} "
+        f"({', '.join(parts)})"
+    )
+
+
+def _sizes(batches: Batches) -> str:
+    return " and ".join(str(size) for size, _ in batches.pair)

@@ -1,0 +1,160 @@
+"""The child process that measures a command's DataLoader, from its request to its outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.dataloader.core_wrapper import core_wrapper
+from trainfit.plan.runs.processes import OwnProcess
+from trainfit.plan.runs.tracing import protection_of, tail_of_file
+from trainfit.results.runs.loading import LoadingOutcome, LoadingRequest
+from trainfit.results.runs.sandbox import Protection
+
+_MODULE: Final = "trainfit.plan.dataloader.child"
+_TICK_S: Final = 0.05
+#: Seconds from the outcome to the end of the process before it is killed.
+_GRACE_S: Final = 10.0
+#: Seconds that an interrupted child gets to write down what it has.
+_INTERRUPT_S: Final = 5.0
+#: Seconds that a started process has at least, whatever the time limit: it imports PyTorch.
+_LEAST_S: Final = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What a measuring process does now: begun ``elapsed_s`` after the start of everything.
+
+    ``share`` of the measurement is done (``None``: nothing is measured yet).
+    """
+
+    text: str
+    elapsed_s: float
+    share: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What a child process made: its function's result as JSON (``None``: it came to none),
+    the last one that was kept before something that ended it, and what was printed."""
+
+    outcome: LoadingOutcome | None
+    result: str | None
+    partial: str | None
+    output: str
+    stage: str
+    code: int | None
+    seconds: float
+    protection: Protection | None = None
+    wrapper_failure: str = ""
+    """Why it ran without what the command puts before its program to choose cores."""
+    interrupt: KeyboardInterrupt | None = None
+    """The user's, upon which the function gave the result that it had by then."""
+
+
+class Listener:
+    """Hears of a measurement: ``stage`` when something begins, ``tick`` all the time."""
+
+    def stage(self, stage: Stage) -> None:
+        """Something else begins."""
+
+    def tick(self, stage: Stage) -> None:
+        """It goes on."""
+
+
+class LoadingProcess:
+    """One child process, from its request to its outcome."""
+
+    def __init__(
+        self,
+        request: LoadingRequest,
+        command: Command,
+        listener: Listener,
+        clock: Callable[[], float],
+    ) -> None:
+        self._request, self._command = request, command
+        self._listener, self._clock = listener, clock
+        self._folder = Path(request.folder)
+        self._wrapper = core_wrapper(command)
+        self._read = 0
+        self._stage = Stage("starting", 0.0, None)
+
+    def run(self) -> Loaded:
+        """Wait until it ends or its time is over; no process outlives the call."""
+        (self._folder / "request.json").write_text(self._request.to_json())
+        environment = {**os.environ, **self._command.environment()}
+        self._began = self._clock()
+        process = OwnProcess(
+            self._command, self._folder, environment, _MODULE, wrapper=self._wrapper.words
+        )
+        try:
+            code = self._wait(process)
+        except KeyboardInterrupt as interrupt:
+            process.interrupt()
+            loaded = self._loaded(self._end(process))
+            if loaded.result is None and loaded.partial is None:
+                raise
+            return dataclasses.replace(loaded, interrupt=interrupt)
+        finally:
+            process.end()
+        self._follow()
+        loaded = self._loaded(code)
+        return dataclasses.replace(loaded, protection=protection_of(self._folder))
+
+    def _end(self, process: OwnProcess) -> int | None:
+        """Wait for what a child makes of an interrupt."""
+        deadline = self._clock() + _INTERRUPT_S
+        while (code := process.poll()) is None and self._clock() < deadline:
+            if (self._folder / "outcome.json").is_file():
+                break
+            time.sleep(_TICK_S)
+        return code
+
+    def _wait(self, process: OwnProcess) -> int | None:
+        outcome = self._folder / "outcome.json"
+        deadline = self._began + max(_LEAST_S, self._request.limit_s)
+        while (code := process.poll()) is None and self._clock() < deadline:
+            if outcome.is_file():
+                deadline = min(deadline, self._clock() + _GRACE_S)
+            self._follow()
+            time.sleep(_TICK_S)
+        return code
+
+    def _follow(self) -> None:
+        """Read on in what the child tells of its progress."""
+        elapsed = self._clock() - self._began
+        with contextlib.suppress(FileNotFoundError):
+            data = (self._folder / "progress").read_bytes()
+            end = data.rfind(b"\n") + 1
+            for line in data[self._read : end].splitlines():
+                told = json.loads(line)
+                self._stage = Stage(told["text"], elapsed, told["share"])
+                self._listener.stage(self._stage)
+            self._read = max(self._read, end)
+        self._listener.tick(dataclasses.replace(self._stage, elapsed_s=elapsed))
+
+    def _loaded(self, code: int | None) -> Loaded:
+        outcome = None
+        with contextlib.suppress(OSError, ValueError):
+            outcome = LoadingOutcome.load(self._folder / "outcome.json")
+        return Loaded(
+            outcome,
+            self._text("result.json"),
+            self._text("partial.json"),
+            tail_of_file(self._folder / "output.txt"),
+            self._stage.text,
+            code,
+            self._clock() - self._began,
+            wrapper_failure=self._wrapper.failure,
+        )
+
+    def _text(self, name: str) -> str | None:
+        path = self._folder / name
+        return path.read_text() if path.is_file() else None

@@ -1,0 +1,145 @@
+"""What the recordings in a result say: memory over the step and by batch size, operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.hardware import GpuNameError, GpuSpec, find_gpu
+from trainfit.memory.explain.step_memory import step_memory
+from trainfit.memory.explain.summary import recorded_settings, replayed, summarize
+from trainfit.memory.stream.affine import AffineStream, NotAffineError
+from trainfit.memory.stream.device import context_parts
+from trainfit.memory.stream.replay import Replay, Stream, replay
+from trainfit.plan.steps.batch_scaling import memory_law
+from trainfit.plan.steps.costing import has_rates, machine_of
+from trainfit.plan.steps.timeline import step_timeline
+from trainfit.results.machine.constants import total
+from trainfit.results.memory.step_memory import BatchMemory
+from trainfit.results.plan.result import HostCpu, JobDetail, PlanResult
+from trainfit.results.plan.speed import StepWork
+from trainfit.results.plan.step_timeline import StepTimeline
+from trainfit.results.runs.recording import Recording
+from trainfit.speed.model.operators import step_work
+
+#: GPUs of common sizes, for a comparison of capacities.
+_COMMON: Final = ("T4", "RTX 4090", "A100 40GB", "L40S", "H100 SXM", "H200")
+#: Batch sizes at most, and events of the allocator that all of them may have together (a second).
+_SIZES: Final = 12
+_EVENTS: Final = 300_000
+#: How far batch sizes go, as a multiple of the largest that fits, or of the recorded one.
+_BEYOND: Final = 1.5
+
+
+def explained(result: object, name: str) -> tuple[object, JobDetail | None]:
+    """What a report shows of a result from the file ``name``, and what its recordings say.
+
+    ``None``: it has none. Raises :class:`ResultFileError` for a damaged recording.
+    """
+    if isinstance(result, PlanResult):
+        return result, detail_of_plan(result, Path(name))
+    if isinstance(result, Recording):
+        outcome = replayed(result)
+        return summarize(result, name, outcome=outcome), _of_recording(result, outcome)
+    return result, None
+
+
+def detail_of_plan(result: PlanResult, path: Path) -> JobDetail:
+    """Of the job as it is; empty where the result holds no recordings (its printed form, an early
+    version). Raises :class:`ResultFileError` for ``path`` where one is damaged."""
+    if not result.recordings:
+        return JobDetail()
+    kept = [(each.batch_size, each.recording(path)) for each in result.recordings]
+    pair = [(batch, recording) for batch, recording in kept[-2:] if batch is not None]
+    largest = result.chosen.largest_batch
+    batch, recording = kept[0]
+    outcome = replay(Stream.of(recording), settings=recorded_settings(recording))
+    return JobDetail(
+        memory=step_memory(recording, outcome, batch),
+        work=_work(recording, result.gpu, result.cpu),
+        batches=_batches(recording, pair, largest),
+        gpu_bytes=_gpus(result.gpu, int(recording.header["gpu_memory_bytes"])),
+    )
+
+
+def timeline_of(result: PlanResult | Recording, name: str) -> StepTimeline | None:
+    """The step of the job as it is, over time; ``None`` where the result does not tell.
+
+    Raises :class:`ResultFileError` for a damaged recording in the file ``name``.
+    """
+    if isinstance(result, Recording):
+        return _timeline(result, str(result.header["gpu"]))
+    if not result.recordings:
+        return None
+    return _timeline(result.recordings[0].recording(Path(name)), result.gpu, result.cpu)
+
+
+def _timeline(recording: Recording, name: str, cpu: HostCpu | None = None) -> StepTimeline | None:
+    gpu = _found(name)
+    return step_timeline(recording, machine_of(gpu, cpu)) if gpu is not None else None
+
+
+def _of_recording(recording: Recording, outcome: Replay) -> JobDetail:
+    """Of one recorded run, which was replayed."""
+    header = recording.header
+    batch, gpu = header.get("batch_size"), str(header["gpu"])
+    return JobDetail(
+        memory=step_memory(recording, outcome, batch if isinstance(batch, int) else None),
+        work=_work(recording, gpu),
+    )
+
+
+def _work(recording: Recording, name: str, cpu: HostCpu | None = None) -> StepWork | None:
+    gpu = _found(name) if len(recording.kernel_op) else None
+    if gpu is None or not has_rates(gpu):
+        return None
+    return step_work(recording, machine_of(gpu, cpu))
+
+
+def _batches(
+    recording: Recording, pair: Sequence[tuple[int, Recording]], largest: int | None
+) -> tuple[BatchMemory, ...]:
+    """Evenly spaced batch sizes, fewer of a job with many allocations."""
+    law = _law(pair)
+    if law is None:
+        return ()
+    settings, context = recorded_settings(recording), total(context_parts(recording))[0]
+    many = min(_SIZES, _EVENTS // len(law.template.events))
+    top = max(round(_BEYOND * (largest or 0)), *law.batches)
+    sizes = {1, *law.batches, *(max(1, round(top * n / many)) for n in range(1, many + 1))}
+    found = []
+    for size in sorted(sizes) if many > 2 else ():
+        outcome = replay(law.at(size), settings=settings)
+        reserved = outcome.peak_reserved
+        found.append(BatchMemory(size, outcome.peak_allocated, reserved, reserved + context))
+    return tuple(found)
+
+
+def _law(pair: Sequence[tuple[int, Recording]]) -> AffineStream | None:
+    if len(pair) != 2 or pair[0][0] == pair[1][0]:
+        return None
+    try:
+        law = memory_law(pair)
+    except NotAffineError:
+        return None
+    return law if law.depends_on_batch else None
+
+
+def _gpus(planned: str, capacity: int) -> dict[str, int]:
+    """The planned GPU, and common ones of other sizes."""
+    known = {planned: capacity}
+    for name in _COMMON:
+        gpu = _found(name)
+        if gpu is not None and all(
+            abs(gpu.memory_bytes / each - 1) > 0.1 for each in known.values()
+        ):
+            known[gpu.key] = gpu.memory_bytes
+    return known
+
+
+def _found(name: str) -> GpuSpec | None:
+    try:
+        return find_gpu(name)
+    except GpuNameError:
+        return None

@@ -1,0 +1,382 @@
+"""Batch sizes that fit, and the throughput curve over them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from trainfit.memory.stream.affine import AffineStream, NotAffineError, OtherCourseError
+from trainfit.memory.stream.fit import LARGEST
+from trainfit.memory.stream.replay import Stream
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import CommandError
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.full_batches import (
+    data_set_of,
+    drops_last,
+    full_steps,
+    half_epoch,
+    is_full,
+    most_timed,
+)
+from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.attempts import Attempts
+from trainfit.plan.sizing.batches import Batches, RecordedPair
+from trainfit.plan.sizing.effective_batch import EffectiveBatch
+from trainfit.plan.sizing.laws import law_above, law_of
+from trainfit.plan.sizing.memory_growth import Growth
+from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.notes import Notes
+from trainfit.plan.sizing.recommendation import Bounds, Recommendation, recommend, rounded
+from trainfit.plan.sizing.search import Found, search
+from trainfit.plan.sizing.shapes import VaryingShapes
+from trainfit.plan.steps.costing import has_rates
+from trainfit.plan.steps.curve import Curve, curve_of
+from trainfit.plan.steps.trial_curve import curve_through, refine, timed
+from trainfit.results.plan.configuration import BatchCheck, BatchLimits
+from trainfit.results.plan.speed import StepSpeed
+from trainfit.speed.model.step import Machine
+
+#: Why the present batch size stays where others are of no use.
+_PATHS: Final = "steps run other code at other batch sizes"
+#: Batch sizes of one path below which nothing is said of others.
+_LEAST_TRIALS: Final = 2
+
+
+class BatchSizes:
+    """What a job's runs at some batch sizes say of the others.
+
+    ``notes`` collects further remarks; ``noise_scale`` is the gradients', if it
+    is known. ``growth`` is what stays behind with each step: too much, and none is recommended.
+    ``shapes`` says what stands for all batches where they vary in shape: memory is that of the
+    longest.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        runs: Runs,
+        memory_model: MemoryModel,
+        machine: Machine,
+        notes: Notes,
+        noise_scale: float | None,
+        growth: Growth,
+        shapes: VaryingShapes | None,
+    ) -> None:
+        self._shapes = shapes
+        self._noise_scale = noise_scale
+        self._growth = growth
+        self._command = command
+        self._runs = runs
+        self._memory_model = memory_model
+        self._machine = machine
+        self._attempts = Attempts(runs, memory_model, notes)
+
+    def find(
+        self,
+        present: Trace,
+        batch: int | None,
+        pairs: Sequence[tuple[int, int]],
+        variant: Variant,
+        *,
+        by_trial: bool,
+    ) -> Batches:
+        """What is known of other batch sizes, from two of them if that is possible.
+
+        ``present`` is the run at ``batch``. With ``by_trial`` they are simulated one by one
+        where no two of them say what is wanted.
+        """
+        found = self._found(present, batch, pairs, variant, by_trial=by_trial)
+        peak, limits = found.recommended_peak, found.limits
+        unfit = self._growth.unfit_at(peak) if peak is not None else ""
+        if not unfit or limits is None:
+            return found
+        limits = dataclasses.replace(limits, reason=unfit, epoch_steps=None)
+        return dataclasses.replace(found, recommended=None, recommended_peak=None, limits=limits)
+
+    def _found(
+        self,
+        present: Trace,
+        batch: int | None,
+        pairs: Sequence[tuple[int, int]],
+        variant: Variant,
+        *,
+        by_trial: bool,
+    ) -> Batches:
+        if batch is None:
+            why = (
+                "the batch size is not known: no DataLoader with a batch size fed the first "
+                "step; write {batch_size:N} into the command"
+            )
+            return self._only_present(present, batch, why)
+        timing = variant
+        if self._shapes is not None:
+            timing = self._shapes.timed(variant)
+            variant = self._shapes.sized(variant)
+            try:
+                present = self._of_one_shape(batch, variant)
+            except NotAffineError as error:
+                why = f"batches vary in shape, and {error}"
+                if by_trial:
+                    return self._by_trial({batch: present}, batch, variant, timing, why)
+                return self._only_present(present, batch, why)
+        why = "the data set is too small for two batch sizes with full batches only"
+        for one, other in pairs:
+            try:
+                traces = self._runs.trace(one, variant), self._runs.trace(other, variant)
+            except ScriptError as error:
+                why = f"no other batch size could be simulated: {error}"
+                continue
+            known = {batch: present, one: traces[0], other: traces[1]}
+            try:
+                pair, law = law_of(self._runs, {one: traces[0], other: traces[1]}, variant)
+            except NotAffineError as error:
+                why = f"batch sizes {one} and {other} give no rule for others: {error}"
+                if not by_trial:
+                    break
+                above = None
+                if isinstance(error, OtherCourseError):
+                    above = law_above(self._runs, known, batch, max(one, other), variant)
+                if above is None:
+                    return self._by_trial(known, batch, variant, timing, why)
+                pair, law = above
+            if not law.depends_on_batch:
+                if batch not in (one, other):
+                    return self._without_effect_above(present, batch, one, other)
+                return self._without_effect(present, batch, one, other)
+            return self._by_law(law, pair, known, batch, variant, timing, by_trial=by_trial)
+        return self._only_present(present, batch, why)
+
+    def one_by_one(
+        self, known: dict[int, Trace], batch: int, variant: Variant, why: str
+    ) -> Batches:
+        """What is known of other batch sizes without a rule, which ``why`` says to be wrong.
+
+        ``known`` are runs of ``variant``, where batches vary in shape with the longest sample.
+        """
+        timing = variant
+        if self._shapes is not None:
+            timing, variant = self._shapes.timed(variant), self._shapes.sized(variant)
+        return self._by_trial(known, batch, variant, timing, why)
+
+    def _of_one_shape(self, batch: int, variant: Variant) -> Trace:
+        """The run with batches of the longest sample alone.
+
+        Raises ``NotAffineError`` where there is none, or its batches vary all the same.
+        """
+        assert self._shapes is not None
+        if self._shapes.longest is None:
+            raise NotAffineError(self._shapes.reason)
+        try:
+            trace = self._runs.trace(batch, variant)
+        except ScriptError as error:
+            raise NotAffineError(f"the longest could not be simulated: {error}") from None
+        if trace.outcome.loader is not None and trace.outcome.loader.varies:
+            raise NotAffineError("fail with batches of one sample")
+        return trace
+
+    def _by_law(
+        self,
+        law: AffineStream,
+        pair: RecordedPair,
+        known: Mapping[int, Trace],
+        batch: int,
+        variant: Variant,
+        timing: Variant,
+        *,
+        by_trial: bool,
+    ) -> Batches:
+        """Memory is exact for every batch size: the largest that runs, and that leaves the
+        headroom. So is the work of a step; where it is not, steps are simulated one by one."""
+        memory_model = self._memory_model
+        largest = memory_model.largest(law)
+        memory = rounded(memory_model.largest(law, memory_model.usable_bytes) if largest else 0)
+        bounds = Bounds(
+            memory, data_set_of(known[batch], batch), drops_last=drops_last(known[batch])
+        )
+        most = _compared(bounds, known[batch])
+        curve = curve_of(self._timing_pair(pair, variant, timing), self._machine, most or largest)
+        if not curve.steps and most and by_trial:
+            curve = self._timed_curve(known, batch, most, variant, timing, curve.notes)
+        found = self._recommend(bounds, curve, batch, known[batch])
+        peak = memory_model.limited(law.at(found.batch)) if found.batch else None
+        return Batches("two traces", "", largest, found.batch, peak, law, pair, found.limits, curve)
+
+    def _by_trial(
+        self, known: dict[int, Trace], batch: int, variant: Variant, timing: Variant, why: str
+    ) -> Batches:
+        """By simulating one batch size after the other."""
+        context = self._memory_model.context_bytes
+        present = known[batch]
+        data_set = data_set_of(present, batch)
+        full = {size: trace for size, trace in known.items() if is_full(trace, size)}
+        paths = {batch: present, **full}
+        found = search(
+            [
+                self._attempts.trial(size, trace)
+                for size, trace in full.items()
+                if self._attempts.is_same_path(batch, present, size, trace)
+            ],
+            lambda sizes: self._attempts.trials(sizes, batch, present, variant, paths),
+            free_bytes=self._memory_model.capacity_bytes - context,
+            free_with_headroom_bytes=self._memory_model.usable_bytes - context,
+            most=data_set or LARGEST,
+        )
+        memory = None if found.recommended is None else rounded(found.recommended)
+        at_least = found.too_large is None and found.largest == found.recommended
+        bounds = Bounds(memory, data_set, at_least, drops_last(present))
+        curve = Curve()
+        if self._attempts.note_other_paths(batch, paths):
+            if len(found.tried) < _LEAST_TRIALS:
+                return self._only_present(present, batch, f"{why}; {_tried(found)}", _PATHS)
+            bounds = dataclasses.replace(bounds, at_least=found.too_large is None)
+        if most := _compared(bounds, present):
+            traces = {size: self._runs.attempt(size, variant) for size in found.tried}
+            curve = self._timed_curve(traces, batch, most, variant, timing)
+        advised = self._recommend(bounds, curve, batch, present)
+        peak = None
+        if advised.batch:
+            peak = self._attempts.peak(advised.batch, variant)
+        return Batches(
+            "one trace a batch size",
+            f"{why}; {_tried(found)}",
+            found.largest,
+            advised.batch,
+            peak,
+            limits=advised.limits,
+            curve=curve,
+            check=BatchCheck(advised.batch) if peak is not None and advised.batch else None,
+        )
+
+    def _timing_pair(self, pair: RecordedPair, variant: Variant, timing: Variant) -> RecordedPair:
+        """The runs that steps are timed by, at the batch sizes of ``pair``: that of memory, or
+        others of a typical sample."""
+        if timing == variant or not has_rates(self._machine.gpu):
+            return pair
+        try:
+            traces = [self._runs.trace(size, timing) for size, _ in pair]
+        except ScriptError as error:
+            self._attempts.note(f"steps are timed with the longest batches: {error}")
+            return pair
+        return tuple((size, recording_of(run)) for (size, _), run in zip(pair, traces, strict=True))
+
+    def _timed_curve(
+        self,
+        known: Mapping[int, Trace],
+        batch: int,
+        most: int,
+        variant: Variant,
+        timing: Variant,
+        notes: tuple[str, ...] = (),
+    ) -> Curve:
+        """Steps up to ``most`` samples, from ``known`` runs and as many more as needed."""
+
+        bounds: list[int] = []
+
+        def measure(size: int) -> StepSpeed | None:
+            trace = next((run for _, run in self._attempts.made([size], timing)), None)
+            if trace is None:
+                return None
+            bounds.extend(filter(None, [most_timed(trace)]))
+            return self._timed(trace, size)
+
+        if not has_rates(self._machine.gpu):
+            return Curve((), notes)
+        steps: dict[int, StepSpeed] = {}
+        for size, trace in known.items() if timing == variant else ():
+            bounds.extend(filter(None, [most_timed(trace)]))
+            if trace.recording is not None and is_full(trace, size):
+                step = self._timed(trace, size)
+                steps |= {size: step} if step is not None else {}
+        if not steps:
+            step = measure(min(batch, most))
+            steps = {min(batch, most): step} if step is not None else {}
+        if not steps:
+            return Curve((), notes)
+        found = refine(steps, most, measure, self._noise_scale, lambda: min(bounds, default=None))
+        curve = curve_through(found, most)
+        return dataclasses.replace(curve, notes=(*notes, *curve.notes))
+
+    def _timed(self, trace: Trace, size: int) -> StepSpeed | None:
+        return timed(recording_of(trace), size, self._machine, full_steps(trace))
+
+    def _recommend(
+        self, bounds: Bounds, curve: Curve, batch: int, present: Trace
+    ) -> Recommendation:
+        why = "the step's time is not known at other batch sizes"
+        if not has_rates(self._machine.gpu):
+            why = "no throughput prediction for a custom GPU"
+        return recommend(
+            bounds,
+            curve,
+            batch,
+            noise_scale=self._noise_scale,
+            without_curve=why,
+            unfit=self._growth.unfit,
+            effective=self._effective(present, batch),
+        )
+
+    def _effective(self, present: Trace, batch: int) -> EffectiveBatch:
+        loader = present.outcome.loader
+        # The data set may have had fewer samples than were asked for.
+        given = min(batch, loader.fed[0]) if loader is not None and loader.fed else batch
+        return EffectiveBatch(self._command, recording_of(present).makeup, given)
+
+    def _only_present(
+        self, present: Trace, batch: int | None, why: str, reason: str = "only one was simulated"
+    ) -> Batches:
+        """Nothing is known but the present batch size: it stays, where it fits."""
+        trial = self._attempts.trial(batch or 0, present)
+        bounds = Bounds(None, data_set_of(present, batch), drops_last=drops_last(present))
+        if batch is None or not trial.fits:
+            found = Recommendation(None, BatchLimits(None, None, data_set=bounds.data_set))
+        else:
+            found = recommend(
+                bounds,
+                Curve(),
+                batch,
+                without_curve=reason,
+                unfit=self._growth.unfit,
+                effective=self._effective(present, batch),
+            )
+        peak = self._memory_model.limited(Stream.of(recording_of(present))) if found.batch else None
+        return Batches("one trace", why, None, found.batch, peak, limits=found.limits)
+
+    def _without_effect_above(self, present: Trace, batch: int, one: int, other: int) -> Batches:
+        """Something else limits what is trained on: a replay or rollout buffer has its own size."""
+        what = f"batch sizes {one} and {other} allocate the same, so something else limits them"
+        return self._only_present(present, batch, what, what)
+
+    def _without_effect(self, present: Trace, batch: int, one: int, other: int) -> Batches:
+        what = f"the batch size has no effect: {one} and {other} allocate the same"
+        if "batch_size" in self._command.present.keys() - self._command.supposed:
+            raise CommandError(
+                f"placeholder {{batch_size}}: {what}; put it into the option that sets the batch "
+                f"size of {self._command.name}"
+            )
+        return self._only_present(
+            present,
+            batch,
+            f"{what} (the DataLoader gets its batches from elsewhere); "
+            "write {batch_size:N} into the command",
+        )
+
+
+def _tried(found: Found) -> str:
+    """In words, how far a search by trial came."""
+    batches = ", ".join(map(str, found.tried))
+    text = f"simulated one by one: {batches}"
+    if found.largest and found.too_large:
+        return f"{text}; the largest lies between {found.largest} and {found.too_large - 1}"
+    return text
+
+
+def _compared(bounds: Bounds, present: Trace) -> int | None:
+    """The largest batch size of which throughput is compared: an epoch has two steps or more.
+
+    Of one step an epoch no time can be told from a run, nor is it a training that anybody wants.
+    """
+    half = half_epoch(present, bounds.data_set)
+    return bounds.most if bounds.most is None or half is None else min(bounds.most, half)

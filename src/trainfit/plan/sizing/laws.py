@@ -1,0 +1,65 @@
+"""Laws of memory over batch sizes, from two runs, and whether they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainfit.memory.stream.affine import AffineStream, NotAffineError
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.full_batches import most_full
+from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.batches import RecordedPair
+from trainfit.plan.steps.batch_scaling import memory_law
+
+
+def law_of(
+    runs: Runs, traces: Mapping[int, Trace], variant: Variant
+) -> tuple[RecordedPair, AffineStream]:
+    """What two runs say of other batch sizes; raises ``NotAffineError``."""
+    pair = tuple((size, recording_of(trace)) for size, trace in traces.items())
+    law = memory_law(pair)
+    _check_law(runs, law, variant)
+    return pair, law
+
+
+def law_above(
+    runs: Runs, known: dict[int, Trace], batch: int, size: int, variant: Variant
+) -> tuple[RecordedPair, AffineStream] | None:
+    """A rule from ``size`` and twice that, where libraries do something else only below;
+    ``None`` if there is none. ``known`` gets the run."""
+    most = most_full(known[batch], batch)
+    if most is not None and 2 * size > most:
+        return None
+    try:
+        known[2 * size] = runs.trace(2 * size, variant)
+        return law_of(runs, {at: known[at] for at in (size, 2 * size)}, variant)
+    except (ScriptError, NotAffineError):
+        return None  # they are simulated one by one
+
+
+def _check_law(runs: Runs, law: AffineStream, variant: Variant) -> None:
+    """Compare a law that looks odd with a third batch size; raises ``NotAffineError``.
+
+    What grows with the square of the batch size (a contrastive loss) gives a line too,
+    but one that is below zero at batch size 0.
+    """
+    one, two = sorted(law.batches)
+    below_zero = law.base < 0 if law.batches == (one, two) else law.base > 0
+    below_zero[law.template.workspace_alloc] = False  # they have models of their own
+    if not below_zero.any():
+        return
+    third = (one + two) // 2 if two - one > 1 else one - 1
+    if third < 2:
+        third = two + 1
+    try:
+        seen = recording_of(runs.trace(third, variant)).alloc_bytes
+    except ScriptError as error:
+        raise NotAffineError(f"a third could not be simulated ({error})") from None
+    expected = law.at(third).alloc_bytes
+    differs = seen[: len(expected)] != expected[: len(seen)]
+    if not differs.any():
+        return
+    name = law.template.strings[int(law.template.alloc_module[int(differs.argmax())])]
+    where = f", first in {name}" if name else ""
+    raise NotAffineError(f"sizes do not grow in proportion to the batch size{where}")

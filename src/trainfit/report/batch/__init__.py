@@ -1,0 +1,1 @@
+"""Noise scale, and the trade between batch sizes, as text."""

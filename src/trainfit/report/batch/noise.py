@@ -1,0 +1,66 @@
+"""A measured noise scale as text."""
+
+from __future__ import annotations
+
+from trainfit.results.batch.noise import ModuleNoise, NoiseResult
+from trainfit.results.format import count, percent
+from trainfit.results.text import printable, wrapped
+
+#: Modules with the largest parts of tr Σ that are shown.
+_SHOWN = 6
+METHODS = {
+    "accumulation": "micro-batches of a step",
+    "ranks": "ranks of a data-parallel run",
+    "parts": "halves of a batch, in a measuring pass",
+    "examples": "single samples, of Linear and normalization modules alone",
+    "none": "nothing",
+}
+
+
+def noise_text(result: NoiseResult) -> str:
+    """The whole result."""
+    first = printable(result.line)
+    lines = [wrapped(first[0].upper() + first[1:], "", "  ")]
+    ranks = count(result.ranks, "rank")
+    batch = f"{result.micro_batch} × {result.accumulation} micro-batches × {ranks}"
+    lines.append(
+        f"  measured on {METHODS[result.method]}; a step is {batch}; "
+        f"{count(result.steps_used, 'measured step')} of {result.steps_seen}"
+    )
+    if result.cost_share is not None:
+        lines.append(f"  cost {percent(result.cost_share, decimals=1)} of the time (on the host)")
+    lines += _history(result)
+    lines += _modules(result.modules)
+    for reason, number in result.steps_left_out.items():
+        lines.append(
+            wrapped(f"{count(number, 'step')} left out: {printable(reason)}", "  ", "    ")
+        )
+    for each in (*result.left_out, *result.notes):
+        lines.append(wrapped(printable(each), "  Note: ", "    "))
+    if result.noise is not None:
+        lines.append("  90% intervals; next: trainfit batch explain FILE --to BATCH")
+    return "\n".join(lines)
+
+
+def _history(result: NoiseResult) -> list[str]:
+    if len(result.history) < 2:
+        return []
+    first, last = result.history[0], result.history[-1]
+    return [
+        f"  over time: {first.noise.text} around step {first.step}, "
+        f"{last.noise.text} around step {last.step}"
+    ]
+
+
+def _modules(modules: tuple[ModuleNoise, ...]) -> list[str]:
+    ordered = sorted(modules, key=lambda each: -(each.trace_share or 0.0))
+    if len(ordered) < 2:
+        return []
+    lines = [f"  {'module':<32}{'noise scale, samples':>34}{'of the noise':>14}"]
+    for each in ordered[:_SHOWN]:
+        noise = each.noise.text if each.noise is not None else ""
+        share = percent(each.trace_share) if each.trace_share is not None else ""
+        lines.append(f"  {printable(each.name)[-31:] or '(itself)':<32}{noise:>34}{share:>14}")
+    if len(ordered) > _SHOWN:
+        lines.append(f"  {len(ordered) - _SHOWN} more in the result file")
+    return lines

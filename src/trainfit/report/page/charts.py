@@ -1,0 +1,269 @@
+"""Parts of chart specifications (Vega-Lite): colours, axes, hovering, and fewer points.
+
+Colours are CSS variables of the page, so that a chart follows its light, dark and printed forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+Spec = dict[str, Any]
+_T = TypeVar("_T")
+
+_SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v6.json"
+_VEGA: Final = "https://vega.github.io/schema/vega/v6.json"
+
+#: The page's colours as values, for a picture that stands alone (page.css has the same).
+LIGHT: Final[Mapping[str, str]] = {
+    "--c1": "#3568d4",
+    "--c2": "#e0822a",
+    "--c3": "#2b9a68",
+    "--c4": "#8a57cf",
+    "--c5": "#cf4a64",
+    "--c6": "#1d98ab",
+    "--c7": "#8792a2",
+    "--c8": "#a5804f",
+    "--good": "#177a4c",
+    "--bad": "#c22f3d",
+    "--warn": "#a86200",
+    "--text": "#1b2330",
+    "--muted": "#5a6576",
+    "--grid": "#e4e8ee",
+    "--card": "#ffffff",
+}
+COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 9))
+
+#: Kinds of memory in the order in which they are stacked, each with its colour.
+MEMORY_KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "parameter": ("parameters", COLORS[0]),
+    "buffer": ("buffers", COLORS[7]),
+    "optimizer_state": ("optimizer state", COLORS[3]),
+    "gradient": ("gradients", COLORS[2]),
+    "input": ("inputs", COLORS[6]),
+    "activation": ("activations", COLORS[1]),
+    "temporary": ("temporaries", COLORS[4]),
+    "workspace": ("workspaces", COLORS[5]),
+}
+
+
+def config() -> Spec:
+    """How all charts look."""
+    axis = {
+        "labelColor": "var(--muted)",
+        "titleColor": "var(--muted)",
+        "titleFontWeight": "normal",
+        "titleFontSize": 12,
+        "labelFontSize": 11,
+        "gridColor": "var(--grid)",
+        "domainColor": "var(--grid)",
+        "tickColor": "var(--grid)",
+        "labelOverlap": True,
+        "labelFlush": False,
+    }
+    legend = {
+        "labelColor": "var(--text)",
+        "titleColor": "var(--muted)",
+        "labelFontSize": 12,
+        "orient": "top",
+        "title": None,
+        "symbolType": "square",
+        "columns": {"signal": "max(width < 260 ? 1 : 2, floor(width / 130))"},
+        "labelLimit": 260,
+    }
+    return {
+        "background": "transparent",
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+        "view": {"stroke": None},
+        "axis": axis,
+        "axisX": {"tickCount": {"signal": "ceil(width / 70)"}},
+        "legend": legend,
+        "bar": {"color": COLORS[0]},
+        "text": {"color": "var(--text)"},
+        "rule": {"color": "var(--muted)"},
+    }
+
+
+def chart(height: int, description: str, **parts: Any) -> Spec:
+    """A chart as wide as its place on the page."""
+    return {
+        "$schema": _SCHEMA,
+        "description": description,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "config": config(),
+        **parts,
+    }
+
+
+def vega_chart(height: int, description: str, **parts: Any) -> Spec:
+    """One in Vega itself; ``width`` is a signal that follows its place."""
+    width = "isFinite(containerSize()[0]) && containerSize()[0] > 0 ? containerSize()[0] : 760"
+    return {
+        "$schema": _VEGA,
+        "description": description,
+        "height": height,
+        "autosize": "none",
+        "config": {"background": "transparent"},
+        **{key: part for key, part in parts.items() if key != "signals"},
+        "signals": [
+            {
+                "name": "width",
+                "init": width,
+                "on": [{"events": "window:resize", "update": width}],
+            },
+            *parts.get("signals", ()),
+        ],
+    }
+
+
+def values(rows: Sequence[Mapping[str, Any]]) -> Spec:
+    """Data of a chart, numbers with as many digits as can be seen."""
+    return {"values": [{key: _short(value) for key, value in row.items()} for row in rows]}
+
+
+def x(field: str, title: str | None = None, **more: Any) -> Spec:
+    """A position along an axis of numbers."""
+    axis = {"title": title, "grid": False, **more.pop("axis", {})}
+    return {"field": field, "type": "quantitative", "axis": axis, **more}
+
+
+def y(field: str, title: str | None = None, **more: Any) -> Spec:
+    """A height on an axis of numbers."""
+    axis = {"title": title, "tickCount": 5, **more.pop("axis", {})}
+    return {"field": field, "type": "quantitative", "axis": axis, **more}
+
+
+def nominal(field: str, **more: Any) -> Spec:
+    """A name; in the order of the data."""
+    return {"field": field, "type": "nominal", "sort": None, **more}
+
+
+#: How wide the names along an axis may be: a part of the chart.
+NAMES: Final[Spec] = {
+    "title": None,
+    "labelLimit": {"signal": "(containerSize()[0] || 860) * 0.36"},
+}
+
+
+def color(field: str, names: Sequence[str], colors: Sequence[str], **more: Any) -> Spec:
+    """A colour by name."""
+    scale = {"domain": list(names), "range": list(colors)}
+    return {"field": field, "type": "nominal", "scale": scale, **more}
+
+
+def tip(title: str, *rows: tuple[str, str]) -> list[list[str]]:
+    """What is shown on hover: a title, and labels with their texts."""
+    return [[title, ""], *([label, text] for label, text in rows if text)]
+
+
+#: A mark's properties that show its datum's ``tip``.
+TIP: Final[Mapping[str, Any]] = {"tooltip": {"content": "data"}}
+
+
+def hover_rule(data: Sequence[Mapping[str, Any]], field: str, title: str | None = None) -> Spec:
+    """A vertical line at the point next to the pointer, with that point's ``tip``."""
+    return {
+        "data": values(data),
+        "params": [
+            {
+                "name": "hover",
+                "select": {
+                    "type": "point",
+                    "fields": [field],
+                    "nearest": True,
+                    "on": "pointerover",
+                    "clear": "pointerout",
+                },
+            }
+        ],
+        "mark": {"type": "rule", "strokeWidth": 1, **TIP},
+        "encoding": {
+            "x": x(field, title),
+            "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
+        },
+    }
+
+
+def parts_bar(
+    rows: Sequence[Mapping[str, Any]], says: str, title: str, whole: str, hue: Spec
+) -> Spec:
+    """One bar of the parts of a time: each row has its ``ms`` and ``tip``; ``whole`` is the field
+    of what all are parts of, ``hue`` their colour."""
+    return chart(
+        44,
+        says,
+        data=values(rows),
+        mark={"type": "bar", **TIP},
+        encoding={
+            "x": x("ms", title, stack="zero"),
+            "y": nominal(whole, axis=None),
+            "color": hue,
+        },
+    )
+
+
+def named_bars(
+    rows: Sequence[Mapping[str, Any]], says: str, across: Spec, name: str, hue: Spec, each: int
+) -> Spec:
+    """A bar for each row, in their order, ``each`` pixels high; ``name`` is its name's field."""
+    return chart(
+        each * len(rows) + 10,
+        says,
+        data=values(rows),
+        mark={"type": "bar", "cornerRadiusEnd": 2, **TIP},
+        encoding={"x": across, "y": nominal(name, axis=NAMES), "color": hue},
+    )
+
+
+def stacked(
+    points: Sequence[tuple[float, Mapping[str, float]]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Rows of areas one on the other: of each point its place ``at`` and for each name a row with
+    ``from`` and ``to``."""
+    rows: list[dict[str, Any]] = []
+    for at, parts in points:
+        top = 0.0
+        for name in names:
+            below, top = top, top + parts.get(name, 0.0)
+            rows.append({"at": at, "name": name, "from": below, "to": top})
+    return rows
+
+
+def areas(rows: Sequence[Mapping[str, Any]], across: Spec, up: Spec, hue: Spec, step: str) -> Spec:
+    """The layer of rows of :func:`stacked`; ``step`` is how points are connected."""
+    return {
+        "data": values(rows),
+        "mark": {"type": "area", "interpolate": step, "opacity": 0.9},
+        "encoding": {"x": across, "y": up, "y2": {"field": "to"}, "color": hue},
+    }
+
+
+def thinned(items: Sequence[_T], most: int, keep: Sequence[int] = ()) -> list[_T]:
+    """At most about ``most`` items, evenly spread; the first, the last and those at ``keep``."""
+    if len(items) <= most:
+        return list(items)
+    places = {round(n * (len(items) - 1) / (most - 1)) for n in range(most)}
+    return [items[place] for place in sorted(places | set(keep))]
+
+
+def standalone(spec: Mapping[str, Any], width: int = 860) -> Spec:
+    """For a picture of its own: a width, and colours in the place of the page's variables."""
+    found: Spec = _colored(dict(spec))
+    if found.get("width") == "container":
+        found["width"] = width
+    found.setdefault("config", {})["background"] = LIGHT["--card"]
+    return found
+
+
+def _colored(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("var(--"):
+        return LIGHT[value[4:-1]]
+    if isinstance(value, Mapping):
+        return {key: _colored(each) for key, each in value.items()}
+    return [_colored(each) for each in value] if isinstance(value, list) else value
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value

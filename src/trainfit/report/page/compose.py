@@ -1,0 +1,183 @@
+"""Puts a page together: of each result its headline and sections, in one order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from trainfit.report.gpus.catalogue import gpus_text
+from trainfit.report.gpus.profile import profile_text
+from trainfit.report.page.blocks import Entry, Headline, Output, Page, Section, Subject, section
+from trainfit.report.page.subjects.command import (
+    command_sections,
+    plan_headline,
+    remedy_sections,
+)
+from trainfit.report.page.subjects.comparison import (
+    comparison_headline,
+    comparison_sections,
+    verification_headline,
+)
+from trainfit.report.page.subjects.gpus import gpus_headline, gpus_sections
+from trainfit.report.page.subjects.learning import (
+    noise_headline,
+    noise_sections,
+    trade_headline,
+    trade_sections,
+)
+from trainfit.report.page.subjects.loader import loader_headline, loader_sections
+from trainfit.report.page.subjects.machine import (
+    doctor_headline,
+    doctor_sections,
+    machine_sections,
+)
+from trainfit.report.page.subjects.memory import (
+    plan_memory,
+    recording_headline,
+    recording_memory,
+)
+from trainfit.report.page.subjects.notes import notes_section
+from trainfit.report.page.subjects.pace import pace_headline, pace_sections
+from trainfit.report.page.subjects.rehearsal import rehearsal_headline, rehearsal_sections
+from trainfit.report.page.subjects.speed import of_work, speed_sections
+from trainfit.report.page.subjects.watch import watch_headline, watch_sections
+from trainfit.report.plan.verification import verification_text
+from trainfit.results.batch.explanation import BatchExplanation
+from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.files.documents import ResultFile
+from trainfit.results.loader.rehearsal import Rehearsal
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.machine.doctor import DoctorResult
+from trainfit.results.machine.gpus import GpusResult
+from trainfit.results.machine.pace import PaceResult
+from trainfit.results.machine.profile import Profile
+from trainfit.results.memory.summary import RecordingSummary
+from trainfit.results.plan.gpu_comparison import GpuComparison
+from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.verification import Verification as PlanVerification
+from trainfit.results.watch.comparison import Comparison
+from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.verification import Verification
+from trainfit.version import __version__
+
+_Build = Callable[[Entry], Subject]
+
+
+def page_of(entries: Sequence[Entry]) -> Page:
+    """The page of these results: plans first, then what was measured, then machines."""
+    order = list(_SUBJECTS)
+    ranked = sorted(entries, key=lambda entry: _rank(entry, order))
+    subjects = [subject_of(entry, ranked) for entry in ranked]
+    sections: list[Section] = []
+    for entry, subject in zip(ranked, subjects, strict=True):
+        alike = sum(type(other.result) is type(entry.result) for other in ranked) > 1
+        sections += [_named(each, entry.name if alike else "") for each in subject.sections]
+    results = [(entry.name, entry.result) for entry in ranked]
+    first = subjects[0].headline
+    return Page(
+        title=first.subject or first.kind,
+        headlines=tuple(subject.headline for subject in subjects),
+        sections=(*sections, *machine_sections(results), *notes_section(results)),
+        sources=tuple(
+            (entry.name, subject.headline.kind)
+            for entry, subject in zip(ranked, subjects, strict=True)
+        ),
+        version=__version__,
+    )
+
+
+def subject_of(entry: Entry, others: Sequence[Entry] = ()) -> Subject:
+    """What the page says of one result, next to ``others``."""
+    if isinstance(entry.result, PlanResult):
+        return _plan(entry, with_loader=not any(_is_loader(other) for other in others))
+    for kind, build in _SUBJECTS.items():
+        if isinstance(entry.result, kind):
+            return build(entry)
+    return _unknown(entry)
+
+
+def _rank(entry: Entry, order: Sequence[type]) -> int:
+    return next((n for n, kind in enumerate(order) if isinstance(entry.result, kind)), len(order))
+
+
+def _named(part: Section, name: str) -> Section:
+    return Section(f"{part.title} · {name}", part.blocks, part.answer) if name else part
+
+
+def _is_loader(entry: Entry) -> bool:
+    return isinstance(entry.result, LoaderResult)
+
+
+def _plan(entry: Entry, *, with_loader: bool = True) -> Subject:
+    """With what the plan holds of the DataLoader, unless the page has a result of its own on it."""
+    result: PlanResult = entry.result
+    loading = result.loading if with_loader else None
+    found = loading.result if loading is not None else None
+    return Subject(
+        plan_headline(result),
+        (
+            *command_sections(result),
+            *plan_memory(result, entry.detail),
+            *speed_sections(result, entry.detail),
+            *remedy_sections(result),
+            *(loader_sections(found, settings=False) if found is not None else ()),
+        ),
+    )
+
+
+def _recording(entry: Entry) -> Subject:
+    work = entry.detail.work if entry.detail is not None else None
+    sections = [*recording_memory(entry.result, entry.detail), *of_work(work)]
+    return Subject(recording_headline(entry.result), tuple(sections))
+
+
+def _both(
+    headline: Callable[[Any], Headline], sections: Callable[[Any], Sequence[Section]]
+) -> _Build:
+    return lambda entry: Subject(headline(entry.result), tuple(sections(entry.result)))
+
+
+def _change(entry: Entry) -> Subject:
+    result: Verification = entry.result
+    parts = comparison_sections(result.comparison) if result.comparison is not None else []
+    renamed = (dataclasses.replace(part, title="The change that was tried") for part in parts)
+    return Subject(verification_headline(result), tuple(renamed))
+
+
+def _text(kind: str, render: Callable[[Any], str]) -> _Build:
+    """Of results that have no pictures: the first line, and all of it."""
+
+    def build(entry: Entry) -> Subject:
+        text = render(entry.result)
+        first = next((line.strip() for line in text.splitlines() if line.strip()), kind)
+        return Subject(Headline(kind, "plain", first), tuple(section(kind, Output(text))))
+
+    return build
+
+
+def _unknown(entry: Entry) -> Subject:
+    result = entry.result
+    kind = result.FILE.name if isinstance(result, ResultFile) else type(result).__name__
+    text = result.to_json() if isinstance(result, ResultFile) else str(result)
+    return _text(kind, lambda _: text)(entry)
+
+
+#: How the page of each kind of result is made, in the order of the page.
+_SUBJECTS: Final[Mapping[type, _Build]] = {
+    PlanResult: _plan,
+    GpuComparison: _both(gpus_headline, gpus_sections),
+    RecordingSummary: _recording,
+    LoaderResult: _both(loader_headline, loader_sections),
+    Rehearsal: _both(rehearsal_headline, rehearsal_sections),
+    WatchResult: _both(watch_headline, watch_sections),
+    Verification: _change,
+    Comparison: _both(comparison_headline, comparison_sections),
+    PaceResult: _both(pace_headline, pace_sections),
+    BatchExplanation: _both(trade_headline, trade_sections),
+    NoiseResult: _both(noise_headline, noise_sections),
+    DoctorResult: _both(doctor_headline, doctor_sections),
+    PlanVerification: _text("Prediction and real run", verification_text),
+    GpusResult: _text("GPUs", gpus_text),
+    Profile: _text("Calibration profile", profile_text),
+}

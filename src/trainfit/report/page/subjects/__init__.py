@@ -1,0 +1,1 @@
+"""What the page says of each kind of result: a headline and sections, a module a subject."""

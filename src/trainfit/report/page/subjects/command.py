@@ -1,0 +1,206 @@
+"""A plan's answer: does it fit, what limits it, what to run, and the reason of each parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from trainfit.report.page.blocks import (
+    Command,
+    Headline,
+    Item,
+    Items,
+    Section,
+    Table,
+    Tile,
+    Tone,
+    section,
+)
+from trainfit.report.page.blocks import table as table_of
+from trainfit.report.plan.answer import answer, step_at
+from trainfit.report.plan.facts import facts
+from trainfit.report.plan.fixes import fix_lines, fix_title
+from trainfit.report.plan.launch_parts import change_lines
+from trainfit.report.plan.speed import BOUNDS
+from trainfit.results.format import count, duration, percent, rate, size, times
+from trainfit.results.plan.launch import LaunchPart
+from trainfit.results.plan.result import PlanResult
+
+_STATUS: Final = {
+    "set": "set",
+    "kept": "kept",
+    "not set": "left unset",
+    "by hand": "change in the script",
+    "cannot tell": "cannot tell",
+}
+_LOADER: Final = {
+    "gpu": "keeps up with the GPU",
+    "loader": "is the bottleneck",
+    "unknown": "not known whether it keeps up",
+}
+_ORDER: Final = ("set", "by hand", "kept", "not set", "cannot tell")
+
+
+def plan_headline(result: PlanResult) -> Headline:
+    """Fits or not, what limits, what to run."""
+    return Headline(
+        kind="Plan",
+        tone="good" if result.can_start else "bad",
+        text=answer(result),
+        limit=_limit(result),
+        subject=f"{result.command} on {result.gpu}",
+        commands=(Command(result.launch, "Run"),) if result.can_start else (),
+        changes=tuple(change_lines(result.launch_parts)),
+        tiles=_tiles(result),
+    )
+
+
+def command_sections(result: PlanResult) -> list[Section]:
+    """Each parameter with its reason and evidence, and what decides."""
+    parts = sorted(_grouped(result.launch_parts), key=lambda part: _ORDER.index(part.status))
+    reasons = table_of(
+        ("Parameter", "Value", "Why", "Evidence"),
+        [(part.name, _value(part), part.reason or "reason not known", _evidence(part))
+         for part in parts],
+        "Each part of the launch command, and what was left out of it",
+        marked=[place for place, part in enumerate(parts) if part.status in ("set", "by hand")],
+    )  # fmt: skip
+    deciding = table_of(
+        ("Subject", "What decides"), [(fact.label, fact.text) for fact in facts(result)]
+    )
+    return section("Why these settings", reasons, deciding)
+
+
+def remedy_sections(result: PlanResult) -> list[Section]:
+    """What would lower the memory, and all that was tried."""
+    fixes = [Item(line, "warn" if not result.fits else "plain") for line in fix_lines(result)]
+    listed = Items(tuple(fixes)) if fixes else None
+    return section(fix_title(result), listed, _remedies(result))
+
+
+def _grouped(parts: Sequence[LaunchPart]) -> list[LaunchPart]:
+    """Parts that are left out for one reason are one row."""
+    groups: dict[tuple[str, ...], list[LaunchPart]] = {}
+    for part in parts:
+        left_out = part.status in ("not set", "cannot tell") and not part.present
+        own = () if left_out else (part.name,)
+        key = (part.status, part.reason, part.evidence, part.machine, *own)
+        groups.setdefault(key, []).append(part)
+    return [
+        dataclasses.replace(group[0], name=", ".join(part.name for part in group))
+        for group in groups.values()
+    ]
+
+
+def _limit(result: PlanResult) -> str:
+    """What limits the job: the GPU's part that bounds a step, or the DataLoader."""
+    step = step_at(result, result.chosen.recommended_batch or result.now.batch_size)
+    parts = []
+    loading = result.loading
+    if loading is not None and loading.bottleneck == "loader":
+        by = f", which is {times(loading.factor)} too slow for it" if loading.factor else ""
+        parts.append(f"What limits: the DataLoader{by}")
+    elif step is not None:
+        share = ""
+        if loading is not None and loading.bottleneck == "gpu":
+            share = "; the DataLoader keeps up"
+        parts.append(f"What limits: {BOUNDS[step.bound]}{share}")
+    if not result.fits:
+        parts.insert(0, f"What limits: memory of {result.gpu} ({size(result.gpu_memory_bytes)})")
+    return ". ".join(parts[:1]) + "." if parts else ""
+
+
+def _tiles(result: PlanResult) -> tuple[Tile, ...]:
+    chosen = result.chosen
+    best = chosen.recommended_batch
+    memory = result.recommended if result.recommended is not None and best else result.now.memory
+    at = best if result.recommended is not None and best else result.now.batch_size
+    share = memory.device_bytes / result.gpu_memory_bytes
+    tone: Tone = "bad" if share > 1 else "plain"
+    tiles = [
+        Tile(
+            "GPU memory",
+            size(memory.device_bytes),
+            f"{percent(share)} of {size(result.gpu_memory_bytes)}"
+            + (f" at batch size {at}" if at else ""),
+            min(share, 1.0),
+            tone,
+        )
+    ]
+    if chosen.largest_batch is not None:
+        more = chosen.limits is not None and chosen.limits.at_least
+        tiles.append(
+            Tile(
+                "Batch size",
+                str(best or "-"),
+                f"recommended; largest {'at least ' if more else ''}{chosen.largest_batch}",
+            )
+        )
+    step = step_at(result, best or result.now.batch_size)
+    if step is not None:
+        low, high = step.range_s
+        what = "Call" if result.inference is not None else "Step"
+        tiles.append(
+            Tile(what, duration(step.seconds), f"predicted, {duration(low)} to {duration(high)}")
+        )
+        if step.samples_per_s:
+            epoch = result.speed.epoch_s if result.speed is not None else None
+            tiles.append(
+                Tile(
+                    "Throughput",
+                    f"{rate(step.samples_per_s)}/s",
+                    "samples a second"
+                    + (f"; an epoch in {duration(epoch)}" if epoch and not best else ""),
+                )
+            )
+    loading = result.loading
+    if loading is not None and loading.result is not None:
+        settings = loading.launched or loading.result.recommended
+        tiles.append(
+            Tile(
+                "DataLoader",
+                count(settings.num_workers, "worker"),
+                _LOADER[loading.bottleneck],
+                tone="bad" if loading.bottleneck == "loader" else "plain",
+            )
+        )
+    return tuple(tiles)
+
+
+def _value(part: LaunchPart) -> str:
+    value = part.line if part.status == "by hand" else part.value
+    was = f" (was {part.present})" if part.present and part.present != part.value else ""
+    status = "" if part.status == "set" else _STATUS[part.status]
+    return f"{value}{was}" + (f" · {status}" if status and value else status)
+
+
+def _evidence(part: LaunchPart) -> str:
+    return ", ".join(each for each in (part.evidence, part.machine) if each) or "-"
+
+
+def _remedies(result: PlanResult) -> Table | None:
+    """What was tried, with what each saves and costs."""
+    remedies = result.remedies
+    if remedies is None:
+        return None
+    tried = [each for each in remedies.items if each.status != "not applicable"]
+    order = sorted(tried, key=lambda each: -(each.saved_bytes or 0))
+    return table_of(
+        ("Remedy", "Device memory", "Saves", "Largest batch", "Step", "Training", "How"),
+        [
+            (
+                each.title,
+                size(each.memory.device_bytes) if each.memory is not None else "-",
+                size(each.saved_bytes, signed=False),
+                "-" if each.largest_batch is None else str(each.largest_batch),
+                percent(each.step_change, signed=True),
+                each.changes_detail or each.changes,
+                "; ".join(each.how) or each.reason,
+            )
+            for each in order
+        ],
+        f"All {len(order)} remedies that were tried, each alone (the step's change is predicted)",
+        numeric=(1, 2, 3, 4),
+        folded=True,
+    )

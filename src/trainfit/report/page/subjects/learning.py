@@ -1,0 +1,173 @@
+"""What a batch size does to learning: the measured noise scale, and the trade explained."""
+
+from __future__ import annotations
+
+from trainfit.report.batch.noise import noise_text
+from trainfit.report.page.blocks import (
+    Chart,
+    Headline,
+    Output,
+    Section,
+    Table,
+    Tile,
+    figures,
+    section,
+)
+from trainfit.report.page.blocks import table as table_of
+from trainfit.report.page.charts import COLORS, TIP, chart, tip, values, x, y
+from trainfit.results.batch.explanation import BatchExplanation
+from trainfit.results.batch.goodput import GoodputCurve, GoodputPoint
+from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.format import percent, rate
+
+
+def noise_headline(result: NoiseResult) -> Headline:
+    """The noise scale with its interval."""
+    known = result.noise is not None
+    tiles = [Tile("Batch size", str(result.batch_size), f"{result.steps_used} steps used")]
+    if result.noise is not None:
+        tiles.insert(0, Tile("Noise scale", result.noise.text, "samples, 90% interval"))
+    line = result.line
+    return Headline(
+        kind="Noise scale",
+        tone="plain" if known else "warn",
+        text=f"{line[0].upper()}{line[1:]}.",
+        tiles=tuple(tiles),
+    )
+
+
+def noise_sections(result: NoiseResult) -> list[Section]:
+    """Over the training, by module, and the whole text."""
+    return section(
+        "Gradient noise scale", _history(result), _modules(result), Output(noise_text(result))
+    )
+
+
+def trade_headline(result: BatchExplanation) -> Headline:
+    """The trade in a sentence."""
+    return Headline(
+        kind="Batch size",
+        tone="plain",
+        text=result.answer,
+        subject=f"batch size {result.before} → {result.after}",
+    )
+
+
+def trade_sections(result: BatchExplanation) -> list[Section]:
+    """Goodput, and claims with their sources."""
+    claims = table_of(
+        ("Topic", "What is said", "Source"),
+        [(each.topic, each.text, each.source) for each in result.claims],
+        "What changes with the batch size",
+    )
+    goodput = _goodput(result.goodput) if result.goodput is not None else None
+    return section("What a batch size does to learning", goodput, claims)
+
+
+def _history(result: NoiseResult) -> Chart | None:
+    moments = [each for each in result.history if each.noise.value is not None]
+    if len(moments) < 3:
+        return None
+    rows = [
+        {
+            "step": each.step,
+            "noise": each.noise.value,
+            "tip": tip(f"step {each.step}", ("noise scale", each.noise.text)),
+        }
+        for each in moments
+    ]
+    says = f"The noise scale at {len(moments)} moments of the training."
+    spec = chart(
+        200,
+        says,
+        data=values(rows),
+        mark={"type": "line", "point": True, "color": COLORS[0], **TIP},
+        encoding={
+            "x": x("step", "optimizer step"),
+            "y": y("noise", "noise scale (samples)", scale={"domainMin": 0}),
+        },
+    )
+    table = figures(
+        ("Step", "Noise scale"),
+        [(str(each.step), each.noise.text) for each in moments],
+        "Noise scale over the training",
+        (0, 1),
+    )
+    return Chart("Gradient noise scale over the training", says, spec, table)
+
+
+def _modules(result: NoiseResult) -> Table | None:
+    return table_of(
+        ("Module", "Parameters", "Noise scale", "Share of the noise"),
+        [
+            (
+                each.name or "(all)",
+                f"{each.parameters:,}",
+                each.noise.text if each.noise is not None else "-",
+                percent(each.trace_share),
+            )
+            for each in result.modules
+        ],
+        "Noise scale by module",
+        (1, 2, 3),
+    )
+
+
+def _goodput(curve: GoodputCurve) -> Chart | None:
+    # Of several ways to make a batch (micro-batches, GPUs) the best.
+    best_of: dict[int, GoodputPoint] = {}
+    for each in sorted(curve.points, key=lambda point: point.per_s):
+        best_of[each.step.batch_size] = each
+    points = [best_of[size] for size in sorted(best_of)]
+    if len(points) < 2:
+        return None
+    rows = [
+        {
+            "batch": each.step.batch_size,
+            "goodput": each.per_s,
+            "low": each.low,
+            "high": each.high,
+            "tip": tip(
+                f"batch size {each.step.batch_size}",
+                ("goodput", f"{rate(each.per_s)} samples/s"),
+                ("throughput", f"{rate(each.step.throughput)} samples/s"),
+                ("efficiency", percent(each.efficiency)),
+            ),
+        }
+        for each in points
+    ]
+    best = curve.best_point
+    says = f"Goodput is best at batch size {best.step.batch_size}: {rate(best.per_s)} samples/s."
+    across = x("batch", "batch size (logarithmic)", scale={"type": "log", "base": 2, "nice": False})
+    label = f"samples/s worth as much as at batch size {curve.reference}"
+    spec = chart(
+        240,
+        says,
+        data=values(rows),
+        layer=[
+            {
+                "mark": {"type": "area", "opacity": 0.18, "color": COLORS[0]},
+                "encoding": {"x": across, "y": y("low", label), "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "line", "point": True, "color": COLORS[0], **TIP},
+                "encoding": {"x": across, "y": y("goodput", label, scale={"domainMin": 0})},
+            },
+        ],
+    )
+    table = figures(
+        ("Batch size", "Goodput", "Throughput", "Efficiency"),
+        [
+            (
+                str(each.step.batch_size),
+                rate(each.per_s),
+                rate(each.step.throughput),
+                percent(each.efficiency),
+            )
+            for each in points
+        ],
+        "Goodput by batch size",
+        (0, 1, 2, 3),
+    )
+    note = "The band is the range over the noise scale's interval."
+    return Chart("Goodput against batch size", says, spec, table, note)

@@ -1,0 +1,1 @@
+"""What is known of a DataLoader: settings, measured costs, advice, a rehearsal."""

@@ -1,0 +1,1 @@
+"""Memory figures of recordings, and what explains them."""

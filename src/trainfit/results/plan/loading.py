@@ -1,0 +1,47 @@
+"""How the DataLoader keeps up with the GPU, in a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.settings import LoaderSettings
+
+#: Which part makes the other wait; "unknown" where the time of a step is.
+Bottleneck = Literal["gpu", "loader", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataLoading:
+    """How the DataLoader keeps up with the GPU at ``batch_size`` (``None``: the script's own).
+
+    ``result`` is the whole of what ``trainfit loader`` finds; where it is ``None``, ``failure``
+    says why, with the fix. ``bottleneck`` is for the recommended settings, and ``factor`` says by
+    how much: what the other part could do, divided by what it can (1 and more; ``None`` where that
+    is not known). ``step_is_bound``: ``result.step_s`` is a lower bound of the GPU's step time, not
+    measured. ``input_at_most`` are the batches a second that the cores of ``PlanResult.cpu`` give
+    at best, ``input_range`` what they may be, ``input_basis`` what that is from, and
+    ``input_workers`` the fewest workers that give as many as the GPU uses, or all. ``launched`` are
+    the settings in the launch command (``None``: those of ``result``).
+    """
+
+    result: LoaderResult | None
+    batch_size: int | None = None
+    step_is_bound: bool = True
+    bottleneck: Bottleneck = "unknown"
+    factor: float | None = None
+    failure: str = ""
+    input_at_most: float | None = None
+    input_range: tuple[float, float] | None = None
+    input_basis: tuple[str, ...] = ()
+    input_workers: int | None = None
+    launched: LoaderSettings | None = None
+
+
+def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
+    """Batches per second of the loader with the GPU: measured where it was, else predicted."""
+    real, candidate = found.measured(settings), found.candidate(settings)
+    if real is not None:
+        return real.measured_batches_per_s
+    return candidate.batches_per_s if candidate is not None else None

@@ -1,0 +1,116 @@
+"""Operators with an implementation of their own, and what schemas say of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._library import custom_ops
+
+try:
+    from torch._library.triton import triton_ops_to_kernels as _of_triton
+except ImportError:  # before 2.9
+    _of_triton = {}
+
+#: Functions that operators call; the first argument is the engine.
+Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+KernelModel = Callable[[Any, tuple[Any, ...], Any], None]
+LibraryFinder = Callable[[Any, tuple[Any, ...]], str | None]
+
+#: Operators with their own implementation, and models of kernels' extra memory.
+HANDLERS: dict[Any, Handler] = {}
+KERNELS: dict[Any, KernelModel] = {}
+
+#: By an operator's name without "aten::": what finds the library that its kernel is from.
+LIBRARY_OF: dict[str, LibraryFinder] = {}
+
+#: Operators that accept CPU tensors with dimensions alongside CUDA ones, as CUDA's kernels do.
+MIXED_DEVICE: set[Any] = set()
+
+
+def handles(*overloads: Any) -> Callable[[Handler], Handler]:
+    """Register a function as the implementation of operators."""
+
+    def register(function: Handler) -> Handler:
+        for overload in overloads:
+            HANDLERS[overload] = function
+        return function
+
+    return register
+
+
+def allocates(*overloads: Any) -> Callable[[KernelModel], KernelModel]:
+    """Register a function that takes the extra memory of operators' kernels."""
+
+    def register(function: KernelModel) -> KernelModel:
+        for overload in overloads:
+            KERNELS[overload] = function
+        return function
+
+    return register
+
+
+class OperatorInfo:
+    """What the schema of an operator says, worked out once."""
+
+    __slots__ = (
+        "body", "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches",
+        "library", "mutates", "name", "random", "returns", "view",
+    )  # fmt: skip
+
+    def __init__(self, func: Any, name: int) -> None:
+        schema = func._schema
+        self.func = func
+        self.name = name
+        self.handler = HANDLERS.get(func)
+        self.kernel = KERNELS.get(func)
+        self.library = LIBRARY_OF.get(schema.name.removeprefix("aten::"))
+        self.composite = self.handler is None and _is_composite(func)
+        #: The operator as it is written in Python, where that is to be run.
+        self.body = None if self.handler is not None else _body_of(func)
+        self.mutates = schema.is_mutable
+        self.inplace_view = torch.Tag.inplace_view in func.tags
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        returned = [r.alias_info for r in schema.returns]
+        self.view = any(a is not None and not a.is_write for a in returned)
+        self.launches = not self.view and not self.composite and self.body is None
+        written = {}
+        for index, argument in enumerate(schema.arguments):
+            alias = argument.alias_info
+            if alias is not None and alias.is_write:
+                place = argument.name if argument.kwarg_only else index
+                for mark in alias.before_set:
+                    written[mark] = place
+        #: For each return: the argument (index or name) that it is, or None if it is new.
+        self.returns = [
+            next((written[m] for m in a.before_set if m in written), None) if a else None
+            for a in returned
+        ]
+        self.fresh = any(place is None for place in self.returns)
+
+
+def _is_composite(func: Any) -> bool:
+    """Is the operator nothing but calls of others on a GPU too?"""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = func.name()
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CUDA")
+
+
+def _body_of(func: Any) -> Callable[..., Any] | None:
+    """What an operator defined in Python (``torch.library.custom_op``, ``triton_op``) consists of,
+    if it is to be run for its result's shape.
+
+    That is so without a registered fake kernel, and where the function itself is that one
+    (``triton_op``): it allocates what it needs and launches its kernels. With a fake kernel the
+    body may be anything, also a library's that takes addresses.
+    """
+    name = func._schema.name
+    definition = custom_ops.OPDEFS.get(name)
+    if definition is None:
+        return None
+    if definition._abstract_fn is not None and name not in _of_triton:
+        return None
+    bodies = definition._backend_fns
+    body: Callable[..., Any] | None = bodies.get("cuda") or bodies.get(None)
+    return body

@@ -1,0 +1,163 @@
+"""One kernel for an operator without a rule: its kind by name and tags, its bytes by operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.launches.lower_bound import tensors_in
+from trainfit.simgpu.launches.rules import Kernel, bytes_of, dtype_of
+from trainfit.simgpu.tensors.layouts import innermost
+
+#: Kinds of operators by the beginning of their names; "" is determined by tags and operands.
+_KINDS: Final[tuple[tuple[str, str], ...]] = (
+    ("_foreach_zero_", "fill"),
+    ("_foreach_", "optimizer"),
+    ("_fused_", "optimizer"),
+    ("_softmax", "softmax"),
+    ("_log_softmax", "softmax"),
+    ("native_dropout", "pointwise"),
+    ("max_pool", "pooling"),
+    ("avg_pool", "pooling"),
+    ("_adaptive_avg_pool", "pooling"),
+    ("adaptive_max_pool", "pooling"),
+    ("upsample", "resampling"),
+    ("_upsample", "resampling"),
+    ("grid_sampler", "resampling"),
+    ("im2col", "resampling"),
+    ("col2im", "resampling"),
+    ("reflection_pad", "resampling"),
+    ("replication_pad", "resampling"),
+    ("constant_pad", "pointwise"),
+    ("index", "indexing"),
+    ("_index_put", "indexing"),
+    ("_unsafe_index", "indexing"),
+    ("gather", "indexing"),
+    ("scatter", "indexing"),
+    ("embedding", "indexing"),
+    ("masked_select", "indexing"),
+    ("nonzero", "indexing"),
+    ("take", "indexing"),
+    ("roll", "pointwise"),
+    ("flip", "pointwise_reordered"),
+    ("sort", "sorting"),
+    ("topk", "sorting"),
+    ("cumsum", "sorting"),
+    ("cumprod", "sorting"),
+    ("unique", "sorting"),
+    ("_unique", "sorting"),
+    ("randperm", "sorting"),
+    ("cat", "concatenation"),
+    ("stack", "concatenation"),
+    ("clone", "copy"),
+    ("contiguous", "copy"),
+    ("repeat", "copy"),
+    ("nll_loss", "reduction"),
+    ("fill", "fill"),
+    ("zero", "fill"),
+    ("full", "fill"),
+    ("ones", "fill"),
+    ("new_zeros", "fill"),
+    ("new_ones", "fill"),
+    ("new_full", "fill"),
+    ("arange", "fill"),
+    ("linspace", "fill"),
+    ("eye", "fill"),
+    ("rand", "fill"),
+    ("normal", "fill"),
+    ("uniform", "fill"),
+    ("bernoulli", "fill"),
+    ("random", "fill"),
+)
+#: These read nothing of what they write to.
+_BLIND: Final = ("fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_")
+
+
+def by_operands(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, flops: int
+) -> Kernel:
+    """One kernel that reads its arguments and writes its results, each once."""
+    name = func._opname
+    given, made = tensors_in((args, tuple(kwargs.values()))), tensors_in(result)
+    written = {id(each) for each in made}
+    changed = _changed(func, args, kwargs)
+    blind = name.startswith(("_foreach_zero_", "_foreach_copy_")) or name in _BLIND
+    reads = [each for each in given if not (blind and id(each) in changed)]
+    writes = [*made, *(each for each in given if id(each) in changed and id(each) not in written)]
+    kind = _kind(func, name, given, made)
+    read_bytes, written_bytes = bytes_of(reads), bytes_of(writes)
+    if kind == "indexing":
+        # Of a table only the rows that are asked for are read, or changed.
+        rows = min(read_bytes, written_bytes)
+        read_bytes, written_bytes = rows, written_bytes if made and name != "index_put_" else rows
+    first = next(iter([*made, *given]), None)
+    dtype = dtype_of(first) if first is not None else "float32"
+    launches = _listed_launches(args) if name.startswith(("_foreach_", "_fused_")) else 1
+    return Kernel(kind, dtype, flops, read_bytes, written_bytes, launches=launches)
+
+
+#: multi_tensor_apply in ATen/native/cuda/MultiTensorApply.cuh: elements of a chunk, chunks and
+#: tensors of one launch, the latter by the number of lists.
+_CHUNK, _MOST_BLOCKS = 65536, 320
+_MOST_TENSORS: Final = (110, 64, 48, 36, 30)
+
+
+def _listed_launches(args: Sequence[Any]) -> int:
+    """Kernels for an operator over lists of tensors."""
+    lists = [tensors_in(each) for each in args if isinstance(each, list | tuple)]
+    lists = [each for each in lists if each]
+    if not lists:
+        return 1
+    most = _MOST_TENSORS[min(len(lists), len(_MOST_TENSORS)) - 1]
+    chunks = sum(-(-each._spec.numel // _CHUNK) for each in lists[0])
+    return max(1, -(-len(lists[0]) // most), -(-chunks // _MOST_BLOCKS))
+
+
+def _kind(func: Any, name: str, given: Sequence[Any], made: Sequence[Any]) -> str:
+    for start, kind in _KINDS:
+        if name.startswith(start):
+            found = kind
+            break
+    else:
+        found = "pointwise" if torch.Tag.pointwise in func.tags else _untold(given, made)
+    if "backward" in name and found == "pooling":
+        return "pooling_gradient"
+    if found in ("pointwise", "copy"):
+        return pointwise([*given, *made])
+    return found
+
+
+def pointwise(operands: Sequence[Any]) -> str:
+    """An elementwise kernel, by how it goes over its operands."""
+    return "pointwise" if _same_order(operands) else "pointwise_reordered"
+
+
+def _untold(given: Sequence[Any], made: Sequence[Any]) -> str:
+    """Fewer elements come out than go in: a reduction."""
+    elements = max((each._spec.numel for each in given), default=0)
+    return "reduction" if sum(each._spec.numel for each in made) * 2 < elements else "pointwise"
+
+
+def _same_order(tensors: Sequence[Any]) -> bool:
+    """Do the large ones have the same innermost dimension, so that all is read in order?"""
+    most = max((each._spec.numel for each in tensors), default=0)
+    inner = {innermost(each._spec) for each in tensors if each._spec.numel == most}
+    return len({each for each in inner if each is not None}) < 2
+
+
+def _changed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+    """Ids of the tensors that the schema says are written to."""
+    schema = func._schema
+    if not schema.is_mutable:
+        return set()
+    found: set[int] = set()
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = (
+            kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
+        )
+        found |= {id(each) for each in tensors_in(value)}
+    return found

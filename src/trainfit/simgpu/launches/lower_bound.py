@@ -1,0 +1,106 @@
+"""The least work of an operator on any GPU, for a lower bound of a step's time.
+
+Bytes. A cache of ``L`` bytes holds at most ``L`` of what an operator reads when it begins, and
+at most ``L`` of what it wrote when it ends: the device's memory is read by ``reads - L`` at
+least, and written by ``writes - L``. Counted are operators that certainly touch every byte of
+their operands and have no FLOPs counted: elementwise ones, and the optimizers' over lists of
+parameters. Not counted are those that may not: look-ups, copies from the host, fills; nor
+normalizations and reductions, so that the sum stays below what is moved.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from trainfit.simgpu.tensors.tensor import SimulatedTensor
+
+#: Where a GPU's L2 is not known: more than any has (126 MB of a B200, NVIDIA Blackwell).
+_LARGE_L2_BYTES = 256 << 20
+#: They make or change a tensor without a kernel.
+_WITHOUT_KERNEL = ("empty", "new_empty", "resize_", "set_", "record_stream", "wait_tensor")
+#: Namespaces of operators that launch nothing themselves: "prim" holds questions about a tensor,
+#: such as ``prim::device``; "c10d" collectives, whose copies are operators of their own.
+_WITHOUT_KERNELS = ("prim", "c10d")
+#: Operators over lists of tensors: all of an optimizer's parameters at once.
+_OVER_LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
+#: They write without reading what they write to.
+_BLIND = ("_foreach_zero_", "_foreach_copy_")
+
+
+def kind_of_work(func: Any, dtype: torch.dtype) -> str:
+    """ "KIND/DTYPE" of an operator whose FLOPs are counted: see ``results.trace.Compute``."""
+    name = func._opname
+    kind = "matmul"
+    if "rnn" in name:
+        return f"matmul/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
+    if "conv" in name:
+        kind = "convolution"
+    elif "attention" in name:
+        kind = "attention"
+    return f"{kind}/{_shown(dtype, kind)}"
+
+
+def _shown(dtype: torch.dtype, kind: str) -> str:
+    if dtype is torch.float32 and may_round(kind):
+        return "tfloat32"
+    return str(dtype).removeprefix("torch.")
+
+
+def may_round(kind: str) -> bool:
+    """May float32 be rounded to TF32 now? Attention's float32 kernels use TF32 by themselves."""
+    if kind == "attention":
+        return True
+    backend = torch.backends.cudnn if kind == "convolution" else torch.backends.cuda.matmul
+    try:
+        return bool(backend.allow_tf32)
+    except RuntimeError:  # set by the newer fp32_precision, some of it: then it may
+        return True
+
+
+@functools.cache
+def makes_kernel(func: Any) -> bool:
+    """Does the operator launch a kernel (or a copy), if its operands are not empty?"""
+    return func.namespace not in _WITHOUT_KERNELS and not str(func._opname).startswith(
+        _WITHOUT_KERNEL
+    )
+
+
+def least_moved_bytes(func: Any, args: tuple[Any, ...], result: Any, l2_bytes: int | None) -> int:
+    """Bytes between the device's memory and its cache that the operator cannot do without."""
+    name = func._opname
+    listed = name.startswith(_OVER_LISTS)
+    if not (listed or torch.Tag.pointwise in func.tags):
+        return 0
+    cache = _LARGE_L2_BYTES if l2_bytes is None else l2_bytes
+    reads = 0 if name in _BLIND else _dense_bytes(tensors_in(args))
+    writes = _dense_bytes(tensors_in(_written(name, args, result) if listed else result))
+    return max(0, reads - cache) + max(0, writes - cache)
+
+
+def _written(name: str, args: tuple[Any, ...], result: Any) -> Any:
+    """Of operators over lists of tensors, those that they write for certain: parameters, and an
+    optimizer's states (gradients only with a scaler; ``_fused_adam_(self, grads, exp_avgs, …)``).
+    """
+    if name.startswith("_foreach_"):
+        return args[:1] if name.endswith("_") else result
+    return (*args[:1], *args[2 : 4 if "adam" in name else 3])
+
+
+def _dense_bytes(tensors: Iterable[SimulatedTensor]) -> int:
+    """Each tensor once; none of those that repeat elements (expanded) and are smaller thus."""
+    once = {id(tensor): tensor for tensor in tensors}.values()
+    return sum(tensor._spec.nbytes for tensor in once if 0 not in tensor._spec.stride)
+
+
+def tensors_in(value: Any) -> list[SimulatedTensor]:
+    """The simulated tensors in arguments or results, lists among them included."""
+    kind = type(value)
+    if kind is SimulatedTensor:
+        return [value]
+    if kind is tuple or kind is list:
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return []

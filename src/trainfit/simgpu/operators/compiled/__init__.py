@@ -1,0 +1,1 @@
+"""What comes with `torch.compile`: Triton's kernels, flex_attention."""

@@ -1,0 +1,238 @@
+"""Operators between host and device, and questions of the host that have a healthy answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from trainfit.simgpu.dispatch.arguments import meta_keywords
+from trainfit.simgpu.dispatch.engine import Engine
+from trainfit.simgpu.dispatch.registry import MIXED_DEVICE, handles
+from trainfit.simgpu.dispatch.values import worth_keeping
+from trainfit.simgpu.tensors.device import CPU, META
+from trainfit.simgpu.tensors.tensor import SimulatedTensor
+
+aten = torch.ops.aten
+
+
+# -- between host and device ---------------------------------------------------------------
+
+
+_MODELS_ONLY = {
+    overload
+    for packet in (
+        aten.empty_like,
+        aten.full_like,
+        aten.new_empty,
+        aten.new_empty_strided,
+        aten.new_full,
+        aten.new_ones,
+        aten.new_zeros,
+        aten.ones_like,
+        aten.rand_like,
+        aten.randint_like,
+        aten.randn_like,
+        aten.zeros_like,
+    )
+    for overload in (getattr(packet, name) for name in packet.overloads())
+    if not overload._schema.is_mutable
+}
+MIXED_DEVICE |= _MODELS_ONLY
+
+
+@handles(*_MODELS_ONLY)
+def like(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """A new tensor after the model of another, which may be on the other side."""
+    device = kwargs.get("device")
+    if type(args[0]) is not SimulatedTensor or device is None or device.type == "meta":
+        return engine.generic(engine.info(func), args, kwargs)
+    if device.type == "cuda":
+        return engine.generic(engine.info(func), args, kwargs)
+    with no_dispatch():
+        return func(args[0]._meta, *args[1:], **kwargs)
+
+
+@handles(aten._to_copy.default)
+def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    source = args[0]
+    target = kwargs.get("device")
+    on_device = type(source) is SimulatedTensor
+    if on_device and target is not None and target.type == "cpu":
+        return _to_host(engine, source, kwargs)
+    if on_device:
+        return engine.generic(engine.info(func), args, kwargs)
+    return _to_device(engine, func, source, kwargs)
+
+
+def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tensor:
+    if not kwargs.get("non_blocking"):
+        engine.wait_for_device()
+    content = engine.values.read(source)
+    dtype = kwargs.get("dtype") or source.dtype
+    is_new = content is None
+    if content is None:
+        content = _plausible(source._meta, source._life.fill)
+    with no_dispatch():
+        return content.to(dtype, copy=not is_new)
+
+
+def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
+    """CPU data for a tensor without content: ones, or zeros for integers (valid indices)."""
+    with no_dispatch():
+        host = torch.empty_like(meta, device="cpu")
+        if fill is not None:
+            return host.fill_(fill)
+        return host.fill_(1 if meta.dtype.is_floating_point or meta.dtype.is_complex else 0)
+
+
+def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
+    """Host to device: the host casts, then the bytes are copied."""
+    if not (kwargs.get("non_blocking") and source.is_pinned()):
+        engine.wait_for_device()
+    with engine.copying_input():
+        engine.record(engine.info(func))
+        with no_dispatch():
+            plain = torch.empty_strided(
+                source.shape, source.stride(), dtype=source.dtype, device=META
+            )
+            meta = func(plain, **meta_keywords(kwargs))
+        result = engine.adopt(meta)
+    if source.device.type == "cpu" and worth_keeping(source):
+        engine.values.write(result, source)
+    return result
+
+
+@handles(aten.copy_.default)
+def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    target, source = args[0], args[1]
+    if type(target) is not type(source) and not (len(args) > 2 and args[2]):
+        engine.wait_for_device()
+    if type(target) is not SimulatedTensor:
+        content = engine.values.read(source)
+        if content is None:
+            content = _plausible(source._meta, source._life.fill)
+        with no_dispatch():
+            target.copy_(content)
+        return target
+    if type(source) is SimulatedTensor:
+        return engine.generic(engine.info(func), args, kwargs)
+    with engine.copying_input():
+        engine.record(engine.info(func))
+    known = target._life.value is not None or target._life.nbytes == target._spec.nbytes
+    if known and source.device.type == "cpu" and worth_keeping(target._meta):
+        with no_dispatch():
+            content = source.to(target.dtype).expand(target.shape)
+        if target._life.value is None:
+            engine.values.write(target, content)
+        else:
+            with no_dispatch():
+                engine.values.read(target).copy_(content)  # type: ignore[union-attr]
+    else:
+        engine.values.forget(target._life)
+    return target
+
+
+@handles(aten._local_scalar_dense.default)
+def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """``.item()``: the known content, or a plausible healthy value."""
+    tensor = args[0]
+    engine.wait_for_device()
+    content = engine.values.read(tensor)
+    if content is not None:
+        with no_dispatch():
+            return content.item()
+    if tensor._life.fill is not None:
+        return torch.tensor(tensor._life.fill, dtype=tensor.dtype, device=CPU).item()
+    if tensor.dtype is torch.bool:
+        engine.assume("a condition on GPU data was assumed to be False")
+        return False
+    if tensor.dtype.is_floating_point:
+        return 1.0
+    if tensor.dtype.is_complex:
+        return 1 + 0j
+    engine.assume("an integer read from GPU data was assumed to be 1")
+    return 1
+
+
+@handles(aten.equal.default)
+def equal(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
+    contents = [engine.values.read(each) for each in args]
+    if all(content is not None for content in contents):
+        with no_dispatch():
+            return torch.equal(*contents)  # type: ignore[arg-type]
+    if engine.trusts_data:
+        return False  # a check that looks for a bad value
+    engine.assume("two GPU tensors were assumed to be equal")
+    return True
+
+
+@handles(aten.allclose.default)
+def allclose(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
+    close = engine.generic(engine.info(aten.isclose.default), args, kwargs)
+    if engine.values.read(close) is not None:
+        return bool(engine.run(aten.all.default, (close,), {}).item())
+    engine.assume("two GPU tensors were assumed to be close")
+    return True
+
+
+# -- numbers of a healthy run --------------------------------------------------------------
+
+
+def _with_fill(engine: Engine, func: Any, args: Any, kwargs: Any, fill: bool) -> Any:
+    out = engine.generic(engine.info(func), args, kwargs)
+    if engine.values.read(out) is None:
+        out._life.fill = fill
+    return out
+
+
+@handles(aten.isnan.default, aten.isinf.default, aten._is_any_true.default)
+def assumed_false(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    return _with_fill(engine, func, args, kwargs, False)
+
+
+@handles(aten._is_all_true.default)
+def assumed_true(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """What ``torch.distributions`` asks of its arguments."""
+    return _with_fill(engine, func, args, kwargs, True)
+
+
+@handles(aten.eq.Tensor, aten.ne.Tensor)
+def compare(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor equals itself where it has no NaN; ``isfinite`` asks that."""
+    if args[0] is args[1]:
+        return _with_fill(engine, func, args, kwargs, func is aten.eq.Tensor)
+    return engine.generic(engine.info(func), args, kwargs)
+
+
+@handles(aten.eq.Scalar, aten.ne.Scalar)
+def compare_scalar(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(args[1], float) and math.isinf(args[1]):
+        return _with_fill(engine, func, args, kwargs, func is aten.ne.Scalar)
+    return engine.generic(engine.info(func), args, kwargs)
+
+
+@handles(aten.randperm.default, aten.randperm.generator)
+def randperm(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Some permutation: an order is as good as another."""
+    result = engine.generic(engine.info(func), args, kwargs)
+    if worth_keeping(result._meta):
+        engine.values.write(result, torch.arange(args[0], dtype=result.dtype, device=CPU))
+    return result
+
+
+@handles(aten.record_stream.default)
+def record_stream(engine: Engine, func: Any, args: Any, kwargs: Any) -> None:
+    engine.memory.record_stream(args[0]._life, args[1].stream_id)
+
+
+@handles(aten._pin_memory.default, aten.pin_memory.default)
+def pin_memory(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
+
+
+@handles(aten.is_pinned.default)
+def is_pinned(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
+    return False

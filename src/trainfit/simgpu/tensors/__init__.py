@@ -1,0 +1,1 @@
+"""Tensors of the simulated device: classes, memory formats, errors, saved files."""

@@ -1,0 +1,116 @@
+"""The few places outside of ``torch.cuda`` that know tensors or devices by type."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import optimizer as optim
+from torch.utils import _foreach_utils
+
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.tensors.device import CUDA
+from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, current_engine
+
+
+def install(
+    patches: PatchSet,
+    *,
+    clear_casts: Callable[[], None],
+    moved: Callable[[torch.nn.Module], None],
+    compiled: Callable[..., Any],
+) -> None:
+    """Patch them.
+
+    ``clear_casts`` forgets autocast's copies, ``moved`` is told of every module whose own tensors
+    were moved, and ``compiled`` stands for ``torch.compile``.
+    """
+    for module in (_foreach_utils, optim):
+        types = [*module._foreach_supported_types, SimulatedTensor]
+        patches.set(module, "_foreach_supported_types", types)
+    group = torch._C._group_tensors_by_device_and_dtype
+
+    def group_tensors(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+        # C++ groups simulated tensors under "meta"; foreach support is asked by that key.
+        groups = group(*args, **kwargs)
+        return {
+            (CUDA if device.type == "meta" else device, dtype): value
+            for (device, dtype), value in groups.items()
+        }
+
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", group_tensors)
+    clear = torch.clear_autocast_cache
+
+    def clear_autocast_cache() -> None:
+        clear_casts()
+        clear()
+
+    patches.set(torch, "clear_autocast_cache", clear_autocast_cache)
+    patches.set(torch.Tensor, "pin_memory", _pin_memory)
+    patches.set(torch.Tensor, "is_pinned", _is_pinned)
+    patches.set(torch, "_has_compatible_shallow_copy_type", _sets_data)
+    apply = _watched_apply(torch.nn.Module._apply, moved)
+    patches.set(torch.nn.Module, "_apply", apply)
+    patches.set(torch, "compile", compiled)
+    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+
+
+#: PyTorch's own test, of tensors that are not simulated (one may be on "meta").
+_of_one_kind = torch._has_compatible_shallow_copy_type
+
+
+def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Does ``Module._apply`` go on with ``tensor.data = other``, as between CPU and CUDA?
+
+    Gradients that change the device are replaced: their parameter was, in C++'s view. So are
+    parameters that a graph in use still holds on to: they cannot become something else.
+    """
+    if isinstance(tensor, DeviceTensor) is isinstance(other, DeviceTensor):
+        return isinstance(tensor, DeviceTensor) or bool(_of_one_kind(tensor, other))
+    if not isinstance(tensor, torch.nn.Parameter):
+        return False
+    held = tensor._use_count() > 1 + tensor.requires_grad  # type: ignore[attr-defined]
+    if held:
+        current_engine().assume(
+            "a parameter changed the device while a graph held it: it was replaced, and an "
+            "optimizer created before keeps the old one"
+        )
+    return not held
+
+
+def _watched_apply(
+    apply: Callable[..., Any], moved: Callable[[torch.nn.Module], None]
+) -> Callable[..., Any]:
+    """``Module._apply`` that tells ``moved`` of every module whose own tensors were moved.
+
+    Some modules keep a tensor computed from their parameters: ``torch.nn.utils.weight_norm``
+    does, until its hook recomputes it in each forward call. Its graph holds on to the
+    parameters, which could not change their device then; so it is let go first.
+    """
+
+    @functools.wraps(apply)
+    def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        computed = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None
+        ]
+        for name in computed:
+            vars(module)[name] = vars(module)[name].detach()
+        result = apply(module, *args, **kwargs)
+        moved(module)
+        return result
+
+    return _apply
+
+
+def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """Pinning needs a real driver; the simulated copy takes any host memory."""
+    tensor._trainfit_pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    return getattr(tensor, "_trainfit_pinned", False)

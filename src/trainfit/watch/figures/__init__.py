@@ -1,0 +1,1 @@
+"""A recorded run in figures: its steady steps, GPU time, memory, cores; for rules."""

@@ -1,0 +1,142 @@
+"""What many rules ask: enough data, a lasting effect, how the cores are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.results.watch.result import Unknown
+from trainfit.results.watch.run import RunHeader, WatchedLoader
+from trainfit.results.watch.tables import Table
+from trainfit.watch.figures import thresholds
+from trainfit.watch.figures.view import RankView, known, median
+
+WATCH_LONGER = f"watch at least {thresholds.LEAST_STEPS} steps after the first 10"
+
+
+def too_few_steps(rank: RankView, *kinds: str) -> Iterator[Unknown]:
+    """One for each kind where the steady steps are too few to judge."""
+    steps = len(rank.steps)
+    if steps < thresholds.LEAST_STEPS:
+        for kind in kinds:
+            yield Unknown(kind, f"only {steps} steps after the warm-up", WATCH_LONGER)
+
+
+def too_few_samples(kind: str, what: str) -> Unknown:
+    """Of ``what`` there are too few samples, or it is not known how many cores are usable."""
+    reason = f"fewer than {thresholds.LEAST_SAMPLES} samples of {what}"
+    return Unknown(kind, reason, "the sampler, and a run of some seconds")
+
+
+def share_of(rank: RankView, lost: NDArray[np.float64]) -> float:
+    """Of the steady steps' time, what is lost; 0 to 1."""
+    return min(1.0, float(np.nansum(lost)) / rank.seconds) if rank.seconds else 0.0
+
+
+def lasts(rank: RankView, lost: NDArray[np.float64], least: float = thresholds.NOTICEABLE) -> bool:
+    """Is a share of ``least`` lost in at least a third of the run, in blocks of steps?"""
+    if not len(lost):
+        return False
+    starts = np.arange(0, len(lost), thresholds.BLOCK_STEPS)
+    spent = np.add.reduceat(np.nan_to_num(lost), starts)
+    total = np.add.reduceat(np.asarray(rank.steps["step_s"], dtype=np.float64), starts)
+    return float(np.mean(spent >= least * total)) >= thresholds.LASTING
+
+
+def training_loader(header: RunHeader) -> WatchedLoader | None:
+    """The DataLoader that training takes its batches from; ``None``: not known."""
+    loaders = [each for each in header.loaders if each.role == "training"]
+    if not loaders and len(header.loaders) == 1 and header.loaders[0].role == "unknown":
+        loaders = list(header.loaders)
+    return loaders[-1] if loaders else None
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Cores that the run may use, and how many of them are busy (medians)."""
+
+    usable: float
+    busy: float
+
+    @property
+    def idle(self) -> float:
+        return max(0.0, self.usable - self.busy)
+
+    @property
+    def saturated(self) -> bool:
+        return self.busy >= thresholds.SATURATED * self.usable
+
+
+def usable_cores(header: RunHeader) -> float | None:
+    """By affinity and quota; ``None``: not known."""
+    limits = [each for each in (header.usable_cores, header.quota_cores) if each and each > 0]
+    return min(limits) if limits else None
+
+
+def cores(rank: RankView) -> Cores | None:
+    """``None``: not known, or too few samples."""
+    usable = usable_cores(rank.header)
+    every, ours = median(rank.machine["cores_busy"]), median(rank.machine["cores_ours"])
+    if usable is None or len(known(rank.machine["cores_busy"])) < thresholds.LEAST_SAMPLES:
+        return None
+    quota, affinity = rank.header.quota_cores, rank.header.usable_cores
+    is_quota = quota is not None and (affinity is None or quota < affinity)
+    # With a quota, or where more cores are busy than the run may use, others have other cores.
+    if every is None or ((is_quota or every > 1.05 * usable) and ours is not None):
+        every = ours
+    return None if every is None else Cores(usable, every)
+
+
+def is_crowded(rank: RankView) -> bool | None:
+    """Do more threads want to run than there are cores, most of the time? ``None``: not known."""
+    usable = usable_cores(rank.header)
+    runnable = known(rank.machine["runnable"])
+    if usable is None or len(runnable) < thresholds.LEAST_SAMPLES:
+        return None
+    return bool(np.mean(runnable > thresholds.CROWDED * usable) >= thresholds.LASTING)
+
+
+def threads_of_worker(rank: RankView) -> int:
+    """Threads of a worker by its libraries; 1 where it was measured that only one is busy: a pool
+    that nothing uses takes no turns."""
+    rows = rank.workers[rank.workers["hottest_thread"] >= thresholds.AT_ALL_BUSY]
+    ratio = median(rows["cpu_cores"] / rows["hottest_thread"])
+    if ratio is not None and ratio < thresholds.SECOND_THREAD:
+        return 1
+    return max(rank.header.worker_threads.values(), default=1)
+
+
+def is_of_run(rank: RankView, usable: float) -> bool:
+    """Is it the run that fills the cores? Unless measured otherwise."""
+    ours = median(rank.machine["cores_ours"])
+    return ours is None or ours >= 0.5 * usable
+
+
+def switches_per_s(rank: RankView) -> float | None:
+    """Median of the involuntary context switches a second of the run's processes together."""
+    rows = rank.run.processes
+    first, last = rank.window
+    rows = rows[(rows["time_s"] >= first) & (rows["time_s"] <= last)]
+    rows = rows[np.isfinite(rows["involuntary_switches"])]
+    return median(by_time(rows, "involuntary_switches"))
+
+
+def by_time(rows: Table, column: str) -> NDArray[np.float64]:
+    """Sums of a column over the processes of each sample; what is not measured counts nothing."""
+    times, places = np.unique(rows["time_s"], return_inverse=True)
+    values = np.asarray(rows[column], dtype=np.float64)
+    values = np.where(np.isfinite(values) & (values >= 0), values, 0.0)
+    return np.asarray(np.bincount(places, values, len(times)), dtype=np.float64)
+
+
+def local_ranks(rank: RankView) -> int:
+    """Ranks of the run on this rank's machine, as far as they were recorded."""
+    return sum(each.header.host == rank.header.host for each in rank.run.ranks)
+
+
+def in_percent(share: float) -> str:
+    """ "12%", and of less than 10% "4.1%"."""
+    return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"

@@ -1,0 +1,82 @@
+"""The gradient noise scale of a watched run: finds what :class:`NoiseScale` needs to be told."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainfit.batch.measure.noise_scale import NoiseScale
+from trainfit.scripts.watch.batch_sizes import samples_in
+
+
+class WatchedNoiseScale:
+    """Measures the largest model that a step calls to train, from the second step on.
+
+    In the first step it is not known which model that is; and hooks of optimizers cannot be added
+    at its end, which is within such hooks. Without accumulation on one device, single samples of
+    some modules are measured: a recorder cannot repeat a script's forward pass. ``every`` as of
+    :class:`NoiseScale`.
+    """
+
+    def __init__(self, every: int | None = None) -> None:
+        #: The GradScaler, once the script has used one.
+        self.scaler: Any = None
+        self._why_not = "no training step was seen"
+        self._every = every
+        self._largest: weakref.ref[torch.nn.Module] | None = None
+        self._noise: NoiseScale | None = None
+        self._handle: Any = None
+
+    def root_called(self, module: torch.nn.Module, step: int) -> None:
+        """A module is called to train, larger than those before it in this step."""
+        if self._handle is not None:
+            return
+        if step == 0:
+            self._largest = weakref.ref(module)
+            self._why_not = "the run ended after its first step"
+        elif self._largest is not None and self._largest() is module:
+            self._handle = module.register_forward_pre_hook(self._called, with_kwargs=True)
+
+    def _called(
+        self, module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        """Before each call of the model: the samples of the micro-batch."""
+        if not (torch.is_grad_enabled() and module.training):
+            return
+        try:
+            given = args[0] if args else next(iter(options.values()), None)
+            self._count(module, samples_in(given))
+        except Exception as error:  # never into the training
+            self._why_not = f"{type(error).__name__}: {error}"
+
+    def _count(self, module: torch.nn.Module, samples: int | None) -> None:
+        if not samples:
+            self._why_not = "the samples of a batch are not known: the model is given no tensor"
+            return
+        if self._noise is None:
+            is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+            self._noise = NoiseScale(
+                module, samples, every=self._every, per_example=not is_compiled
+            )
+        self._noise.scaler = self.scaler
+        self._noise.samples(samples)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        if self._handle is not None:
+            self._handle.remove()
+        if self._noise is not None:
+            self._noise.close()
+
+    def save(self, path: Path) -> str:
+        """Write what was measured; returns why there is nothing to write ("": it is written).
+
+        Raises ``OSError``.
+        """
+        if self._noise is None:
+            return self._why_not
+        self._noise.save(path)
+        return ""

@@ -1,0 +1,117 @@
+"""A DataLoader of the script, as far as the recorder knows it."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+from trainfit.results.watch.run import WatchedLoader
+from trainfit.scripts.watch.batch_sizes import samples_in
+
+
+class LoaderRecord:
+    """``role`` is found out by what its batches are used for."""
+
+    def __init__(self, loader: Any, place: str) -> None:
+        self.place = place
+        self.role = "unknown"
+        self._told = self._facts(loader)
+
+    def describe(self) -> WatchedLoader:
+        return WatchedLoader(role=self.role, place=self.place, **self._told)  # type: ignore[arg-type]
+
+    def is_of(self, loader: Any) -> bool:
+        """Has the loader still the settings that it had?"""
+        return self._told == self._facts(loader)
+
+    @property
+    def key(self) -> Hashable:
+        """The same for loaders that are made at one place with the same settings."""
+        return self.place, *self._told.values()
+
+    def samples(self, batch: Any) -> int:
+        """Of a batch; -1 where it does not tell."""
+        likely = self._told["batch_size"]
+        part = batch
+        if isinstance(part, (list, tuple)):  # a union costs ten times as much
+            part = part[0] if part else None
+        elif isinstance(part, Mapping):
+            part = next(iter(part.values()), None)
+        # The first tensor of a usual batch has the batch size: nothing else is to be asked.
+        if isinstance(part, torch.Tensor) and part.dim() and len(part) == likely:
+            return len(part)
+        found = samples_in(batch, likely)
+        return -1 if found is None else found
+
+    @staticmethod
+    def _facts(loader: Any) -> dict[str, Any]:
+        size = getattr(loader, "batch_size", None)
+        if size is None:
+            size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+        context = getattr(loader, "multiprocessing_context", None)
+        method = context.get_start_method() if context is not None else ""
+        if loader.num_workers and not method:
+            method = torch.multiprocessing.get_start_method(allow_none=True) or "fork"
+        return {
+            "num_workers": int(loader.num_workers),
+            "prefetch_factor": loader.prefetch_factor,
+            "pin_memory": bool(loader.pin_memory),
+            "persistent_workers": bool(loader.persistent_workers),
+            "batch_size": size if isinstance(size, int) else None,
+            "batches": _length(loader),
+            "start_method": method,
+        }
+
+
+def _length(loader: Any) -> int | None:
+    # A data set that streams has no length to give; asking its own ``__len__`` could take long.
+    if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset):
+        return None
+    try:
+        length = operator.index(len(loader))
+    except (TypeError, NotImplementedError, ValueError, OverflowError):
+        return None
+    return length if length < 1 << 62 else None
+
+
+class ReadyBatches:
+    """Batches that are ready in an iterator of a DataLoader with workers.
+
+    Batches are given in their workers' turns: those of others do not help while the next one is
+    made. Whether it was among those that lay in the queue shows once it has come: the queue is
+    read in order, and what was read before it waits in a dictionary.
+    """
+
+    __slots__ = ("_batches", "_early", "_in_queue", "_is_here")
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._early = self._in_queue = 0
+        self._is_here = False
+
+    def count(self) -> int:
+        """Now, when ``next`` is called; -1 where there are no workers."""
+        told = getattr(self._batches, "_task_info", None)
+        if told is None:
+            return -1
+        self._early, self._is_here = self._look(told)
+        queues = {self._batches._data_queue, self._batches._worker_result_queue}
+        self._in_queue = sum(int(queue.qsize()) for queue in queues)
+        return self._early + self._in_queue
+
+    def had_next(self) -> bool:
+        """Was the batch that ``next`` has given meanwhile among them?"""
+        if self._is_here or not self._in_queue:
+            return self._is_here
+        early, _ = self._look(self._batches._task_info)
+        return early - self._early < self._in_queue
+
+    def _look(self, told: Mapping[int, tuple[Any, ...]]) -> tuple[int, bool]:
+        """How many have come out of their order (with a second element), and is the next one
+        there?"""
+        early = sum(len(each) == 2 for each in itertools.islice(told.values(), 256))
+        return early, len(told.get(self._batches._rcvd_idx, ())) == 2

@@ -1,0 +1,146 @@
+"""What others take of the cores, by counters; what a probe makes again for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from helpers_loader import machine
+from trainfit.hardware.cpu.core_speed import CoreSpeed, CoreSpeeds
+from trainfit.hardware.host.system import System
+from trainfit.loader.calibration.probe_runs import Readings
+from trainfit.loader.measure.run import Run
+from trainfit.loader.processes import other_processes as others
+from trainfit.loader.processes.other_processes import OtherProcessLoad
+from trainfit.loader.tune import probe as probing
+from trainfit.results.loader.settings import LoaderSettings
+
+
+class Counters:
+    """A machine whose counters a test sets: all cores, this process, and its worker."""
+
+    def __init__(self) -> None:
+        self.now = self.everyone = self.main = self.worker = 0.0
+        self.ended = 0.0
+        self.cpus = {0, 1}
+
+    def process(self, pid: int | None = None) -> SimpleNamespace:
+        worker = SimpleNamespace(cpu_times=lambda: self._times(self.worker, 0.0))
+        return SimpleNamespace(
+            cpu_times=lambda: self._times(self.main, self.ended),
+            children=lambda recursive: [worker],
+        )
+
+    def _times(self, own: float, ended: float) -> SimpleNamespace:
+        return SimpleNamespace(user=own, system=0.0, children_user=ended, children_system=0.0)
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
+    made = Counters()
+    monkeypatch.setattr(others, "busy_seconds", lambda cpus: made.everyone)
+    monkeypatch.setattr(others.os, "sched_getaffinity", lambda pid: made.cpus, raising=False)
+    monkeypatch.setattr(others.psutil, "Process", made.process)
+    monkeypatch.setattr(others.time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_what_is_not_ours_is_others(counters: Counters) -> None:
+    work = OtherProcessLoad()
+    counters.now, counters.everyone = 2.0, 4.0
+    counters.main, counters.worker, counters.ended = 0.5, 1.0, 0.5
+    assert work.cores() == pytest.approx(1.0)
+    counters.everyone = 3.0  # half a core of others, and half a core idles
+    assert work.cores() == 0.0
+    counters.everyone = 1.9  # ticks: a little less than our own clocks say
+    assert work.cores() == 0.0
+
+
+def test_on_many_cores_others_are_in_nobodys_way(counters: Counters) -> None:
+    counters.cpus = set(range(64))
+    work = OtherProcessLoad()
+    counters.now, counters.everyone, counters.main = 1.0, 34.0, 4.0
+    assert work.cores() == 0.0
+    counters.everyone = 63.0
+    assert work.cores() == pytest.approx(58.0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_who_shares_a_containers_quota_is_in_the_way(
+    counters: Counters, tmp_path: Path, version: int
+) -> None:
+    """1.5 cores of 64, of which one is another's: cores idle, but the quota does not."""
+    proc, group = tmp_path / "proc/self", tmp_path / "sys/fs/cgroup"
+    proc.mkdir(parents=True)
+    group.mkdir(parents=True)
+    kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,cpu,cpuacct")
+    (proc / "cgroup").write_text("0::/\n" if version == 2 else "5:cpu,cpuacct:/\n")
+    (proc / "mountinfo").write_text(f"33 25 0:28 / /sys/fs/cgroup rw - {kind} none {options}\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "cpu.cfs_quota_us").write_text("150000\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+
+    def used(seconds: float) -> None:
+        (group / "cpu.stat").write_text(f"usage_usec {seconds * 1e6:.0f}\nuser_usec 1\n")
+        (group / "cpuacct.usage").write_text(f"{seconds * 1e9:.0f}\n")
+
+    counters.cpus = set(range(64))
+    used(10.0)
+    work = OtherProcessLoad(system=System(tmp_path))
+    counters.now, counters.everyone, counters.main = 2.0, 3.0, 1.0
+    used(13.0)
+    assert work.cores() == pytest.approx(1.0)
+    used(12.0)  # half a core of others, and half a core of the quota idles
+    assert work.cores() == 0.0
+    (group / "cpu.stat").write_text("garbage\n")
+    (group / "cpuacct.usage").write_text("garbage\n")
+    assert work.cores() == 0.0
+
+
+def test_counters_that_cannot_be_read_say_nothing(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> SimpleNamespace:
+        raise others.psutil.NoSuchProcess(1)
+
+    work = OtherProcessLoad()
+    assert work.cores() is None  # no time has passed
+    counters.cpus = set()
+    elsewhere = OtherProcessLoad()
+    counters.now = 1.0
+    assert elsewhere.cores() is None
+    monkeypatch.setattr(others.psutil, "Process", fails)
+    assert work.cores() is None
+
+
+def run_of(name: str, speed: float, cores: float = 0.0) -> Run:
+    settings = LoaderSettings({"one": 1, "two": 2}[name])
+    return Run(settings, 0.0, core_speed=CoreSpeed(speed, 1.0), others_cores=cores)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "again"),
+    [
+        ((0.95, 0.0), (0.90, 0.0), None),
+        ((0.70, 0.0), (0.66, 0.0), None),  # slow alike: more of the same says nothing new
+        ((0.95, 0.0), (0.70, 0.0), "two"),
+        ((0.95, 1.0), (0.95, 0.0), "one"),
+        ((0.95, 1.0), (0.95, 0.8), "one"),
+    ],
+)
+def test_what_was_disturbed_is_run_again(
+    one: tuple[float, float],
+    two: tuple[float, float],
+    again: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Readings, "with_speeds", lambda self, watch: self)
+    readings = Readings(machine(), {"one": [run_of("one", *one)], "two": [run_of("two", *two)]})
+    watch = CoreSpeeds()
+    assert probing._disturbed(readings, ("one", "two"), set(), watch) == again
+    assert probing._disturbed(readings, ("one", "two"), {"one", "two"}, watch) is None
+    readings.runs["one"] *= 4
+    readings.runs["two"] *= 4
+    assert probing._disturbed(readings, ("one", "two"), set(), watch) is None  # often enough

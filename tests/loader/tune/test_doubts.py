@@ -1,0 +1,364 @@
+"""Runs alongside other processes: made again, or not used, and no cause is concluded from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers_cli import json_of, trainfit
+from helpers_loader import probe, result
+from tests.loader.calibration.test_constants import TWO_CORES, readings, truth
+from tests.loader.tune.test_search import fitted, goal, real
+from tests.report.plan.test_text import PLAN
+from trainfit.hardware.cpu.core_speed import CoreSpeed
+from trainfit.loader.calibration.constants import fit
+from trainfit.loader.calibration.core_waits import without_core_waits
+from trainfit.loader.calibration.probe_runs import Readings
+from trainfit.loader.measure.instrument import BEGAN, CPU, WALL
+from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader.model.bottleneck import limit
+from trainfit.loader.processes.other_processes import waits_for_cores
+from trainfit.loader.tune.confirmation import TRIES, Confirmation, Trial
+from trainfit.loader.tune.doubts import doubts
+from trainfit.loader.tune.search import search
+from trainfit.loader.tune.verdicts import decide
+from trainfit.report.loader.text import loader_text
+from trainfit.report.plan.loading import loading_section
+from trainfit.results.loader.candidates import Confirmed, Doubt
+from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.plan.loading import DataLoading
+from trainfit.results.runs.loading import Consumer
+
+FOUR = LoaderSettings(4)
+
+
+# --- What is fitted ---------------------------------------------------------------------------
+
+
+def with_others(found: Readings, cores: float, *names: str) -> Readings:
+    """The same runs, these kinds next to others that kept so many cores busy."""
+    runs = {
+        name: [
+            dataclasses.replace(each, others_cores=cores) if name in (names or (name,)) else each
+            for each in made
+        ]
+        for name, made in found.runs.items()
+    }
+    return Readings(found.machine, runs, found.faults)
+
+
+def locked_readings() -> Readings:
+    """As of two workers that wait for one another."""
+    locked = dataclasses.replace(truth(), locked_share=0.7)
+    return readings(locked, two=0.009, over=0.03, tight=0.009)
+
+
+@pytest.mark.slow
+def test_a_neighbour_is_no_lock() -> None:
+    """Workers that wait for a core look like workers that wait for a lock."""
+    found = locked_readings()
+    seen = fit(found, TWO_CORES)
+    assert seen is not None and seen.locked_share > 0.5
+    for names in ((), ("two",), ("one",)):
+        fitted = fit(with_others(found, 1.0, *names), TWO_CORES)
+        assert fitted is not None and fitted.locked_share == fitted.cores.contention == 0.0
+        assert limit(fitted.load(Consumer(0.0)), LoaderSettings(8), probe()) != "lock"
+    quiet = fit(with_others(found, 0.2), TWO_CORES)
+    assert quiet is not None and quiet.locked_share == seen.locked_share
+
+
+def test_waiting_for_a_core_is_no_lock_whoever_has_it() -> None:
+    """The kernel tells of the wait, though no process of this system has the core."""
+    found = locked_readings()
+    found.runs["two"] = [
+        dataclasses.replace(
+            each,
+            core_waits_s=tuple(float((r[:, WALL] - r[:, CPU]).sum()) for r in each.fetches),
+        )
+        for each in found.runs["two"]
+    ]
+    fitted = fit(found, TWO_CORES)
+    assert fitted is not None and fitted.locked_share == 0.0
+
+
+def test_rates_disturbed_are_fitted_to_by_nothing() -> None:
+    slow = dataclasses.replace(truth().with_contention(0.3), locked_share=0.0)
+    found = readings(slow)
+    free = fit(with_others(found, 1.0), TWO_CORES)
+    assert free is not None
+    assert (free.cores.sharing, free.transfer.crowded_wait_s, free.transfer.latency_s) == (0, 0, 0)
+    assert free.cores.contention == pytest.approx(0.3, abs=0.02)  # by CPU time, not by the rate
+
+
+def test_which_kinds_were_made_disturbed_only() -> None:
+    found = with_others(readings(truth()), 1.5, "two")
+    assert found.disturbed() == {"two": 1.5}
+    found.runs["two"][0] = dataclasses.replace(found.runs["two"][0], others_cores=0.0)
+    assert found.disturbed() == {}
+    assert readings(truth()).disturbed() == {}
+
+
+@given(
+    walls=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=20),
+    share=st.floats(0.0, 1.0),
+    waited=st.floats(0.0, 3.0),
+)
+def test_only_waiting_for_cores_is_taken_out(
+    walls: list[float], share: float, waited: float
+) -> None:
+    wall = np.array(walls)
+    began = np.concatenate([[0.0], np.cumsum(wall + 0.01)[:-1]])
+    records = np.stack([began, wall, wall * share, np.zeros(len(wall))], axis=1)
+    made = Run(LoaderSettings(1), 0.0, fetches=(records,), core_waits_s=(waited,))
+    found = without_core_waits(made).fetches[0]
+    off = float((wall - wall * share).sum())
+    assert found[:, WALL].sum() == pytest.approx(wall.sum() - min(off, waited))
+    assert (found[:, WALL] >= found[:, CPU] - 1e-9).all()
+    gaps = found[1:, BEGAN] - found[:-1, BEGAN] - found[:-1, WALL]
+    assert gaps == pytest.approx(np.full(len(wall) - 1, 0.01))
+    assert without_core_waits(dataclasses.replace(made, core_waits_s=())).fetches[0] is records
+
+
+def test_what_the_kernel_counts(tmp_path: Path) -> None:
+    def stat(pid: int, text: str) -> Any:
+        (tmp_path / f"proc/{pid}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"proc/{pid}/schedstat").write_text(text)
+        return SimpleNamespace(pid=pid)
+
+    one, two = stat(7, "2000000000 500000000 90\n"), stat(8, "1 1500000000 3\n")
+    assert waits_for_cores([one, two], tmp_path) == (0.5, 1.5)
+    for text in ("0 0 0\n", "garbage", "1 2"):
+        assert waits_for_cores([one, stat(8, text)], tmp_path) == ()
+    assert waits_for_cores([one, SimpleNamespace(pid=9)], tmp_path) == ()  # type: ignore[list-item]
+
+
+# --- What is chosen ---------------------------------------------------------------------------
+
+
+def beside(settings: LoaderSettings, rate: float, cores: float = 1.0) -> Run:
+    return dataclasses.replace(real(settings, rate), others_cores=cores)
+
+
+def test_a_real_run_disturbed_is_made_again() -> None:
+    model = fitted(2)
+    cores = iter([1.0, 0.0, 1.0, 0.9, 0.0, 0.0, 0.0])
+    ran: list[LoaderSettings] = []
+
+    def runner(settings: LoaderSettings, consumer: Consumer) -> Run:
+        ran.append(settings)
+        return beside(settings, model.predict(settings, consumer).batches_per_s, next(cores))
+
+    confirmation = Confirmation(search(model, goal()), runner, 2)
+    confirmation.run()
+    first, second = confirmation.trials
+    assert ran == [first.settings] * 2 + [second.settings] * 2
+    assert first.tries == second.tries == TRIES == 2
+    assert first.reliable == first.measured and not first.is_disturbed
+    assert second.run.others_cores == 0.9 and second.reliable is None
+    cores, ran = iter([1.0] * 4), []
+    hurried = Confirmation(search(model, goal()), runner, 2, in_time=lambda: False)
+    hurried.run()
+    assert [trial.tries for trial in hurried.trials] == [1, 1]
+
+
+def test_a_try_that_fails_keeps_the_one_before() -> None:
+    model = fitted(2)
+    made = iter([beside(FOUR, 20.0), real(FOUR, 1.0, Failure(exit_code=-9))])
+    confirmation = Confirmation(search(model, goal()), lambda *_: next(made), 4)
+    trial = confirmation._try(FOUR, "present")
+    assert trial.measured is not None and trial.tries == 2
+
+
+@pytest.mark.parametrize("present", [LoaderSettings(0), FOUR])
+def test_rates_disturbed_choose_nothing(present: LoaderSettings) -> None:
+    """More workers take more from a neighbour: they look faster then."""
+    model = fitted(2)
+
+    def runner(settings: LoaderSettings, consumer: Consumer) -> Run:
+        return beside(settings, 5.0 * (1 + settings.num_workers))
+
+    alone = search(model, goal(present=present)).best()
+    confirmation = Confirmation(search(model, goal(present=present)), runner, 4)
+    assert confirmation.run() == alone
+    assert not confirmation.refitted
+
+
+# --- What it amounts to -----------------------------------------------------------------------
+
+
+def trial(settings: LoaderSettings, rate: float, cores: float = 0.0) -> Trial:
+    return Trial(settings, rate, beside(settings, rate, cores), "")
+
+
+@pytest.mark.parametrize(
+    ("cores", "verdict", "keeps"),
+    [
+        (1.0, "cannot_tell", True),  # nothing of it counts
+        (0.0, "change", False),  # both were measured alone: that holds, whatever the model is from
+    ],
+)
+def test_no_verdict_from_runs_beside_others(cores: float, verdict: str, keeps: bool) -> None:
+    choice = search(fitted(2), goal(present=LoaderSettings(0)))
+    chosen = LoaderSettings(2)
+    choice.see(chosen)
+    trials = [trial(LoaderSettings(0), 20.0, cores), trial(chosen, 40.0, cores)]
+    found = decide(choice, trials, chosen, "unknown", disturbed=True)
+    assert (found.verdict, found.keeps, found.is_open) == (verdict, keeps, verdict != "change")
+    # A probe that nobody disturbed predicts, whatever became of the real runs.
+    assert decide(choice, trials, chosen, "cores").verdict == "change"
+
+
+def test_a_gpu_that_never_waits_disturbed_does_not_without_them() -> None:
+    choice = search(fitted(2), goal(step_s=0.1, present=FOUR))
+    run = dataclasses.replace(beside(FOUR, 10.0), waited=np.zeros(500))
+    run = dataclasses.replace(run, waited=np.zeros(len(run.handed)))
+    found = decide(choice, [Trial(FOUR, 10.0, run, "")], LoaderSettings(1), "gpu", disturbed=True)
+    assert (found.verdict, found.keeps, found.is_open) == ("nothing_to_gain", True, False)
+    assert "would do" not in found.reason
+
+
+def test_doubts_are_data() -> None:
+    assert doubts(probe(), None, [trial(FOUR, 9.0, 0.2)], is_open=False) == ()
+    kinds = {"1 worker": 1.0, "2 workers": 0.6, "no workers": 0.8}
+    seen = probe(disturbed=kinds)
+    (found,) = doubts(seen, None, [trial(FOUR, 9.0, 0.8)], is_open=True)
+    assert found.kind == "others" and found.decides and found.cores == pytest.approx(0.8)
+    assert found.runs == (*kinds, "real run: 4 workers, prefetch 2")
+    assert found.summary == (
+        "other processes competed for 0.8 cores in 4 runs (1 worker; "
+        "2 workers; no workers; and 1 more)"
+    )
+    assert "are unknown, so the present ones are kept" in found.meaning
+    (found,) = doubts(probe(), seen, [], is_open=False)
+    assert found.runs[0] == "1 worker, one thread per library" and not found.decides
+    (found,) = doubts(probe(), None, [trial(FOUR, 9.0, 0.8)], is_open=False)
+    assert "were not used" in found.meaning
+
+
+def test_slowed_cores_are_told_of() -> None:
+    def note(of_probe: float | None, *of_runs: float) -> str:
+        trials = [
+            Trial(FOUR, 9.0, dataclasses.replace(real(FOUR, 9.0), core_speed=CoreSpeed(s, 1.0)), "")
+            for s in of_runs
+        ]
+        found = doubts(probe(core_speed=of_probe), None, trials, is_open=False)
+        return " ".join(each.summary for each in found)
+
+    assert note(None) == note(0.97, 0.99) == ""
+    assert "at 80% of their full speed" in note(0.80, 0.81)
+    assert "at 70% to 99% of their full speed" in note(0.99, 0.7)
+
+
+def open_result(**changes: Any) -> Any:
+    doubt = Doubt("others", ("1 worker",), "others kept 1 core busy", "it stays", 1.0, decides=True)
+    run = Confirmed(LoaderSettings(1), 8.0, 3.0, 0.4, 9, 2.0, others_cores=1.0)
+    return result(
+        recommended=LoaderSettings(1), verdict="cannot_tell", limit="unknown", reason="because",
+        doubts=(doubt,), confirmed=(run,), without_others=LoaderSettings(4), **changes,
+    )  # fmt: skip
+
+
+def test_what_is_left_open_is_said() -> None:
+    found = open_result()
+    assert found.is_left_open and found.measured(LoaderSettings(1)) is None
+    text = " ".join(loader_text(found).split())
+    assert "CANNOT TELL which settings are best because" in text
+    assert "from the CPU time of batches, not confirmed by a run): 4 workers" in text
+    assert "predicted only; other processes disturbed 1 real run: not used" in text
+    assert "(measured while other processes were busy: not used)" in text
+    assert "Write" not in text
+
+
+def test_a_plan_says_it_too() -> None:
+    loading = DataLoading(open_result(), 8, True, "loader", 2.0)
+    text = " ".join(loading_section(loading, PLAN).split())
+    assert "cannot tell which part is the limit, or which settings are best: because" in text
+    assert "not confirmed by a run): 4 workers" in text
+    assert "others kept 1 core busy: it stays" in text
+    assert "the DataLoader is the limit" not in text
+    loading = DataLoading(open_result(), 8, True, "gpu", 2.0)
+    assert "the GPU is the limit" in loading_section(loading, PLAN)
+
+
+# --- For real ---------------------------------------------------------------------------------
+
+SCRIPT = """
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Work(Dataset):
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        values = np.random.RandomState(index).rand(20, 1000)
+        for _ in range(4):
+            values = np.sort(values, axis=0)[::-1] * 0.5 + np.sin(values)
+        return torch.from_numpy(values[:4].copy()).float()
+
+def make():
+    return DataLoader(Work(), batch_size=8, num_workers=4)
+
+if __name__ == "__main__":
+    net = torch.nn.Linear(4000, 8).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for batch in make():
+        net(batch.cuda().flatten(1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def neighbours() -> Iterator[None]:
+    """One on each core that this process may use."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    if not count or count > 16:
+        pytest.skip("too many cores to keep all of them busy, or none that can be counted")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.alone
+def test_beside_neighbours_the_loader_says_what_cannot_be_told(
+    neighbours: None, tmp_path: Path
+) -> None:
+    (tmp_path / "data.py").write_text(SCRIPT)
+    words = ("--probe-time", "3", "--confirm", "2", "--loader", "data.py:make")
+    done = trainfit("loader", "--json", *words, cwd=tmp_path)
+    found = json_of(done)
+    assert done.returncode == 0
+    assert found["verdict"] == "cannot_tell" and found["limit"] == "unknown"
+    assert found["recommended"] == found["present"] and found["without_others"]
+    (doubt,) = (each for each in found["doubts"] if each["kind"] == "others")
+    assert doubt["decides"] and doubt["cores"] > 0.25 and doubt["runs"]
+    assert found["probe"]["disturbed"]
+    assert "lock" not in found["reason"]
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_beside_neighbours_a_plan_says_it_too(neighbours: None, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("--no-remedies", "--loader", "--probe-time", "4", "--gpu", "T4", "--json")
+    done = trainfit("plan", *words, "--", "python", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json_of(done)
+    found = plan["loading"]["result"]
+    assert found["verdict"] == "cannot_tell" and found["recommended"] == found["present"]
+    assert any(doubt["decides"] for doubt in found["doubts"])
+    assert "lock" not in found["reason"] + found["limit"]

@@ -1,0 +1,52 @@
+"""Tables of step times: what is read, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainfit.results.batch.step_times import StepTime, read
+from trainfit.results.files.errors import ResultFileError
+
+
+def test_a_table_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("micro_batch, accumulation, gpus, seconds\n8, 2, 1, 0.1\n16, 1, 4, 0.2\n")
+    assert read(path) == (StepTime(8, 2, 1, 0.1), StepTime(16, 1, 4, 0.2))
+    assert read(path)[1].batch_size == 64 and read(path)[1].throughput == 320
+    path.write_text("seconds,micro_batch\n0.1,8\n")
+    assert read(path) == (StepTime(8, 1, 1, 0.1),)
+
+
+def test_a_plans_steps_are_read() -> None:
+    plan = Path(__file__).parents[2] / "fixtures" / "results" / "plan-v12.json"
+    curve = json.loads(plan.read_text())["speed"]["curve"]
+    found = read(plan)
+    assert [each.micro_batch for each in found] == [step["batch_size"] for step in curve]
+    assert {each.basis for each in found} == {"predicted"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no column 'micro_batch'"),
+        ("batch,seconds\n8,1\n", "no column 'micro_batch'"),
+        ("micro_batch,seconds\n", "no row"),
+        ("micro_batch,seconds,loss\n8,1,2\n", "'loss' is not known"),
+        ("micro_batch,seconds\n8,fast\n", "line 2"),
+        ("micro_batch,seconds\n8,1\n8,nan\n", "line 3"),
+        ("micro_batch,seconds\n0,1\n", "line 2"),
+        ("micro_batch,seconds\n8\n", "line 2"),
+        ("micro_batch,seconds\n8,1\n8,2\n", "twice"),
+        ("{}", "no step times"),
+        ('{"speed": {"curve": [{}]}}', "no step times"),
+    ],
+)
+def test_a_bad_table_is_refused_in_one_line(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(text)
+    with pytest.raises(ResultFileError, match=reason) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)

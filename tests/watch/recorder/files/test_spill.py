@@ -1,0 +1,81 @@
+"""Rows on their way to the disk: whole ones only, in order, and counted where they are lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfit.results.watch import tables
+from trainfit.watch.recorder.files import spill
+from trainfit.watch.recorder.files.spill import Ring
+
+KIND = np.dtype([("number", "i8"), ("value", "f4"), ("flags", "u2")])
+
+
+def numbers(path: Path) -> list[int]:
+    return [int(each) for each in tables.read_table(path, KIND)["number"]]
+
+
+@given(st.lists(st.integers(0, 9), max_size=30))
+def test_what_is_appended_is_written_in_order(
+    tmp_path_factory: pytest.TempPathFactory, bursts: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("ring") / "rows.bin"
+    ring = Ring(path, KIND, rows=8)
+    expected, number = [], 0
+    for burst in bursts:
+        for place in range(burst):
+            ring.append((number, 0.5, 1))
+            if place < 8:
+                expected.append(number)
+            number += 1
+        ring.write()
+    ring.close()
+    assert numbers(path) == expected
+    assert ring.lost == number - len(expected)
+
+
+def test_the_writer_is_hurried_when_the_ring_is_half_full(tmp_path: Path) -> None:
+    calls: list[int] = []
+    ring = Ring(tmp_path / "rows.bin", KIND, rows=8, hurry=lambda: calls.append(ring.waiting))
+    for number in range(6):
+        ring.append((number, 0.0, 0))
+    assert calls == [4]
+
+
+def test_a_full_disk_loses_rows_and_keeps_the_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "rows.bin", os.write
+    room = [2 * KIND.itemsize + 5]  # two rows and a part of the third
+
+    def limited(descriptor: int, data: Any) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(descriptor, data[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", limited)
+    ring = Ring(path, KIND)
+    for number in range(4):
+        ring.append((number, 0.0, 0))
+    ring.write()
+    assert numbers(path) == [0, 1] and ring.lost == 2
+    assert path.stat().st_size == 2 * KIND.itemsize
+    room[0] = 10_000
+    ring.append((4, 0.0, 0))
+    ring.write()
+    assert numbers(path) == [0, 1, 4] and ring.lost == 2
+
+
+def test_every_table_has_a_packer() -> None:
+    for kind in tables.BY_NAME.values():
+        assert spill.packer(kind).size == kind.itemsize

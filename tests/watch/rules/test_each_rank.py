@@ -1,0 +1,100 @@
+"""Runs of several ranks: each is judged, and each has its own GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from helpers_watch import GPU, HEADER, finding, gpu_rows, kinds, run, unknown_kinds
+from trainfit.results.watch.run import RunRecord
+from trainfit.watch.figures.checks import local_ranks
+from trainfit.watch.figures.view import RunView
+from trainfit.watch.judge import judge
+
+SLOW = {"input_s": 0.06}
+
+
+def ranks(steps: Sequence[Mapping[str, Any]], **headers: Sequence[Any]) -> RunRecord:
+    """A run with a rank for each of these changes of a healthy one's steps."""
+    made = []
+    for number, columns in enumerate(steps):
+        (rank,) = run(**columns).ranks
+        told = {name: values[number] for name, values in headers.items()}
+        header = dataclasses.replace(HEADER, rank=number, world_size=len(steps), **told)
+        made.append(dataclasses.replace(rank, header=header))
+    whole = run(**max(steps, key=len))
+    return dataclasses.replace(whole, ranks=tuple(made))
+
+
+def test_what_another_rank_has_is_found_and_names_it() -> None:
+    result = judge(ranks([{}, {}, SLOW]))
+    found = finding(result, "input_bound")
+    assert found.rank == 2
+    assert finding(result, "straggler").rank == 2
+    # This rank's own figures do not show it.
+    assert result.limit == "communication"
+
+
+def test_what_some_ranks_have_is_said_once_for_the_worst() -> None:
+    found = finding(judge(ranks([{}, SLOW, {"input_s": 0.2}])), "input_bound")
+    assert found.rank == 2
+    assert found.evidence[-1].what == "ranks with it" and found.evidence[-1].value == 2
+
+
+def test_what_all_ranks_have_is_no_single_ranks() -> None:
+    result = judge(ranks([SLOW, SLOW]))
+    assert finding(result, "input_bound").rank is None
+    assert result.limit == "input"
+
+
+def test_too_few_steps_are_said_once() -> None:
+    result = judge(ranks([{"steps": 9}] * 3))
+    assert kinds(result) == []
+    assert unknown_kinds(result).count("input_bound") == 1
+
+
+def test_ranks_that_each_see_one_gpu_have_their_own_samples() -> None:
+    """Under CUDA_VISIBLE_DEVICES of its own each rank calls its GPU 0; samples count all."""
+    mine = [(dataclasses.replace(GPU, uuid=f"GPU-{place}"),) for place in range(2)]
+    record = ranks([{}, {}], gpus=mine)
+    times = np.arange(0.0, 25.0, 0.1)
+    hot = {"clock_reasons": 0x20, "sm_hz": 1.5e9, "temperature_c": 90.0, "used_bytes": 5}
+    gpus = np.concatenate([gpu_rows(times), gpu_rows(times, gpu=1, **hot)])
+    record = dataclasses.replace(record, gpus=gpus)
+    first, second = RunView(record).ranks
+    assert set(first.gpu["clock_reasons"]) == {0} and set(second.gpu["clock_reasons"]) == {0x20}
+    assert finding(judge(record), "thermal_throttling").rank == 1
+    # Without UUIDs the numbers are all there is.
+    nameless = [(dataclasses.replace(GPU, uuid=""),)] * 2
+    _, second = RunView(dataclasses.replace(ranks([{}, {}], gpus=nameless), gpus=gpus)).ranks
+    assert set(second.gpu["clock_reasons"]) == {0}
+
+
+def machine_of(record: RunRecord, rank: int, **samples: Any) -> RunRecord:
+    """What the machine of this rank alone would have recorded."""
+    (its,) = (each for each in record.ranks if each.header.rank == rank)
+    its = dataclasses.replace(its, header=dataclasses.replace(its.header, host=f"host{rank}"))
+    return dataclasses.replace(record, ranks=(its,), **samples)
+
+
+def test_ranks_of_several_machines_have_their_own_samples() -> None:
+    record = ranks([{}, SLOW])
+    times = np.arange(0.0, 25.0, 0.1)
+    hot = {"clock_reasons": 0x20, "sm_hz": 1.5e9, "temperature_c": 90.0}
+    first = machine_of(record, 0)
+    alone = judge(first)
+    assert "recorded are 1 of 2 ranks" in alone.notes
+    assert "straggler" in unknown_kinds(alone)
+    both = dataclasses.replace(
+        first, elsewhere=(machine_of(record, 1, gpus=gpu_rows(times, **hot)),)
+    )
+    result = judge(both)
+    assert finding(result, "straggler").rank == 1 == finding(result, "input_bound").rank
+    assert finding(result, "thermal_throttling").rank == 1
+    assert [each.rank for each in result.ranks] == [0, 1]
+    assert not any("recorded are" in note for note in result.notes)
+    # Each machine of its own has a core for each of its ranks.
+    assert [local_ranks(each) for each in RunView(both).ranks] == [1, 1]
