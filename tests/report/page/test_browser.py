@@ -44,6 +44,13 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
+def expect(locator: Any) -> Any:
+    """An assertion that waits; ``wait_for_function`` is an eval, which the page forbids."""
+    api = pytest.importorskip("playwright.sync_api")
+    api.expect.set_options(timeout=30_000)
+    return api.expect(locator)
+
+
 @dataclasses.dataclass
 class Opened:
     """A page in the browser: what it wrote to the console, raised, and requested."""
@@ -64,7 +71,7 @@ def opened(browser: Any, path: Path, width: int, scheme: str = "light") -> Opene
     found.page.on("pageerror", lambda error: found.said.append(str(error)))
     found.page.on("request", lambda request: found.requested.append(request.url))
     found.page.goto(path.as_uri())
-    found.page.wait_for_function("document.documentElement.dataset.charts === 'drawn'")
+    expect(found.page.locator("html")).to_have_attribute("data-charts", "drawn")
     return found
 
 
@@ -144,7 +151,7 @@ def test_the_button_copies_the_whole_command(wide: Opened) -> None:
     page = wide.page
     page.evaluate("scrollTo(0, 0)")
     page.locator("button.copy").first.click()
-    page.wait_for_function("document.getElementById('said').textContent === 'Copied'")
+    expect(page.locator("#said")).to_have_text("Copied")
     plan = entry("plan-v13.json").result
     assert page.evaluate("navigator.clipboard.readText()") == plan.launch
 

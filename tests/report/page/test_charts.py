@@ -14,7 +14,7 @@ from trainfit.report.page.charts import (
     x,
 )
 from trainfit.report.page.document import _asset
-from trainfit.report.page.over_batch import batch_labels
+from trainfit.report.page.over_batch import batch_marks
 from trainfit.report.page.treemap import treemap
 from trainfit.results.runs.recording import KINDS
 
@@ -61,9 +61,8 @@ def test_every_kind_of_memory_has_a_name_and_a_colour_of_its_own() -> None:
 
 
 def test_labels_are_on_the_side_with_more_room() -> None:
-    left, right = batch_labels(
-        [{"batch": 2, "label": "a"}, {"batch": 9, "label": "b"}], 10, "batch size"
-    )
+    marks = [{"batch": 2, "label": "a"}, {"batch": 9, "label": "b"}]
+    _, left, right = batch_marks(marks, 10, "batch size")
     assert left["mark"]["align"] == "left" and right["mark"]["align"] == "right"
 
 
