@@ -7,17 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # The examples of `make test` are the same every time: what it says depends on the change alone.
-# `make test-slow` tries others (profile "chance").
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("chance", derandomize=False)
+# `make test-slow` tries others (profile "chance"). No example fails for taking long: another
+# process may have had the cores.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", _UNTIMED, derandomize=True)
+settings.register_profile("chance", _UNTIMED, derandomize=False)
 settings.load_profile("fixed")
 
 HERE = Path(__file__).parent
 #: As in the Makefile.
 ALONE = (HERE / "loader", HERE / "watch" / "real", HERE / "watch" / "sampler")
+
+
+def pytest_sessionstart() -> None:
+    """hypothesis tries constants of the local modules imported so far, which other tests decide.
+
+    A fixed example would be another one in a worker of xdist, or alone.
+    """
+    if settings.get_current_profile_name() == "fixed":
+        none = providers.Constants()
+        providers._get_local_constants = lambda: none
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
