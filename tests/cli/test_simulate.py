@@ -68,7 +68,7 @@ def test_a_script_sees_what_python_would_show_it(as_module: bool, tmp_path: Path
     "options",
     [
         ("--guard", "bare"),
-        ("--workers", "2", "--start_method", "spawn"),
+        pytest.param(("--workers", "2", "--start_method", "spawn"), marks=pytest.mark.slow),
         pytest.param(("--guard", "exception", "--accumulate", "3"), marks=pytest.mark.slow),
         pytest.param(("--scaler", "--amp", "true"), marks=pytest.mark.slow),
         pytest.param(("--workers", "2"), marks=pytest.mark.slow),

