@@ -109,6 +109,7 @@ class Tuner:
             max(0, min(confirm, CONFIRM)),
             after=self._keep,
             in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._seconds,
+            noise=self._measured.noise,
         )
         chosen = confirmation.run()
         return self._explained(confirmation.choice, chosen, confirmation.trials)
@@ -217,7 +218,8 @@ class Tuner:
             bound = "unknown"
         if self._measured.bounds.workers == 0:
             bound = "main_process"
-        decision = decide(choice, trials, chosen, bound, disturbed=disturbed)
+        noise = self._measured.noise
+        decision = decide(choice, trials, chosen, bound, disturbed=disturbed, noise=noise)
         without_others = chosen if decision.is_open else None
         if decision.keeps:
             chosen = choice.goal.present
