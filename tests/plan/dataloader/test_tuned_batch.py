@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from helpers_loader import result
 from tests.report.plan.test_text import PLAN
+from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.batch_limit import kept_batch
+from trainfit.plan.dataloader.sample_cost import with_sample_cost
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
+from trainfit.plan.runs.failures import ScriptError
 from trainfit.results.loader.candidates import Candidate
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.loader.settings import LoaderSettings
@@ -36,6 +39,31 @@ def test_long_batches_are_measured_smaller_but_never_below_the_present(
     assert step.step_s / batch == pytest.approx(STEP.step_s / 24)
     assert step.work_s == pytest.approx(step.step_s / 2)
     assert ("scaled to" in step.source) == (batch != 24)
+
+
+@pytest.mark.parametrize(
+    ("simulated_s", "real_s", "batch"), [(0.1, 1e-6, 24), (0.1, 0.02, 12), (0.1, None, 8)]
+)
+def test_samples_that_look_slow_are_timed_for_real(
+    simulated_s: float, real_s: float | None, batch: int
+) -> None:
+    """On the simulated device, or while workers start, they may look so without being it."""
+    asked: list[int | None] = []
+    plan = dataclasses.replace(PLAN, sample_loading_s=simulated_s)
+
+    def command(size: int | None) -> Command:
+        asked.append(size)
+        return parse_command(["python", __file__])
+
+    assert tuned_batch(with_sample_cost(plan, command, lambda filled: real_s)) == batch
+    assert asked == [8]
+    fast = dataclasses.replace(PLAN, sample_loading_s=1e-6)
+    assert with_sample_cost(fast, command, lambda filled: 9.0) is fast and asked == [8]
+
+    def fails(filled: Command) -> float:
+        raise ScriptError("it came to no loader")
+
+    assert with_sample_cost(plan, command, fails) is plan
 
 
 def found(settings: LoaderSettings, shm: int | None) -> LoaderResult:

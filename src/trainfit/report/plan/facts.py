@@ -73,7 +73,24 @@ def _amp(result: PlanResult) -> str:
         return choice.reason.removeprefix("AMP ")
     if other is None:
         return ""
-    return "; ".join(_amp_side(each) for each in (result.now, other))
+    sides = "; ".join(_amp_side(each) for each in (result.now, other))
+    return f"{_faster_amp(result, other)}{sides}"
+
+
+def _faster_amp(result: PlanResult, other: Configuration) -> str:
+    """Which setting is faster at the recommended batch size, where another is faster at the present
+    one, or a change of the script is recommended for it."""
+    choice, now = result.amp_choice, result.now
+    rates = choice.samples_per_s if choice is not None else {}
+    ours, theirs = rates.get(now.amp), rates.get(other.amp)
+    if choice is None or not ours or not theirs or not now.step_s or not other.step_s:
+        return ""
+    fast, ratio = (now.amp, ours / theirs) if ours > theirs else (other.amp, theirs / ours)
+    is_slower_now = (ours > theirs) != (now.step_s < other.step_s)
+    if ratio < _SAME or not (is_slower_now or choice.by_hand):
+        return ""
+    now_at = f" (batch size {now.batch_size})" if now.batch_size else ""
+    return f"{fast} {times(ratio)} as fast at the recommended batch size; now{now_at} "
 
 
 def _amp_side(configuration: Configuration) -> str:
