@@ -194,9 +194,14 @@ def test_the_setting_that_is_faster_at_the_recommended_batch_size_is_told() -> N
     half = dataclasses.replace(now, amp="bfloat16", step_s=0.02)
     choice = AmpChoice(None, "off", "", samples_per_s={"off": 400.0, "bfloat16": 800.0})
     plan = dataclasses.replace(ACT, now=now, other_amp=half, amp_choice=choice)
-    assert "bfloat16 2.00× as fast at the recommended batch size; now" in words(plan)
+    assert (
+        "bfloat16 2.00× as fast as off at the recommended batch; now (batch size 8) off:"
+        in words(plan)
+    )
     slower = dataclasses.replace(choice, samples_per_s={"off": 800.0, "bfloat16": 400.0})
-    assert "as fast at the recommended" not in words(dataclasses.replace(plan, amp_choice=slower))
+    assert "at the recommended batch; now" not in words(
+        dataclasses.replace(plan, amp_choice=slower)
+    )
 
 
 @pytest.mark.parametrize(
