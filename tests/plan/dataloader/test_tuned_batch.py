@@ -15,7 +15,7 @@ from trainfit.plan.dataloader.batch_limit import kept_batch
 from trainfit.plan.dataloader.sample_cost import with_sample_cost
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.results.loader.candidates import Candidate
+from trainfit.results.loader.candidates import Candidate, Doubt
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.loading import DataLoading
@@ -113,6 +113,22 @@ def test_a_larger_batch_has_to_gain_something(rate: float, batch: int) -> None:
     assert (plan.now.limits is not None and "gains nothing" in plan.now.limits.reason) == (
         batch == 8
     )
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(7.0, 8), (10.0, 24)])
+def test_next_to_other_processes_the_loader_has_to_be_slower_by_far(
+    rate: float, batch: int
+) -> None:
+    """They took most of its cores at worst: ten times as fast it may be without them."""
+    plan = limited(rate)
+    assert plan.loading is not None and plan.loading.result is not None
+    doubt = Doubt("others", ("1 worker",), "", "", cores=1.6, decides=True)
+    left_open = dataclasses.replace(plan.loading.result, doubts=(doubt,))
+    loading = dataclasses.replace(plan.loading, result=left_open)
+    kept = kept_batch(dataclasses.replace(plan, loading=loading))
+    assert kept.chosen.recommended_batch == batch
+    reason = kept.now.limits.reason if kept.now.limits is not None else ""
+    assert ("alongside other processes" in reason) == (batch == 8)
 
 
 def test_it_stays_where_the_loader_is_not_known_or_the_job_does_not_fit() -> None:
