@@ -13,7 +13,6 @@ from collections.abc import Callable
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.dataloader.measure import LoadingOptions, call_on_loader
 from trainfit.plan.dataloader.tuned_batch import launched_batch, tuned_batch
-from trainfit.results.files.errors import TrainfitError
 from trainfit.results.plan.result import PlanResult
 
 #: Seconds that a sample of a command's DataLoader needs; ``None``: could not be measured.
@@ -31,7 +30,7 @@ def with_sample_cost(
         return plan
     try:
         sample_s = time_samples(command(tuned_batch(plan)))
-    except TrainfitError:  # what is wrong with it, tuning says
+    except Exception:  # what is wrong with it, tuning says; what has been planned must not be lost
         return plan
     return plan if sample_s is None else dataclasses.replace(plan, sample_loading_s=sample_s)
 

@@ -170,9 +170,12 @@ class LoaderTracker:
         return self._describe(self._latest) if self._latest is not None else None
 
     def sample_s(self) -> float | None:
-        """Seconds that fetching a sample took, by a worker or the script itself; ``None``: not
+        """Seconds that fetching a sample took, by a worker or the script itself; where workers that
+        import the script again do not tell, how long the script waited for one; ``None``: not
         known."""
-        return self._times.sample_s()
+        fetched, fed_by = self._times.sample_s(), self.feeding()
+        samples = sum(fed_by.fed) if fed_by is not None else 0
+        return fetched if fetched is not None or not samples else self.waited_s / samples
 
     def without_batches(self) -> LoaderInfo | None:
         """The last that was iterated but gave nothing, having fewer samples than one batch."""
