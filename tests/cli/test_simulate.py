@@ -184,7 +184,7 @@ FAILURES = {
     ),
     "sys.exit": (
         "import sys; sys.exit('no data in /data')\n",
-        ["the script exited with exit code 1: no data in /data"],
+        ["the script exited with exit code 1 (no data in /data) after"],
         ["no data in /data"],
     ),
     "usage": (

@@ -12,7 +12,7 @@ from typing import Final
 from trainfit.memory.stream.replay import Replay, Stream
 from trainfit.plan.amp.choice import AmpSetting
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.full_batches import is_full, sample_loading_s
+from trainfit.plan.runs.full_batches import is_full
 from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batches import Batches
@@ -88,7 +88,7 @@ def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
 def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace | str:
     """The run at a batch size, or why there is none."""
     if at not in dict(batches.pair):
-        long = LEAST_STEPS * at * (sample_loading_s(job.first) or 0.0)
+        long = _loading_s(job.first, at)
         if long > _LOADING_S:
             return f"its batches need {duration(long)} to load here"
     try:
@@ -96,6 +96,13 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
     except ScriptError as error:
         return str(error)
     return trace if is_full(trace, at) else "the DataLoader gave fewer samples"
+
+
+def _loading_s(first: Trace, at: int) -> float:
+    """Seconds that the batches of a run at batch size ``at`` need to load here, about."""
+    loader, sample_s = first.outcome.loader, first.outcome.sample_s or 0.0
+    at_once = min(max(1, loader.num_workers), LEAST_STEPS) if loader is not None else 1
+    return LEAST_STEPS * at * sample_s / at_once
 
 
 def _compared(

@@ -10,7 +10,13 @@ from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.dataloader.other_cpu import CoreHere
-from trainfit.plan.dataloader.section import is_tuned, predicted_step, with_loading
+from trainfit.plan.dataloader.sample_cost import timed_samples, with_sample_cost
+from trainfit.plan.dataloader.section import (
+    is_tuned,
+    predicted_step,
+    tuned_command,
+    with_loading,
+)
 from trainfit.plan.launch.build import with_launch
 from trainfit.plan.launch.loader_options import with_loader_options
 from trainfit.plan.planner import Settings, simulated
@@ -118,6 +124,12 @@ def _with_loading(
         step_is_bound=tuning.step is None,
         sandbox=command.sandbox,
     )
+    result = with_sample_cost(
+        result,
+        lambda batch: tuned_command(result, command, batch),
+        lambda filled: timed_samples(filled, loading, progress),
+    )
+    loading = dataclasses.replace(loading, step=tuning.step or predicted_step(result))
 
     def tune(filled: Command) -> LoaderResult:
         tuned = tune_command(filled, loading, progress)

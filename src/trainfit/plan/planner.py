@@ -33,7 +33,6 @@ from trainfit.plan.plan_notes import (
 from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.plan.remedies.trials import Job
 from trainfit.plan.remedies.trying import try_remedies
-from trainfit.plan.runs.full_batches import sample_loading_s
 from trainfit.plan.runs.progress import FirstAnswer, Progress, as_progress
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
@@ -326,7 +325,7 @@ class _Planner:
             batch_check=chosen.batches.check,
             allocator=allocator_trial(self._command, job.memory_model, chosen),
             loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
-            sample_loading_s=sample_loading_s(first),
+            sample_loading_s=first.outcome.sample_s,
         )
 
 

@@ -266,7 +266,7 @@ class Runner:
             feeds=self._feeds(),
             coverage=self._coverage.result(),
             peak_ram_bytes=_peak_ram_bytes(),
-            loading_s=self._loaders.waited_s,
+            sample_s=self._loaders.sample_s(),
             options=self._options.options(),
             **details,
         ).save(Path(self._request.outcome))

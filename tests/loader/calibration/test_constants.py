@@ -7,6 +7,7 @@ the rate that this model gives.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -25,7 +26,14 @@ from trainfit.loader.calibration.fitting import (
     same_rate,
     threaded,
 )
-from trainfit.loader.calibration.probe_runs import KINDS, PINNED, TIGHT, TWO, Readings
+from trainfit.loader.calibration.probe_runs import (
+    KINDS,
+    PINNED,
+    RUN_NOISE,
+    TIGHT,
+    TWO,
+    Readings,
+)
 from trainfit.loader.measure.instrument import WALL
 from trainfit.loader.measure.run import Run, warm_up
 from trainfit.loader.model.events import Cores
@@ -111,6 +119,18 @@ def truth(cores: Cores = TWO_CORES, **transfer: float) -> Fitted:
     changed = dataclasses.replace(fitted.transfer, **transfer)
     costs = tuple(BatchCost(0.0, float(wall) + GAP_S) for wall in WALLS[:150])
     return dataclasses.replace(fitted, costs=costs, transfer=changed, cold_transfer=changed)
+
+
+def test_runs_of_one_kind_tell_how_much_runs_differ() -> None:
+    """With what is known of other loaders, for a probe repeats a kind only some times."""
+    found = Readings(MACHINE)
+    found.runs["two"] = [run(TWO, 100.0)]
+    assert found.run_noise() == pytest.approx(RUN_NOISE)
+    found.runs["two"] = [run(TWO, rate) for rate in (100.0, 110.0, 121.0)]
+    step = math.log(1.1)
+    assert found.run_noise() == pytest.approx(math.sqrt((4 * RUN_NOISE**2 + 2 * step**2) / 6))
+    same = Readings(MACHINE, {"tight": found.runs["two"]})  # the rate of a step, not of the loader
+    assert same.run_noise() == pytest.approx(RUN_NOISE)
 
 
 # --- What is read -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from unittest import mock
 
@@ -16,8 +17,10 @@ from trainfit.loader.calibration.fitting import Fitted, fit_contention
 from trainfit.loader.measure.run import Failure, Run, warm_up
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.load import BatchCost, Transfer, lognormal_costs
-from trainfit.loader.tune.confirmation import SURPRISE, Confirmation
+from trainfit.loader.tune.confirmation import SURPRISE, Confirmation, Trial
+from trainfit.loader.tune.estimates import OWN_ERROR, estimated_rates
 from trainfit.loader.tune.search import WITHIN, Choice, Goal, beyond_knee, keep_workers, search
+from trainfit.loader.tune.verdicts import decide
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.runs.loading import Consumer
 
@@ -251,6 +254,40 @@ def test_a_rival_is_recommended_where_it_is_faster_than_the_model_said() -> None
     found = Confirmation(search(model, goal()), Surprising(model), 4).run()
     assert found.num_workers > chosen.num_workers
     assert Confirmation(search(model, goal()), Machine(model), 4).run() == chosen
+
+
+@pytest.mark.parametrize(
+    ("noise", "measured", "low", "high"),
+    [
+        (1e-9, 0.9, 0.9, 0.9),  # runs that never differ are right
+        (0.04, 0.96, 0.97, 0.98),  # as noisy as the model: halfway to what it says by then
+        (0.04, 0.5, 0.5, 0.521),  # never further from the run than runs differ
+    ],
+)
+def test_runs_and_model_are_weighed_by_what_each_may_be_off(
+    noise: float, measured: float, low: float, high: float
+) -> None:
+    choice = search(fitted(), goal())
+    best = choice.best()
+    said = choice.look(best).batches_per_s
+    found = estimated_rates(choice, {best: measured * said}, noise)
+    assert low - 1e-6 <= found[best] / said <= high
+    other = next(s for s in found if s.num_workers != best.num_workers)
+    common = math.log(found[other] / choice.look(other).batches_per_s)
+    assert common == pytest.approx(math.log(measured) / (2 + (noise / OWN_ERROR) ** 2))
+
+
+def test_a_run_that_differs_by_luck_alone_changes_nothing() -> None:
+    """The present settings are as fast as any; one rival's run was 5% faster by chance."""
+    model = fitted(2)
+    present = LoaderSettings(4)
+    choice = search(model, goal(present=present))
+    rival = dataclasses.replace(present, prefetch_factor=8)
+    rate = choice.look(present).batches_per_s
+    runs = {present: real(present, rate), rival: real(rival, 1.03 * rate)}
+    trials = [Trial(each, rate, run, "") for each, run in runs.items()]
+    assert decide(choice, trials, rival, "cores", noise=0.06).verdict != "change"
+    assert decide(choice, trials, rival, "cores", noise=1e-9).verdict == "change"
 
 
 def test_a_choice_that_is_slower_than_others_promise_is_given_up() -> None:

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from helpers_loader import result
 from tests.report.plan.test_text import PLAN
+from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.batch_limit import kept_batch
+from trainfit.plan.dataloader.sample_cost import with_sample_cost
 from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
-from trainfit.results.loader.candidates import Candidate
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.results.loader.candidates import Candidate, Doubt
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.loading import DataLoading
@@ -36,6 +39,31 @@ def test_long_batches_are_measured_smaller_but_never_below_the_present(
     assert step.step_s / batch == pytest.approx(STEP.step_s / 24)
     assert step.work_s == pytest.approx(step.step_s / 2)
     assert ("scaled to" in step.source) == (batch != 24)
+
+
+@pytest.mark.parametrize(
+    ("simulated_s", "real_s", "batch"), [(0.1, 1e-6, 24), (0.1, 0.02, 12), (0.1, None, 8)]
+)
+def test_samples_that_look_slow_are_timed_for_real(
+    simulated_s: float, real_s: float | None, batch: int
+) -> None:
+    """On the simulated device, or while workers start, they may look so without being it."""
+    asked: list[int | None] = []
+    plan = dataclasses.replace(PLAN, sample_loading_s=simulated_s)
+
+    def command(size: int | None) -> Command:
+        asked.append(size)
+        return parse_command(["python", __file__])
+
+    assert tuned_batch(with_sample_cost(plan, command, lambda filled: real_s)) == batch
+    assert asked == [8]
+    fast = dataclasses.replace(PLAN, sample_loading_s=1e-6)
+    assert with_sample_cost(fast, command, lambda filled: 9.0) is fast and asked == [8]
+
+    def fails(filled: Command) -> float:
+        raise ScriptError("it came to no loader")
+
+    assert with_sample_cost(plan, command, fails) is plan
 
 
 def found(settings: LoaderSettings, shm: int | None) -> LoaderResult:
@@ -85,6 +113,22 @@ def test_a_larger_batch_has_to_gain_something(rate: float, batch: int) -> None:
     assert (plan.now.limits is not None and "gains nothing" in plan.now.limits.reason) == (
         batch == 8
     )
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(7.0, 8), (10.0, 24)])
+def test_next_to_other_processes_the_loader_has_to_be_slower_by_far(
+    rate: float, batch: int
+) -> None:
+    """They took most of its cores at worst: ten times as fast it may be without them."""
+    plan = limited(rate)
+    assert plan.loading is not None and plan.loading.result is not None
+    doubt = Doubt("others", ("1 worker",), "", "", cores=1.6, decides=True)
+    left_open = dataclasses.replace(plan.loading.result, doubts=(doubt,))
+    loading = dataclasses.replace(plan.loading, result=left_open)
+    kept = kept_batch(dataclasses.replace(plan, loading=loading))
+    assert kept.chosen.recommended_batch == batch
+    reason = kept.now.limits.reason if kept.now.limits is not None else ""
+    assert ("alongside other processes" in reason) == (batch == 8)
 
 
 def test_it_stays_where_the_loader_is_not_known_or_the_job_does_not_fit() -> None:

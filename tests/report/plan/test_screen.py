@@ -188,6 +188,22 @@ def test_a_recommendation_that_there_is_none() -> None:
     assert "none recommended: none leaves the" in words(with_now(ACT, recommended_batch=0))
 
 
+def test_the_setting_that_is_faster_at_the_recommended_batch_size_is_told() -> None:
+    """At the present batch size it may be slower: there, casts cost more than they save."""
+    now = dataclasses.replace(ACT.now, amp="off", step_s=0.016)
+    half = dataclasses.replace(now, amp="bfloat16", step_s=0.02)
+    choice = AmpChoice(None, "off", "", samples_per_s={"off": 400.0, "bfloat16": 800.0})
+    plan = dataclasses.replace(ACT, now=now, other_amp=half, amp_choice=choice)
+    assert (
+        "bfloat16 2.00× as fast as off at the recommended batch; now (batch size 8) off:"
+        in words(plan)
+    )
+    slower = dataclasses.replace(choice, samples_per_s={"off": 800.0, "bfloat16": 400.0})
+    assert "at the recommended batch; now" not in words(
+        dataclasses.replace(plan, amp_choice=slower)
+    )
+
+
 @pytest.mark.parametrize(
     ("samples", "says"), [(42, "Any batch size fits (the data set has 42 samples), rec"),
                           (43, "Largest batch 42, rec"), (None, "Largest batch 42, rec")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data._utils import fetch
 
 from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride
 from trainfit.scripts.watch.dataloader import LoaderTracker
@@ -218,3 +220,30 @@ def test_what_cannot_be_looked_at_is_said(loader: DataLoader[Any], reason: str) 
 )
 def test_elements_of_a_sample(sample: object, size: int) -> None:
     assert elements(sample) == size
+
+
+class Slow(Dataset[Any]):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.zeros(2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_sample_needs_is_timed_where_it_is_fetched(workers: int) -> None:
+    """Not how long the script waits: for workers that is their start, too."""
+    tracker, patches = LoaderTracker(), PatchSet()
+    assert tracker.sample_s() is None
+    tracker.install(patches)
+    try:
+        list(DataLoader(Slow(0.01), 2, num_workers=workers))
+    finally:
+        patches.restore()
+    sample_s = tracker.sample_s()
+    assert sample_s is not None and sample_s >= 0.01
+    assert fetch._MapDatasetFetcher.fetch.__qualname__ == "_MapDatasetFetcher.fetch"

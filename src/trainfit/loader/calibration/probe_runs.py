@@ -88,6 +88,13 @@ LENGTHS: Final[Mapping[str, float]] = {
     "pinned": 0.8,
     "alone_pinned": 0.7,
 }
+#: Kinds whose rate is the loader's own, not a step's.
+_FREE: Final = ("one", "two", "over", "pinned", "alone")
+#: By how much the logarithms of two runs' rates differ from their mean, as a standard deviation:
+#: the median of many loaders' (docs/figures.md), and the deviations that it counts for next to
+#: those of a probe's own runs.
+RUN_NOISE: Final = 0.03
+_KNOWN_DEVIATIONS: Final = 4
 #: A paced step is so many times what one worker takes for a batch, so that batches are ready;
 #: a tight one so many times what two take.
 READY: Final = 1.5
@@ -110,6 +117,19 @@ class Readings:
         """Batches a second of this kind, on average."""
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
+
+    def run_noise(self) -> float:
+        """By how much runs of one kind differ: the standard deviation of their rates' logarithm.
+
+        A probe repeats a kind two or three times: what is known of other loaders counts, too.
+        """
+        squares, deviations = _KNOWN_DEVIATIONS * RUN_NOISE**2, _KNOWN_DEVIATIONS
+        for name in _FREE:
+            logs = [math.log(run.batches_per_s) for run in self.of(name) if run.batches_per_s]
+            if len(logs) > 1:
+                squares += statistics.variance(logs) * (len(logs) - 1)
+                deviations += len(logs) - 1
+        return math.sqrt(squares / deviations)
 
     def with_speeds(self, watch: CoreSpeeds | WorkPieces) -> Readings:
         """The same with the cores' speed in each run."""

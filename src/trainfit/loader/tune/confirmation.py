@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainfit.loader.calibration.fitting import Fitted, fit_contention, same_rate
+from trainfit.loader.calibration.probe_runs import RUN_NOISE
 from trainfit.loader.measure.run import Run
 from trainfit.loader.processes.other_processes import is_disturbed
+from trainfit.loader.tune.estimates import estimated_rates
 from trainfit.loader.tune.search import Choice, search
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.runs.loading import Consumer
@@ -23,8 +25,8 @@ TRIES: Final = 2
 _FIRST: Final = 2
 #: By how much settings may be faster than the model says.
 _UNSURE: Final = 0.05
-#: Of the best measured rate, what smaller settings that were run must have: single runs of the same
-#: settings differ by some percent, and the next plan is to come to the same line.
+#: Of the best rate, what smaller settings that were run must have: single runs of the same settings
+#: differ by some percent, and the next plan is to come to the same line.
 _MEASURED_WITHIN: Final = 0.96
 Runner = Callable[[LoaderSettings, Consumer], Run]
 """Runs the loader for real."""
@@ -59,6 +61,11 @@ class Trial:
         return None if self.is_disturbed else self.measured
 
 
+def measured_rates(trials: Sequence[Trial]) -> dict[LoaderSettings, float]:
+    """Batches a second of the settings whose runs nothing disturbed."""
+    return {each.settings: each.reliable for each in trials if each.reliable}
+
+
 def measured_rate(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
     """Batches a second of these settings; ``None`` where they were not run, or failed, or were run
     alongside other processes."""
@@ -70,7 +77,8 @@ class Confirmation:
     """Real runs of what was chosen, until measurement and model agree or runs run out.
 
     ``after`` is called after each of them; ``in_time`` says whether there is time for one that is
-    not needed, to look for something faster.
+    not needed, to look for something faster. ``noise`` is by how much runs of the same settings
+    differ (:func:`~trainfit.loader.tune.estimates.estimated_rates`).
     """
 
     choice: Choice
@@ -78,6 +86,7 @@ class Confirmation:
     most: int
     after: Callable[[Confirmation], None] = lambda confirmation: None
     in_time: Callable[[], bool] = lambda: True
+    noise: float = RUN_NOISE
     trials: list[Trial] = field(default_factory=list)
     refitted: bool = False
 
@@ -133,18 +142,8 @@ class Confirmation:
         return self.choice.smallest(alike, _MEASURED_WITHIN)
 
     def _rates(self) -> dict[LoaderSettings, float]:
-        """What is known of the settings that can be: as measured, else what the model says, with
-        what it said too much or too little of those that were run (of one of them by half: the
-        other half of its errors is each one's own)."""
-        found = self.choice.rates()
-        ran = {each.settings: each.reliable for each in self.trials if each.reliable}
-        missed = [
-            math.log(rate / self.choice.look(settings).batches_per_s)
-            for settings, rate in ran.items()
-            if math.isfinite(self.choice.look(settings).batches_per_s)
-        ]
-        common = math.exp(sum(missed) / (len(missed) + 1))
-        return {settings: ran.get(settings, common * rate) for settings, rate in found.items()}
+        """What is known of the settings that can be."""
+        return estimated_rates(self.choice, measured_rates(self.trials), self.noise)
 
     def _bar(self, failed: LoaderSettings) -> None:
         """Not what failed, nor what its fault leaves no more."""
@@ -227,7 +226,7 @@ class Confirmation:
             self.choice.candidates |= barred
 
     def _chosen(self) -> LoaderSettings:
-        """The smallest of the best that was run; by the model where nothing was."""
+        """The smallest of the best that was run; of all where nothing was."""
         rates = self._rates()
         ran = {settings: rate for settings, rate in rates.items() if self._trial(settings)}
         return self.choice.smallest(ran, _MEASURED_WITHIN) if ran else self.choice.smallest(rates)

@@ -19,7 +19,14 @@ from trainfit.hardware.cpu.core_speed import CoreSpeeds, pieces_of
 from trainfit.loader.calibration.constants import fit
 from trainfit.loader.calibration.fitting import Fitted
 from trainfit.loader.calibration.noise_correction import Slowing, cores_speed
-from trainfit.loader.calibration.probe_runs import LAST, LENGTHS, ORDER, Readings, fetch_s
+from trainfit.loader.calibration.probe_runs import (
+    LAST,
+    LENGTHS,
+    ORDER,
+    RUN_NOISE,
+    Readings,
+    fetch_s,
+)
 from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints
 from trainfit.loader.faults.pickling import LARGE_BYTES, pickled
 from trainfit.loader.faults.preflight import check, check_workers
@@ -81,13 +88,15 @@ class Measured:
     """A probe's result, and what it takes to predict from it.
 
     ``fitted`` is ``None`` where no run came through; ``bounds`` is what the faults leave.
-    ``slowing`` is how slowed cores slow the loader.
+    ``slowing`` is how slowed cores slow the loader, ``noise`` the standard deviation of the
+    logarithm of the rates of runs of the same settings.
     """
 
     probe: Probe
     fitted: Fitted | None
     bounds: SettingConstraints = field(default_factory=SettingConstraints)
     slowing: Slowing = field(default_factory=lambda: Slowing(1.0, 1.0))
+    noise: float = RUN_NOISE
 
     def predict(
         self, settings: LoaderSettings, consumer: Consumer, seconds: float | None = None
@@ -161,7 +170,7 @@ def probe_workload(
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
     )
-    return Measured(probe, fitted, readings.bounds, slowing)
+    return Measured(probe, fitted, readings.bounds, slowing, readings.run_noise())
 
 
 def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:

@@ -109,6 +109,7 @@ class Tuner:
             max(0, min(confirm, CONFIRM)),
             after=self._keep,
             in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._seconds,
+            noise=self._noise,
         )
         chosen = confirmation.run()
         return self._explained(confirmation.choice, chosen, confirmation.trials)
@@ -217,7 +218,7 @@ class Tuner:
             bound = "unknown"
         if self._measured.bounds.workers == 0:
             bound = "main_process"
-        decision = decide(choice, trials, chosen, bound, disturbed=disturbed)
+        decision = decide(choice, trials, chosen, bound, disturbed=disturbed, noise=self._noise)
         without_others = chosen if decision.is_open else None
         if decision.keeps:
             chosen = choice.goal.present
@@ -267,6 +268,13 @@ class Tuner:
             doubts=seen,
             without_others=without_others,
         )
+
+    @property
+    def _noise(self) -> float:
+        """By how much runs differ; 0, so that they count alone, where the model is from runs that
+        other processes disturbed."""
+        disturbed = is_disturbed(self._measured.probe, self._held_probe)
+        return 0.0 if disturbed else self._measured.noise
 
     @property
     def _held_probe(self) -> Probe | None:

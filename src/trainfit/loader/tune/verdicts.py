@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainfit.loader.tune.confirmation import Trial, measured_rate
+from trainfit.loader.calibration.probe_runs import RUN_NOISE
+from trainfit.loader.tune.confirmation import Trial, measured_rate, measured_rates
+from trainfit.loader.tune.estimates import estimated_rates
 from trainfit.loader.tune.search import WITHIN, Choice
 from trainfit.results.format import count, percent, times
 from trainfit.results.loader.probe import Fault
@@ -18,6 +20,9 @@ Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cann
 
 #: Of the consumer's time, what waiting for batches may take where nothing is to be gained.
 _WAITS: Final = 0.05
+#: Of the present settings' measured rate, what fewer workers have at least that are as fast by runs
+#: and model together.
+_AS_FAST: Final = 0.96
 
 #: Why there is no verdict where other processes were active.
 _DISTURBED: Final = (
@@ -63,25 +68,31 @@ def decide(
     limit: Limit,
     *,
     disturbed: bool = False,
+    noise: float = RUN_NOISE,
 ) -> Decision:
-    """Compare the chosen settings with the present ones, by measurements where there are any.
+    """Compare the chosen settings with the present ones, by runs and model together; no slower run
+    is called a change.
 
     ``limit`` is what bounds the loop with the chosen settings. ``disturbed``: the model is
     from runs that other processes disturbed; what it says is no ground for a verdict then.
+    ``noise`` is by how much runs of the same settings differ.
     """
     present = choice.goal.present
     if choice.look(chosen).infeasible:
         return Decision("cannot_tell", choice.look(chosen).infeasible)
     ours, theirs = _rates(choice, trials, chosen, present)
-    gain = ours / theirs if theirs > 0 else math.inf
+    ran = ours / theirs if theirs > 0 else math.inf
+    gain = _likely_gain(choice, trials, chosen, present, noise) or ran
     both = (measured_rate(trials, each) for each in (chosen, present))
     sure = not disturbed or None not in both
     infeasible = choice.look(present).infeasible
     if infeasible:
         return Decision("change", f"the present settings are infeasible: {infeasible}")
-    if sure and gain > 1 / WITHIN:
+    if sure and gain > 1 / WITHIN and ran > 1:
         rest = "" if limit in ("gpu", "unknown") else f"; then {_LIMITS[limit]}"
-        return Decision("change", f"{times(gain)} as many batches{rest}")
+        shown = ran > 1 / WITHIN
+        how = "" if shown else " by the real runs and the model together"
+        return Decision("change", f"{times(ran if shown else gain)} as many batches{how}{rest}")
     waits = _waiting(choice, trials, present)
     if choice.goal.consumer.step_s > 0 and waits <= _WAITS:
         return Decision(
@@ -92,7 +103,7 @@ def decide(
         )
     if disturbed:
         return Decision("cannot_tell", _DISTURBED, keeps=True, is_open=True)
-    if chosen.num_workers < present.num_workers and gain >= WITHIN:
+    if chosen.num_workers < present.num_workers and gain >= WITHIN and ran >= _AS_FAST:
         return Decision(
             "change",
             f"the same rate with {count(chosen.num_workers, 'worker')} instead of "
@@ -124,6 +135,19 @@ def _rates(
     if ours is not None and theirs is not None:
         return ours, theirs
     return choice.look(chosen).batches_per_s, choice.look(present).batches_per_s
+
+
+def _likely_gain(
+    choice: Choice,
+    trials: Sequence[Trial],
+    chosen: LoaderSettings,
+    present: LoaderSettings,
+    noise: float,
+) -> float | None:
+    """By runs and model together; ``None`` where one of them cannot be."""
+    likely = estimated_rates(choice, measured_rates(trials), noise)
+    ours, theirs = likely.get(chosen), likely.get(present)
+    return ours / theirs if ours and theirs and math.isfinite(theirs) else None
 
 
 def _waiting(choice: Choice, trials: Sequence[Trial], settings: LoaderSettings) -> float:

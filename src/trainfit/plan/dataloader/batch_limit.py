@@ -13,6 +13,8 @@ from trainfit.results.plan.result import PlanResult
 
 #: By how much the GPU must be faster: a loader's rate is good to some percent.
 _CLEARLY: Final = 1.1
+#: The same where other processes disturbed the loader: it had a tenth of the cores at least.
+_DISTURBED: Final = 10.0
 
 
 def kept_batch(plan: PlanResult) -> PlanResult:
@@ -22,10 +24,13 @@ def kept_batch(plan: PlanResult) -> PlanResult:
     given, wanted = _given(plan), _taken(plan)
     if not present or not best or best <= present or not plan.now.fits:
         return plan
-    if given is None or wanted is None or wanted < _CLEARLY * given:
+    is_open = _is_left_open(plan)
+    least = _DISTURBED if is_open else _CLEARLY
+    if given is None or wanted is None or wanted < least * given:
         return plan
+    beside = " alongside other processes" if is_open else ""
     reason = (
-        f"the DataLoader gives {rate(given)} samples/s, the GPU at least {rate(wanted)} at "
+        f"the DataLoader gives {rate(given)} samples/s{beside}, the GPU at least {rate(wanted)} at "
         f"batch size {present}: a larger batch gains nothing"
     )
     kept = _kept(plan.chosen, present, reason)
@@ -44,10 +49,16 @@ def _kept(configuration: Configuration, present: int, reason: str) -> Configurat
     return dataclasses.replace(configuration, recommended_batch=present, limits=limits)
 
 
+def _is_left_open(plan: PlanResult) -> bool:
+    """Did other processes leave open which settings are best?"""
+    found = plan.loading.result if plan.loading is not None else None
+    return found is not None and found.is_left_open
+
+
 def _given(plan: PlanResult) -> float | None:
     """Samples a second of the DataLoader with the recommended settings."""
     found = plan.loading.result if plan.loading is not None else None
-    if found is None or found.is_left_open or not found.probe.batch_size:
+    if found is None or not found.probe.batch_size:
         return None
     batches = rate_of(found, found.recommended)
     return batches * found.probe.batch_size if batches else None

@@ -66,7 +66,7 @@ def with_loading(
         failure = "the job does not fit; make it fit first (see above)"
     else:
         try:
-            found = tune(_tuned_command(plan, command, batch))
+            found = tune(tuned_command(plan, command, batch))
         except TrainfitError as error:
             failure = str(error)
         except Exception as error:  # what has been planned must not be lost to it
@@ -98,7 +98,7 @@ def with_loading(
     )
 
 
-def _tuned_command(plan: PlanResult, command: Command, batch: int | None) -> Command:
+def tuned_command(plan: PlanResult, command: Command, batch: int | None) -> Command:
     """The command that is measured: as it is launched, at ``batch`` samples."""
     values = dict(launch_values(plan, command, None))
     if "batch_size" in command.present and batch is not None:

@@ -162,7 +162,8 @@ def what_happened(outcome: TraceOutcome) -> str:
     """The subject and its verb, to be continued with "after …"."""
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "exited":
-        return f"the script exited with {outcome.message}"
+        code, _, said = outcome.message.partition(": ")
+        return f"the script exited with {code}" + (f" ({one_line(said)})" if said else "")
     if outcome.status == "timeout":
         return f"the time limit was reached{place}"
     if outcome.status == "died":

@@ -105,10 +105,3 @@ def pairs_of(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
     for one, other in dict.fromkeys(found):
         if min(one, other) > 1 and one != other and (most is None or max(one, other) <= most):
             yield one, other
-
-
-def sample_loading_s(run: Trace) -> float | None:
-    """Seconds for which a run waited for its DataLoader, for each sample; ``None``: not known."""
-    loader = run.outcome.loader
-    samples = sum(loader.fed) if loader is not None else 0
-    return run.outcome.loading_s / samples if samples else None

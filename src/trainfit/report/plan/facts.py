@@ -22,6 +22,8 @@ from trainfit.results.plan.speed import StepSpeed
 
 #: A rate that differs from another by less does not differ.
 _SAME = 1.05
+#: Rates that differ by less are one and the same.
+_EQUAL = 1e-6
 
 _BOUNDS = {
     "tensor cores": "Tensor cores",
@@ -73,7 +75,34 @@ def _amp(result: PlanResult) -> str:
         return choice.reason.removeprefix("AMP ")
     if other is None:
         return ""
-    return "; ".join(_amp_side(each) for each in (result.now, other))
+    sides = "; ".join(_amp_side(each) for each in (result.now, other))
+    return f"{_faster_amp(result, other)}{sides}"
+
+
+def _faster_amp(result: PlanResult, other: Configuration) -> str:
+    """Which setting is faster at the recommended batch size, where another is faster at the present
+    one, or a change of the script is recommended for it."""
+    choice, now = result.amp_choice, result.now
+    rates = choice.samples_per_s if choice is not None else {}
+    if choice is None or not {now.amp, other.amp} <= rates.keys():
+        return ""
+    if not now.step_s or not other.step_s or _are_of_the_present(rates[now.amp], now):
+        return ""
+    fast = max(rates, key=lambda dtype: rates[dtype])
+    than = now.amp if fast != now.amp else other.amp
+    ratio = rates[fast] / rates[than] if rates[than] else 1.0
+    is_slower_now = fast == (other.amp if now.step_s < other.step_s else now.amp)
+    if ratio < _SAME or not (is_slower_now or choice.by_hand):
+        return ""
+    now_at = f" (batch size {now.batch_size})" if now.batch_size else ""
+    return f"{fast} {times(ratio)} as fast as {than} at the recommended batch; now{now_at} "
+
+
+def _are_of_the_present(samples_per_s: float, now: Configuration) -> bool:
+    """Is this the present batch size's rate, as that at the recommended one is not known?"""
+    if not now.batch_size or not now.step_s or now.recommended_batch == now.batch_size:
+        return False
+    return abs(samples_per_s * now.step_s / now.batch_size - 1) < _EQUAL
 
 
 def _amp_side(configuration: Configuration) -> str:

@@ -175,8 +175,8 @@ class PlanResult(ResultFile):
     consists of, and what was left out of it (none: an older result, or the job does not fit).
     ``allocator`` is the trial of the allocator's other kind of segment. ``loader_at`` is the line
     that makes the DataLoader that fed the first step (empty: it could not be told; ``None``: none
-    did, or an older result), ``sample_loading_s`` what a sample needed to load in the simulated run
-    (``None``: not known).
+    did, or an older result), ``sample_loading_s`` what fetching a sample took a worker (or the
+    script itself) in the simulated run, or in a short real one (``None``: not known).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)

@@ -257,8 +257,8 @@ class TraceOutcome(Exchanged):
     ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
     environment, ``None`` where it made none or was told by the script.
     ``protection`` is what kept it from changing files (``None``: not told).
-    ``peak_ram_bytes`` is the most RAM that its process held (0: not known), ``loading_s`` the
-    seconds for which the script waited for its DataLoaders.
+    ``peak_ram_bytes`` is the most RAM that its process held (0: not known), ``sample_s`` the
+    seconds that fetching a sample took a worker, or the script itself (``None``: not known).
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
@@ -287,6 +287,6 @@ class TraceOutcome(Exchanged):
     autocast_at: str | None = None
     coverage: Coverage | None = None
     peak_ram_bytes: int = 0
-    loading_s: float = 0.0
+    sample_s: float | None = None
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()

@@ -1,14 +1,19 @@
-"""The number of samples in a batch."""
+"""The number of samples in a batch, and what a sample needs to be loaded."""
 
 from __future__ import annotations
 
 import collections
 import itertools
+import mmap
+import statistics
+import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from torch.utils.data import dataloader as loader_module
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch as fetch_module
 
 from trainfit.simgpu.patching import PatchSet
 
@@ -17,6 +22,9 @@ _PARTS: Final = 200
 _DEPTH: Final = 4
 #: So many tensors of one shape are samples, not fields.
 _MANY: Final = 3
+#: Workers whose fetches are timed, and fetches of each.
+_WORKERS: Final = 64
+_FETCHES: Final = 32
 
 
 class FetchedSizes:
@@ -57,6 +65,47 @@ class FetchedSizes:
             return asked
         # What an iterable data set gives can be less than it was asked for.
         return samples_in(batch, asked)
+
+
+class FetchTimes:
+    """Times how long fetching a batch takes whoever fetches it: a worker, or the main process.
+
+    How long the script waits for a batch says less: it waits for its workers' start, too.
+    """
+
+    def __init__(self) -> None:
+        # Forked workers write to it; a row each, and the last is the main process'.
+        shared = memoryview(mmap.mmap(-1, 8 * (_WORKERS + 1) * _FETCHES)).cast("d")
+        self._rows = [shared[n * _FETCHES : (n + 1) * _FETCHES] for n in range(_WORKERS + 1)]
+        self._count = 0
+
+    def install(self, patches: PatchSet) -> None:
+        """Time from now on, until ``patches`` is restored."""
+        for kind in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
+            patches.set(kind, "fetch", self._timed(kind.fetch))
+
+    def _timed(self, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def fetch(fetcher: Any, index: Any) -> Any:
+            began = time.perf_counter()
+            batch = original(fetcher, index)
+            took = time.perf_counter() - began
+            worker = get_worker_info()
+            number = _WORKERS if worker is None else worker.id
+            samples = len(index) if hasattr(index, "__len__") else 1
+            if self._count < _FETCHES and number <= _WORKERS:
+                self._rows[number][self._count] = max(took, 1e-9) / max(samples, 1)
+                self._count += 1
+            return batch
+
+        return fetch
+
+    def sample_s(self) -> float | None:
+        """Seconds for a sample, the median of the fetches; of a worker that made several, its
+        first, with cold caches, is left out. ``None``: none is known (workers that import the
+        script again tell nothing)."""
+        rows = [[took for took in row if took] for row in self._rows]
+        known = [took for row in rows for took in (row[1:] or row)]
+        return statistics.median(known) if known else None
 
 
 def samples_in(batch: Any, likely: int | None = None) -> int | None:

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data import dataloader as loader_module
 
 from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride, SampleScan
-from trainfit.scripts.watch.batch_sizes import FetchedSizes
+from trainfit.scripts.watch.batch_sizes import FetchedSizes, FetchTimes
 from trainfit.scripts.watch.fed_batches import FedBatches
 from trainfit.scripts.watch.sample_scan import repeated, scan_samples
 from trainfit.simgpu.patching import PatchSet
@@ -78,6 +78,7 @@ class LoaderTracker:
         self._fed_by: LoaderInfo | None = None
         self._feeding: _Made | None = None
         self._sizes = FetchedSizes()
+        self._times = FetchTimes()
         self.on_batch: Callable[[GivenBatch], None] = lambda batch: None
         """Called with each batch, before :attr:`after_batch`."""
         self.waited_s = 0.0
@@ -105,6 +106,7 @@ class LoaderTracker:
         signature = inspect.signature(construct)
         tracker = self
         self._sizes.install(patches)
+        self._times.install(patches)
 
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             where = user_frame()
@@ -166,6 +168,14 @@ class LoaderTracker:
         if self._feeding is not None and self._fed_by is not None:
             return _with_batches(self._fed_by, self._feeding)
         return self._describe(self._latest) if self._latest is not None else None
+
+    def sample_s(self) -> float | None:
+        """Seconds that fetching a sample took, by a worker or the script itself; where workers that
+        import the script again do not tell, how long the script waited for one; ``None``: not
+        known."""
+        fetched, fed_by = self._times.sample_s(), self.feeding()
+        samples = sum(fed_by.fed) if fed_by is not None else 0
+        return fetched if fetched is not None or not samples else self.waited_s / samples
 
     def without_batches(self) -> LoaderInfo | None:
         """The last that was iterated but gave nothing, having fewer samples than one batch."""
