@@ -50,7 +50,7 @@ def steps_claim(trade: Trade | None) -> Claim | None:
     """Steps and samples to the same loss."""
     if trade is None:
         return None
-    text = "to a loss ~ 1 + critical batch ÷ batch, with the learning rate tuned"
+    text = "grow as 1 + critical batch ÷ batch, with the learning rate tuned"
     if trade.steps_now is not None and trade.steps_same_samples is not None:
         text += (
             f": {trade.steps_now:,} steps become {trade.steps_same_samples:,} for the same samples"
@@ -81,14 +81,14 @@ def rate_claim(found: LearningRate, before: int, after: int) -> Claim:
     text = f"multiply by {factor.replace(' ×', '', 1)}"
     if found.value is not None:
         text += f", to {found.value:.3g}"
+    if after > before:
+        text += " (try half of that, too: above the largest stable rate any rule fails)"
     if found.beta2 is not None:
         text += f", and set beta2 to {found.beta2:.4g}"
         if found.beta1 is not None:
             text += f", beta1 to {found.beta1:.2g}"
     if found.warm_up:
         text += ", with a warm-up"
-    if after > before:
-        text += " (try half of it, too: what is stable ends any rule)"
     text += f"; {found.holds}"
     if before != after:
         text += "; count warm-up, schedule and EMA in samples"

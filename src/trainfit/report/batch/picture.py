@@ -88,7 +88,7 @@ def steps_picture(noise: Interval, before: int, after: int, ascii_only: bool = F
     if not value:
         return []
     lines = [f"  {'batch':>7}  steps (bar) and samples to the same loss ÷ those of {before}"]
-    sizes = _sizes(before, after)
+    sizes = sizes_around(before, after)
     steps = [(1 + value / size) / (1 + value / before) for size in sizes]
     for size, factor in zip(sizes, steps, strict=True):
         mark = "  now" if size == before else "  asked" if size == after else ""
@@ -100,7 +100,7 @@ def steps_picture(noise: Interval, before: int, after: int, ascii_only: bool = F
     return lines
 
 
-def _sizes(before: int, after: int) -> Sequence[int]:
+def sizes_around(before: int, after: int) -> Sequence[int]:
     """Both, and powers of 2 around and between."""
     low, high = sorted((before, after))
     span = max(2, math.ceil(math.log2(high / low)) + 2)
