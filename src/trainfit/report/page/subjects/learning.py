@@ -145,7 +145,7 @@ def _steps(result: BatchExplanation) -> Chart | None:
         }
         for size in sizes_around(before, after)
     ]
-    label = f"steps to the same loss ÷ those of batch size {before}"
+    label = f"steps ÷ those of batch size {before}"
     says = f"Steps to the same loss by batch size, compared with {before}."
     spec = chart(
         240,
