@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def test_a_measured_noise_scale_is_explained_and_shown(tmp_path: Path) -> None:
     assert noise.returncode == 0 and noise.stdout.startswith("Noise scale ")
 
 
+def test_the_measured_runs_ranks_and_accumulation_are_those_of_a_step(tmp_path: Path) -> None:
+    result = train(20).result()
+    dataclasses.replace(result, ranks=4).save(tmp_path / "noise.json")
+    words = ("batch", "explain", "noise.json", "--json", "--batch-norm", "yes", "--samples", "1000")
+    found = json.loads(trainfit(*words, "--to", "32", cwd=tmp_path).stdout)
+    assert found["before"] == 4 * 4 * 4
+    assert [claim for claim in found["claims"] if claim["topic"] == "batch norm"] == []
+    assert [each["steps"] for each in found["epochs"]] == [15, 31]
+
+
 def test_json_and_a_table_of_step_times(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("micro_batch,seconds\n16,0.05\n64,0.15\n")
     done = trainfit(*ASK, "--noise-scale", "200:150:280", "--data", "t.csv", "--json", cwd=tmp_path)
@@ -47,6 +58,7 @@ def test_json_and_a_table_of_step_times(tmp_path: Path) -> None:
         (("batch", "shrink", "--to", "8"), "shrink"),
         ((*ASK[:4], "--to", "64"), "name another one"),
         ((*ASK, "--gpus", "32"), "at least one sample for each GPU"),
+        ((*ASK, "--gpus", "2", "--accumulation", "5"), "not 5 equal micro-batches on 2 GPUs"),
         ((*ASK, "--noise-scale", "-3"), "expected a noise scale"),
         ((*ASK, "--noise-scale", "200:300:400"), "expected a noise scale"),
         ((*ASK, "--noise-scale", "nan"), "expected a noise scale"),

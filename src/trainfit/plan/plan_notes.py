@@ -72,12 +72,26 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
             f"the data set has {data_set} samples: batches of {batch} were asked for, "
             f"{data_set} were given"
         )
-    is_used = found.limits is not None and found.limits.trains is not None
-    if job.noise_scale is not None and not is_used:
+    if job.noise_scale is not None and (found.limits is None or found.limits.trains is None):
+        step = EffectiveBatch(job.command, job.recording.makeup, batch)
         notes.append(
-            "--noise-scale has no effect here: it needs gradients, a batch size that fits, "
-            "and step times that are predicted for several"
+            _not_chosen_by_noise(step, job.noise_scale)
+            if found.limits is not None and found.limits.knee is not None and step.is_kept
+            else "--noise-scale has no effect here: it needs gradients, a batch size that fits, "
+            "the samples of a step, and step times that are predicted for several"
         )
+
+
+def _not_chosen_by_noise(step: EffectiveBatch, noise_scale: float) -> str:
+    """Of a command whose accumulation keeps the samples of a step."""
+    now, other = step.samples_at(step.present or 1), max(1, round(noise_scale))
+    if other == now:
+        return f"{step.keeper} keeps the {now} samples of a step, as many as the noise scale"
+    return (
+        f"--noise-scale has no effect on the micro-batch: {step.keeper} keeps the {now} samples of "
+        f"a step; whether {other} learn faster: `trainfit batch explain --batch-size {now} --to "
+        f"{other} --noise-scale {noise_scale:g}`"
+    )
 
 
 def note_options(notes: Notes, options: CommandOptions) -> None:
@@ -113,11 +127,12 @@ def note_accumulation(notes: Notes, kept: Accumulation) -> None:
         notes.append(kept.note)
 
 
-def note_learning(job: PlannedJob, best: int | None) -> None:
+def note_learning(job: PlannedJob, found: Batches) -> None:
     """That the recommended batch size changes the samples of a step, and what explains that."""
+    best = found.recommended
     if job.infers or not best or not job.batch or best == job.batch:
         return
-    step = EffectiveBatch(job.command, job.recording.makeup, job.batch)
+    step = EffectiveBatch(job.command, job.recording.makeup, job.batch, found.by_noise)
     before, after = step.samples_at(job.batch), step.samples_at(best)
     if before == after:
         return

@@ -181,7 +181,7 @@ class _Planner:
         note_interrupt(job, present, others, remedies)
         kept = self._accumulation(job, chosen)
         note_accumulation(job.notes, kept)
-        note_learning(job, chosen.batches.recommended)
+        note_learning(job, chosen.batches)
         return dataclasses.replace(
             self._result(job, present, chosen),
             other_amp=others[0].configuration if others else None,
@@ -246,7 +246,8 @@ class _Planner:
     def _accumulation(self, job: PlannedJob, chosen: AmpSetting) -> Accumulation:
         """What keeps the effective batch size, by an option that has that effect."""
         makeup, best = job.recording.makeup, chosen.batches.recommended
-        kept = accumulation_for(self._command, makeup, job.batch, best)
+        by_noise = chosen.batches.by_noise
+        kept = accumulation_for(self._command, makeup, job.batch, best, by_noise)
         wanted, option = kept.values.get("grad_accum"), self.options.option("grad_accum")
         if wanted is None or best is None or option is None or option.is_proven:
             return kept
@@ -257,7 +258,7 @@ class _Planner:
         self.options = self.options.without({"grad_accum": why})
         self._command = self.options.command
         self._runs.use(self._command)
-        return accumulation_for(self._command, makeup, job.batch, best)
+        return accumulation_for(self._command, makeup, job.batch, best, by_noise)
 
     def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
         """The remedies to try: those asked for, or all if the job does not fit."""

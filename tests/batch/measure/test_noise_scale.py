@@ -90,6 +90,7 @@ def test_steps_of_another_accumulation_are_left_out() -> None:
         optimizer.step()
     result = noise.result()
     assert sum(result.steps_left_out.values()) == 11 and result.steps_used == 48
+    assert result.batch_size == 16  # of what was measured, not of the last step
 
 
 def test_uneven_micro_batches_are_weighted() -> None:

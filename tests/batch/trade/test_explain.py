@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,16 @@ def test_all_factors_are_over_what_a_training_may_be_off() -> None:
     steps = found.trade.steps
     assert steps.low == pytest.approx((1 + 50 / 16) / (1 + 50 / 64))
     assert steps.high == pytest.approx((1 + 840 / 16) / (1 + 840 / 64))
-    assert "critical batch of a training: 50 to 840 samples" in explanation_text(found)
+    assert "critical batch of a training: 50 to 840" in explanation_text(found)
     below = explain(Question(64, 16, Interval(None, 150.0, None), "given"))
-    assert "training: 50 or more samples" in explanation_text(below)
+    assert "training: 50 or more" in explanation_text(below)
 
 
 def test_a_larger_batch_needs_neither_accumulation_nor_batch_norms_caveat() -> None:
     found = explain(Question(16, 64, NOISE, "given", "sgd", 0.1))
-    assert set(topics(found)) == {"noise scale", "steps", "learning rate", "generalization"}
+    assert set(topics(found)) == {
+        "noise scale", "steps", "learning rate", "generalization", "accumulation",
+    }  # fmt: skip
     assert found.trade is not None and found.trade.time is None and found.goodput is None
     assert found.accumulation is None and found.learning_rate.warm_up
 
@@ -81,11 +84,33 @@ def test_where_a_batch_lies(noise: Interval, after: int, wanted: str) -> None:
 
 def test_layers_without_batch_norm_and_one_sample() -> None:
     assert "batch norm" not in topics(explain(Question(64, 16, NOISE, has_batch_norm=False)))
-    one = explain(Question(64, 8, NOISE, samples=65, gpus=2, has_batch_norm=True))
+    one = explain(Question(64, 8, NOISE, samples=66, gpus=2, has_batch_norm=True))
     texts = {claim.topic: claim.text for claim in one.claims}
     assert "SyncBatchNorm" in texts["batch norm"] and "see 4 samples" in texts["batch norm"]
     assert "fails on a single sample" in texts["last batch"]
     assert (one.micro_batch, one.accumulation) == (4, 8)
+
+
+def test_several_gpus_that_accumulate() -> None:
+    """Of 64 samples = 8 × 4 × 2, BatchNorm sees 8; 32 are half the micro-batches, not smaller ones.
+
+    A step is compared with those on as many GPUs."""
+    times = tuple(
+        StepTime(micro, accumulation, gpus, 0.01 * micro * accumulation)
+        for micro, accumulation, gpus in ((8, 4, 2), (8, 2, 2), (16, 1, 2), (4, 1, 8))
+    )
+    asked = Question(64, 32, NOISE, gpus=2, accumulation=4, samples=1000, times=times)
+    found = explain(asked)
+    assert "accumulation" not in topics(found) and "batch norm" not in topics(found)
+    assert found.trade is not None and found.trade.time is not None
+    assert found.trade.time.value == pytest.approx(found.trade.steps.value / 2)  # type: ignore[operator]
+    # 500 samples on each: 62 micro-batches and 4 samples; 31 steps of two.
+    assert [(each.steps, each.dropped) for each in found.epochs] == [(15, 8), (31, 8)]
+    # With one micro-batch now, fewer samples are a smaller one.
+    alone = explain(dataclasses.replace(asked, accumulation=1))
+    texts = {claim.topic: claim.text for claim in alone.claims}
+    assert "2 micro-batches of 16 on each of 2 GPUs" in texts["accumulation"]
+    assert "see 16 samples, not 32" in texts["batch norm"]
 
 
 @given(
@@ -110,5 +135,5 @@ def test_any_question_is_answered_on_one_screen(
     for ascii_only in (True, False):
         text = explanation_text(found, ascii_only=ascii_only)
         assert len(text.splitlines()) <= MOST_LINES
-        assert max(map(len, text.splitlines())) <= 100
+        assert max(map(len, text.splitlines())) <= 80
         assert not ascii_only or "█" not in text

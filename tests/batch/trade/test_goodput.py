@@ -116,6 +116,7 @@ def test_accumulation_costs_at_most_a_step_for_each_micro_batch() -> None:
     assert [(each.accumulation, each.seconds, each.basis) for each in found] == [
         (1, 0.1, "measured"), (2, 0.2, "derived"), (4, 0.4, "derived"),
     ]  # fmt: skip
+    assert len(accumulated([StepTime(8, 4, 1, 0.4)], 32)) == 1
     line = accumulated([StepTime(8, 1, 1, 0.12), StepTime(8, 4, 1, 0.42)], 64)
     assert [(e.accumulation, pytest.approx(e.seconds)) for e in line] == [
         (1, 0.12), (2, 0.22), (4, 0.42), (8, 0.82),

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.batch.trade.learning_rate import beta, factor, learning_rate
-from trainfit.batch.trade.splitting import epoch, same_samples, split
-from trainfit.results.batch.explanation import Optimizer
+from trainfit.batch.trade.splitting import (
+    Split,
+    epoch,
+    last_micro_batch,
+    left_over,
+    same_samples,
+    split,
+)
+from trainfit.results.batch.explanation import Epoch, Optimizer
 from trainfit.results.batch.noise import Interval
 
 BATCH = st.integers(1, 4096)
@@ -71,7 +78,8 @@ def test_the_second_moment_keeps_its_half_life_in_samples() -> None:
 
 @given(BATCH, st.integers(1, 512), st.integers(1, 8))
 def test_a_split_fits_and_keeps_the_batch(effective: int, largest: int, gpus: int) -> None:
-    micro, accumulation = split(effective, largest, gpus)
+    found = split(effective, largest, gpus)
+    micro, accumulation = found.micro, found.accumulation
     assert 1 <= micro <= largest and accumulation >= 1
     made = micro * accumulation * gpus
     assert effective <= made < effective + accumulation * gpus + gpus * largest
@@ -83,10 +91,14 @@ def test_a_split_fits_and_keeps_the_batch(effective: int, largest: int, gpus: in
      (13, 5, 1, (5, 3)), (4, 16, 8, (1, 1))],
 )  # fmt: skip
 def test_splits(effective: int, largest: int, gpus: int, wanted: tuple[int, int]) -> None:
-    assert split(effective, largest, gpus) == wanted
+    assert split(effective, largest, gpus) == Split(*wanted, gpus)
 
 
 def test_epochs() -> None:
-    assert epoch(1000, 64).steps == 15 and epoch(1000, 64).last_batch == 40
-    assert epoch(1024, 64).last_batch == 0
+    assert epoch(1000, Split(64)) == Epoch(64, 15, 40)
+    assert epoch(1024, Split(64)).dropped == 0
+    # 250 samples a GPU: 31 micro-batches of 8 and 2 samples; 7 steps of 4, and 3 micro-batches.
+    of_four = Split(8, 4, 4)
+    assert epoch(1000, of_four) == Epoch(128, 7, 1000 - 31 * 8 * 4)
+    assert (left_over(1000, of_four), last_micro_batch(1000, of_four)) == (3, 2)
     assert same_samples(1000, 64, 48) == 1334

@@ -19,7 +19,7 @@ from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.code_paths import other_path
 from trainfit.plan.runs.full_batches import full_part, full_steps, half_epoch, most_timed
 from trainfit.plan.runs.tracing import Trace, recording_of
-from trainfit.plan.sizing.effective_batch import EffectiveBatch
+from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
 from trainfit.plan.sizing.recommendation import Bounds, recommend, rounded
 from trainfit.plan.sizing.search import Trial, search
 from trainfit.plan.steps.costing import machine_of
@@ -128,6 +128,61 @@ def test_the_placeholder_for_accumulation_bounds_the_batch() -> None:
     for words in ((), ("{grad_accum:2}",)):
         free = accumulating("{batch_size:8}", *words)
         assert recommend(Bounds(1000), curve(line, 1000), 8, effective=free).batch == 80
+
+
+def saturated(most: int, micro_batches: int = 1) -> Curve:
+    """As fast from 64 samples on; below it launches cost time."""
+    times = {size: micro_batches * (1.0 + size / 64) for size in batch_sizes(most)}
+    return Curve(
+        tuple(
+            dataclasses.replace(step(size, seconds), samples_per_s=micro_batches * size / seconds)
+            for size, seconds in times.items()
+        )
+    )
+
+
+def test_the_noise_scale_is_compared_with_the_samples_of_a_step() -> None:
+    """Micro-batches of one step of 256 samples learn the same: the fastest is best, whatever the
+    noise scale. Without accumulation it asks for a smaller batch, of which no smaller one's
+    accumulation makes the present one again."""
+    bounds, four = Bounds(1024, 100_000), saturated(1024, 4)
+    present = StepMakeup(64, 4, 256, "DataLoader", 4)
+    command = parse_command(["python", "-m", "json.tool", "{batch_size:64}", "{grad_accum:4}"])
+    kept = EffectiveBatch(command, present, 64)
+    found = recommend(bounds, four, 64, noise_scale=16.0, effective=kept)
+    assert found == dataclasses.replace(
+        recommend(bounds, four, 64, effective=kept),
+        limits=dataclasses.replace(found.limits, noise_scale=16.0),
+    )
+    assert (found.batch, found.limits.trains) == (256, None)
+    # No placeholder: the accumulation stays, and a step of 4 micro-batches is what learns.
+    free = EffectiveBatch(
+        parse_command(["python", "-m", "json.tool", "{batch_size:64}"]), present, 64
+    )
+    of_step = recommend(bounds, four, 64, noise_scale=256.0, effective=free).batch
+    alone = recommend(bounds, saturated(1024), 64, noise_scale=64.0).batch
+    assert of_step == alone is not None
+    unknown = Curve(tuple(dataclasses.replace(s, samples_per_s=None) for s in four.steps))
+    assert recommend(bounds, unknown, 64, noise_scale=16.0).limits.trains is None
+
+
+@pytest.mark.parametrize(
+    ("memory", "batch", "values"), [(1024, 24, {}), (16, 16, {"grad_accum": "16"})]
+)
+def test_a_noise_scale_may_lower_the_samples_of_a_step(
+    memory: int, batch: int, values: dict[str, str]
+) -> None:
+    """An option for accumulation, found and not marked, does not make 256 of them again; where
+    memory is what forces a smaller batch, it does."""
+    words = ["python", "-m", "json.tool", "{batch_size:256}", "{grad_accum:1}"]
+    command = dataclasses.replace(parse_command(words), supposed=frozenset({"grad_accum"}))
+    effective = EffectiveBatch(command, StepMakeup(256, 1, 256, "DataLoader", 1), 256)
+    found = recommend(Bounds(memory), saturated(memory), 256, noise_scale=16.0, effective=effective)
+    by_noise = found.limits.by_noise
+    assert found.batch == batch
+    assert accumulation_for(command, effective.makeup, 256, batch, by_noise).values == values
+    samples = dataclasses.replace(effective, by_noise=by_noise).samples_at(batch)
+    assert samples == (24 if memory == 1024 else 256)
 
 
 def test_without_a_curve_the_present_one_stays_with_the_reason() -> None:

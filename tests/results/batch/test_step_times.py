@@ -26,6 +26,21 @@ def test_a_plans_steps_are_read() -> None:
     found = read(plan)
     assert [each.micro_batch for each in found] == [step["batch_size"] for step in curve]
     assert {each.basis for each in found} == {"predicted"}
+    assert {each.accumulation for each in found} == {1}
+
+
+def test_a_plans_steps_have_the_scripts_accumulation(tmp_path: Path) -> None:
+    step = {"batch_size": 8, "seconds": 0.5, "samples_per_s": 64.0}
+    unknown = {"batch_size": 16, "seconds": 0.9, "samples_per_s": None}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"speed": {"curve": [step, unknown]}}))
+    assert read(path) == (StepTime(8, 4, 1, 0.5, "predicted"),)
+
+
+def test_a_spreadsheets_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("\ufeffmicro_batch,seconds\n8,0.1\n", encoding="utf-8")
+    assert read(path) == (StepTime(8, 1, 1, 0.1),)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +50,9 @@ def test_a_plans_steps_are_read() -> None:
         ("batch,seconds\n8,1\n", "no column 'micro_batch'"),
         ("micro_batch,seconds\n", "no row"),
         ("micro_batch,seconds,loss\n8,1,2\n", "'loss' is not known"),
+        ("micro_batch,micro_batch,seconds\n8,9,2\n", "one name"),
+        ("micro_batch,seconds\n8,1,2\n", "more values than columns"),
+        (f"micro_batch,seconds\n{10**30},1\n", "at most"),
         ("micro_batch,seconds\n8,fast\n", "line 2"),
         ("micro_batch,seconds\n8,1\n8,nan\n", "line 3"),
         ("micro_batch,seconds\n0,1\n", "line 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,7 +21,8 @@ _INFINITE: Final = "a gradient had NaN or infinity (AMP skips such steps, too)"
 class Log:
     """How the records were made: ``weights`` and ``steps`` by their place in the ring.
 
-    ``accumulation`` is that of the last step, 0 before the first.
+    ``accumulation`` is that of the last step, 0 before the first; ``accumulations`` are those of
+    the records.
     """
 
     groups: tuple[str, ...]
@@ -34,10 +36,18 @@ class Log:
     method: Method = "none"
     fault: str = ""
     weights: dict[int, Weights] = dataclasses.field(default_factory=dict)
+    accumulations: dict[int, int] = dataclasses.field(default_factory=dict)
     steps: dict[int, int] = dataclasses.field(default_factory=dict)
     steps_left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def usual_accumulation(self) -> int:
+        """That of most records: the last step of an epoch may have fewer micro-batches."""
+        if not self.accumulations:
+            return max(1, self.accumulation)
+        return statistics.mode(self.accumulations.values())
 
     @property
     def slot(self) -> int:
@@ -48,9 +58,11 @@ class Log:
         """The record at :attr:`slot` counts."""
         if method != self.method:  # the loop has changed: what was before is another measurement
             self.weights.clear()
+            self.accumulations.clear()
             self.steps.clear()
         self.method = method
         self.weights[self.slot] = weights
+        self.accumulations[self.slot] = max(1, self.accumulation)
         self.steps[self.slot] = self.steps_seen
         self.committed += 1
 
@@ -74,7 +86,7 @@ def summarize(log: Log, records: Floats | None, cost_share: float | None) -> Noi
     return NoiseResult(
         method=log.method,
         micro_batch=log.batch_size,
-        accumulation=max(1, log.accumulation),
+        accumulation=log.usual_accumulation,
         ranks=log.ranks,
         steps_seen=log.steps_seen,
         steps_used=len(steps),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.batch.trade.goodput import CRITICAL_WITHIN
-from trainfit.batch.trade.splitting import epoch
+from trainfit.batch.trade.splitting import Split, epoch, last_micro_batch, left_over
 from trainfit.results.batch.explanation import Claim, LearningRate, Trade
 from trainfit.results.batch.noise import Interval
-from trainfit.results.format import count, percent
+from trainfit.results.format import percent
 
 _MCCANDLISH: Final = "McCandlish 2018, arXiv:1812.06162"
 #: Below this many samples a GPU the error with BatchNorm rises (Wu and He 2018, figure 1).
@@ -46,21 +46,20 @@ def doubt_claim() -> Claim:
     )
 
 
-def steps_claim(before: int, after: int, trade: Trade | None) -> Claim | None:
+def steps_claim(trade: Trade | None) -> Claim | None:
     """Steps and samples to the same loss."""
     if trade is None:
         return None
-    steps, samples = trade.steps, trade.samples
-    text = (
-        f"{factor_text(steps)} the steps and {factor_text(samples)} the samples to the same loss, "
-    )
-    text += "with a tuned learning rate"
+    text = "grow as 1 + critical batch ÷ batch, with the learning rate tuned"
     if trade.steps_now is not None and trade.steps_same_samples is not None:
-        same_loss = "" if trade.steps_then is None else f", {trade.steps_then:,} for the same loss"
         text += (
             f": {trade.steps_now:,} steps become {trade.steps_same_samples:,} for the same samples"
-            f"{same_loss}"
         )
+        if trade.steps_then is not None:
+            low, high = trade.steps.low, trade.steps.high
+            assert high is not None
+            ends = f"{trade.steps_now * low:,.0f} to {trade.steps_now * high:,.0f}"
+            text += f", {trade.steps_then:,} ({ends}) for the same loss"
     return Claim("steps", text, _MCCANDLISH)
 
 
@@ -82,43 +81,55 @@ def rate_claim(found: LearningRate, before: int, after: int) -> Claim:
     text = f"multiply by {factor.replace(' ×', '', 1)}"
     if found.value is not None:
         text += f", to {found.value:.3g}"
+    if after > before:
+        text += " (try half of that, too: above the largest stable rate any rule fails)"
     if found.beta2 is not None:
         text += f", and set beta2 to {found.beta2:.4g}"
         if found.beta1 is not None:
             text += f", beta1 to {found.beta1:.2g}"
     if found.warm_up:
         text += ", with a warm-up"
-    if after > before:
-        text += " (try half of it, too: what is stable ends any rule)"
     text += f"; {found.holds}"
     if before != after:
-        text += "; count schedule and EMA in samples"
+        text += "; count warm-up, schedule and EMA in samples"
     return Claim("learning rate", text, found.source)
 
 
-def accumulation_claim(before: int, split: tuple[int, int] | None) -> Claim | None:
-    """Instead of a smaller batch; ``split`` is the micro-batch and the accumulation."""
-    if split is None:
+def accumulation_claim(before: int, kept: Split | None) -> Claim | None:
+    """Instead of a smaller batch."""
+    if kept is None:
         return None
-    micro, accumulation = split
-    same = "" if micro * accumulation == before else f" ({micro * accumulation} samples)"
+    same = "" if kept.batch_size == before else f" ({kept.batch_size} samples)"
     return Claim(
         "accumulation",
-        f"or keep {before}: {count(accumulation, 'micro-batch', 'micro-batches')} of {micro}"
-        f"{same}, learning rate unchanged; below the noise scale the smaller batch is as good",
+        f"or keep {before}: {kept.text}{same}, learning rate unchanged; below the noise scale the "
+        "smaller batch is as good",
         "Marek 2025, arXiv:2507.07101",
     )
 
 
-def accumulation_caveats(before: int, split: tuple[int, int] | None) -> list[Claim]:
+def accumulating_claim(before: int, then: Split, trade: Trade | None) -> Claim | None:
+    """Of a larger batch by accumulation, which makes no samples/s more."""
+    if trade is None or then.batch_size <= before:
+        return None
+    return Claim(
+        "accumulation",
+        f"without more samples/s, as by accumulation alone, {then.batch_size} cost "
+        f"{factor_text(trade.samples)} the time of {before}",
+        "Pollux, OSDI 2021",
+    )
+
+
+def accumulation_caveats(present: Split, kept: Split | None) -> list[Claim]:
     """What accumulation does not keep."""
-    if split is None:
+    if kept is None:
         return []
-    micro, _ = split
+    of_gpu = " on each GPU" if kept.gpus > 1 else ""
     return [
         Claim(
             "contrastive loss",
-            f"with accumulation negatives of {micro}, not {before}, unless gradients are cached",
+            f"with accumulation negatives of {kept.micro}, not {present.micro}{of_gpu}, unless "
+            "gradients are cached",
             "GradCache, arXiv:2101.06983",
         ),
         Claim(
@@ -129,36 +140,38 @@ def accumulation_caveats(before: int, split: tuple[int, int] | None) -> list[Cla
     ]
 
 
-def batch_norm_claim(
-    sees: int, before: int, gpus: int, has_batch_norm: bool | None
-) -> Claim | None:
+def batch_norm_claim(present: Split, then: Split, has_batch_norm: bool | None) -> Claim | None:
     """What BatchNorm layers see, and the choices; ``None`` where it does not change or there are
     none."""
-    if has_batch_norm is False or sees >= before:
+    sees = then.micro
+    if has_batch_norm is False or sees >= present.micro:
         return None
     start = "BatchNorm layers see" if has_batch_norm else "BatchNorm layers, if any, see"
     is_few = sees < _FEW_FOR_BATCH_NORM
-    few = f"below {_FEW_FOR_BATCH_NORM} the error rises" if is_few else "this many do"
-    sync = "SyncBatchNorm over the GPUs, " if gpus > 1 else ""
+    few = f"below {_FEW_FOR_BATCH_NORM} the error rises" if is_few else "enough"
+    sync = "SyncBatchNorm over the GPUs, " if then.gpus > 1 else ""
     return Claim(
         "batch norm",
-        f"{start} {sees} samples, accumulation or not ({few}): {sync}GroupNorm, or statistics "
+        f"{start} {sees} samples, not {present.micro} ({few}): {sync}GroupNorm, or statistics "
         "frozen",
         "Wu 2018, arXiv:1803.08494",
     )
 
 
-def epoch_claim(samples: int, before: int, after: int) -> Claim:
-    """Steps of an epoch and the uneven last batch."""
-    now, then = epoch(samples, before), epoch(samples, after)
-    text = f"an epoch of {samples:,} samples: {now.steps:,} → {then.steps:,} steps"
-    if then.last_batch:
-        lost = f"{percent(then.last_batch / samples, decimals=1)}"
+def epoch_claim(samples: int, present: Split, then: Split) -> Claim:
+    """Steps of an epoch, and what is left over at its end."""
+    now, found = epoch(samples, present), epoch(samples, then)
+    text = f"an epoch of {samples:,} samples: {now.steps:,} → {found.steps:,} steps"
+    if over := left_over(samples, then):
         text += (
-            f"; drop_last leaves out {then.last_batch} samples ({lost}); without it each counts "
+            f" and {over} of {then.accumulation} micro-batches, which make a short step, or begin "
+            "the next epoch's first"
         )
-        text += f"{after / then.last_batch:.3g} times"
-        if then.last_batch == 1:
+    if last := last_micro_batch(samples, then):
+        lost = percent(found.dropped / samples, decimals=1)
+        text += f"; drop_last leaves out {found.dropped} samples ({lost}); without it each counts "
+        text += f"{then.micro / last:.3g} times"
+        if last == 1:
             text += ", and BatchNorm fails on a single sample"
     return Claim("last batch", text, "DataLoader")
 

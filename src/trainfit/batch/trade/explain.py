@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from trainfit.batch.trade.advice import (
+    accumulating_claim,
     accumulation_caveats,
     accumulation_claim,
     batch_norm_claim,
@@ -26,7 +27,8 @@ from trainfit.batch.trade.goodput import (
     steps_factor,
 )
 from trainfit.batch.trade.learning_rate import learning_rate
-from trainfit.batch.trade.splitting import epoch, same_samples, split
+from trainfit.batch.trade.splitting import Split, epoch, same_samples, split
+from trainfit.batch.trade.splitting import after as step_after
 from trainfit.results.batch.explanation import BatchExplanation, Claim, Epoch, Optimizer, Trade
 from trainfit.results.batch.goodput import NEARLY, GoodputCurve
 from trainfit.results.batch.noise import Interval
@@ -41,7 +43,8 @@ _BEYOND = 4
 class Question:
     """A change from ``before`` to ``after`` samples a step, and what is known of the training.
 
-    ``samples`` are those of the data set, ``steps`` the steps that the training has at ``before``.
+    ``samples`` are those of the data set, ``steps`` the steps that the training has at ``before``,
+    ``accumulation`` and ``gpus`` those of a step at ``before``, which they divide.
     """
 
     before: int
@@ -57,6 +60,13 @@ class Question:
     gpus: int = 1
     has_batch_norm: bool | None = None
     times: tuple[StepTime, ...] = ()
+    accumulation: int = 1
+
+    @property
+    def present(self) -> Split:
+        """The step of ``before`` samples."""
+        micro = max(1, self.before // (self.accumulation * self.gpus))
+        return Split(micro, self.accumulation, self.gpus)
 
 
 def explain(question: Question) -> BatchExplanation:
@@ -75,24 +85,22 @@ def explain(question: Question) -> BatchExplanation:
         second=question.beta2,
     )
     goodput = curve(times, critical, before) if times and critical is not None else None
+    present = question.present
+    then = step_after(present, after)
     kept = None
-    if after < before and after >= question.gpus:
-        kept = split(before, after // question.gpus, question.gpus)
+    if then.micro < present.micro and before > after:
+        kept = split(before, then.micro, question.gpus)
     claims: list[Claim | None] = [
         noise_claim(after, critical),
-        steps_claim(before, after, trade),
+        steps_claim(trade),
         rate_claim(rate, before, after),
         accumulation_claim(before, kept),
-        batch_norm_claim(
-            max(1, after // question.gpus),
-            max(1, before // question.gpus),
-            question.gpus,
-            question.has_batch_norm,
-        ),
-        epoch_claim(question.samples, before, after) if question.samples is not None else None,
+        accumulating_claim(before, then, trade),
+        batch_norm_claim(present, then, question.has_batch_norm),
+        epoch_claim(question.samples, present, then) if question.samples is not None else None,
         generalization_claim(before, after),
         doubt_claim() if critical is not None else None,
-        *accumulation_caveats(before, kept),
+        *accumulation_caveats(present, kept),
     ]
     return BatchExplanation(
         before=before,
@@ -105,16 +113,16 @@ def explain(question: Question) -> BatchExplanation:
         answer=_answer(question, trade, goodput),
         claims=tuple(claim for claim in claims if claim is not None),
         goodput=goodput,
-        epochs=_epochs(question),
-        micro_batch=kept[0] if kept is not None else None,
-        accumulation=kept[1] if kept is not None else None,
+        epochs=_epochs(question, then),
+        micro_batch=kept.micro if kept is not None else None,
+        accumulation=kept.accumulation if kept is not None else None,
     )
 
 
 def _trade(question: Question, critical: Interval, times: Sequence[StepTime]) -> Trade:
     before, after = question.before, question.after
     steps = over(critical, lambda value: steps_factor(before, after, value))
-    now, then = _fastest(times, before), _fastest(times, after)
+    now, then = (_fastest(times, batch, question) for batch in (before, after))
     time = None
     if now is not None and then is not None:
         slower = then.seconds / now.seconds
@@ -132,15 +140,20 @@ def _trade(question: Question, critical: Interval, times: Sequence[StepTime]) ->
     )
 
 
-def _fastest(times: Sequence[StepTime], batch: int) -> StepTime | None:
-    found = [each for each in times if each.batch_size == batch]
-    return min(found, key=lambda each: each.seconds, default=None)
+def _fastest(times: Sequence[StepTime], batch: int, question: Question) -> StepTime | None:
+    """On as many GPUs as now; at the present batch size with the present micro-batch, if that is
+    among them."""
+    found = [each for each in times if (each.batch_size, each.gpus) == (batch, question.gpus)]
+    micro = question.present.micro
+    is_present = batch == question.before
+    as_now = [each for each in found if is_present and each.micro_batch == micro]
+    return min(as_now or found, key=lambda each: each.seconds, default=None)
 
 
-def _epochs(question: Question) -> tuple[Epoch, ...]:
+def _epochs(question: Question, then: Split) -> tuple[Epoch, ...]:
     if question.samples is None:
         return ()
-    return tuple(epoch(question.samples, batch) for batch in (question.before, question.after))
+    return tuple(epoch(question.samples, each) for each in (question.present, then))
 
 
 def _answer(question: Question, trade: Trade | None, goodput: GoodputCurve | None) -> str:
@@ -161,11 +174,15 @@ def _answer(question: Question, trade: Trade | None, goodput: GoodputCurve | Non
         text += f", {factor_text(trade.samples)} the samples"
     if goodput is not None:
         best = goodput.best_point.step
-        flat = f"{goodput.flat_from} to {goodput.flat_to}"
-        where = f"; fastest {best.batch_size}"
+        split_up = Split(best.micro_batch, best.accumulation, best.gpus)
+        text += f"; fastest {best.batch_size}"
+        if split_up.micro != best.batch_size:
+            text += f", as {split_up.text}"
         if goodput.best_from != goodput.best_to:
-            where += f" (of {goodput.best_from} to {goodput.best_to})"
-        text += f"{where}, {flat} are within {percent(1 - NEARLY)} of it"
+            text += f" (in these ranges {goodput.best_from} to {goodput.best_to})"
+        if goodput.flat_from != goodput.flat_to:
+            flat = f"{goodput.flat_from} to {goodput.flat_to}"
+            text += f"; {flat} are within {percent(1 - NEARLY)} of it"
     return text
 
 

@@ -106,7 +106,8 @@ def accumulated(times: Sequence[StepTime], most: int) -> tuple[StepTime, ...]:
     """The step times, and for each one the same with accumulation, doubled up to ``most`` samples.
 
     A micro-batch costs what the step with one costs: an upper bound, as the optimizer's update is
-    in it. With two accumulations of a micro-batch known, what lies between is their line.
+    in it. With two accumulations of a micro-batch known, what lies between is their line. Nothing
+    is said of fewer micro-batches than are known: they share the update among fewer.
     """
     found = {(each.micro_batch, each.accumulation, each.gpus): each for each in times}
     for micro, gpus in {(each.micro_batch, each.gpus) for each in times}:
@@ -118,7 +119,7 @@ def accumulated(times: Sequence[StepTime], most: int) -> tuple[StepTime, ...]:
         count = 2
         while micro * gpus * count <= most:
             key = (micro, count, gpus)
-            if key not in found:
+            if key not in found and count > known[0][0]:
                 found[key] = StepTime(micro, count, gpus, _seconds(known, count), "derived")
             count *= 2
     return tuple(sorted(found.values(), key=lambda each: (each.batch_size, each.seconds)))

@@ -103,7 +103,8 @@ def tuned_command(plan: PlanResult, command: Command, batch: int | None) -> Comm
     values = dict(launch_values(plan, command, None))
     if "batch_size" in command.present and batch is not None:
         values["batch_size"] = str(batch)
-        values |= accumulation_for(command, plan.step, plan.now.batch_size, batch).values
+        present, by_noise = plan.now.batch_size, plan.chosen.by_noise
+        values |= accumulation_for(command, plan.step, present, batch, by_noise).values
     return parse_command([literal(word) for word in command.fill(**values)])
 
 

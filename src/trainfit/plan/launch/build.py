@@ -46,7 +46,8 @@ def launch_values(
     best, choice = plan.chosen.recommended_batch, plan.amp_choice
     if "batch_size" in command.present and best:
         values["batch_size"] = str(best)
-    values |= accumulation_for(command, plan.step, plan.now.batch_size, best).values
+    present, by_noise = plan.now.batch_size, plan.chosen.by_noise
+    values |= accumulation_for(command, plan.step, present, best, by_noise).values
     if "amp" in command.present and choice is not None and choice.value is not None:
         values["amp"] = choice.value
     if found is not None:

@@ -295,7 +295,10 @@ class BatchSizes:
             steps = {min(batch, most): step} if step is not None else {}
         if not steps:
             return Curve((), notes)
-        found = refine(steps, most, measure, self._noise_scale, lambda: min(bounds, default=None))
+        noise_scale = self._noise_scale
+        if batch in known and self._effective(known[batch], batch).is_kept:
+            noise_scale = None
+        found = refine(steps, most, measure, noise_scale, lambda: min(bounds, default=None))
         curve = curve_through(found, most)
         return dataclasses.replace(curve, notes=(*notes, *curve.notes))
 

@@ -35,3 +35,8 @@ class Batches:
     limits: BatchLimits | None = None
     curve: Curve = dataclasses.field(default_factory=Curve)
     check: BatchCheck | None = None
+
+    @property
+    def by_noise(self) -> int | None:
+        """As of :attr:`BatchLimits.by_noise`."""
+        return self.limits.by_noise if self.limits is not None else None

@@ -26,11 +26,15 @@ class Accumulation:
 @dataclasses.dataclass(frozen=True)
 class EffectiveBatch:
     """The samples of an optimizer step of ``command``, whose step at batch size ``present`` is made
-    up as in ``makeup`` (``None``: not known; a step is one batch then)."""
+    up as in ``makeup`` (``None``: not known; a step is one batch then).
+
+    ``by_noise`` is the batch size that the noise scale asks for, as of :func:`accumulation_for`.
+    """
 
     command: Command
     makeup: StepMakeup | None
     present: int | None
+    by_noise: int | None = None
 
     def samples_at(self, batch: int) -> int:
         """With the launch command at ``batch``, its placeholder for accumulation filled in."""
@@ -40,7 +44,7 @@ class EffectiveBatch:
         seen = makeup.accumulation or 1
         if makeup.effective_batch is None:
             return batch * (makeup.loader_batches or seen)
-        kept = accumulation_for(self.command, makeup, self.present, batch)
+        kept = accumulation_for(self.command, makeup, self.present, batch, self.by_noise)
         wanted = int(kept.values.get(_NAME, seen))
         return round(makeup.effective_batch * batch / self.present * wanted / seen)
 
@@ -48,6 +52,11 @@ class EffectiveBatch:
     def keeper(self) -> str:
         """What keeps the samples of a step, in words: the user's placeholder, or an option."""
         return "accumulation" if _NAME in self.command.supposed else f"{{{_NAME}}}"
+
+    @property
+    def is_kept(self) -> bool:
+        """Do the samples of a step stay whatever the batch size, by accumulation?"""
+        return self.most is not None
 
     @property
     def most(self) -> int | None:
@@ -76,12 +85,18 @@ def _is_whole(samples: int, seen: int, present: int) -> bool:
 
 
 def accumulation_for(
-    command: Command, makeup: StepMakeup | None, present: int | None, chosen: int | None
+    command: Command,
+    makeup: StepMakeup | None,
+    present: int | None,
+    chosen: int | None,
+    by_noise: int | None = None,
 ) -> Accumulation:
     """What keeps the effective batch size at the batch size ``chosen`` instead of ``present``.
 
     The number of micro-batches that comes next to it, where the command has a placeholder for it;
-    otherwise a note that says what the effective batch becomes.
+    otherwise a note that says what the effective batch becomes. Nothing is kept where a noise scale
+    that the user gave asks for the smaller batch (``by_noise``), and not memory: unless the user
+    has marked the accumulation, a step is then to have fewer samples.
     """
     if makeup is None or not chosen or not present:
         return Accumulation({})
@@ -94,7 +109,7 @@ def accumulation_for(
         return Accumulation({}, note)
     if _is_whole(samples, seen, present):
         return Accumulation({})
-    if _may_grow(command, seen) and chosen >= present:
+    if _may_grow(command, seen) and (chosen >= present or chosen == by_noise):
         return Accumulation({})
     if stated is None:
         return Accumulation({}, _without_placeholder(makeup, samples, seen, present, chosen))

@@ -61,11 +61,15 @@ def recommend(
     ``curve`` has the steps up to ``bounds.most``. Where it is empty the ``present`` batch size
     stays, if that fits, and ``without_curve`` says why there is none. ``unfit`` says why no batch
     size at all is to be recommended (memory grows). ``effective`` says how many samples an
-    optimizer step has, and keeps (``None``: one batch).
+    optimizer step has, and keeps (``None``: one batch). Where accumulation keeps them, the noise
+    scale has no say: every micro-batch learns the same from a step, and the fastest is best.
+    Nor has it where they are not known.
     """
     most = bounds.most
     knee = saturation_batch(curve) if most else None
-    trains = saturation_batch(curve, noise_scale) if most and noise_scale else None
+    are_known = all(each.samples_per_s is not None for each in curve.steps)
+    has_say = noise_scale and are_known and not (effective is not None and effective.is_kept)
+    trains = saturation_batch(curve, noise_scale) if most and has_say else None
     limits = BatchLimits(
         bounds.memory,
         knee,
@@ -87,6 +91,7 @@ def recommend(
         best, reason = _present(present, most, without_curve)
         limits = dataclasses.replace(limits, reason=reason)
     if best and effective is not None:
+        effective = dataclasses.replace(effective, by_noise=limits.by_noise)
         if effective.most is not None and best > effective.most:
             best, samples = effective.most, effective.samples_at(effective.most)
             reason = f"{effective.keeper} keeps the effective batch size of {samples}"

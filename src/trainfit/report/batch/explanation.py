@@ -8,51 +8,57 @@ from typing import Final
 from trainfit.report.batch.picture import goodput_picture, steps_picture
 from trainfit.results.batch.explanation import BatchExplanation, Claim
 from trainfit.results.batch.noise import Interval, samples_text
-from trainfit.results.text import WIDTH, printable
+from trainfit.results.format import count
+from trainfit.results.text import printable
 
-_TOPIC: Final = 18
+_TOPIC: Final = 17
+#: Columns of a terminal.
+_WIDTH: Final = 80
 #: Lines on a terminal, the picture included.
 MOST_LINES: Final = 25
 
 
 def explanation_text(result: BatchExplanation, *, ascii_only: bool = False) -> str:
-    """25 lines at most: claims that do not fit are counted, and in the JSON."""
+    """25 lines at most: claims that do not fit are counted, and are in the JSON."""
     lines = _wrapped(result.answer)
     if result.goodput is not None:
         lines += goodput_picture(result.goodput, result.before, result.after, ascii_only)
     elif result.noise is not None:
         lines += steps_picture(result.noise, result.before, result.after, ascii_only)
     if result.noise is not None:
-        lines.append(
+        lines += _wrapped(
             f"  noise scale {result.noise.text} samples ({printable(result.noise_source)})"
         )
     if result.critical_batch is not None:
         lines += _wrapped(f"  {_critical(result.critical_batch)}")
-    left = MOST_LINES - len(lines)
+    left = MOST_LINES - len(lines) - 1
     blocks = [_claim(claim) for claim in result.claims]
-    while sum(map(len, blocks)) > left - (len(blocks) < len(result.claims)):
+    while sum(map(len, blocks)) > left:
         blocks.pop()
     lines += [line for block in blocks for line in block]
-    if len(blocks) < len(result.claims):
-        lines.append(f"  {len(result.claims) - len(blocks)} more with --json")
+    more = len(result.claims) - len(blocks)
+    hidden = f"{count(more, 'more claim')}, and " if more else ""
+    lines.append(f"  {hidden}sources in full: --json")
     return "\n".join(lines)
 
 
 def _critical(found: Interval) -> str:
     low = samples_text(found.low)
     where = f"{low} to {samples_text(found.high)}" if found.high is not None else f"{low} or more"
-    return f"critical batch of a training: {where} samples (all ranges here are over these)"
+    return f"critical batch of a training: {where} (ranges here are over these)"
 
 
 def _claim(claim: Claim) -> list[str]:
-    """The topic in a column of its own, the source in brackets at the end."""
-    words = f"{claim.text} [{claim.source}]"
-    lines = _wrapped(printable(words), WIDTH - _TOPIC - 2)
+    """The topic in a column of its own, the source in brackets at the end: authors and year, as the
+    rest takes the lines of other claims."""
+    source = "; ".join(each.partition(", ")[0] for each in claim.source.split("; "))
+    words = f"{claim.text} [{source}]"
+    lines = _wrapped(printable(words), _WIDTH - _TOPIC - 2)
     return [
         f"  {claim.topic if number == 0 else '':<{_TOPIC}}{line}"
         for number, line in enumerate(lines)
     ]
 
 
-def _wrapped(text: str, width: int = WIDTH) -> list[str]:
+def _wrapped(text: str, width: int = _WIDTH) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

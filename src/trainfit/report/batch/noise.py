@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from trainfit.results.batch.noise import ModuleNoise, NoiseResult
 from trainfit.results.format import count, percent
-from trainfit.results.text import printable, wrapped
+from trainfit.results.text import printable
+from trainfit.results.text import wrapped as wrapped_in
 
 #: Modules with the largest parts of tr Σ that are shown.
 _SHOWN = 6
+#: Columns of a terminal.
+_WIDTH = 80
 METHODS = {
     "accumulation": "micro-batches of a step",
     "ranks": "ranks of a data-parallel run",
@@ -24,8 +27,12 @@ def noise_text(result: NoiseResult) -> str:
     ranks = count(result.ranks, "rank")
     batch = f"{result.micro_batch} × {result.accumulation} micro-batches × {ranks}"
     lines.append(
-        f"  measured on {METHODS[result.method]}; a step is {batch}; "
-        f"{count(result.steps_used, 'measured step')} of {result.steps_seen}"
+        wrapped(
+            f"measured on {METHODS[result.method]}; a step is {batch}; "
+            f"{count(result.steps_used, 'measured step')} of {result.steps_seen}",
+            "  ",
+            "    ",
+        )
     )
     if result.cost_share is not None:
         lines.append(f"  cost {percent(result.cost_share, decimals=1)} of the time (on the host)")
@@ -47,8 +54,12 @@ def _history(result: NoiseResult) -> list[str]:
         return []
     first, last = result.history[0], result.history[-1]
     return [
-        f"  over time: {first.noise.text} around step {first.step}, "
-        f"{last.noise.text} around step {last.step}"
+        wrapped(
+            f"over time: {first.noise.text} around step {first.step}, "
+            f"{last.noise.text} around step {last.step}",
+            "  ",
+            "    ",
+        )
     ]
 
 
@@ -56,11 +67,16 @@ def _modules(modules: tuple[ModuleNoise, ...]) -> list[str]:
     ordered = sorted(modules, key=lambda each: -(each.trace_share or 0.0))
     if len(ordered) < 2:
         return []
-    lines = [f"  {'module':<32}{'noise scale, samples':>34}{'of the noise':>14}"]
+    lines = [f"  {'module':<30}{'noise scale, samples':>34}{'of the noise':>14}"]
     for each in ordered[:_SHOWN]:
         noise = each.noise.text if each.noise is not None else ""
         share = percent(each.trace_share) if each.trace_share is not None else ""
-        lines.append(f"  {printable(each.name)[-31:] or '(itself)':<32}{noise:>34}{share:>14}")
+        lines.append(f"  {printable(each.name)[-29:] or '(itself)':<30}{noise:>34}{share:>14}")
     if len(ordered) > _SHOWN:
         lines.append(f"  {len(ordered) - _SHOWN} more in the result file")
     return lines
+
+
+def wrapped(text: str, first: str, rest: str) -> str:
+    """In the columns of a terminal."""
+    return wrapped_in(text, first, rest, _WIDTH)

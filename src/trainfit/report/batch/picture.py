@@ -8,9 +8,12 @@ from typing import Final
 
 from trainfit.results.batch.goodput import GoodputCurve, GoodputPoint
 from trainfit.results.batch.noise import Interval, samples_text
+from trainfit.results.batch.step_times import StepTime
 from trainfit.results.format import duration
 
-_BAR: Final = 40
+_BAR: Final = 26
+_SPLIT: Final = "micro×accum.×GPUs"
+_TIME: Final = "time to the same loss ÷ the fastest's"
 _ROWS: Final = 6
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
@@ -18,20 +21,33 @@ _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 def goodput_picture(
     curve: GoodputCurve, before: int, after: int, ascii_only: bool = False
 ) -> list[str]:
-    """Time to the same loss, as a multiple of the best point's, with its range."""
+    """Time to the same loss, as a multiple of the best point's."""
     rows = _chosen(curve, before, after)
     best = curve.best_point
-    # The same noise scale holds for both: the range is that of the ratio at each end.
     times = [best.per_s / point.per_s for point in rows]
     most = max(times)
-    lines = [f"  {'batch':>7}  {'step':>9}  time to the same loss, compared with the fastest"]
-    for point, time in zip(rows, times, strict=True):
+    # How a step is split is said where some batch size is more than a micro-batch.
+    splits = [_split(point.step) for point in rows]
+    is_split = any(point.step.micro_batch != point.step.batch_size for point in rows)
+    width = max(map(len, (*splits, _SPLIT))) if is_split else 0
+    lines = [f"  {'batch':>7}  {_SPLIT if is_split else '':<{width}}{'step':>9}  {_TIME}"]
+    for point, split, time in zip(rows, splits, times, strict=True):
         mark = _mark(point, best, before, after)
+        split = split if is_split else ""
+        bar = _bar(time / most, ascii_only, _BAR - width)
         lines.append(
-            f"  {point.step.batch_size:>7}  {duration(point.step.seconds):>9}  "
-            f"{_bar(time / most, ascii_only)} {time:.2f} ×{mark}"
+            f"  {point.step.batch_size:>7}  {split:<{width}}{duration(point.step.seconds):>9}  "
+            f"{bar} {_times(time)}{mark}"
         )
     return lines
+
+
+def _split(step: StepTime) -> str:
+    return f"{step.micro_batch}×{step.accumulation}×{step.gpus}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f} ×" if value < 100 else f"{value:,.0f} ×"
 
 
 def _chosen(curve: GoodputCurve, before: int, after: int) -> list[GoodputPoint]:
@@ -71,20 +87,20 @@ def steps_picture(noise: Interval, before: int, after: int, ascii_only: bool = F
     value = noise.value if noise.value else noise.low
     if not value:
         return []
-    lines = [f"  {'batch':>7}  steps to the same loss (bar) and samples, compared with {before}"]
-    sizes = _sizes(before, after)
+    lines = [f"  {'batch':>7}  steps (bar) and samples to the same loss ÷ those of {before}"]
+    sizes = sizes_around(before, after)
     steps = [(1 + value / size) / (1 + value / before) for size in sizes]
     for size, factor in zip(sizes, steps, strict=True):
         mark = "  now" if size == before else "  asked" if size == after else ""
         samples = factor * size / before
+        bar = _bar(factor / max(steps), ascii_only, _BAR)
         lines.append(
-            f"  {size:>7}  {_bar(factor / max(steps), ascii_only)} {_number(factor)} × steps, "
-            f"{_number(samples)} × samples{mark}"
+            f"  {size:>7}  {bar} {_number(factor)} × steps, {_number(samples)} × samples{mark}"
         )
     return lines
 
 
-def _sizes(before: int, after: int) -> Sequence[int]:
+def sizes_around(before: int, after: int) -> Sequence[int]:
     """Both, and powers of 2 around and between."""
     low, high = sorted((before, after))
     span = max(2, math.ceil(math.log2(high / low)) + 2)
@@ -97,12 +113,12 @@ def _sizes(before: int, after: int) -> Sequence[int]:
     return sorted(found)[: _ROWS + 1]
 
 
-def _bar(share: float, ascii_only: bool) -> str:
+def _bar(share: float, ascii_only: bool, width: int) -> str:
     if ascii_only:
-        return ("#" * max(1, round(_BAR * share))).ljust(_BAR)
-    eighths = max(1, round(8 * _BAR * share))
+        return ("#" * max(1, round(width * share))).ljust(width)
+    eighths = max(1, round(8 * width * share))
     bar = "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
-    return bar.ljust(_BAR)
+    return bar.ljust(width)
 
 
 def _number(value: float) -> str:

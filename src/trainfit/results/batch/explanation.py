@@ -66,16 +66,12 @@ class LearningRate:
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """An epoch of ``samples``: steps with drop_last, and what the last batch would be without."""
+    """Full steps of an epoch, and the samples that drop_last leaves out: those outside of full
+    micro-batches."""
 
     batch_size: int
     steps: int
     dropped: int
-
-    @property
-    def last_batch(self) -> int:
-        """Samples of the uneven last batch; 0: there is none."""
-        return self.dropped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +98,7 @@ class BatchExplanation(ResultFile):
     ``noise_source`` says where the noise scale is from; ``critical_batch`` is the range that all
     factors are over: the noise scale's interval, and how far a training may be off. ``micro_batch``
     and ``accumulation`` are the split of ``before`` that keeps it in the memory of ``after`` (on
-    one GPU).
+    each GPU).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)

@@ -11,6 +11,7 @@ Format history
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
@@ -20,6 +21,9 @@ FORMAT: Final = "trainfit-noise-scale"
 VERSION: Final = 1
 REMAKE: Final = "re-create it with NoiseScale.save"
 _WANTED: Final = "give a file that NoiseScale.save wrote"
+
+#: More samples than any step has, and than any noise scale.
+MOST_SAMPLES: Final = 10**12
 
 #: Share of repetitions in which an interval holds the true value.
 CONFIDENCE: Final = 0.9
@@ -105,6 +109,13 @@ class NoiseResult(ResultFile):
     cannot_tell: str = ""
     notes: tuple[str, ...] = ()
     confidence: float = CONFIDENCE
+
+    def __post_init__(self) -> None:
+        parts = (self.micro_batch, self.accumulation, self.ranks)
+        if min(parts) < 1 or math.prod(parts) > MOST_SAMPLES:
+            raise ValueError(f"a step of {' × '.join(map(str, parts))} samples")
+        if min(self.steps_used, self.steps_seen) < 0:
+            raise ValueError(f"{self.steps_used} measured steps of {self.steps_seen}")
 
     @property
     def batch_size(self) -> int:

@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainfit.results.batch.noise import MOST_SAMPLES
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
 
@@ -17,6 +18,8 @@ _REMEDY: Final = (
     "write CSV with a header such as micro_batch,accumulation,gpus,seconds (the two in the middle "
     "are 1 if left out)"
 )
+#: Spreadsheets begin CSV with it.
+_BYTE_ORDER_MARK: Final = "\ufeff"
 _NEEDED: Final = ("micro_batch", "seconds")
 _COLUMNS: Final = ("micro_batch", "accumulation", "gpus", "seconds")
 
@@ -38,6 +41,8 @@ class StepTime:
     def __post_init__(self) -> None:
         if min(self.micro_batch, self.accumulation, self.gpus) < 1:
             raise ValueError("micro_batch, accumulation and gpus must be at least 1")
+        if self.batch_size > MOST_SAMPLES:
+            raise ValueError(f"a step has at most {MOST_SAMPLES:,} samples")
         if not 0 < self.seconds < math.inf:
             raise ValueError(f"a step of {self.seconds} s")
 
@@ -57,7 +62,7 @@ def read(path: Path) -> tuple[StepTime, ...]:
 
     Raises :class:`ResultFileError`: missing, no table, a value that is no positive number.
     """
-    text = documents.read(path, _REMEDY)
+    text = documents.read(path, _REMEDY).removeprefix(_BYTE_ORDER_MARK)
     if text.lstrip().startswith("{"):
         return _of_plan(text, path)
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
@@ -65,6 +70,8 @@ def read(path: Path) -> tuple[StepTime, ...]:
     missing = [name for name in _NEEDED if name not in names]
     if missing:
         raise ResultFileError(path, f"it has no column {missing[0]!r}", _REMEDY)
+    if len(set(names)) < len(names):
+        raise ResultFileError(path, "two of its columns have one name", _REMEDY)
     unknown = [name for name in names if name not in _COLUMNS]
     if unknown:
         raise ResultFileError(path, f"the column {unknown[0]!r} is not known", _REMEDY)
@@ -79,8 +86,10 @@ def read(path: Path) -> tuple[StepTime, ...]:
     return tuple(found)
 
 
-def _row(row: dict[str, Any], number: int, path: Path) -> StepTime:
+def _row(row: dict[str | None, Any], number: int, path: Path) -> StepTime:
     try:
+        if None in row:
+            raise ValueError("more values than columns")
         return StepTime(
             int(row["micro_batch"]),
             int(row.get("accumulation") or 1),
@@ -93,13 +102,20 @@ def _row(row: dict[str, Any], number: int, path: Path) -> StepTime:
 
 
 def _of_plan(text: str, path: Path) -> tuple[StepTime, ...]:
-    """The throughput curve of a plan: its steps have one micro-batch on one GPU."""
+    """The throughput curve of a plan, on one GPU: a step has as many micro-batches as the script
+    accumulates."""
     try:
         steps = json.loads(text)["speed"]["curve"]
         found = [
-            StepTime(int(step["batch_size"]), 1, 1, float(step["seconds"]), "predicted")
+            StepTime(
+                int(step["batch_size"]),
+                max(1, round(step["samples_per_s"] * step["seconds"] / step["batch_size"])),
+                1,
+                float(step["seconds"]),
+                "predicted",
+            )
             for step in steps
-            if step["batch_size"]
+            if step["batch_size"] and step["samples_per_s"]
         ]
     except (KeyError, TypeError, ValueError):
         found = []

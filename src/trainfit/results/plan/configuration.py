@@ -37,6 +37,13 @@ class BatchLimits:
     reason: str = ""
     epoch_steps: int | None = None
 
+    @property
+    def by_noise(self) -> int | None:
+        """The batch size that the noise scale asks for, where memory and the data set allow more;
+        ``None``: it asks for none."""
+        most = min((each for each in (self.memory, self.data_set) if each), default=0)
+        return self.trains if self.trains is not None and self.trains < most else None
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchCheck:
@@ -75,6 +82,11 @@ class Configuration:
     recommended_batch: int | None
     limits: BatchLimits | None = None
     step_s: float | None = None
+
+    @property
+    def by_noise(self) -> int | None:
+        """As of :attr:`BatchLimits.by_noise`."""
+        return self.limits.by_noise if self.limits is not None else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,9 @@ import re
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.results.batch.noise import Interval, NoiseResult, samples_text
+from trainfit.results.batch.noise import MOST_SAMPLES, Interval, NoiseResult, samples_text
 
 _RANGE = re.compile(r"(?P<value>[^:]+?)(?::(?P<low>[^:]*):(?P<high>[^:]*))?")
-_MOST_SAMPLES = 1e12
 
 
 def noise_scale(text: str) -> Interval | Path:
@@ -20,7 +19,7 @@ def noise_scale(text: str) -> Interval | Path:
         value, low, high = _numbers(text)
     except ValueError:
         return Path(text)
-    if not 0 < low <= value <= high <= _MOST_SAMPLES:
+    if not 0 < low <= value <= high <= MOST_SAMPLES:
         raise argparse.ArgumentTypeError(
             f"expected a noise scale in samples such as 200 or 200:150:280, got {text!r}"
         )

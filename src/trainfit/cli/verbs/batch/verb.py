@@ -12,6 +12,8 @@ from trainfit.cli.common import UsageError, add_result, only_ascii, output_file,
 from trainfit.cli.verbs.batch.inputs import decay, noise_scale, rate, read_noise
 from trainfit.report.batch.explanation import explanation_text
 from trainfit.results.batch import step_times
+from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.batch.step_times import StepTime
 
 PARSER: dict[str, Any] = {
     "help": "what a smaller or larger batch does to learning, from your own numbers",
@@ -64,7 +66,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=whole_number, metavar="N", help="steps of the training at --batch-size"
     )
-    parser.add_argument("--gpus", type=whole_number, default=1, metavar="N", help="default 1")
+    parser.add_argument(
+        "--accumulation",
+        type=whole_number,
+        metavar="N",
+        help="micro-batches of a present step (default: those of RESULT, or 1)",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=whole_number,
+        metavar="N",
+        help="that share a step (default: those of RESULT, or of --data, or 1)",
+    )
     parser.add_argument(
         "--batch-norm",
         choices=("yes", "no"),
@@ -108,9 +121,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError("the present batch size is not known; give --batch-size")
     if before == options.to:
         raise UsageError(f"--to {options.to} is the present batch size; name another one")
-    if min(before, options.to) < options.gpus:
+    times = step_times.read(options.data) if options.data is not None else ()
+    gpus = options.gpus or _gpus(measured, times)
+    if min(before, options.to) < gpus:
         raise UsageError(
-            f"{min(before, options.to)} samples a step on {options.gpus} GPUs: expected at least "
+            f"{min(before, options.to)} samples a step on {gpus} GPUs: expected at least "
             "one sample for each GPU"
         )
     result = explain(
@@ -125,9 +140,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             beta2=options.beta2,
             samples=options.samples,
             steps=options.steps,
-            gpus=options.gpus,
+            gpus=gpus,
+            accumulation=_accumulation(options, before, gpus, measured),
             has_batch_norm={"yes": True, "no": False, None: None}[options.batch_norm],
-            times=step_times.read(options.data) if options.data is not None else (),
+            times=times,
         )
     )
     if output is not None:
@@ -135,3 +151,27 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     shown = explanation_text(result, ascii_only=only_ascii())
     print(result.to_json() if options.json else shown)
     return 0
+
+
+def _gpus(measured: NoiseResult | None, times: Sequence[StepTime]) -> int:
+    if measured is not None:
+        return measured.ranks
+    found = {each.gpus for each in times}
+    return found.pop() if len(found) == 1 else 1
+
+
+def _accumulation(
+    options: argparse.Namespace, before: int, gpus: int, measured: NoiseResult | None
+) -> int:
+    """Of the present step; that of the measured run, unless another step is asked about."""
+    given: int | None = options.accumulation
+    if given is None:
+        is_its = measured is not None and (before, gpus) == (measured.batch_size, measured.ranks)
+        return measured.accumulation if measured is not None and is_its else 1
+    if before % (given * gpus):
+        on = f" on {gpus} GPUs" if gpus > 1 else ""
+        raise UsageError(
+            f"a step of {before} samples is not {given} equal micro-batches{on}: expected a "
+            "divisor in --accumulation; --batch-size is micro-batch × accumulation × GPUs"
+        )
+    return given

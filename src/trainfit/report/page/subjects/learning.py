@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from trainfit.report.batch.noise import noise_text
+from trainfit.report.batch.picture import sizes_around
 from trainfit.report.page.blocks import (
     Chart,
     Headline,
@@ -18,7 +21,12 @@ from trainfit.report.page.charts import COLORS, TIP, chart, tip, values, x, y
 from trainfit.results.batch.explanation import BatchExplanation
 from trainfit.results.batch.goodput import GoodputCurve, GoodputPoint
 from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.batch.step_times import StepTime
 from trainfit.results.format import percent, rate
+
+_LOG_BATCH: Final = "batch size (logarithmic)"
+_LOG: Final = {"type": "log", "base": 2, "nice": False}
+_BAND: Final = "The band is over the range of the critical batch."
 
 
 def noise_headline(result: NoiseResult) -> Headline:
@@ -61,7 +69,7 @@ def trade_sections(result: BatchExplanation) -> list[Section]:
         "What changes with the batch size",
     )
     goodput = _goodput(result.goodput) if result.goodput is not None else None
-    return section("What a batch size does to learning", goodput, claims)
+    return section("What a batch size does to learning", goodput or _steps(result), claims)
 
 
 def _history(result: NoiseResult) -> Chart | None:
@@ -113,6 +121,73 @@ def _modules(result: NoiseResult) -> Table | None:
     )
 
 
+def _steps(result: BatchExplanation) -> Chart | None:
+    """Steps to the same loss, where no step times are known that would make them a time."""
+    critical = result.critical_batch
+    if critical is None or critical.value is None or critical.high is None:
+        return None
+    before, after = result.before, result.after
+
+    def steps(size: int, of: float) -> float:
+        return (1 + of / size) / (1 + of / before)
+
+    rows = [
+        {
+            "batch": size,
+            "steps": steps(size, critical.value),
+            "low": min(steps(size, critical.low), steps(size, critical.high)),
+            "high": max(steps(size, critical.low), steps(size, critical.high)),
+            "tip": tip(
+                f"batch size {size}",
+                ("steps", f"{steps(size, critical.value):.2g} ×"),
+                ("samples", f"{steps(size, critical.value) * size / before:.2g} ×"),
+            ),
+        }
+        for size in sizes_around(before, after)
+    ]
+    label = f"steps ÷ those of batch size {before}"
+    says = f"Steps to the same loss by batch size, compared with {before}."
+    spec = chart(
+        240,
+        says,
+        data=values(rows),
+        layer=_band(x("batch", _LOG_BATCH, scale=_LOG), "steps", label),
+    )
+    table = figures(
+        ("Batch size", "Steps", "Range", "Samples"),
+        [
+            (
+                str(row["batch"]),
+                f"{row['steps']:.2g} ×",
+                f"{row['low']:.2g} to {row['high']:.2g} ×",
+                f"{row['steps'] * row['batch'] / before:.2g} ×",  # type: ignore[operator]
+            )
+            for row in rows
+        ],
+        "Steps and samples to the same loss",
+        (0, 1, 2, 3),
+    )
+    return Chart("Steps against batch size", says, spec, table, _BAND)
+
+
+def _band(across: Any, name: str, label: str) -> list[dict[str, Any]]:
+    """A line with points, and its range behind it."""
+    return [
+        {
+            "mark": {"type": "area", "opacity": 0.18, "color": COLORS[0]},
+            "encoding": {"x": across, "y": y("low", label), "y2": {"field": "high"}},
+        },
+        {
+            "mark": {"type": "line", "point": True, "color": COLORS[0], **TIP},
+            "encoding": {"x": across, "y": y(name, label, scale={"domainMin": 0})},
+        },
+    ]
+
+
+def _split(step: StepTime) -> str:
+    return f"{step.micro_batch} × {step.accumulation} × {step.gpus}"
+
+
 def _goodput(curve: GoodputCurve) -> Chart | None:
     # Of several ways to make a batch (micro-batches, GPUs) the best.
     best_of: dict[int, GoodputPoint] = {}
@@ -138,28 +213,19 @@ def _goodput(curve: GoodputCurve) -> Chart | None:
     ]
     best = curve.best_point
     says = f"Goodput is best at batch size {best.step.batch_size}: {rate(best.per_s)} samples/s."
-    across = x("batch", "batch size (logarithmic)", scale={"type": "log", "base": 2, "nice": False})
     label = f"samples/s worth as much as at batch size {curve.reference}"
     spec = chart(
         240,
         says,
         data=values(rows),
-        layer=[
-            {
-                "mark": {"type": "area", "opacity": 0.18, "color": COLORS[0]},
-                "encoding": {"x": across, "y": y("low", label), "y2": {"field": "high"}},
-            },
-            {
-                "mark": {"type": "line", "point": True, "color": COLORS[0], **TIP},
-                "encoding": {"x": across, "y": y("goodput", label, scale={"domainMin": 0})},
-            },
-        ],
+        layer=_band(x("batch", _LOG_BATCH, scale=_LOG), "goodput", label),
     )
     table = figures(
-        ("Batch size", "Goodput", "Throughput", "Efficiency"),
+        ("Batch size", "Micro-batch × accumulation × GPUs", "Goodput", "Throughput", "Efficiency"),
         [
             (
                 str(each.step.batch_size),
+                _split(each.step),
                 rate(each.per_s),
                 rate(each.step.throughput),
                 percent(each.efficiency),
@@ -167,7 +233,6 @@ def _goodput(curve: GoodputCurve) -> Chart | None:
             for each in points
         ],
         "Goodput by batch size",
-        (0, 1, 2, 3),
+        (0, 2, 3, 4),
     )
-    note = "The band is the range over the noise scale's interval."
-    return Chart("Goodput against batch size", says, spec, table, note)
+    return Chart("Goodput against batch size", says, spec, table, _BAND)
