@@ -24,9 +24,8 @@ from trainfit.report.page.blocks import Chart, Page
 from trainfit.report.page.charts import standalone
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
+from trainfit.version import __version__
 
-#: Says in each page who made it.
-GENERATOR: Final = '<meta name="generator" content="trainfit'
 _NEEDED: Final = "pip install 'trainfit[report]'"
 #: The end of a sentence, which is not that of a number or of an abbreviation before a figure.
 _SENTENCE: Final = re.compile(r"(?<=[.!?]) (?=[A-Z])")
@@ -79,7 +78,8 @@ def svg(chart: Chart) -> str:
     is_vega = "vega-lite" not in spec["$schema"]
     draw = vl_convert.vega_to_svg if is_vega else vl_convert.vegalite_to_svg
     drawn: str = draw(json.dumps(spec))
-    return drawn
+    # Says who made it, as the page's generator does: such a file may be replaced.
+    return drawn.replace(">", f"><!-- trainfit {__version__} -->", 1)
 
 
 class _Places:
