@@ -8,7 +8,7 @@ from typing import Final
 from trainfit.report.batch.picture import goodput_picture, steps_picture
 from trainfit.results.batch.explanation import BatchExplanation, Claim
 from trainfit.results.batch.noise import Interval, samples_text
-from trainfit.results.text import WIDTH, printable
+from trainfit.results.text import columns, printable
 
 _TOPIC: Final = 18
 #: Lines on a terminal, the picture included.
@@ -47,12 +47,12 @@ def _critical(found: Interval) -> str:
 def _claim(claim: Claim) -> list[str]:
     """The topic in a column of its own, the source in brackets at the end."""
     words = f"{claim.text} [{claim.source}]"
-    lines = _wrapped(printable(words), WIDTH - _TOPIC - 2)
+    lines = _wrapped(printable(words), columns() - _TOPIC - 2)
     return [
         f"  {claim.topic if number == 0 else '':<{_TOPIC}}{line}"
         for number, line in enumerate(lines)
     ]
 
 
-def _wrapped(text: str, width: int = WIDTH) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, width: int | None = None) -> list[str]:
+    return textwrap.wrap(text, width or columns(), break_long_words=False, break_on_hyphens=False)

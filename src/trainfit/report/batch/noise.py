@@ -24,8 +24,12 @@ def noise_text(result: NoiseResult) -> str:
     ranks = count(result.ranks, "rank")
     batch = f"{result.micro_batch} × {result.accumulation} micro-batches × {ranks}"
     lines.append(
-        f"  measured on {METHODS[result.method]}; a step is {batch}; "
-        f"{count(result.steps_used, 'measured step')} of {result.steps_seen}"
+        wrapped(
+            f"measured on {METHODS[result.method]}; a step is {batch}; "
+            f"{count(result.steps_used, 'measured step')} of {result.steps_seen}",
+            "  ",
+            "    ",
+        )
     )
     if result.cost_share is not None:
         lines.append(f"  cost {percent(result.cost_share, decimals=1)} of the time (on the host)")
@@ -56,11 +60,11 @@ def _modules(modules: tuple[ModuleNoise, ...]) -> list[str]:
     ordered = sorted(modules, key=lambda each: -(each.trace_share or 0.0))
     if len(ordered) < 2:
         return []
-    lines = [f"  {'module':<32}{'noise scale, samples':>34}{'of the noise':>14}"]
+    lines = [f"  {'module':<30}{'noise scale, samples':>32}{'of the noise':>14}"]
     for each in ordered[:_SHOWN]:
         noise = each.noise.text if each.noise is not None else ""
         share = percent(each.trace_share) if each.trace_share is not None else ""
-        lines.append(f"  {printable(each.name)[-31:] or '(itself)':<32}{noise:>34}{share:>14}")
+        lines.append(f"  {printable(each.name)[-29:] or '(itself)':<30}{noise:>32}{share:>14}")
     if len(ordered) > _SHOWN:
         lines.append(f"  {len(ordered) - _SHOWN} more in the result file")
     return lines

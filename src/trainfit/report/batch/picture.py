@@ -10,7 +10,7 @@ from trainfit.results.batch.goodput import GoodputCurve, GoodputPoint
 from trainfit.results.batch.noise import Interval, samples_text
 from trainfit.results.format import duration
 
-_BAR: Final = 40
+_BAR: Final = 28
 _ROWS: Final = 6
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
