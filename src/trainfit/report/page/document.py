@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -57,6 +58,7 @@ def html(page: Page) -> str:
         numbers=_Places(charts),
         kind_of=lambda block: type(block).__name__,
         sentences=_sentences,
+        together=_together,
     )
 
 
@@ -107,6 +109,14 @@ def _sentences(text: str) -> tuple[str, str]:
     """The first sentence, and the others."""
     parts = _SENTENCE.split(text, 1)
     return parts[0], parts[1] if len(parts) > 1 else ""
+
+
+def _together(rows: tuple[tuple[str, str], ...]) -> list[tuple[str, list[str]]]:
+    """Texts in a row that have one label."""
+    return [
+        (label, [text for _, text in group])
+        for label, group in itertools.groupby((row for row in rows if row[1]), lambda row: row[0])
+    ]
 
 
 def _policy(*scripts: str) -> str:

@@ -31,14 +31,19 @@ def comparison_screen(result: Comparison, columns: int = COLUMNS) -> list[Line]:
 
 def change_lines(changes: tuple[Change, ...], columns: int) -> list[Line]:
     """A line a measure: before, after, the effect with its interval, and the verdict."""
-    whole = changes[0].before if changes else None
-    shown = [each for each in changes if _matters(each, whole)]
-    width = max((len(_name(each)) for each in shown), default=0)
+    shown = notable(changes)
+    width = max((len(name_of(each)) for each in shown), default=0)
     lines: list[Line] = []
     for each in shown:
-        made = wrapped(_change(each), f"  {_name(each):<{width}}  ", " " * (width + 4), columns)
+        made = wrapped(_change(each), f"  {name_of(each):<{width}}  ", " " * (width + 4), columns)
         lines += map(Line, made.splitlines())
     return lines
+
+
+def notable(changes: tuple[Change, ...]) -> list[Change]:
+    """Without phases that are no part of a step worth a line, before or after."""
+    whole = changes[0].before if changes else None
+    return [each for each in changes if _matters(each, whole)]
 
 
 def effect_text(change: Change) -> str:
@@ -79,7 +84,8 @@ def _matters(change: Change, whole: float | None) -> bool:
     return max(change.before or 0.0, change.after or 0.0) >= _SHOWN * whole
 
 
-def _name(change: Change) -> str:
+def name_of(change: Change) -> str:
+    """The measure in words."""
     return PHASES.get(change.what, change.what)
 
 
