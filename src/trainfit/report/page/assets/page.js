@@ -97,6 +97,11 @@
     place.replaceChildren();
     try {
       await vegaEmbed(place, specs[number], options);
+      // One image with a name; its parts are in the table below it.
+      const image = place.querySelector("svg");
+      image.setAttribute("role", "img");
+      image.setAttribute("aria-label", specs[number].description);
+      for (const part of image.children) part.setAttribute("aria-hidden", "true");
       place.dataset.drawn = "yes";
     } catch (error) {
       place.dataset.drawn = "no";

@@ -9,7 +9,7 @@ from trainfit.report.page.blocks import Chart, Headline, Section, Table, Tile, f
 from trainfit.report.page.charts import COLORS, NAMES, TIP, chart, color, nominal, tip, values, x
 from trainfit.report.plan.verification import VERDICTS, difference_text, verdict_text
 from trainfit.results.format import GIB, count, duration, percent, size
-from trainfit.results.plan.verification import Verification
+from trainfit.results.plan.verification import REHEARSED, Verification
 
 _ACROSS = "memory (GiB; the bar is the stated range)"
 
@@ -31,6 +31,7 @@ def prediction_headline(result: Verification) -> Headline:
                 "Step", duration(statistics.median(times)), f"measured, {count(len(times), 'step')}"
             )
         )
+    rehearsed = REHEARSED in result.notes
     text = verdict_text(result)
     share = ""
     if device is not None and device.measured_bytes is not None and device.predicted_bytes:
@@ -38,9 +39,9 @@ def prediction_headline(result: Verification) -> Headline:
         share = f"Device memory {percent(change, decimals=1, signed=True)} against the prediction."
     return Headline(
         kind="Prediction and real run",
-        tone="good" if result.good else "bad",
+        tone="plain" if rehearsed else "good" if result.good else "bad",
         text=text if text.endswith(".") else f"{text}.",
-        limit=share,
+        limit=REHEARSED.capitalize() + "." if rehearsed else share,
         subject=f"{result.command} on {result.gpu_measured}",
         tiles=tuple(tiles),
     )
