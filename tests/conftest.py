@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The examples of `make test` are the same every time: what it says depends on the change alone.
 # `make test-slow` tries others (profile "chance").
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("chance", derandomize=False)
+# How long inputs take to make says how busy the machine is.
+_ANY_LOAD = [HealthCheck.too_slow]
+settings.register_profile("fixed", derandomize=True, suppress_health_check=_ANY_LOAD)
+settings.register_profile("chance", derandomize=False, suppress_health_check=_ANY_LOAD)
 settings.load_profile("fixed")
 
 HERE = Path(__file__).parent
