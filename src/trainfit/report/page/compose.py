@@ -19,6 +19,7 @@ from trainfit.report.page.blocks import (
     section,
 )
 from trainfit.report.page.blocks import table as table_of
+from trainfit.report.page.notes import notes_section
 from trainfit.report.page.subjects.command import (
     command_sections,
     plan_headline,
@@ -47,7 +48,6 @@ from trainfit.report.page.subjects.memory import (
     recording_headline,
     recording_memory,
 )
-from trainfit.report.page.subjects.notes import notes_section
 from trainfit.report.page.subjects.pace import pace_headline, pace_sections
 from trainfit.report.page.subjects.prediction import prediction_headline, prediction_sections
 from trainfit.report.page.subjects.rehearsal import rehearsal_headline, rehearsal_sections
