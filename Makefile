@@ -88,6 +88,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/watch_rules.py --quick
 	$(BIN)/python bench/watch_overhead.py --quick
 	$(BIN)/python bench/pace.py
+	$(BIN)/python bench/report_page.py
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
 	$(BIN)/python bench/remedies.py

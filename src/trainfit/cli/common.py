@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -236,14 +235,6 @@ def progress(text: str) -> None:
     sys.stderr.flush()
 
 
-def name_report(result: Path | None, *, json: bool = False) -> None:
-    """Name the command that opens a saved result as a page; on standard error, as the result alone
-    goes to standard output."""
-    if result is not None and not json:
-        command = f"trainfit report {shlex.quote(str(result))}"
-        print(f"page: {printable(command)}", file=sys.stderr, flush=True)
-
-
 def only_ascii() -> bool:
     """Does the terminal's (or the file's) encoding lack block characters?"""
     try:
@@ -251,18 +242,6 @@ def only_ascii() -> bool:
     except (UnicodeEncodeError, LookupError):
         return True
     return False
-
-
-def output_file(text: str) -> Path:
-    """A path that can be written, checked before anything is simulated."""
-    path = Path(text)
-    if path.is_dir():
-        raise UsageError(f"output file {text!r} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(f"output file {text!r}: its folder does not exist; create it first")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"output file {text!r}: its folder is not writable; name another")
-    return path
 
 
 def whole_number(text: str) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import io
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,11 @@ from types import FrameType, ModuleType
 
 from trainfit.hardware import GpuNameError
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.text import printable
+from trainfit.results.text import laid_out_for, printable
 from trainfit.version import __version__
 
+#: Columns of text that goes to a pipe or a file.
+_PIPE_COLUMNS = 80
 _VERBS = (
     *(
         "plan",
@@ -77,7 +80,7 @@ def _module(verb: str) -> ModuleType:
 
 def _run(verb: ModuleType, options: argparse.Namespace, command: Sequence[str]) -> int:
     try:
-        with _terminate_as_interrupt():
+        with _terminate_as_interrupt(), laid_out_for(_screen_columns()):
             code: int = verb.run(options, command)
         sys.stdout.flush()
         return code
@@ -94,6 +97,13 @@ def _run(verb: ModuleType, options: argparse.Namespace, command: Sequence[str]) 
         name = f"{error.filename!r}: " if error.filename is not None else ""
         print(f"trainfit: error: {name}{error.strerror or error}", file=sys.stderr)
         return 2
+
+
+def _screen_columns() -> int:
+    """Of the terminal; of a pipe or a file 80."""
+    if not sys.stdout.isatty():
+        return _PIPE_COLUMNS
+    return shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
 
 
 def _report(error: Exception) -> int:

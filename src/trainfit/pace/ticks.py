@@ -25,6 +25,7 @@ from typing import Final
 from trainfit.pace.calls.call_pattern import rhythm
 from trainfit.pace.explain.data_quality import warnings_of
 from trainfit.pace.explain.statistics import RateCounts, Sample, summary
+from trainfit.results.files.writing import is_replaceable
 from trainfit.results.format import duration, percent, rate
 from trainfit.results.machine.pace import Block, PaceResult, RateSummary
 
@@ -141,7 +142,7 @@ def _say() -> None:
         for number, result in enumerate(seen()):
             for each in result.rates:
                 print(f"trainfit: {_line(result.target, each)}", file=sys.stderr)
-            if output:
+            if output and is_replaceable(Path(output)):
                 path = Path(output)
                 result.save(path if not number else path.with_stem(f"{path.stem}-{number + 1}"))
 

@@ -11,6 +11,7 @@ from trainfit.results.batch.explanation import BatchExplanation
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.files import documents
 from trainfit.results.files.documents import ResultFile
+from trainfit.results.files.errors import ResultFileError
 from trainfit.results.loader.rehearsal import Rehearsal
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.machine.doctor import DoctorResult
@@ -35,6 +36,15 @@ KINDS: Final[Mapping[str, type[ResultFile]]] = {
     name: kind for kind in _KINDS for name in (kind.FILE.name, *kind.FILE.former_names)
 }
 
+#: Documents of ours that are no result by themselves, and what to do with them.
+_ELSEWHERE: Final = {
+    "trainfit-report": "give it to `trainfit report`, which shows all of its results",
+    "trainfit-watched-run": "give the folder of the run that it lies in to `trainfit watch --read`",
+    "trainfit-machine": "give it to `trainfit doctor --machine`",
+    "trainfit-memory-report": "make a page of its recording: `trainfit report RECORDING`",
+    "trainfit-memory-by-hand": "make a page of its recording: `trainfit report RECORDING`",
+}
+
 
 def read(path: Path) -> ResultFile | Recording:
     """The result in a file; raises :class:`ResultFileError`.
@@ -48,5 +58,7 @@ def read(path: Path) -> ResultFile | Recording:
 
 def of_text(text: str, path: Path) -> ResultFile:
     """The result that a JSON document is; raises :class:`ResultFileError` for ``path``."""
-    kind = KINDS.get(documents.format_of(text) or "", PlanResult)
-    return kind.from_json(text, path)
+    name = documents.format_of(text) or ""
+    if name in _ELSEWHERE:
+        raise ResultFileError(path, f"its format is {name!r}", _ELSEWHERE[name])
+    return KINDS.get(name, PlanResult).from_json(text, path)

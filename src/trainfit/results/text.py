@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import textwrap
+from collections.abc import Iterator
 from typing import Final
 
-#: Columns of a report; nothing that could be broken is wider.
+#: Columns of a text whose reader is not known, such as the text of a result within a page.
 WIDTH: Final = 100
+#: Nothing is laid out for fewer columns, nor text for more: longer lines are hard to read.
+NARROWEST: Final = 60
+
+_columns = contextvars.ContextVar("columns", default=WIDTH)
+
+
+def columns() -> int:
+    """Columns of the screen that text is laid out for; nothing that could be broken is wider."""
+    return _columns.get()
+
+
+@contextlib.contextmanager
+def laid_out_for(width: int) -> Iterator[None]:
+    """Text that is made within is as wide as the screen, or :data:`WIDTH` where that is wider."""
+    token = _columns.set(max(NARROWEST, min(width, WIDTH)))
+    try:
+        yield
+    finally:
+        _columns.reset(token)
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -19,11 +41,14 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
 
 
-def wrapped(text: str, first: str, rest: str, width: int = WIDTH) -> str:
-    """Text in lines of ``width``, after ``first`` in the first and ``rest`` in the others."""
+def wrapped(text: str, first: str, rest: str, width: int | None = None) -> str:
+    """Text in lines of ``width``, after ``first`` in the first and ``rest`` in the others.
+
+    Without a width they are as wide as the screen.
+    """
     return textwrap.fill(
         text,
-        width,
+        width or columns(),
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,

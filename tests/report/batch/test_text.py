@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from trainfit.report.batch.noise import noise_text
 from trainfit.results.batch.noise import Interval, ModuleNoise, Moment, NoiseResult
@@ -19,6 +20,7 @@ FOUND = NoiseResult(
 
 def test_all_of_it_is_shown() -> None:
     text = noise_text(FOUND)
+    text = re.sub(r"\n {4}", " ", text)
     assert text.startswith("Noise scale 210 (170 to 1,260) samples, batch 32\n")
     for words in (
         "8 × 4 micro-batches × 1 rank", "512 measured steps of 900", "cost 1.2%",

@@ -11,6 +11,9 @@ from trainfit.report.page.blocks import Chart, Command, Entry, Items, Page, Tabl
 from trainfit.report.page.compose import page_of
 from trainfit.results.format import duration
 from trainfit.results.plan.launch import LaunchPart
+from trainfit.results.plan.verification import REHEARSED
+from trainfit.results.plan.verification import Comparison as Quantity
+from trainfit.results.plan.verification import Verification as PlanVerification
 
 
 def titles(page: Page) -> list[str]:
@@ -135,3 +138,52 @@ def test_a_watched_run_on_a_gpu_has_its_memory_and_its_findings_marked() -> None
     assert watched.result.findings[0].title in {mark.partition(",")[0] for mark in marks} | set(
         marks
     )
+
+
+def test_results_of_a_kind_stand_side_by_side() -> None:
+    plan = entry("plan-v13.json")
+    page = page_of([plan, dataclasses.replace(plan, name="other.json"), entry("pace-v2.json")])
+    first = page.sections[0]
+    assert first.title == "Side by side"
+    (table,) = first.blocks
+    assert isinstance(table, Table) and table.columns == ("Plan", "plan-v13.json", "other.json")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["command"][0].startswith(plan.result.command)
+    assert rows["GPU memory"][0] == rows["GPU memory"][1] != "-"
+    assert page_of([plan]).sections[0].title != "Side by side"
+
+
+def test_a_run_without_a_command_has_a_subject() -> None:
+    watched = entry("watch-v1.json")
+    header = dataclasses.replace(watched.result.header, command="")
+    result = dataclasses.replace(watched.result, header=header)
+    assert page_of([Entry("w.json", result)]).title == "a notebook, or an interactive session"
+
+
+def test_a_verification_shows_each_quantity_with_its_range() -> None:
+    result = PlanVerification(
+        file="plan.json",
+        command="python train.py",
+        gpu_predicted="T4",
+        gpu_measured="Tesla T4",
+        steps=10,
+        range_basis="that of the result",
+        compared={
+            "allocated": Quantity(100 << 20, 100 << 20, 100 << 20, 100 << 20),
+            "device": Quantity(300 << 20, 250 << 20, 330 << 20, 340 << 20),
+        },
+        fits_predicted=True,
+        fits_measured=True,
+        step_seconds=(0.1, 0.2, 0.3),
+        notes=(),
+        environment={},
+    )
+    page = page_of([Entry("v.json", result)])
+    (head,) = page.headlines
+    assert head.tone == "bad" and head.text.startswith("NOT as predicted")
+    assert head.limit == "Device memory +13.3% against the prediction."
+    (chart,) = page.charts
+    assert chart.table.rows[1][-1] == "outside" and chart.table.rows[0][-1] == "within"
+    rehearsed = dataclasses.replace(result, notes=(REHEARSED,))
+    (head,) = page_of([Entry("v.json", rehearsed)]).headlines
+    assert head.tone == "plain" and "nothing was measured" in head.limit

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from trainfit.cli.common import memory_size, output_file, progress, seconds
+from trainfit.cli.common import memory_size, progress, seconds
+from trainfit.cli.output import output_file
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.calibrate import calibrate
 from trainfit.plan.real_machine.processes import Processes

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import UsageError, output_file
+from trainfit.cli.common import UsageError
+from trainfit.cli.output import given_output
 from trainfit.doctor.diagnose import NAMES, chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
 from trainfit.hardware.host.system import System
@@ -80,8 +81,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             "--cpu shows only the processor; leave --only, --skip, --script and --data out"
         )
     names = chosen(CHECKS if options.cpu else options.only, options.skip)
-    output = output_file(options.output) if options.output is not None else None
-    record = output_file(options.record) if options.record is not None else None
+    output = given_output(options.output)
+    record = given_output(options.record)
     script = read_script(options.script) if options.script is not None else None
     system = _system(options)
     began = time.monotonic()

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import UsageError, duration, whole_number
+from trainfit.cli.common import UsageError, add_result, duration, whole_number
+from trainfit.cli.output import given_output, name_report
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpus.comparison import compare_gpus
@@ -35,7 +36,7 @@ PARSER: dict[str, Any] = {
     "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
 }
 
-_WITH_VALUE = ("--for", "--samples", "--price", "--budget", "--measured")
+_WITH_VALUE = ("--for", "--samples", "--price", "--budget", "--measured", "--output")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="explain what the figures mean for a job (default: of this machine's GPU); with "
         "--for, what 10%% more of each would change for that job",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_result(parser)
     _add_job(parser)
 
 
@@ -109,8 +110,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Look up and print; returns the exit code."""
+    output = given_output(options.output, options.job or ())
     if options.job:
-        return _compare(options)
+        return _compare(options, output)
     for name in ("samples", "price", "budget", "measured"):
         if getattr(options, name) is not None:
             raise UsageError(
@@ -121,11 +123,13 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.explain:
         found = tuple(dataclasses.replace(gpu, meaning=explained(gpu)) for gpu in found)
     result = GpusResult(found)
+    if output is not None:
+        result.save(output)
     print(result.to_json() if options.json else gpus_text(result))
     return 0
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace, output: Path | None) -> int:
     """A job on GPUs; exit code 1 where it fits none of them."""
     prices = _prices(options.price)
     if options.budget is not None and prices is None:
@@ -154,7 +158,10 @@ def _compare(options: argparse.Namespace) -> int:
         exact=bool(options.names),
         explain=options.explain,
     )
+    if output is not None:
+        result.save(output)
     print(result.to_json() if options.json else comparison_text(result))
+    name_report(output, json=options.json)
     return 0 if result.fits else 1
 
 

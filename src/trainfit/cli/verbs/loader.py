@@ -11,13 +11,12 @@ from trainfit.cli.common import (
     add_protection,
     add_result,
     duration,
-    name_report,
-    output_file,
     sandbox_request,
     seconds,
     split_command,
     whole_number,
 )
+from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
@@ -137,7 +136,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             f"--time-limit {options.time_limit:g} includes --probe-time {options.probe_time:g}: "
             "raise --time-limit or lower --probe-time"
         )
-    output = output_file(options.output) if options.output is not None else None
+    output = given_output(options.output)
     parsed = source(options, command)
     with shown_progress() as progress:
         tuned = tune_command(parsed, loading_options(options), progress)

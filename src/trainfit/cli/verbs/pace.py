@@ -13,10 +13,9 @@ from trainfit.cli.common import (
     UsageError,
     add_result,
     duration,
-    name_report,
     only_ascii,
-    output_file,
 )
+from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
@@ -93,7 +92,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     if options.undo:
         return _undo(options, command)
-    output = output_file(options.output) if options.output is not None else None
+    output = given_output(options.output)
     callee = _callee(options, command)
     name = options.target or " ".join(command)
     wanted = Options(options.hz, options.duration, not options.no_attribution, options.fix)

@@ -15,13 +15,12 @@ from trainfit.cli.common import (
     add_protection,
     add_simulation,
     chosen_device,
-    name_report,
-    output_file,
     sandbox_request,
     seconds,
     share,
     split_command,
 )
+from trainfit.cli.output import given_output, name_report
 from trainfit.cli.processor import processor, rented_cpu
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import add_explain, print_plan
@@ -148,7 +147,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     settings = dataclasses.replace(settings, rates=device.rates)
-    output = output_file(options.output) if options.output is not None else None
+    output = given_output(options.output)
 
     def keep(result: PlanResult) -> None:
         if output is not None:

@@ -13,14 +13,13 @@ from trainfit.cli.common import (
     add_protection,
     add_result,
     duration,
-    name_report,
     only_ascii,
-    output_file,
     sandbox_request,
     seconds,
     split_command,
     whole_number,
 )
+from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.loader import add_source, given_step, source, step_time
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
@@ -105,7 +104,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Rehearse and print; returns the exit code."""
-    output = output_file(options.output) if options.output is not None else None
+    output = given_output(options.output)
     compare = LoaderResult.load(options.compare) if options.compare is not None else None
     parsed = source(options, command, "rehearse")
     loading = LoadingOptions(

@@ -16,11 +16,11 @@ from trainfit.cli.common import (
     add_protection,
     add_simulation,
     chosen_device,
-    output_file,
     sandbox_request,
     split_command,
     whole_number,
 )
+from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.simulation import simulate_command

@@ -9,11 +9,13 @@ from typing import Any
 
 from trainfit.cli.common import (
     add_protection,
+    add_result,
     sandbox_request,
     seconds,
     share,
     whole_number,
 )
+from trainfit.cli.output import given_output
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.verify import ThisMachine, read_prediction, verify
@@ -66,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run on a simulated GPU instead, to test that the script can be measured",
     )
     add_protection(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_result(parser)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -76,6 +78,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Run, compare, print; returns the exit code."""
+    output = given_output(options.output, [options.result])
     prediction = read_prediction(options.result, recommended=options.recommended)
     stand_in = None
     if options.rehearse is not None:
@@ -90,5 +93,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             time_limit_s=options.time_limit,
             progress=progress,
         )
+    if output is not None:
+        result.save(output)
     print(result.to_json() if options.json else verification_text(result))
     return 0 if result.good else 1

@@ -14,12 +14,11 @@ from rich.console import Console
 
 from trainfit.cli.common import (
     UsageError,
-    name_report,
     only_ascii,
-    output_file,
     split_command,
 )
 from trainfit.cli.live_view import Terminal, attached, follow_lines
+from trainfit.cli.output import given_output, name_report
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
 from trainfit.cli.verbs.watched.verify_change import add_verify, verified
 from trainfit.plan.command.tunables import fill, placeholders
@@ -82,7 +81,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Watch, judge, print; returns the command's exit code (0 where a recorded run is read)."""
-    output = output_file(options.output) if options.output else None
+    output = given_output(options.output)
     given = [name for name in ("read", "attach") if getattr(options, name) is not None]
     if len(given) + bool(command) != 1:
         raise UsageError(

@@ -24,6 +24,7 @@ from trainfit.results.format import count, duration
 from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.verification import (
+    REHEARSED,
     Comparison,
     RealRunOutcome,
     RealRunRequest,
@@ -145,7 +146,7 @@ def verify(
         raise ScriptError(f"{command.name}: no memory of the GPU was used in its steps", output)
     notes = _notes(prediction, device, outcome, how)
     if gpu.stand_in is not None:
-        notes.insert(0, "a rehearsal on the simulated GPU: nothing was measured")
+        notes.insert(0, REHEARSED)
     ran = outcome.status != "out_of_memory"
     return Verification(
         file=str(prediction.file),

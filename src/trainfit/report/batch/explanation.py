@@ -9,7 +9,7 @@ from trainfit.report.batch.picture import goodput_picture, steps_picture
 from trainfit.results.batch.explanation import BatchExplanation, Claim
 from trainfit.results.batch.noise import Interval, samples_text
 from trainfit.results.format import count
-from trainfit.results.text import printable
+from trainfit.results.text import columns, printable
 
 _TOPIC: Final = 17
 #: Columns of a terminal.
@@ -53,12 +53,12 @@ def _claim(claim: Claim) -> list[str]:
     rest takes the lines of other claims."""
     source = "; ".join(each.partition(", ")[0] for each in claim.source.split("; "))
     words = f"{claim.text} [{source}]"
-    lines = _wrapped(printable(words), _WIDTH - _TOPIC - 2)
+    lines = _wrapped(printable(words), columns() - _TOPIC - 2)
     return [
         f"  {claim.topic if number == 0 else '':<{_TOPIC}}{line}"
         for number, line in enumerate(lines)
     ]
 
 
-def _wrapped(text: str, width: int = _WIDTH) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, width: int | None = None) -> list[str]:
+    return textwrap.wrap(text, width or columns(), break_long_words=False, break_on_hyphens=False)

@@ -10,7 +10,7 @@ from trainfit.results.format import GIB, three_digits
 from trainfit.results.machine.gpus import GpuFigures, GpusResult, MeaningLine
 from trainfit.results.text import printable, wrapped
 
-_NAME = 21
+_NAME = 18
 _DTYPE_COLUMNS = ("tfloat32", "bfloat16", "float16", "float8")
 
 
@@ -22,35 +22,35 @@ def gpus_text(result: GpusResult) -> str:
 
 
 def _table(gpus: Sequence[GpuFigures]) -> list[str]:
-    rates = "".join(f"{DTYPES[name]:>7}" for name in _DTYPE_COLUMNS)
-    head = f"{'GPU':<{_NAME}}{'architecture':<15}{'GiB':>7}{'GB/s':>7}{'fp32':>7}{rates}{'W':>7}"
+    rates = "".join(f"{DTYPES[name]:>6}" for name in _DTYPE_COLUMNS)
+    head = f"{'GPU':<{_NAME}}{'architecture':<15}{'GiB':>5}{'GB/s':>6}{'fp32':>6}{rates}{'W':>6}"
     return [head, *(_row(gpu) for gpu in gpus)]
 
 
 def _row(gpu: GpuFigures) -> str:
-    name = printable(gpu.key)
+    name = printable(gpu.key) + _mark(gpu)
     # A name that is too long for its column has a line of its own.
     start = f"{name:<{_NAME}}" if len(name) < _NAME else f"{name}\n{'':<{_NAME}}"
     generation = f"{gpu.architecture} {gpu.capability[0]}.{gpu.capability[1]}"
     cells = [
-        _cell(gpu, gpu.memory_bytes, "memory_bytes", GIB),
+        _cell(gpu, gpu.memory_bytes, "memory_bytes", GIB, 5),
         _cell(gpu, gpu.bandwidth_bytes_per_s, "bandwidth_bytes_per_s", 1e9),
         _cell(gpu, gpu.fp32_flop_per_s, "fp32_flop_per_s", 1e12),
         *(_tensor_cell(gpu, dtype) for dtype in _DTYPE_COLUMNS),
-        f"{gpu.power_w:>7g}" if gpu.power_w else f"{'?':>7}",
+        f"{gpu.power_w:>6g}" if gpu.power_w else f"{'?':>6}",
     ]
-    return f"{start}{generation:<15}{''.join(cells)}{_mark(gpu)}"
+    return f"{start}{generation:<15}{''.join(cells)}"
 
 
-def _cell(gpu: GpuFigures, value: float | None, field: str, unit: float) -> str:
+def _cell(gpu: GpuFigures, value: float | None, field: str, unit: float, columns: int = 6) -> str:
     if value is None:
-        return f"{'?':>7}"
-    return f"{('~' if is_assumed(gpu, field) else '') + three_digits(value / unit):>7}"
+        return f"{'?':>{columns}}"
+    return f"{('~' if is_assumed(gpu, field) else '') + three_digits(value / unit):>{columns}}"
 
 
 def _tensor_cell(gpu: GpuFigures, dtype: str) -> str:
     if dtype not in gpu.tensor_dtypes:
-        return f"{'-':>7}"
+        return f"{'-':>6}"
     rates = gpu.tensor_flop_per_s
     return _cell(gpu, None if rates is None else rates[dtype], "tensor_flop_per_s", 1e12)
 
@@ -58,7 +58,7 @@ def _tensor_cell(gpu: GpuFigures, dtype: str) -> str:
 def _mark(gpu: GpuFigures) -> str:
     marks = [("laptop", gpu.laptop), ("shared", gpu.shared_memory)]
     text = " ".join(word for word, holds in marks if holds)
-    return f" {text}" if text else ""
+    return f" ({text})" if text else ""
 
 
 def _legend(gpus: Sequence[GpuFigures]) -> list[str]:

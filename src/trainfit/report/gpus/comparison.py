@@ -10,12 +10,14 @@ from trainfit.report.steps.step import step_lines
 from trainfit.results.format import count, duration, percent, rate, size, times
 from trainfit.results.plan.gpu_comparison import Effect, GpuComparison, GpuEstimate
 from trainfit.results.plan.speed import KNEE
-from trainfit.results.text import printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
-_NAME: Final = 17
+_NAME: Final = 16
 #: From here on numbers are written with a letter, below that with an exponent.
 _LONG: Final = 100_000
 _SHORT: Final = 0.001
+#: Columns that are left out, in this order, where the screen is too narrow; --json has them.
+_LESS_NEEDED: Final = ("per W", "saturation", "largest")
 #: A change of the step's time that is smaller is none.
 _NOTHING: Final = 0.001
 
@@ -47,9 +49,9 @@ def _head(result: GpuComparison) -> list[str]:
 
 
 def _table(result: GpuComparison) -> list[str]:
-    columns = _columns(result)
-    head = f"{'GPU':<{_NAME}}" + "".join(f"{name:>{width}}" for name, width, _ in columns)
-    return [head, *(_row(estimate, columns) for estimate in result.gpus)]
+    shown = _fitting(_columns(result))
+    head = f"{'GPU':<{_NAME}}" + "".join(f"{name:>{width}}" for name, width, _ in shown)
+    return [head, *(_row(estimate, shown) for estimate in result.gpus)]
 
 
 def _columns(result: GpuComparison) -> list[_Column]:
@@ -62,7 +64,7 @@ def _columns(result: GpuComparison) -> list[_Column]:
         ("per W", 6, lambda estimate: _rate(estimate.samples_per_joule)),
     ]
     if result.samples is not None:
-        found.append(("the run", 12, lambda o: duration(o.run_s) if o.run_s else "-"))
+        found.append(("the run", 9, lambda o: duration(o.run_s) if o.run_s else "-"))
     if any(estimate.price_per_hour is not None for estimate in result.gpus):
         unit = printable(result.currency) or "unit"
         found.append((f"per {unit}", 5 + len(unit), lambda o: _rate(o.samples_per_unit)))
@@ -71,10 +73,18 @@ def _columns(result: GpuComparison) -> list[_Column]:
     return found
 
 
-def _row(estimate: GpuEstimate, columns: Sequence[_Column]) -> str:
+def _fitting(found: list[_Column]) -> list[_Column]:
+    """As many columns as the screen has room for; the legend explains those that are there."""
+    for name in _LESS_NEEDED:
+        if _NAME + sum(width for _, width, _ in found) > columns():
+            found = [each for each in found if each[0] != name]
+    return found
+
+
+def _row(estimate: GpuEstimate, shown: Sequence[_Column]) -> str:
     name = printable(estimate.gpu)
     start = f"{name:<{_NAME}}" if len(name) < _NAME else f"{name}\n{'':<{_NAME}}"
-    return start + "".join(f"{cell(estimate):>{width}}" for _, width, cell in columns)
+    return start + "".join(f"{cell(estimate):>{width}}" for _, width, cell in shown)
 
 
 def _largest(estimate: GpuEstimate) -> str:

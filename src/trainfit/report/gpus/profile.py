@@ -54,7 +54,7 @@ def _memory(profile: Profile) -> str:
     ]
     rows += [("cuBLAS workspace (allocated)", memory.cublas_workspace)]
     lines = [_row(title, figure) for title, figure in rows if figure is not None]
-    lines += [f"  {_LIBRARY_TITLES[n]:<30}{'in the context':>16}" for n in memory.included]
+    lines += [f"  {_LIBRARY_TITLES[n]:<28}{'in the context':>16}" for n in memory.included]
     return "\n".join(["Device memory", *lines])
 
 
@@ -75,8 +75,10 @@ def _rates(profile: Profile) -> str:
 
 def _row(title: str, figure: Figure) -> str:
     value, low, high = (_amount(x, figure.unit) for x in (figure.value, figure.low, figure.high))
-    between = f"   {low} to {high}" if low != high else ""
-    return f"  {printable(title):<34}{value:>14}   {figure.basis}{between}"
+    number, _, unit = low.partition(" ")
+    low = number if high.endswith(f" {unit}") else low
+    between = f" {low} to {high}" if figure.low != figure.high else ""
+    return f"  {printable(title):<31}{value:>13}  {figure.basis:<9}{between}".rstrip()
 
 
 def _amount(value: float, unit: str) -> str:
@@ -96,8 +98,8 @@ def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> str:
         where = f"{samples}x{inputs}x{height}x{width} to {outputs}, {kernel}x{kernel}"
         model = "?" if each.modelled_bytes is None else size(each.modelled_bytes)
         lines.append(
-            f"  {where:<30} {printable(each.dtype):<9} {layout:<14}{each.direction:<9}"
-            f"{size(each.measured_bytes):>10} {model:>10}"
+            f"  {where:<27} {printable(each.dtype):<9}{layout:<14}{each.direction:<9}"
+            f"{size(each.measured_bytes):>9}{model:>9}"
         )
     if not lines:
         return ""

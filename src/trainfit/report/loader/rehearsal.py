@@ -11,13 +11,12 @@ from trainfit.results.format import count, duration, percent, rate
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.rehearsal import Cause, Dip, Rehearsal, Timeline
 from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.text import WIDTH, printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _EIGHTHS_ASCII: Final = " ...::###"
 _ROWS: Final = 4
 _MARGIN: Final = "  {:>4} "
-_COLUMNS: Final = WIDTH - len(_MARGIN.format("")) - 2
 #: Columns of one window at most.
 _WIDEST: Final = 4
 #: Columns from one tick of the axis to the next at least (as long as its label), and ticks.
@@ -41,6 +40,11 @@ CAUSES: Final[dict[Cause, tuple[str, str]]] = {
     "transfer": (" ", "transfer"),
     "end": ("X", "after the end"),
 }
+
+
+def _room() -> int:
+    """Columns of the picture."""
+    return columns() - len(_MARGIN.format("")) - 2
 
 
 def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
@@ -114,7 +118,7 @@ def _curve(result: Rehearsal, ascii_only: bool) -> str:
 def _columns(timeline: Timeline, total_s: float) -> tuple[list[float], float]:
     """Mean utilization of each column, and a column's seconds: several windows, or a part."""
     shares, window = timeline.busy_shares, timeline.window_s
-    each = -(-len(shares) // _COLUMNS)
+    each = -(-len(shares) // _room())
     heights = []
     for at in range(0, len(shares), each):
         lengths = [
@@ -122,7 +126,7 @@ def _columns(timeline: Timeline, total_s: float) -> tuple[list[float], float]:
         ]
         busy = sum(s * max(0.0, n) for s, n in zip(shares[at : at + each], lengths, strict=True))
         heights.append(busy / sum(lengths) if sum(lengths) > 0 else 0.0)
-    wide = max(1, min(_WIDEST, _COLUMNS // len(heights)))
+    wide = max(1, min(_WIDEST, _room() // len(heights)))
     return [height for height in heights for _ in range(wide)], each * window / wide
 
 
@@ -150,7 +154,7 @@ def _axis(columns: int, column_s: float, ascii_only: bool) -> str:
         label = f"{number * every:g} s"
         if at < columns:
             drawn[at] = tick
-            if at + len(label) <= _COLUMNS:
+            if at + len(label) <= _room():
                 labels = labels.ljust(at) + label
     margin = _MARGIN.format("0%")
     return f"{margin}{corner}{''.join(drawn)}\n{_MARGIN.format('')} {labels}"
@@ -232,8 +236,12 @@ def _rates(result: Rehearsal) -> str:
     samples = f", {rate(rates.samples_per_s)} samples/s" if rates.samples_per_s else ""
     lines = [
         f"Rates ({after})",
-        f"  {rate(rates.batches_per_s)} of at most {rate(1 / result.step_s)} batches/s"
-        f"{samples}; {percent(rates.waiting_share)} of the time waiting for batches",
+        wrapped(
+            f"{rate(rates.batches_per_s)} of at most {rate(1 / result.step_s)} batches/s"
+            f"{samples}; {percent(rates.waiting_share)} of the time waiting for batches",
+            "  ",
+            "    ",
+        ),
     ]
     if result.predicted is not None:
         lines.append(

@@ -48,8 +48,8 @@ def best_rate(result: LoaderResult, settings: LoaderSettings) -> tuple[float, st
 
 
 _HEAD = (
-    f"  {'':<12} {'workers':>7} {'prefetch':>8} {'pin':>4} {'persist':>7} {'in order':>8}"
-    f" {'predicted':>10} {'measured':>10}  GPU waits"
+    f"  {'':<11} {'workers':>7} {'prefetch':>8} {'pin':>4} {'persist':>7} {'order':>5}"
+    f" {'predicted':>9} {'measured':>9}  GPU waits"
 )
 
 
@@ -82,8 +82,8 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     persist = switch(settings.persistent_workers) if workers else "-"
     order = switch(settings.in_order) if workers else "-"
     row = (
-        f"  {name:<12} {workers:>7} {prefetch:>8} {switch(settings.pin_memory):>4} {persist:>7}"
-        f" {order:>8} {rate(predicted):>10} {measured:>10}  {_waiting(result, candidate, run)}"
+        f"  {name:<11} {workers:>7} {prefetch:>8} {switch(settings.pin_memory):>4} {persist:>7}"
+        f" {order:>5} {rate(predicted):>9} {measured:>9}  {_waiting(result, candidate, run)}"
     ).rstrip()
     extra = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
     if disturbed:
@@ -92,7 +92,8 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
         extra.append(f"{settings.worker_threads} threads a worker")
     if settings.library_threads is not None:
         extra.append(library_words(settings.library_threads))
-    return row + (f"\n{'':<15}({', '.join(extra)})" if extra else "")
+    indent = " " * 15
+    return "\n".join([row, wrapped(f"({', '.join(extra)})", indent, indent)]) if extra else row
 
 
 def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:

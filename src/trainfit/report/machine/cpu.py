@@ -12,7 +12,7 @@ from trainfit.results.files.facts import Fact
 from trainfit.results.format import duration
 from trainfit.results.machine.doctor import Check, DoctorResult
 from trainfit.results.machine.machine import Cpu, IdleState
-from trainfit.results.text import WIDTH, printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
 #: The checks whose verdicts stand below the tables.
 CHECKS: Final = ("cores", "threads", "frequency", "idle")
@@ -141,10 +141,10 @@ def _verdict(check: Check) -> str:
 
 
 def _more() -> str:
-    return f"trainfit doctor --only {','.join(CHECKS)} has the evidence and what to do"
+    return f"trainfit doctor --only {','.join(CHECKS)} has evidence and fixes"
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
     """Each on one line of the screen."""
     shown = [printable(line) for line in lines]
-    return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in shown]
+    return [line if len(line) <= columns() else line[: columns() - 1] + "…" for line in shown]

@@ -19,14 +19,14 @@ from trainfit.results.machine.pace import (
     RateSummary,
     Unmeasured,
 )
-from trainfit.results.text import printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
 _EIGHTHS: Final = "▁▂▃▄▅▆▇█"
 _EIGHTHS_ASCII: Final = ".:-=+*#@"
 #: Cells of a strip, rows of a histogram and cells of its longest bar.
 _STRIP: Final = 64
 _ROWS: Final = 8
-_BAR: Final = 48
+_BAR: Final = 36
 _INDENT: Final = " " * 4
 #: A median above that back to back by less than this share is as fast.
 _NOTHING: Final = 0.05
@@ -96,9 +96,9 @@ def _table(result: PaceResult) -> str:
     ]
     if not rows:
         return "\n".join(missing)
-    head = f"{'':<14}{'calls':>6}{'p50':>9}{'p95':>9}{'p99':>9}{'max':>9}"
-    head += f"{'÷ back to back':>24}{'missed':>8}{'late p99':>10}"
-    lines = [head]
+    head = f"{'':<15}{'calls':>5}{'p50':>8}{'p95':>8}{'p99':>8}{'max':>8}"
+    head += f"{'÷ back to back':>17}{'missed':>7}{'late p99':>10}"
+    lines = [head if columns() >= len(head) else head.removesuffix(f"{'late p99':>10}")]
     lines += [_row(row) for row in rows]
     lines += missing
     pops = [row for row in result.rates if row.pops is not None]
@@ -133,13 +133,14 @@ def _row(row: RateSummary) -> str:
     name = "back to back" if row.hz is None else f"{row.hz:g} Hz"
     against = ""
     if row.ratio is not None:
-        mark = " SLOWER" if row.is_slower else ""
-        against = f"{row.ratio.value:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f}){mark}"
+        name += " SLOWER" if row.is_slower else ""
+        against = f"{row.ratio.value:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
     missed = "" if row.hz is None else percent(row.missed_share)
     late = "" if row.late is None else duration(row.late.p99)
-    times = "".join(f"{duration(t):>9}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
-    line = f"{name:<14}{calls.count:>6}{times}{against:>24}{missed:>8}{late:>10}"
-    return line.rstrip()
+    times = "".join(f"{duration(t):>8}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
+    line = f"{name:<15}{calls.count:>5}{times}{against:>17}{missed:>7}"
+    whole = f"{line}{late:>10}"
+    return (whole if len(whole) <= columns() else line).rstrip()
 
 
 def _strips(result: PaceResult, ascii_only: bool) -> str:
@@ -227,7 +228,7 @@ def _attribution(found: Attribution) -> str:
     low, high = duration(max(0.0, excess.low)), duration(excess.high)
     lines = [
         f"Why a call at {found.hz:g} Hz needs {duration(excess.value)} more ({low} to {high})",
-        f"  {'':<26}{'call':>9}{'CPU':>9}{'GPU':>9}{'core speed':>12}{'recovers':>22}",
+        f"  {'':<24}{'call':>8}{'CPU':>8}{'GPU':>8}{'core speed':>11}{'recovers':>19}",
     ]
     lines += [_effect(effect) for effect in found.arms]
     for finding in found.findings:
@@ -246,13 +247,13 @@ def _attribution(found: Attribution) -> str:
 def _effect(effect: ArmEffect) -> str:
     name = ARMS[effect.arm]
     if effect.why_not:
-        return wrapped(printable(effect.why_not), f"  {name:<26}not tried: ", _INDENT)
+        return wrapped(printable(effect.why_not), f"  {name:<24}not tried: ", _INDENT)
     device = "" if effect.device_s is None else duration(effect.device_s)
     speed = "" if effect.speed is None else percent(effect.speed)
     away = "" if effect.recovered is None else _interval(effect.recovered)
     wall = "" if effect.wall_s is None else duration(effect.wall_s)
     cpu = "" if effect.cpu_s is None else duration(effect.cpu_s)
-    return f"  {name:<26}{wall:>9}{cpu:>9}{device:>9}{speed:>12}{away:>22}".rstrip()
+    return f"  {name:<24}{wall:>8}{cpu:>8}{device:>8}{speed:>11}{away:>19}".rstrip()
 
 
 def _interval(found: Estimate) -> str:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from trainfit.results.format import count
 from trainfit.results.machine.doctor import Finding, ScriptReport
-from trainfit.results.text import WIDTH, printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
 _INDENT = " " * 4
 
@@ -37,8 +37,8 @@ def script_text(report: ScriptReport) -> str:
 def _finding(finding: Finding) -> list[str]:
     place = f"{printable(finding.file)}:{finding.line}:{finding.column}"
     source = printable(finding.source.expandtabs(4).strip())
-    if len(source) > WIDTH - 6:
-        source = source[: WIDTH - 8] + " …"
+    if len(source) > columns() - 6:
+        source = source[: columns() - 8] + " …"
     return [
         f"  {place} {printable(finding.rule)}",
         _INDENT + "| " + source,

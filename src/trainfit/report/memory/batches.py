@@ -44,7 +44,7 @@ def batches_section(report: MemoryReport) -> str:
 def _missing(report: MemoryReport) -> list[str]:
     if report.second_run:
         return [
-            "  needs a second recording: record the script at a second batch size and give both:",
+            "  needs a second recording: record another batch size and give both:",
             f"    {printable(report.second_run)}",
             f"    trainfit memory {printable(report.file)} {_file_of(report.second_run)}",
         ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainfit.results.format import size
 from trainfit.results.memory.by_hand import Cause, HandReport, HandRow
-from trainfit.results.text import WIDTH, printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
 #: Lines of the whole screen.
 _LINES = 25
@@ -127,7 +127,7 @@ def _numbers(row: HandRow, why: str) -> str:
     line = _row(
         row.name, hand, size(row.simulated_bytes), size(row.difference_bytes, signed=True), why
     )
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+    return line if len(line) <= columns() else line[: columns() - 1] + "…"
 
 
 def _labels(report: HandReport, row: str) -> str:
@@ -218,4 +218,4 @@ def _text(report: HandReport, cause: Cause) -> str:
 
 
 def _row(name: str, hand: str, simulated: str, difference: str, why: str) -> str:
-    return f"  {name:<31}{hand:>19}{simulated:>11}{difference:>11}  {why}".rstrip()
+    return f"  {name:<26}{hand:>17}{simulated:>11}{difference:>11}  {why}".rstrip()

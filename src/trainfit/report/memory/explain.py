@@ -52,11 +52,12 @@ def explain_text(report: MemoryReport) -> str:
 
 def _title(report: MemoryReport) -> str:
     batch = "unknown" if report.batch_size is None else str(report.batch_size)
-    return (
+    text = (
         f"{printable(report.file)}: {printable(report.gpu)}, {size(report.gpu_memory_bytes)} "
         f"(batch size {batch}, {count(report.pattern.steps, 'optimizer step')}, "
         f"torch {printable(report.torch)})"
     )
+    return wrapped(text, "", "  ")
 
 
 def _when(moment: Moment) -> str:
@@ -125,15 +126,19 @@ def _optimizers(report: MemoryReport) -> str:
         return ""
     trained = table.trained_bytes
     lines = [
-        f"Parameters by optimizer: each simulated on the {size(trained)} of parameters that "
-        "this script trains",
-        f"  {'':<26}{'with gradients and state':>26}{'at the peak of its step':>32}",
+        wrapped(
+            f"Parameters by optimizer: each simulated on the {size(trained)} of parameters that "
+            "this script trains",
+            "",
+            "  ",
+        ),
+        f"  {'':<25}{'with gradients and state':>25}{'at the peak of its step':>28}",
     ]
     lines += [_optimizer_row(row, trained) for row in table.rows]
     present = table.present or "its optimizer"
     lines.append(
-        f"  {'this script, ' + printable(present):<26}"
-        f"{times(table.present_bytes / trained):>12}{size(table.present_bytes):>14}"
+        f"  {'this script, ' + printable(present):<25}"
+        f"{times(table.present_bytes / trained):>12}{size(table.present_bytes):>13}"
     )
     if table.frozen_bytes:
         lines.append(f"  {size(table.frozen_bytes)} of frozen parameters come on top of each")
@@ -142,11 +147,11 @@ def _optimizers(report: MemoryReport) -> str:
 
 def _optimizer_row(row: OptimizerUse, trained: int) -> str:
     if row.between_steps_bytes is None or row.peak_bytes is None:
-        return wrapped(f"cannot tell: {printable(row.reason)}", f"  {row.name:<26}", " " * 28)
+        return wrapped(f"cannot tell: {printable(row.reason)}", f"  {row.name:<25}", " " * 27)
     return (
-        f"  {row.name:<26}{times(row.between_steps_bytes / trained):>12}"
-        f"{size(row.between_steps_bytes):>14}"
-        f"{times(row.peak_bytes / trained):>18}{size(row.peak_bytes):>14}"
+        f"  {row.name:<25}{times(row.between_steps_bytes / trained):>12}"
+        f"{size(row.between_steps_bytes):>13}"
+        f"{times(row.peak_bytes / trained):>15}{size(row.peak_bytes):>13}"
     )
 
 
@@ -156,12 +161,17 @@ def _fragmentation(report: MemoryReport) -> str:
     of = share(state.inactive_split_bytes, state.reserved_bytes)
     lines = [
         "Fragmentation at the peak",
-        f"  reserved / allocated  {ratio:.3f}   {size(state.reserved_bytes)} / "
-        f"{size(state.allocated_bytes)}; most reserved in the run: "
-        f"{size(state.peak_reserved_bytes)}",
-        f"  free within segments  {size(state.inactive_split_bytes)} ({of} of reserved) in "
-        f"{count(state.segments, 'segment')}; largest free block "
-        f"{size(state.largest_free_block_bytes)}",
+        _figure(
+            "reserved / allocated",
+            f"{ratio:.3f}   {size(state.reserved_bytes)} / {size(state.allocated_bytes)}; most "
+            f"reserved in the run: {size(state.peak_reserved_bytes)}",
+        ),
+        _figure(
+            "free within segments",
+            f"{size(state.inactive_split_bytes)} ({of} of reserved) in "
+            f"{count(state.segments, 'segment')}; largest free block "
+            f"{size(state.largest_free_block_bytes)}",
+        ),
         f"  {'allocator setting, simulated':<36}{'reserved':>11}{'change':>12}   at this GPU",
     ]
     lines += [_setting_row(each, settings[0]) for each in settings]
@@ -171,6 +181,10 @@ def _fragmentation(report: MemoryReport) -> str:
     else:
         lines.append(wrapped(f"set {printable(best.environment)}", "  ", "    "))
     return "\n".join(lines)
+
+
+def _figure(label: str, text: str) -> str:
+    return wrapped(text, f"  {label}  ", " " * (len(label) + 4))
 
 
 def _setting_row(each: SettingOutcome, present: SettingOutcome) -> str:

@@ -54,7 +54,8 @@ def recording_text(summary: RecordingSummary) -> str:
                 summary.assumptions,
             )
         ),
-        f"Recording: {printable(summary.file)} (show it with `trainfit show`)",
+        f"Recording: {printable(summary.file)}\n"
+        "  (show it with `trainfit show`, open it with `trainfit report`)",
     ]
     return "\n\n".join(part for part in parts if part)
 

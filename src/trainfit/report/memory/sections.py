@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainfit.results.format import count, percent, share, size
 from trainfit.results.memory.figures import RANGE_COVERAGE, RANGE_EXCEEDED, MemoryFigures
-from trainfit.results.text import WIDTH, printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
 #: Modules that are listed by name, and the share of the peak from which they are.
 _MODULES = 12
@@ -38,7 +38,7 @@ def memory_section(title: str, memory: MemoryFigures) -> str:
     context = f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)}"
     basis = f"({context_basis(memory)}{between})"
     # Where the line is too long the brackets get one of their own.
-    gap = " " if _INDENT + len(context) + 1 + len(basis) <= WIDTH else "\n" + " " * _INDENT
+    gap = " " if _INDENT + len(context) + 1 + len(basis) <= columns() else "\n" + " " * _INDENT
     rows = [
         ("allocated", memory.allocated_bytes, "torch.cuda.max_memory_allocated()"),
         ("reserved", memory.reserved_bytes, "torch.cuda.max_memory_reserved()"),

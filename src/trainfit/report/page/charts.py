@@ -26,7 +26,7 @@ LIGHT: Final[Mapping[str, str]] = {
     "--c8": "#a5804f",
     "--good": "#177a4c",
     "--bad": "#c22f3d",
-    "--warn": "#a86200",
+    "--warn": "#935500",
     "--text": "#1b2330",
     "--muted": "#5a6576",
     "--grid": "#e4e8ee",

@@ -8,7 +8,18 @@ from typing import Any, Final
 
 from trainfit.report.gpus.catalogue import gpus_text
 from trainfit.report.gpus.profile import profile_text
-from trainfit.report.page.blocks import Entry, Headline, Output, Page, Section, Subject, section
+from trainfit.report.page.blocks import (
+    Entry,
+    Headline,
+    Output,
+    Page,
+    Section,
+    Subject,
+    Table,
+    section,
+)
+from trainfit.report.page.blocks import table as table_of
+from trainfit.report.page.notes import notes_section
 from trainfit.report.page.subjects.command import (
     command_sections,
     plan_headline,
@@ -37,12 +48,11 @@ from trainfit.report.page.subjects.memory import (
     recording_headline,
     recording_memory,
 )
-from trainfit.report.page.subjects.notes import notes_section
 from trainfit.report.page.subjects.pace import pace_headline, pace_sections
+from trainfit.report.page.subjects.prediction import prediction_headline, prediction_sections
 from trainfit.report.page.subjects.rehearsal import rehearsal_headline, rehearsal_sections
 from trainfit.report.page.subjects.speed import of_work, speed_sections
 from trainfit.report.page.subjects.watch import watch_headline, watch_sections
-from trainfit.report.plan.verification import verification_text
 from trainfit.results.batch.explanation import BatchExplanation
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.files.documents import ResultFile
@@ -78,12 +88,46 @@ def page_of(entries: Sequence[Entry]) -> Page:
     return Page(
         title=first.subject or first.kind,
         headlines=tuple(subject.headline for subject in subjects),
-        sections=(*sections, *machine_sections(results), *notes_section(results)),
+        sections=(
+            *_side_by_side(ranked, subjects),
+            *sections,
+            *machine_sections(results),
+            *notes_section(results),
+        ),
         sources=tuple(
             (entry.name, subject.headline.kind)
             for entry, subject in zip(ranked, subjects, strict=True)
         ),
         version=__version__,
+    )
+
+
+def _side_by_side(entries: Sequence[Entry], subjects: Sequence[Subject]) -> list[Section]:
+    """The figures of several results of a kind in one table, a column a result."""
+    kinds: dict[str, list[tuple[str, Headline]]] = {}
+    for entry, subject in zip(entries, subjects, strict=True):
+        kinds.setdefault(subject.headline.kind, []).append((entry.name, subject.headline))
+    tables = [_figures_of(kind, heads) for kind, heads in kinds.items() if len(heads) > 1]
+    return section("Side by side", *tables)
+
+
+def _figures_of(kind: str, heads: Sequence[tuple[str, Headline]]) -> Table | None:
+    cells = [
+        {
+            "command": head.subject,
+            "answer": head.text,
+            **{
+                tile.label: f"{tile.value} ({tile.detail})" if tile.detail else tile.value
+                for tile in head.tiles
+            },
+        }
+        for _, head in heads
+    ]
+    labels = dict.fromkeys(label for each in cells for label in each)
+    return table_of(
+        (kind, *(name for name, _ in heads)),
+        [(label, *(each.get(label, "-") or "-" for each in cells)) for label in labels],
+        f"{kind}: {len(heads)} results",
     )
 
 
@@ -177,7 +221,7 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     BatchExplanation: _both(trade_headline, trade_sections),
     NoiseResult: _both(noise_headline, noise_sections),
     DoctorResult: _both(doctor_headline, doctor_sections),
-    PlanVerification: _text("Prediction and real run", verification_text),
+    PlanVerification: _both(prediction_headline, prediction_sections),
     GpusResult: _text("GPUs", gpus_text),
     Profile: _text("Calibration profile", profile_text),
 }

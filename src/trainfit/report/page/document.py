@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -24,9 +25,8 @@ from trainfit.report.page.blocks import Chart, Page
 from trainfit.report.page.charts import standalone
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
+from trainfit.version import __version__
 
-#: Says in each page who made it.
-GENERATOR: Final = '<meta name="generator" content="trainfit'
 _NEEDED: Final = "pip install 'trainfit[report]'"
 #: The end of a sentence, which is not that of a number or of an abbreviation before a figure.
 _SENTENCE: Final = re.compile(r"(?<=[.!?]) (?=[A-Z])")
@@ -58,6 +58,7 @@ def html(page: Page) -> str:
         numbers=_Places(charts),
         kind_of=lambda block: type(block).__name__,
         sentences=_sentences,
+        together=_together,
     )
 
 
@@ -79,7 +80,8 @@ def svg(chart: Chart) -> str:
     is_vega = "vega-lite" not in spec["$schema"]
     draw = vl_convert.vega_to_svg if is_vega else vl_convert.vegalite_to_svg
     drawn: str = draw(json.dumps(spec))
-    return drawn
+    # Says who made it, as the page's generator does: such a file may be replaced.
+    return drawn.replace(">", f"><!-- trainfit {__version__} -->", 1)
 
 
 class _Places:
@@ -107,6 +109,14 @@ def _sentences(text: str) -> tuple[str, str]:
     """The first sentence, and the others."""
     parts = _SENTENCE.split(text, 1)
     return parts[0], parts[1] if len(parts) > 1 else ""
+
+
+def _together(rows: tuple[tuple[str, str], ...]) -> list[tuple[str, list[str]]]:
+    """Texts in a row that have one label."""
+    return [
+        (label, [text for _, text in group])
+        for label, group in itertools.groupby((row for row in rows if row[1]), lambda row: row[0])
+    ]
 
 
 def _policy(*scripts: str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 
-from trainfit.results.text import WIDTH, printable
+from trainfit.results.text import columns, printable
 
 #: A word of a bash command line, quotes and all.
 _WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 
 
-def launch_lines(launch: str, indent: int = 2, width: int = WIDTH) -> str:
+def launch_lines(launch: str, indent: int = 2, width: int | None = None) -> str:
     """The launch command, indented and broken between options; bash reads it as one line."""
+    width = width or columns()
     lines: list[str] = []
     for group in _option_groups(_WORD.findall(launch)):
         if lines and len(lines[-1]) + 1 + len(group) <= width - 2:

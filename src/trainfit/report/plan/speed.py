@@ -104,7 +104,7 @@ def _curve(speed: Speed) -> list[str]:
     for step in shown:
         mark = ""
         if step.batch_size == speed.knee:
-            mark = f"; saturation: {percent(KNEE)} of the best throughput"
+            mark = f"; {percent(KNEE)} of the best: saturation"
         figures = f"{duration(step.seconds):>12}{rate(step.samples_per_s or 0):>12}"
         lines.append(f"  {step.batch_size:>10}{figures}   {step.bound}{mark}")
     return lines

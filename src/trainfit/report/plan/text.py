@@ -249,10 +249,11 @@ def _amp_section(result: PlanResult) -> str:
         at_most = "" if largest is None else f", largest batch size {largest}"
         step = configuration.step_s
         step_words = "" if step is None else f", a step {duration(step)} (predicted)"
-        lines.append(
-            f"  {printable(configuration.amp):<10} allocated {size(memory.allocated_bytes)}, "
-            f"reserved {size(memory.reserved_bytes)}{at_most}{step_words}"
+        text = (
+            f"allocated {size(memory.allocated_bytes)}, reserved {size(memory.reserved_bytes)}"
+            f"{at_most}{step_words}"
         )
+        lines.append(wrapped(text, f"  {printable(configuration.amp):<10} ", " " * 13))
     if choice is not None:
         reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason)
         said = (*filter(None, reasons), *map(_hazard, choice.told_hazards))

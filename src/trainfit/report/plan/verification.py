@@ -10,7 +10,7 @@ from trainfit.results.format import count, size
 from trainfit.results.plan.verification import Comparison, Verification
 from trainfit.results.text import printable
 
-_VERDICTS = {True: "within", False: "OUTSIDE", None: "not known"}
+VERDICTS = {True: "within", False: "OUTSIDE", None: "not known"}
 
 
 def verification_text(result: Verification) -> str:
@@ -22,7 +22,7 @@ def verification_text(result: Verification) -> str:
         _table(result),
         _steps(result),
         notes_section(plain([*result.notes, *protection_notes(result.protection)])),
-        _verdict(result),
+        verdict_text(result),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -30,22 +30,27 @@ def verification_text(result: Verification) -> str:
 def _table(result: Verification) -> str:
     if not result.compared:
         return ""
-    head = f"  {'':<10}{'predicted':>11}{'measured':>11}{'difference':>20}   stated range"
+    head = f"  {'':<10}{'predicted':>11}{'measured':>11}{'difference':>20}  stated range"
     rows = [_row(name, each) for name, each in result.compared.items()]
     return "\n".join(["Memory", head, *rows])
 
 
 def _row(name: str, each: Comparison) -> str:
-    difference = ""
-    if each.measured_bytes is not None:
-        nbytes = each.measured_bytes - each.predicted_bytes
-        share = f" ({100 * nbytes / each.predicted_bytes:+.1f}%)" if each.predicted_bytes else ""
-        difference = f"{'+' if nbytes > 0 else ''}{size(nbytes)}{share}"
+    difference = difference_text(each)
     measured = "?" if each.measured_bytes is None else size(each.measured_bytes)
     return (
-        f"  {name:<10}{size(each.predicted_bytes):>11}{measured:>11}{difference:>20}   "
-        f"{size(each.low_bytes)} to {size(each.high_bytes)}: {_VERDICTS[each.within]}"
+        f"  {name:<10}{size(each.predicted_bytes):>11}{measured:>11}{difference:>20}  "
+        f"{size(each.low_bytes)} to {size(each.high_bytes)}: {VERDICTS[each.within]}"
     )
+
+
+def difference_text(each: Comparison) -> str:
+    """What was measured more, in bytes and as a share of the prediction."""
+    if each.measured_bytes is None:
+        return ""
+    nbytes = each.measured_bytes - each.predicted_bytes
+    share = f" ({100 * nbytes / each.predicted_bytes:+.1f}%)" if each.predicted_bytes else ""
+    return f"{'+' if nbytes > 0 else ''}{size(nbytes)}{share}"
 
 
 def _steps(result: Verification) -> str:
@@ -59,7 +64,8 @@ def _steps(result: Verification) -> str:
     )
 
 
-def _verdict(result: Verification) -> str:
+def verdict_text(result: Verification) -> str:
+    """Whether it came as predicted, in one line."""
     if result.fits_predicted and not result.fits_measured:
         return "WRONG: predicted to fit, but ran out of GPU memory"
     if result.fits_measured and not result.fits_predicted:

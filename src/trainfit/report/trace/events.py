@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from trainfit.version import __version__
+
 Event = dict[str, Any]
 _US: Final = 1e6
 
@@ -53,9 +55,10 @@ class Trace:
     def to_json(self, about: Mapping[str, str]) -> str:
         """The document; ``about`` is kept in it."""
         document = {
-            "traceEvents": [*self._names(), *self._events],
+            # First, so that the head of the file says who made it: such a file may be replaced.
+            "otherData": {"generator": f"trainfit {__version__}", **about},
             "displayTimeUnit": "ms",
-            "otherData": dict(about),
+            "traceEvents": [*self._names(), *self._events],
         }
         return json.dumps(document, allow_nan=False)
 

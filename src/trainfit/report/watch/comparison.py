@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.report.plan.screen import Line, Style
+from trainfit.report.plan.screen import COLUMNS, Line, Style
 from trainfit.report.watch.words import PHASES
 from trainfit.results.format import duration, percent, rate, size
 from trainfit.results.text import printable, wrapped
@@ -15,26 +15,35 @@ _STYLES: Final[dict[str, Style]] = {"faster": "good", "slower": "bad"}
 _SHOWN: Final = 0.01
 
 
-def comparison_screen(result: Comparison, columns: int = 100) -> list[Line]:
+def comparison_screen(result: Comparison, columns: int = COLUMNS) -> list[Line]:
     """The whole comparison."""
-    lines = [Line(answer_text(result), _STYLES.get(result.verdict, "title"))]
+    lines = _wrapped(answer_text(result), _STYLES.get(result.verdict, "title"), columns)
     lines.append(Line(f"A: {_side(result, 'before')}", "quiet"))
     lines.append(Line(f"B: {_side(result, 'after')}", "quiet"))
     lines.append(Line("Differs:" if result.differences else "Nothing of the set-up differs."))
     for each in result.differences:
         lines += _wrapped(_difference(each), "plain", columns, "  ")
-    lines += change_lines(result.changes)
+    lines += change_lines(result.changes, columns)
     for note in result.notes:
         lines += _wrapped(f"note: {printable(note)}", "quiet", columns)
     return lines
 
 
-def change_lines(changes: tuple[Change, ...]) -> list[Line]:
+def change_lines(changes: tuple[Change, ...], columns: int) -> list[Line]:
     """A line a measure: before, after, the effect with its interval, and the verdict."""
+    shown = notable(changes)
+    width = max((len(name_of(each)) for each in shown), default=0)
+    lines: list[Line] = []
+    for each in shown:
+        made = wrapped(_change(each), f"  {name_of(each):<{width}}  ", " " * (width + 4), columns)
+        lines += map(Line, made.splitlines())
+    return lines
+
+
+def notable(changes: tuple[Change, ...]) -> list[Change]:
+    """Without phases that are no part of a step worth a line, before or after."""
     whole = changes[0].before if changes else None
-    shown = [each for each in changes if _matters(each, whole)]
-    width = max((len(_name(each)) for each in shown), default=0)
-    return [Line(f"  {_name(each):<{width}}  {_change(each)}") for each in shown]
+    return [each for each in changes if _matters(each, whole)]
 
 
 def effect_text(change: Change) -> str:
@@ -75,7 +84,8 @@ def _matters(change: Change, whole: float | None) -> bool:
     return max(change.before or 0.0, change.after or 0.0) >= _SHOWN * whole
 
 
-def _name(change: Change) -> str:
+def name_of(change: Change) -> str:
+    """The measure in words."""
     return PHASES.get(change.what, change.what)
 
 

@@ -23,7 +23,7 @@ def watch_screen(result: WatchResult, columns: int = COLUMNS, *, whole: bool = F
     """At most 25 lines; with ``whole`` every finding, what could not be told, and notes."""
     columns = max(52, min(columns, 100))
     found = result.findings if whole else result.findings[:_FINDINGS]
-    lines = [Line(answer(result), _style(result))]
+    lines = _wrapped(answer(result), _style(result), columns)
     lines += [Line(text) for text in _context(result)]
     lines += [Line(text, "quiet") for text in _phases(result)]
     if result.steps and not result.findings:

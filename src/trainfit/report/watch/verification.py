@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.report.plan.screen import Line, Style
+from trainfit.report.plan.screen import COLUMNS, Line, Style
 from trainfit.report.watch.comparison import change_lines
 from trainfit.results.format import percent
 from trainfit.results.text import printable, wrapped
@@ -14,7 +14,7 @@ from trainfit.results.watch.verification import Verification
 _STYLES: Final[dict[str, Style]] = {"proven": "good", "worse": "bad"}
 
 
-def verification_screen(result: Verification, columns: int = 100) -> list[Line]:
+def verification_screen(result: Verification, columns: int = COLUMNS) -> list[Line]:
     """The verdict, what was measured, and the command with the change."""
     lines = _wrapped(answer_text(result), _STYLES.get(result.verdict, "title"), columns)
     if result.title:
@@ -22,7 +22,7 @@ def verification_screen(result: Verification, columns: int = 100) -> list[Line]:
     if result.comparison is not None:
         before, after = result.comparison.before.steps, result.comparison.after.steps
         lines.append(Line(f"{before} steady steps as it is, {after} with the change:", "quiet"))
-        lines += change_lines(result.comparison.changes)
+        lines += change_lines(result.comparison.changes, columns)
     if result.left_out and result.settings:
         rest = _settings(result.left_out)
         lines += _wrapped(f"not tried, as the command has no placeholder: {rest}", "quiet", columns)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.display import Displayed
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.upgrades import Upgrade, upgrade
+from trainfit.results.files.writing import write_file
+from trainfit.results.format import size
+
+#: Above this size a file is read only if its first bytes say that it is a result, in bytes.
+_LARGE: Final = 16 * 2**20
+_LARGEST: Final = 2**30
+_HEAD: Final = 4096
+_SAYS_FORMAT: Final = re.compile(rb'"format"\s*:\s*"trainfit-')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +103,20 @@ def format_of(text: str) -> str | None:
 
 
 def read(path: Path, remake: str) -> str:
-    """The file's text; raises :class:`ResultFileError`."""
+    """The file's text; raises :class:`ResultFileError`.
+
+    A large file that is not a result is refused before it is read whole.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD)
+            length = os.fstat(stream.fileno()).st_size
+            if length > _LARGE and not _SAYS_FORMAT.search(head):
+                raise ResultFileError(path, f"not a result of trainfit ({size(length)})", remake)
+            if length > _LARGEST:
+                reason = f"{size(length)}, and no result is larger than {size(_LARGEST)}"
+                raise ResultFileError(path, reason, remake)
+            return (head + stream.read()).decode("utf-8")
     except FileNotFoundError:
         raise ResultFileError(path, "there is no such file", "check the path") from None
     except UnicodeDecodeError as error:
@@ -106,10 +127,8 @@ def read(path: Path, remake: str) -> str:
 
 
 def save(path: Path, text: str) -> None:
-    """Write the document; the file appears whole or not at all."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text + "\n", encoding="utf-8")
-    scratch.replace(path)
+    """Write the document; a file appears whole or not at all (see :func:`write_file`)."""
+    write_file(path, f"{text}\n".encode())
 
 
 def _no_constant(name: str) -> None:

@@ -23,6 +23,9 @@ VERSION: Final = 1
 _REMAKE: Final = "re-create it with `trainfit verify --json`"
 _WANTED: Final = "give a file that `trainfit verify --json` wrote"
 
+#: The note of a verification without a GPU.
+REHEARSED: Final = "a rehearsal on the simulated GPU: nothing was measured"
+
 
 @dataclasses.dataclass(frozen=True)
 class RealRunRequest(Exchanged):

@@ -17,8 +17,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +28,7 @@ import numpy.typing as npt
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.display import Displayed
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.files.writing import write_file
 from trainfit.results.runs.kernels import DTYPES
 from trainfit.results.runs.kernels import KINDS as KERNEL_KINDS
 from trainfit.results.runs.recording_header import Parameter, check_header, decode_parameters
@@ -192,24 +191,16 @@ class Recording(Displayed):
         )
 
     def save(self, path: Path) -> None:
-        """Write the recording; the file appears whole or not at all."""
+        """Write the recording; a file appears whole or not at all (see :func:`write_file`)."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                self._write(stream, level=1)
-            os.replace(scratch, path)
-        except BaseException:
-            Path(scratch).unlink(missing_ok=True)
-            raise
+        write_file(path, self._bytes(level=1))
 
     def to_bytes(self) -> bytes:
         """What a file of it contains, as small as it gets."""
-        buffer = io.BytesIO()
-        self._write(buffer, level=9)
-        return buffer.getvalue()
+        return self._bytes(level=9)
 
-    def _write(self, stream: IO[bytes], level: int) -> None:
+    def _bytes(self, level: int) -> bytes:
+        stream = io.BytesIO()
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -220,6 +211,7 @@ class Recording(Displayed):
             archive.writestr("header.json", json.dumps(header))
             for name in _COLUMNS:
                 archive.writestr(f"{name}.npy", _npy(getattr(self, name)))
+        return stream.getvalue()
 
     @classmethod
     def load(cls, path: Path) -> Recording:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.batch.trade.explain import Question, explain
-from trainfit.cli.common import UsageError, add_result, only_ascii, output_file, whole_number
+from trainfit.cli.common import UsageError, add_result, only_ascii, whole_number
+from trainfit.cli.output import given_output
 from trainfit.cli.verbs.batch.inputs import decay, noise_scale, rate, read_noise
 from trainfit.report.batch.explanation import explanation_text
 from trainfit.results.batch import step_times
@@ -109,9 +110,14 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [*others, *options], []
 
 
+def _files(options: argparse.Namespace) -> list[Path]:
+    given = (options.result, options.noise_scale, options.data)
+    return [each for each in given if isinstance(each, Path)]
+
+
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Explain and print; returns the exit code."""
-    output = output_file(options.output) if options.output else None
+    output = given_output(options.output, _files(options))
     if options.result is not None and options.noise_scale is not None:
         raise UsageError("give either RESULT or --noise-scale, not both")
     given = options.result if options.result is not None else options.noise_scale

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import UsageError, output_file
+from trainfit.cli.common import UsageError
+from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.saved.forms import FORMS, Form
 from trainfit.report.page.blocks import Entry
-from trainfit.report.page.document import GENERATOR
 from trainfit.results.files import documents
 from trainfit.results.files.joined import FORMAT as JOINED
 from trainfit.results.files.joined import parted
+from trainfit.results.files.writing import write_file
 from trainfit.results.format import size
 from trainfit.results.kinds import of_text, read
 from trainfit.results.text import printable
@@ -70,9 +72,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         _print(content)
         return 0
     data = content.encode("utf-8") if isinstance(content, str) else content
-    scratch = target.with_name(target.name + ".part")
-    scratch.write_bytes(data)
-    scratch.replace(target)
+    write_file(target, data)
     print(f"{printable(str(target))}: {form.what}, {size(len(data))}")
     return 0
 
@@ -108,21 +108,11 @@ def _form(asked: str | None, target: Path | None) -> Form:
 
 
 def _target(given: str | None, results: Sequence[Path]) -> Path:
-    """Where to write. A result is never overwritten, nor a file that the user did not name."""
+    """Where to write: without a name here, under the name of the first result."""
     if given is None:
-        path = Path(results[0].stem + ".html")
-        if path.exists() and not _is_ours(path):
-            raise UsageError(f"{str(path)!r} exists and is no report; name a file with -o")
-        return output_file(str(path))
-    path = output_file(given)
-    if path.exists() and any(each.exists() and path.samefile(each) for each in results):
-        raise UsageError(f"output file {given!r} is one of the results; name another")
-    return path
-
-
-def _is_ours(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return GENERATOR.encode() in stream.read(4096)
+        first = Path(os.path.abspath(results[0]))  # "." has no name
+        given = (first.name if first.is_dir() else first.stem) + ".html"
+    return output_file(given, results)
 
 
 def _print(content: str | bytes) -> None:

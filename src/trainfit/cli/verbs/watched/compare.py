@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import UsageError, add_result, output_file
+from trainfit.cli.common import UsageError, add_result
+from trainfit.cli.output import given_output
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import RunRecord, load_run
@@ -41,7 +42,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Compare and print; returns the exit code."""
-    output = output_file(options.output) if options.output else None
+    output = given_output(options.output, [options.before, options.after])
     result = compare(
         _run(options.before),
         _run(options.after),

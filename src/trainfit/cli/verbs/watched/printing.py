@@ -23,9 +23,6 @@ from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import noise_path
 from trainfit.results.watch.verification import Verification
 
-#: Columns of comparisons where there is no terminal.
-_WIDE = 100
-
 Result = WatchResult | Comparison | Verification
 
 
@@ -66,5 +63,5 @@ def _lines(result: Result, columns: int | None, whole: bool) -> Sequence[Line]:
     if isinstance(result, WatchResult):
         return watch_screen(result, columns or COLUMNS, whole=whole)
     if isinstance(result, Comparison):
-        return comparison_screen(result, columns or _WIDE)
-    return verification_screen(result, columns or _WIDE)
+        return comparison_screen(result, columns or COLUMNS)
+    return verification_screen(result, columns or COLUMNS)

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from trainfit.cli.common import UsageError, output_file, whole_number
+from trainfit.cli.common import UsageError, whole_number
+from trainfit.cli.output import given_output
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.plan.command.tunables import as_switch, fill, opposite_switch, placeholders
 from trainfit.results.watch.run import RunRecord
@@ -40,7 +41,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
     """Verify and print; returns the exit code: 1 where the change makes it worse, 2 where it cannot
     be told."""
-    output = output_file(options.output) if options.output else None
+    output = given_output(options.output)
     steps = _STEPS if options.verify_steps is None else options.verify_steps
     if steps < LEAST_RECORDED:
         raise UsageError(

@@ -47,7 +47,12 @@
     for (const entry of entries) {
       if (entry.isIntersecting) {
         for (const link of links.values()) link.removeAttribute("aria-current");
-        links.get(entry.target.id)?.setAttribute("aria-current", "true");
+        const link = links.get(entry.target.id);
+        if (!link) continue;
+        link.setAttribute("aria-current", "true");
+        // In view within the row of links; the page itself stays where it is.
+        const row = link.closest("ul");
+        row.scrollLeft = link.offsetLeft - row.offsetLeft - (row.clientWidth - link.offsetWidth) / 2;
       }
     }
   }, { rootMargin: "-10% 0px -80% 0px" });
@@ -92,6 +97,11 @@
     place.replaceChildren();
     try {
       await vegaEmbed(place, specs[number], options);
+      // One image with a name; its parts are in the table below it.
+      const image = place.querySelector("svg");
+      image.setAttribute("role", "img");
+      image.setAttribute("aria-label", specs[number].description);
+      for (const part of image.children) part.setAttribute("aria-hidden", "true");
       place.dataset.drawn = "yes";
     } catch (error) {
       place.dataset.drawn = "no";

@@ -8,7 +8,7 @@ from typing import Any, Final
 from trainfit.report.page.blocks import Chart, Command, Headline, Section, Tone, figures, section
 from trainfit.report.page.blocks import table as table_of
 from trainfit.report.page.charts import NAMES, TIP, chart, nominal, tip, values, x
-from trainfit.report.watch.comparison import answer_text, effect_text, value_text
+from trainfit.report.watch.comparison import answer_text, effect_text, name_of, notable, value_text
 from trainfit.report.watch.verification import answer_text as verified_text
 from trainfit.results.watch.comparison import Change, Comparison
 from trainfit.results.watch.verification import Verification
@@ -47,9 +47,9 @@ def comparison_sections(result: Comparison) -> list[Section]:
     measures = table_of(
         ("Measure", "A", "B", "Effect"),
         [
-            (each.what, value_text(each, each.before), value_text(each, each.after),
+            (name_of(each), value_text(each, each.before), value_text(each, each.after),
              effect_text(each) or "-")
-            for each in result.changes
+            for each in notable(result.changes)
         ],
         f"A: {result.before.steps} steady steps, B: {result.after.steps}",
         (1, 2, 3),
@@ -69,23 +69,23 @@ def _effects(result: Comparison) -> Chart | None:
     """Effects with their 95% intervals."""
     rows: list[dict[str, Any]] = []
     shown: list[Change] = []
-    for each in result.changes:
+    for each in notable(result.changes):
         if each.effect is None or each.interval is None:
             continue
         shown.append(each)
         rows.append(
             {
-                "what": each.what,
+                "what": name_of(each),
                 "effect": 100 * each.effect,
                 "low": 100 * each.interval[0],
                 "high": 100 * each.interval[1],
                 "verdict": each.verdict or "no difference",
-                "tip": tip(each.what, ("effect", effect_text(each)), ("verdict", each.verdict)),
+                "tip": tip(name_of(each), ("effect", effect_text(each)), ("verdict", each.verdict)),
             }
         )
     if not rows:
         return None
-    says = f"{shown[0].what}: {effect_text(shown[0])}."
+    says = f"{name_of(shown[0]).capitalize()}: {effect_text(shown[0])}."
     zero = [{"zero": 0}]
     spec = chart(
         26 * len(rows) + 10,
@@ -114,7 +114,7 @@ def _effects(result: Comparison) -> Chart | None:
     )
     table = figures(
         ("Measure", "Effect"),
-        [(each.what, effect_text(each)) for each in shown],
+        [(name_of(each), effect_text(each)) for each in shown],
         "Effects with their 95% intervals",
         (1,),
     )

@@ -61,7 +61,7 @@ def gpus_sections(result: GpuComparison) -> list[Section]:
             "Which GPU",
             _bars(result),
             _table(result),
-            Text(f"Predicted. {notes}") if notes else None,
+            Text(f"Predicted; constants {notes}") if notes else None,
         ),
         *section("What 10% more of a figure changes", *_effects(result)),
     ]

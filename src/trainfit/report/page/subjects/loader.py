@@ -196,7 +196,9 @@ def _workers(result: LoaderResult) -> Chart | None:
             },
         ]  # fmt: skip
     best = best_rate(result, result.recommended)
-    says = f"Recommended: {settings_words(result.recommended)}"
+    unknown = result.verdict == "cannot_tell"
+    says = "Kept, as the best settings are not known" if unknown else "Recommended"
+    says += f": {settings_words(result.recommended)}"
     says += f", {rate(best[0])} batches/s ({best[1]})." if best is not None else "."
     table = figures(
         ("Workers", "Settings", "Predicted", "Measured", "GPU waits", "Cores", "RAM"),

@@ -30,7 +30,12 @@ _TONES: Final[dict[str, Tone]] = {"bad": "bad", "cannot_tell": "warn", "good": "
 def machine_sections(results: Sequence[tuple[str, Any]]) -> list[Section]:
     """What each result says of its machine and versions; ``results`` with their files' names."""
     tables: list[Table | None] = [
-        table_of(("Subject", "Value"), _rows(result), f"{name}: machine and versions")
+        table_of(
+            ("Subject", "Value"),
+            _rows(result),
+            f"{name}: machine and versions",
+            folded=len(results) > 2,
+        )
         for name, result in results
     ]
     sources = [
@@ -138,15 +143,16 @@ def doctor_headline(result: DoctorResult) -> Headline:
     good = sum(check.verdict == "good" for check in result.checks)
     unknown = len(result.checks) - len(bad) - good
     script = len(result.script.findings) if result.script is not None else 0
-    text = f"{len(bad)} bad, {unknown} unknown, {good} good."
+    counts = f"{len(bad)} bad, {unknown} unknown, {good} good."
     if script:
-        text += f" {count(script, 'finding')} in the script."
+        counts += f" {count(script, 'finding')} in the script."
+    worst = bad[0].summary if bad else ""
     fixes = [fix.command for check in bad[:1] for fix in check.fixes[:1]]
     return Headline(
         kind="Machine check",
         tone="bad" if bad else "warn" if script else "good",
-        text=text,
-        limit=bad[0].summary if bad else "",
+        text=f"{worst[:1].upper()}{worst[1:]}." if worst else counts,
+        limit=f"Checks: {counts}" if worst else "",
         commands=tuple(Command(fix, "Fix") for fix in fixes),
     )
 

@@ -129,7 +129,7 @@ def _peak_text(memory: StepMemory | None, capacity: int) -> str:
 def _step(memory: StepMemory | None, by_kind: Mapping[str, int]) -> list[Chart | Table | None]:
     if memory is None:
         rows = [(_title(kind), size(nbytes)) for kind, nbytes in by_kind.items() if nbytes]
-        return [table_of(("At the peak", "Bytes"), rows, "Allocated memory by kind", (1,))]
+        return [table_of(("At the peak", "Memory"), rows, "Allocated memory by kind", (1,))]
     return [_over_step(memory), _owners(memory)]
 
 
@@ -273,7 +273,7 @@ def _owners(memory: StepMemory) -> Table | None:
     total = memory.peak_bytes
     shown = memory.owners[:_OWNERS]
     return table_of(
-        ("Owner at the peak", "Kind", "Bytes", "Share", "Largest by", "Line"),
+        ("Owner at the peak", "Kind", "Memory", "Share", "Largest by", "Line"),
         [
             (
                 each.module or "(no module)",

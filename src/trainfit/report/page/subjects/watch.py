@@ -82,7 +82,7 @@ def watch_headline(result: WatchResult) -> Headline:
         tone="bad" if severe else "good" if result.steps else "warn",
         text=answer(result) + ".",
         limit=f"{title(worst)}. Fix: {worst.action}" if worst is not None else "",
-        subject=result.header.command,
+        subject=result.header.command or "a notebook, or an interactive session",
         commands=tuple(commands),
         tiles=_tiles(result),
     )
