@@ -118,6 +118,12 @@ class RunHeader(ResultFile):
     exit_code: int | None = None
     lost_rows: int = 0
     """Rows that could not be written (a full disk)."""
+    first_lost_step: int | None = None
+    """The step of the first of them, where it is a row of a step."""
+    recording_share: float | None = None
+    """Of the training's time, what the recorder's own calls in it took."""
+    light_steps: int = 0
+    """Steps of which only the length and the wait for batches were recorded (short ones)."""
     notes: tuple[str, ...] = ()
 
 
