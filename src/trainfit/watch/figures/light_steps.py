@@ -23,13 +23,13 @@ from trainfit.results.watch.tables import (
 )
 
 _RARE: Final = EPOCH_START | EVALUATION | CHECKPOINT | COMPILED
-#: Seconds of the host, which grow with the step.
-_HOST: Final = ("copy_s", "forward_s", "backward_s", "optimizer_s", "sync_s", "cpu_s")
-#: What a GPU and a script do in each step alike. The gap before a step is what its length tells.
-_ALIKE: Final = (
-    *("gpu_s", "gpu_copy_s", "gpu_forward_s", "gpu_backward_s", "gpu_optimizer_s"),
-    *("syncs", "copied_bytes", "unpinned_bytes"),
+#: Seconds, which grow with the step. The gap before one is left to what its length tells.
+_SECONDS: Final = (
+    *("copy_s", "forward_s", "backward_s", "optimizer_s", "sync_s", "cpu_s", "gpu_s"),
+    *("gpu_copy_s", "gpu_forward_s", "gpu_backward_s", "gpu_optimizer_s"),
 )
+#: What a script does in each step alike.
+_ALIKE: Final = ("syncs", "copied_bytes", "unpinned_bytes")
 
 
 def is_light(steps: Table) -> NDArray[np.bool_]:
@@ -53,7 +53,7 @@ def completed(steps: Table) -> Table:
     own = _without_input(steps[at])
     theirs = _without_input(steps[like])
     scale = np.divide(own, theirs, out=np.ones(len(at)), where=theirs > 0)
-    for name in _HOST:
+    for name in _SECONDS:
         steps[name][at] = steps[name][like] * scale
     for name in _ALIKE:
         steps[name][at] = steps[name][like]

@@ -108,7 +108,7 @@ class Sampler:
             if self._has_ended():
                 break
             due = max(due + self._period, time.monotonic())
-            if signal.sigtimedwait(_STOPS, max(0.0, due - time.monotonic())) is not None:
+            if _asked_to_end(due - time.monotonic()):
                 break
         self._stop.set()
         thread.join(_PATIENCE_S)
@@ -253,6 +253,13 @@ class Sampler:
             self._write(now)
         for table in self._tables.values():
             table.close()
+
+
+def _asked_to_end(seconds: float) -> bool:
+    """Waits so long for a signal that asks for the end. Where the process was stopped and goes on
+    meanwhile (SIGSTOP, SIGCONT), Python returns something that is none of these signals."""
+    found = signal.sigtimedwait(_STOPS, max(0.0, seconds))
+    return found is not None and found.si_signo in _STOPS
 
 
 def _variable(environment: bytes, name: bytes) -> str | None:
