@@ -28,7 +28,7 @@ from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import load_machines
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
-from trainfit.watch.run_folder import new_folder
+from trainfit.watch.run_folder import new_folder, remove_empty
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 from trainfit.watch.tail import tail_run
 
@@ -106,6 +106,13 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = judge(load_machines(options.read or [folder]))
     if output is not None:
         result.save(output)
+    if command and not options.json and not result.steps and remove_empty(folder):
+        print(
+            f"trainfit watch: the command ended with exit code {code} before a training step; "
+            "nothing was recorded",
+            file=sys.stderr,
+        )
+        return code
     _print(result, options, folder)
     name_report(output or folder, json=options.json)
     return code

@@ -45,6 +45,7 @@ _MOST_ERRORS: Final = 3
 #: Steps before the one whose operations are counted: the first may build layers.
 _COUNTED_STEP: Final = 1
 _SAMPLES: Final = (tables.STEPS.names or ()).index("samples")
+_FLAGS: Final = -1
 _MOST_NOTES: Final = 20
 _LONGEST_TRACEBACK: Final = 20_000
 
@@ -218,7 +219,8 @@ class Recorder:
             self._early.append(row)
         else:
             self._files.steps.append(row)
-        self._look_around(row)
+        if not row[_FLAGS] & tables.LIGHT:
+            self._look_around(row)
 
     def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None:
         """See :class:`step_recorder.Sink`."""

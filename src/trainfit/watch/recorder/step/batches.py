@@ -61,4 +61,6 @@ class UsedBatches:
 
 def total(samples: Sequence[int]) -> int:
     """Of several batches; -1 where one of them is not known."""
+    if len(samples) == 1:
+        return samples[0]
     return -1 if min(samples) < 0 else sum(samples)

@@ -13,11 +13,13 @@ import statistics
 from typing import Final
 
 #: Share of the training's time that steps in detail may cost.
-SHARE: Final = 0.004
+SHARE: Final = 0.003
 #: The first steps are all recorded in detail: what a script does shows in them.
 FIRST: Final = 40
 #: Costs whose median is taken: a thread that lost its core in a hook looks expensive.
 _REMEMBERED: Final = 15
+#: … and more than so many times the median is what others did meanwhile.
+_LOST_CORE: Final = 3.0
 
 
 class Budget:
@@ -29,7 +31,7 @@ class Budget:
     def __init__(self) -> None:
         self._costs: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
         self._seen = 0
-        self._due = 0.0
+        self._due = self._usual = 0.0
         self._draw = 1
         self.spent_s = 0.0
         self.light = 0
@@ -41,15 +43,16 @@ class Budget:
     def looked(self, now: float, cost_s: float) -> None:
         """A step in detail ended at ``now``, and recording it took so long."""
         self._seen += 1
-        self.spent_s += cost_s
         self._costs.append(cost_s)
+        self._usual = statistics.median(self._costs)
+        self.spent_s += min(cost_s, _LOST_CORE * self._usual)
         if self._seen >= FIRST:
-            self._due = now + statistics.median(self._costs) / SHARE * self._random()
+            self._due = now + self._usual / SHARE * self._random()
 
     def looked_lightly(self, cost_s: float) -> None:
         """A light step ended."""
         self.light += 1
-        self.spent_s += cost_s
+        self.spent_s += min(cost_s, self._usual)
 
     def share(self, seconds: float) -> float | None:
         """Of the training's ``seconds``, what recording has cost; ``None``: there was none."""

@@ -146,7 +146,10 @@ class CurrentStep:
 
     def _commit_lightly(self) -> None:
         now = self.phases.clock()
-        used, ahead = self._used.split(self._counts.given, self._backwards)
+        given, backwards = self._counts.given, self._backwards
+        # Mostly a step is one batch, and this runs in each.
+        simple = len(given) == backwards
+        used, ahead = (given, []) if simple else self._used.split(given, backwards)
         length = math.nan if self._restarted else now - self.phases.since
         row = light_row(
             step=self.count,
@@ -154,13 +157,14 @@ class CurrentStep:
             step_s=length,
             input_s=self._waited,
             samples=(total(used) if used else self.models.samples) or -1,
-            batches=len(used) or self._backwards,
-            memory=self._look_at_memory(now),
+            batches=len(used) or backwards,
+            memory=NO_MEMORY if self.device is None else self._look_at_memory(now),
             loss=self.numbers.loss,
             flags=tables.COMPILED if self.compiled else 0,
         )
         self.rows.add_light(row)
-        self.rows.poll(now - self._origin)
+        if self.device is not None:
+            self.rows.poll(now - self._origin)
         self.count += 1
         self.compiled = False
         self.phases.since = self._started = now
