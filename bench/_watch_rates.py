@@ -40,10 +40,10 @@ def lightly(steps: Table, random: np.random.Generator) -> Table:
     budget, light = Budget(), np.zeros(len(steps), bool)
     costs = _COST_S * random.lognormal(0.0, _SPREAD, len(steps))
     for at, row in enumerate(steps):
-        began, end = float(row["end_s"] - row["step_s"]), float(row["end_s"])
+        began = float(row["end_s"] - row["step_s"])
         light[at] = budget.is_light(began) and not row["flags"] & _RARE
         if not light[at]:
-            budget.looked(end, float(costs[at]))
+            budget.looked(began, float(costs[at]))
     nothing = tables.empty_rows(tables.STEPS)[0]
     for name in set(steps.dtype.names or ()) - _LIGHT:
         steps[name][light] = nothing[name]

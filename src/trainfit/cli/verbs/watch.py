@@ -106,7 +106,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = judge(load_machines(options.read or [folder]))
     if output is not None:
         result.save(output)
-    if command and not options.json and not result.steps and remove_empty(folder):
+    trained = result.header.torch is not None  # a full disk may have left nothing else
+    if command and not (trained or options.json) and remove_empty(folder):
         print(
             f"trainfit watch: the command ended with exit code {code} before a training step; "
             "nothing was recorded",

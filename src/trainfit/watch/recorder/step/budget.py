@@ -40,14 +40,14 @@ class Budget:
         """Shall the step that begins at ``now`` be recorded lightly?"""
         return now < self._due
 
-    def looked(self, now: float, cost_s: float) -> None:
-        """A step in detail ended at ``now``, and recording it took so long."""
+    def looked(self, began: float, cost_s: float) -> None:
+        """A step in detail ended that had begun at ``began``, and recording it took so long."""
         self._seen += 1
         self._costs.append(cost_s)
         self._usual = statistics.median(self._costs)
         self.spent_s += min(cost_s, _LOST_CORE * self._usual)
         if self._seen >= FIRST:
-            self._due = now + self._usual / SHARE * self._random()
+            self._due = began + self._usual / SHARE * self._random()
 
     def looked_lightly(self, cost_s: float) -> None:
         """A light step ended."""

@@ -213,25 +213,28 @@ class CurrentStep:
         now = self.phases.update()
         used, ahead = self._used.split(self._counts.given, self._backwards)
         row = self._row(now, used)
-        gpu, looked = self._gpu, self.phases
-        light = may_be_light and not looked.depth and self.budget.is_light(now)
+        gpu, phases = self._gpu, self.phases
+        self._tell(row)
+        began = now if self._started is None else self._started
+        decided = phases.clock()
+        # What the hooks have measured of themselves, and this.
+        self.budget.looked(began, self.cost_s + decided - now)
+        light = may_be_light and not phases.depth and self.budget.is_light(now)
         if gpu is not None:
             self._gpu = None if light else gpu.close()
             if light:
                 gpu.close_alone()
-        self._tell(row)
         self.rows.add(row, gpu, self.numbers.loss_is_scaled)
         self.rows.poll(now - self._origin)
         self.count += 1
         self.compiled = False
-        # What the hooks have measured of themselves, and this.
-        self.budget.looked(now, self.cost_s + looked.clock() - now)
         self._begin(ahead)
         self.light = light
-        looked.reset()
+        phases.reset()
         self._started = now
         if not light:
             self._open_segment()
+        self.cost_s = phases.clock() - decided
 
     def _row(self, now: float, used: list[int]) -> Row:
         counts, cpu = self._counts, self._cpu_clock()
