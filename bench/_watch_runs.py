@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from _watch_loop import MIB, Job, Loop
+from _watch_rates import lightly, sample_in_turns
 
 from trainfit.results.watch import tables
 from trainfit.results.watch.run import (
@@ -365,11 +366,14 @@ def record(world: World) -> RunRecord:
         _memory(world, loop.steps)
         if world.flags is not None:
             world.flags(loop.steps)
-        ranks.append(RankRecord(_header(world, rank), loop.steps, loop.fetches))
+        steps = lightly(loop.steps, world.random)
+        ranks.append(RankRecord(_header(world, rank), steps, loop.fetches))
     times = np.arange(0.1, float(loops[0].steps["end_s"][-1]), 0.1)[:3000]
+    machine = _machine(world, loops[0], times)
+    sample_in_turns(machine)
     return RunRecord(
         tuple(ranks),
-        _machine(world, loops[0], times),
+        machine,
         _gpu(world, loops[0], times),
         _processes(world, loops[0], times),
     )

@@ -1,10 +1,15 @@
-"""What does the recorder of `trainfit watch` cost the training that it records?
+"""What does `trainfit watch` cost the training that it watches?
 
-The same training with and without it, in alternation in one process: blocks of steps, in pairs
-whose order alternates, too. A figure is how much longer the median step of a block is with the
-recorder (the median over the pairs: other work on the machine lengthens some steps of some
-blocks), and the CPU time of the recorder's writing thread on top of that. Each block begins after
-a while of the same: files are opened, libraries' threads counted, and Python has settled.
+The same training in three processes: watched, as `trainfit watch` does it (recorder in the process,
+sampler next to it), and twice without. They take turns, a block of steps each, in changing order;
+whoever's turn it is not stands still, the sampler with the training that it samples. After some
+rounds all three are started afresh, as where a process lies in memory makes it faster or slower.
+
+A figure is the median, over the rounds, of how much longer the watched training's median step is
+than the mean of the others'; its 95% interval is of the bootstrap over rounds. Next to it, in CPU
+time: what the process spends on a step, which other programs on the machine disturb less, and the
+share of the machine's cores that the sampler spends. The noise floor is the same figure of the two
+that are not watched: nothing below it can be told.
 
     5 ms, 100 ms   steps of a small network on one core, from a DataLoader without workers
     memory         growth of this process over 1,000,000 steps that only the recorder sees
@@ -15,167 +20,211 @@ a while of the same: files are opened, libraries' threads counted, and Python ha
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from _bench import Figure, finish
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
+import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from trainfit.results.watch.tables import STEPS as ROW  # noqa: E402
-from trainfit.watch.recorder import process  # noqa: E402
-from trainfit.watch.recorder.files.rank_files import RankFiles  # noqa: E402
+from trainfit.results.watch.run import load_run  # noqa: E402
+from trainfit.watch.launch import injected  # noqa: E402
 from trainfit.watch.recorder.recorder import Place, Recorder  # noqa: E402
+from trainfit.watch.sampler.start import SamplerHandle, start_sampler  # noqa: E402
 
-#: Seconds before a block, longer than until the recorder first writes.
-SETTLE_S = 0.7
 STEPS, QUICK_STEPS = 1_000_000, 100_000
 MIB = 2**20
+_TRAINING: Final = Path(__file__).with_name("_watch_training.py")
+_ROLES: Final = ("watched", "one", "other")
+#: Seconds of the first block, which does not count: files are opened, and the sampler reads what
+#: there is.
+_SETTLE_S: Final = 2.0
 
 
 @dataclass(frozen=True)
 class Case:
     """A training whose step takes about so long; ``most`` is the overhead that is allowed, in
-    percent."""
+    percent. ``starts`` times three processes make ``rounds`` blocks of ``block_s`` each."""
 
     seconds: float
     width: int
     batch: int
     most: float
     block_s: float
-    pairs: int
+    starts: int
+    rounds: int
 
 
-CASES = (Case(5e-3, 192, 56, 1.0, 0.8, 20), Case(0.1, 768, 104, 0.3, 2.0, 12))
+CASES = (Case(5e-3, 192, 56, 1.0, 1.0, 6, 8), Case(0.1, 768, 104, 0.3, 2.0, 5, 6))
 #: Of ``--quick``.
-FEWER = 4
+FEWER = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help=f"a {FEWER}th of the pairs")
+    parser.add_argument("--quick", action="store_true", help=f"a {FEWER}rd of the starts")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
     figures, details = [], {}
     for case in CASES:
-        found = overhead(case, case.pairs // (FEWER if options.quick else 1))
-        name = f"recorder on a step of {case.seconds * 1e3:g} ms"
+        found = overhead(case, max(1, case.starts // (FEWER if options.quick else 1)))
+        name = f"watch on a step of {case.seconds * 1e3:g} ms"
         figures.append(Figure(name, found["percent"], case.most, True, "%"))
         details[name] = found
+        if not options.json:
+            print(_line(name, found), file=sys.stderr)
     memory = growth(QUICK_STEPS if options.quick else STEPS)
     figures.append(Figure("memory growth of the recorder", memory["mib"], 8.0, True, " MiB"))
     details["memory"] = memory
     return finish(figures, options.json, details)
 
 
-def training(case: Case) -> Callable[[], None]:
-    """A function that makes one step, for as long as one likes."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for _ in range(12):
-        layers += [nn.Linear(case.width, case.width), nn.LayerNorm(case.width), nn.GELU()]
-    model = nn.Sequential(*layers, nn.Linear(case.width, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = TensorDataset(torch.randn(1024, case.width), torch.randint(0, 10, (1024,)))
-
-    def batches() -> Any:
-        while True:
-            yield from DataLoader(data, batch_size=case.batch, shuffle=True)
-
-    source = batches()
-
-    def step() -> None:
-        samples, labels = next(source)
-        loss = nn.functional.cross_entropy(model(samples), labels)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+def _line(name: str, found: dict[str, Any]) -> str:
+    low, high = found["interval"]
+    return (
+        f"{name}: {found['percent']:.2f}% ({low:.2f} to {high:.2f}), in CPU time "
+        f"{found['cpu_percent']:.2f}% ({found['cpu_interval'][0]:.2f} to "
+        f"{found['cpu_interval'][1]:.2f}); sampler {found['sampler_percent_of_cores']:.2f}% of the "
+        f"cores; noise floor {found['noise_percent']:.2f}% ({found['noise_interval'][0]:.2f} to "
+        f"{found['noise_interval'][1]:.2f}), in CPU time {found['cpu_noise_percent']:.2f}%"
+    )
 
 
-def overhead(case: Case, pairs: int) -> dict[str, Any]:
-    """Percent that a step takes longer with the recorder: its hooks, and its writing thread."""
-    step = training(case)
-    _steps(step, 2 * SETTLE_S)
-    ratios, writing = [], []
-    medians: dict[bool, list[float]] = {True: [], False: []}
-    for pair in range(pairs):
-        for watched in (pair % 2 == 0, pair % 2 != 0):
-            if watched:
-                times, share = _watched_block(step, case.block_s)
-                writing.append(share)
-            else:
-                _steps(step, SETTLE_S)
-                times = _steps(step, case.block_s)
-            medians[watched].append(statistics.median(times))
-        ratios.append(medians[True][-1] / medians[False][-1])
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    thread = statistics.median(writing)
+class Training:
+    """A process that trains when it is asked to; with a folder, it is watched."""
+
+    def __init__(self, case: Case, folder: Path | None) -> None:
+        words = [sys.executable, str(_TRAINING), str(case.width), str(case.batch)]
+        environment = {**os.environ, "TRAINFIT_WATCH": "0"}
+        if folder is not None:
+            started = time.time(), time.monotonic()
+            environment.pop("TRAINFIT_WATCH")
+            environment = injected(folder, "bench", environment, started)
+        self._process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._folder = folder
+        self._sampler: SamplerHandle | None = None
+        self.sampler_cpu_s = self.seconds = 0.0
+        if folder is not None:
+            self._sampler = start_sampler(folder, self._process.pid)
+            self._sampler_process = psutil.Process(self._sampler.pid)
+
+    def block(self, seconds: float) -> dict[str, Any]:
+        """A block of steps, with the sampler at work."""
+        began, cpu_s = time.monotonic(), self._cpu_s()
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        self._signal(signal.SIGSTOP)
+        self.sampler_cpu_s += self._cpu_s() - cpu_s
+        self.seconds += time.monotonic() - began
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def forget(self) -> None:
+        """What the first block has cost does not count."""
+        self.sampler_cpu_s = self.seconds = 0.0
+
+    def _cpu_s(self) -> float:
+        if self._sampler is None:
+            return 0.0
+        times = self._sampler_process.cpu_times()
+        return float(times.user + times.system)
+
+    def _signal(self, number: int) -> None:
+        if self._sampler is not None and self._sampler.is_running:
+            os.kill(self._sampler.pid, number)
+
+    def close(self) -> int:
+        """End it; returns how many steps were recorded."""
+        self._signal(signal.SIGCONT)
+        if self._process.poll() is None:
+            self._process.communicate(timeout=60)
+        if self._sampler is None or self._folder is None:
+            return 0
+        self._sampler.stop()
+        return len(load_run(self._folder).ranks[0].steps)
+
+
+def overhead(case: Case, starts: int) -> dict[str, Any]:
+    """Percent that a step takes longer when it is watched."""
+    rounds = [each for _ in range(starts) for each in _rounds(case)]
+    wall, cpu, floor, cpu_floor = [], [], [], []
+    for each in rounds:
+        step_s = {role: statistics.median(each[role]["steps_s"]) for role in _ROLES}
+        cpu_s = {role: each[role]["cpu_s"] / len(each[role]["steps_s"]) for role in _ROLES}
+        wall.append(_more(step_s["watched"], (step_s["one"] + step_s["other"]) / 2))
+        cpu.append(_more(cpu_s["watched"], (cpu_s["one"] + cpu_s["other"]) / 2))
+        floor.append(_more(step_s["one"], step_s["other"]))
+        cpu_floor.append(_more(cpu_s["one"], cpu_s["other"]))
     return {
-        "percent": (middle - 1 + thread) * 100,
-        "hooks_quartiles": [(low - 1) * 100, (high - 1) * 100],
-        "writing_thread": thread * 100,
-        "step_ms": statistics.median(medians[False]) * 1e3,
-        "watched_step_ms": statistics.median(medians[True]) * 1e3,
-        "pairs": pairs,
+        "percent": statistics.median(wall),
+        "interval": _interval(wall),
+        "cpu_percent": statistics.median(cpu),
+        "cpu_interval": _interval(cpu),
+        "noise_percent": statistics.median(floor),
+        "noise_interval": _interval(floor),
+        "cpu_noise_percent": statistics.median(cpu_floor),
+        "sampler_percent_of_cores": statistics.mean(each["sampler"] for each in rounds),
+        "step_ms": statistics.median(statistics.median(r["one"]["steps_s"]) for r in rounds) * 1e3,
+        "rounds": len(rounds),
+        "starts": starts,
     }
 
 
-def _steps(step: Callable[[], None], seconds: float) -> list[float]:
-    """Seconds of each step, for so long."""
-    found = []
-    began = last = time.perf_counter()
-    while last - began < seconds:
-        step()
-        now = time.perf_counter()
-        found.append(now - last)
-        last = now
-    return found
+def _more(value: float, than: float) -> float:
+    return (value / than - 1) * 100
 
 
-def _watched_block(step: Callable[[], None], seconds: float) -> tuple[list[float], float]:
-    """Seconds of each step, and the writing thread's CPU time as a share of the block's."""
-    spent = 0.0
-    write = RankFiles.write
+def _interval(values: Sequence[float]) -> list[float]:
+    """95% of the medians of resampled values."""
+    random = np.random.default_rng(0)
+    drawn = np.median(random.choice(np.asarray(values), (2000, len(values))), axis=1)
+    return [float(each) for each in np.percentile(drawn, (2.5, 97.5))]
 
-    def timed(files: RankFiles) -> None:
-        nonlocal spent
-        began = time.thread_time()
-        write(files)
-        spent += time.thread_time() - began
 
-    RankFiles.write = timed  # type: ignore[method-assign]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            process.begin(Place(Path(folder), time.time(), time.monotonic(), "bench"))
-            count = len(_steps(step, SETTLE_S))
-            spent = 0.0
-            found = _steps(step, seconds)
-            share = spent / sum(found)
-            process.end()
-            rows = (Path(folder) / "rank0.steps.bin").stat().st_size // ROW.itemsize
-    finally:
-        RankFiles.write = write  # type: ignore[method-assign]
-    if rows != count + len(found):
-        raise SystemExit(f"{count + len(found)} steps have {rows} rows: nothing was measured")
-    return found, share
+def _rounds(case: Case) -> Iterator[dict[str, Any]]:
+    """Rounds of three processes that were started afresh."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        trainings = {
+            role: Training(case, Path(folder) if role == "watched" else None) for role in _ROLES
+        }
+        for training in trainings.values():
+            stack.callback(training.close)
+            training.block(_SETTLE_S)
+            training.forget()
+        for number in range(case.rounds):
+            first = number % len(_ROLES)
+            order = (*_ROLES[first:], *_ROLES[:first])
+            order = order if number % 2 else order[::-1]
+            found: dict[str, Any] = {role: trainings[role].block(case.block_s) for role in order}
+            watched = trainings["watched"]
+            cores = watched.seconds * (os.cpu_count() or 1)
+            found["sampler"] = 100 * watched.sampler_cpu_s / cores
+            yield found
+        if not trainings["watched"].close():
+            raise SystemExit("no step was recorded: nothing was measured")
 
 
 def growth(steps: int) -> dict[str, Any]:
@@ -208,7 +257,7 @@ def _empty_step(steps: Any, model: Any, optimizer: Any, loss: Any) -> None:
     """What the hooks tell in a step, without the step."""
     entered = steps.enter_root(model, (loss,))
     steps.leave_root(entered)
-    steps.leave(steps.enter_backward(loss))
+    steps.leave_backward(steps.enter_backward(loss))
     steps.enter_optimizer(optimizer)
     steps.leave_optimizer(optimizer)
 

@@ -28,8 +28,11 @@ from trainfit.report.watch.live import live_view
 from trainfit.report.watch.screen import progress_line
 from trainfit.results.watch.result import WatchResult
 
-#: Seconds between two drawings, and between two lines.
+#: Seconds between two drawings at least, and between two lines.
 DRAWN_S: Final = 1.0
+#: Share of the machine's cores that reading and drawing may take: the training may need all of
+#: them.
+_MOST_CPU: Final = 0.003
 LINE_S: Final = 30.0
 #: Control sequences other than colours: a progress bar moves its cursor with them.
 _MOVES: Final = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
@@ -72,15 +75,18 @@ class Terminal:
     def follow(self, running: Running, look: Look, console: Console) -> int:
         """Draw until the command ends; returns its exit code."""
         began = drawn = time.monotonic()
+        pause = DRAWN_S
         with Live(console=console, auto_refresh=False, transient=True) as live:
             result = None
             while (code := running.poll()) is None:
                 self._pass_on(console, 0.1)
-                if time.monotonic() - drawn >= DRAWN_S:
-                    drawn = time.monotonic()
+                if time.monotonic() - drawn >= pause:
+                    drawn, cpu_s = time.monotonic(), time.process_time()
                     result = look()
                     view = live_view(result, drawn - began, self._unfinished)
                     live.update(view, refresh=True)
+                    spent = time.process_time() - cpu_s
+                    pause = max(DRAWN_S, spent / _MOST_CPU / (os.cpu_count() or 1))
             while self._pass_on(console, 0.0):
                 pass
             if self._unfinished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 from trainfit.watch.recorder import process
 from trainfit.watch.run_folder import new_folder
+from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 
 class Watching:
@@ -53,13 +55,28 @@ def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
     path = Path(folder) if folder is not None else new_folder(sys.argv[0])
     restore = _environment(path, command, started)
     process.from_environment()
+    sampler = _sampler(path)
     print(f"trainfit watch: recorded in {path}", file=sys.stderr)
 
     def stop() -> None:
         process.end()
+        if sampler is not None:
+            atexit.unregister(sampler.stop)
+            sampler.stop()
         restore()
 
     return Watching(path, stop)
+
+
+def _sampler(path: Path) -> SamplerHandle | None:
+    """Next to this process, until it ends; ``None``: not here (the run goes on without)."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        sampler = start_sampler(path, os.getpid())
+    except OSError:
+        return None
+    atexit.register(sampler.stop)
+    return sampler
 
 
 def _environment(path: Path, command: str, started: tuple[float, float]) -> Callable[[], None]:

@@ -71,7 +71,17 @@ def _notes(run: RunRecord) -> Iterator[str]:
         yield from rank.header.notes
     lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
-        yield f"{lost} rows could not be written and are missing"
+        steps = [rank.header.first_lost_step for rank in ranks]
+        first = min((step for step in steps if step is not None), default=None)
+        since = "" if first is None else f", from step {first} on"
+        yield f"{lost} rows could not be written and are missing{since}: the disk was full or slow"
+    cost = max((rank.header.recording_share or 0.0 for rank in ranks), default=0.0)
+    if any(rank.header.light_steps for rank in ranks):
+        light = max(rank.header.light_steps / max(1, len(rank.steps)) for rank in ranks)
+        yield (
+            f"steps are short: the phases of {light:.0%} of them are estimated from the others "
+            f"(recording cost {cost:.1%} of the time)"
+        )
     if len(ranks) < run.header.world_size:
         yield f"recorded are {len(ranks)} of {run.header.world_size} ranks"
 

@@ -1,17 +1,46 @@
-"""Where a run is recorded by default."""
+"""Where a run is recorded by default, and how a run without a training is removed again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 import time
 from pathlib import Path
+from typing import Final
+
+#: What the names of a run's files begin with.
+_OURS: Final = ("rank", "machine.", "gpus.", "processes.", "sampler.")
 
 
 def new_folder(script: str, pid: int | None = None) -> Path:
     """``trainfit/watch/<script>-<date>-<pid>`` in $XDG_STATE_HOME or ~/.local/state; it is not
     created. ``script`` is a path, or empty in a notebook."""
     home = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
+    state = Path(home) if os.path.isabs(home) else _home() / ".local" / "state"
     name = Path(script).stem or "notebook"
     moment = time.strftime("%Y%m%d-%H%M%S")
     return state / "trainfit" / "watch" / f"{name}-{moment}-{os.getpid() if pid is None else pid}"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and a user that the system does not know
+        return Path(tempfile.gettempdir())
+
+
+def remove_empty(folder: Path) -> bool:
+    """Remove a run's folder in which no step and no batch was recorded; ``False``: it has some, or
+    something that is not ours."""
+    paths = list(folder.iterdir()) if folder.is_dir() else []
+    rows = [path for path in paths if ".steps." in path.name or ".fetches." in path.name]
+    if not all(path.name.startswith(_OURS) for path in paths):
+        return False
+    if any(path.stat().st_size for path in rows):
+        return False
+    with contextlib.suppress(OSError):
+        for path in paths:
+            path.unlink()
+        folder.rmdir()
+    return not folder.exists()

@@ -10,7 +10,14 @@ import numpy as np
 
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.watch import tables
-from trainfit.results.watch.run import RankRecord, RunHeader, RunRecord
+from trainfit.results.watch.run import (
+    SAMPLER_EVENTS,
+    Event,
+    RankRecord,
+    RunHeader,
+    RunRecord,
+    load_events,
+)
 from trainfit.results.watch.tables import Table
 
 #: Rows of each table at most: some minutes of steps, a minute of samples.
@@ -20,7 +27,7 @@ _ROWS: Final = 4000
 def tail_run(folder: Path, seconds: float = 60.0) -> RunRecord | None:
     """What was recorded in the last ``seconds``; ``None`` as long as there is no header.
 
-    Events are left out. Never raises for a file that is being written.
+    The ranks' events are left out. Never raises for a file that is being written.
     """
     ranks = []
     for path in sorted(folder.glob("rank*.json")):
@@ -34,7 +41,10 @@ def tail_run(folder: Path, seconds: float = 60.0) -> RunRecord | None:
         _last(folder / f"{name}.bin", tables.BY_NAME[name], "time_s", now - seconds)
         for name in ("machine", "gpus", "processes")
     )
-    return RunRecord(tuple(ranks), machine, gpus, processes, str(folder))
+    events: tuple[Event, ...] = ()
+    with contextlib.suppress(ResultFileError, OSError):
+        events = load_events(folder / SAMPLER_EVENTS)
+    return RunRecord(tuple(ranks), machine, gpus, processes, str(folder), events)
 
 
 def _rank(path: Path, seconds: float) -> RankRecord:

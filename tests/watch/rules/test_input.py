@@ -130,6 +130,12 @@ def test_workers_that_mostly_wait_are_raised_on_full_cores_too() -> None:
     slow = {"fetch_s": 0.58, "cpu_s": 0.01}
     found = finding(judge(run(**SLOW, fetches=slow, machine=machine)), "input_bound")
     assert found.settings == {"num_workers": "6"}
+    # Of the cores that other programs fill, threads that come back get their share.
+    half = {"fetch_s": 1.2, "cpu_s": 0.5}
+    found = finding(
+        judge(run(**SLOW, fetches=half, machine=machine | {"runnable": 8.0})), "input_bound"
+    )
+    assert found.settings == {"num_workers": "12"}
     # What its CPU time takes on crowded cores is no waiting for storage.
     crowded = machine | {"runnable": 160.0}
     slow |= {"cpu_s": 0.05, "decode_s": 0.4}

@@ -420,4 +420,6 @@ def test_a_full_disk_is_counted_and_sampling_goes_on(
     lost = ending(run).values["lost_rows"]
     assert lost > 0
     assert len(run.machine) > 3
-    assert len(run.machine) + len(run.processes) + lost == 2 * ending(run).values["samples"]
+    # Each sample has a row of the machine, some one of the process.
+    every = len(run.machine) + len(run.processes) + lost
+    assert ending(run).values["samples"] < every <= 2 * ending(run).values["samples"]

@@ -27,7 +27,7 @@ from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import load_machines
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
-from trainfit.watch.run_folder import new_folder
+from trainfit.watch.run_folder import new_folder, remove_empty
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 from trainfit.watch.tail import tail_run
 
@@ -105,6 +105,14 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = judge(load_machines(options.read or [folder]))
     if output is not None:
         result.save(output)
+    trained = result.header.torch is not None  # a full disk may have left nothing else
+    if command and not (trained or options.json) and remove_empty(folder):
+        print(
+            f"trainfit watch: the command ended with exit code {code} before a training step; "
+            "nothing was recorded",
+            file=sys.stderr,
+        )
+        return code
     _print(result, options, folder)
     name_report(output or folder, json=options.json)
     return code

@@ -13,7 +13,6 @@ from trainfit.results.text import columns, printable
 
 _TOPIC: Final = 17
 #: Columns of a terminal.
-_WIDTH: Final = 80
 #: Lines on a terminal, the picture included.
 MOST_LINES: Final = 25
 

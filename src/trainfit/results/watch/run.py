@@ -118,6 +118,12 @@ class RunHeader(ResultFile):
     exit_code: int | None = None
     lost_rows: int = 0
     """Rows that could not be written (a full disk)."""
+    first_lost_step: int | None = None
+    """The step of the first of them, where it is a row of a step."""
+    recording_share: float | None = None
+    """Of the training's time, what the recorder's own calls in it took."""
+    light_steps: int = 0
+    """Steps of which only the length and the wait for batches were recorded (short ones)."""
     notes: tuple[str, ...] = ()
 
 
@@ -126,10 +132,16 @@ def noise_path(stem: Path) -> Path:
     return stem.with_name(f"noise-{stem.name}.json")
 
 
+def plain_uuid(uuid: str) -> str:
+    """PyTorch writes a GPU's UUID without its prefix."""
+    return uuid.removeprefix("GPU-").lower()
+
+
 def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
-    """The numbers that samples of GPUs have (column ``gpu``), by UUID: places among the GPUs of all
-    ranks, in order. Ranks that each see one GPU alone (CUDA_VISIBLE_DEVICES) call it 0 all."""
-    uuids = dict.fromkeys(gpu.uuid for header in headers for gpu in header.gpus if gpu.uuid)
+    """By UUID, the places of GPUs among those of all ranks, in order. Ranks that each see one GPU
+    alone (CUDA_VISIBLE_DEVICES) call it 0 all."""
+    gpus = (gpu for header in headers for gpu in header.gpus)
+    uuids = dict.fromkeys(plain_uuid(gpu.uuid) for gpu in gpus if gpu.uuid)
     return {uuid: place for place, uuid in enumerate(uuids)}
 
 
@@ -177,6 +189,16 @@ class RunRecord:
         return self.ranks[0].header
 
     @property
+    def gpu_numbers(self) -> dict[str, int]:
+        """By UUID, the numbers that samples of GPUs have (column ``gpu``): what the sampler tells,
+        or else places among the ranks' GPUs."""
+        found = gpu_places(rank.header for rank in self.ranks)
+        for event in self.sampler_events:
+            if event.kind == "gpu" and "gpu" in event.values:
+                found[plain_uuid(event.text.partition(" ")[0])] = int(event.values["gpu"])
+        return found
+
+    @property
     def machines(self) -> tuple[RunRecord, ...]:
         """Of each machine, this one first."""
         return (self, *self.elsewhere)
@@ -196,7 +218,7 @@ def load_run(folder: Path) -> RunRecord:
             tables.read_table(folder / f"{name}.bin", tables.BY_NAME[name])
             for name in ("machine", "gpus", "processes")
         )
-        events = _load_events(folder / SAMPLER_EVENTS)
+        events = load_events(folder / SAMPLER_EVENTS)
     except OSError as error:
         raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
     return RunRecord(ranks, machine, gpus, processes, str(folder), events)
@@ -232,11 +254,11 @@ def _load_rank(path: Path) -> RankRecord:
         RunHeader.load(path),
         tables.read_table(path.parent / f"{stem.name}.steps.bin", tables.STEPS),
         made[np.argsort(made["end_s"], kind="stable")],
-        _load_events(path.parent / f"{stem.name}.events.jsonl"),
+        load_events(path.parent / f"{stem.name}.events.jsonl"),
     )
 
 
-def _load_events(path: Path) -> tuple[Event, ...]:
+def load_events(path: Path) -> tuple[Event, ...]:
     """Lines that are whole; a writer that was killed leaves half of one."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -26,6 +26,9 @@ CHECKPOINT: Final = 4  # a checkpoint was written within it
 LOSS_FINITE: Final = 8  # the loss was looked at and is a finite number
 LOSS_NOT_FINITE: Final = 16  # … is NaN or infinite
 STEP_SKIPPED: Final = 32  # GradScaler left the optimizer's step out
+LIGHT: Final = (
+    128  # of its phases only the wait for batches was looked at: see the recorder's budget
+)
 COMPILED: Final = 64  # torch.compile or cudnn.benchmark was at work: slower than the rest
 
 #: A training step: from the end of the optimizer's step before to the end of its own. Phases are

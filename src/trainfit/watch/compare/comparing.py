@@ -65,7 +65,7 @@ def compare_groups(
     looks = [[RunView(run) for run in runs] for runs in (before, after)]
     rows = [[measured(view) for view in views] for views in looks]
     sides = [
-        Side(runs[0].folder, runs[0].header.command, sum(map(len, found)))
+        Side(runs[0].folder, runs[0].header.command, sum(run.steps for run in found))
         for runs, found in zip((before, after), rows, strict=True)
     ]
     differences = setup.differences(one, two)

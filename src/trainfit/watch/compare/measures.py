@@ -9,6 +9,7 @@ import numpy as np
 
 from trainfit.results.watch.tables import Table
 from trainfit.watch.compare.bootstrap import Rows
+from trainfit.watch.figures.light_steps import completed, is_light
 from trainfit.watch.figures.view import PHASES, RankView, RunView
 
 #: Columns of :attr:`Measured.rows`. Time is without evaluations and checkpoints, of which a run
@@ -20,8 +21,9 @@ _APART: Final = ("checkpoint", "evaluation")
 
 @dataclass(frozen=True)
 class Measured:
-    """Steady steps of a run's first rank; ``rows`` has shape (steps, columns), 0 where a column
-    was not measured, which ``known`` tells."""
+    """Steady steps of a run's first rank; ``rows`` has shape (rows, columns), 0 where a column was
+    not measured, which ``known`` tells. A row is a step, or the sums of one that was recorded in
+    detail and of the light ones after it, whose phases are known by it alone."""
 
     rows: Rows
     known: frozenset[str]
@@ -31,11 +33,16 @@ class Measured:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def steps(self) -> int:
+        return int(self.rows[:, STEPS].sum())
+
 
 def measured(view: RunView) -> Measured:
     """Of a run; without a step that has no length."""
     steps = view.judged.steps
     steps = steps[np.isfinite(steps["step_s"]) & (steps["step_s"] > 0)]
+    light, steps = is_light(steps), completed(steps)
     columns = {name: np.asarray(steps[f"{name}_s"], dtype=np.float64) for name in PHASES}
     known = {name for name, values in columns.items() if np.isfinite(values).any()}
     columns = {name: np.nan_to_num(values) for name, values in columns.items()}
@@ -51,6 +58,8 @@ def measured(view: RunView) -> Measured:
     if len(steps) and np.mean(columns["looked_at"] > 0) >= 0.5:
         known.add("busy")
     rows = np.stack([columns[name] for name in COLUMNS], axis=1)
+    if light.any():
+        rows = np.add.reduceat(rows, np.union1d([0], np.flatnonzero(~light)))
     batch = float(np.median(steps["samples"][told])) if told.any() else None
     return Measured(rows, frozenset(known), batch)
 

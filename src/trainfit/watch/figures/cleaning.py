@@ -13,6 +13,7 @@ import numpy as np
 
 from trainfit.results.watch.run import RankRecord, RunRecord
 from trainfit.results.watch.tables import Table
+from trainfit.watch.figures.light_steps import completed
 
 #: Columns in which infinite and negative values are findings themselves.
 _AS_THEY_ARE: Final = frozenset(("loss", "loss_scale", "gradient_norm"))
@@ -22,7 +23,7 @@ _LARGEST: Final = 1e18
 
 def clean(run: RunRecord) -> RunRecord:
     """Leave out steps without a length or an end and samples without a time; order the rest by
-    time; infinite and negative numbers count as not measured."""
+    time; infinite and negative numbers count as not measured; light steps are completed."""
     ranks = tuple(
         dataclasses.replace(rank, steps=_steps(rank), fetches=_rows(rank.fetches, "end_s"))
         for rank in run.ranks
@@ -39,8 +40,7 @@ def clean(run: RunRecord) -> RunRecord:
 
 def _steps(rank: RankRecord) -> Table:
     steps = _rows(rank.steps, "end_s")
-    chosen: Table = steps[steps["step_s"] > 0]
-    return chosen
+    return completed(steps[steps["step_s"] > 0])
 
 
 def _rows(table: Table, time: str) -> Table:

@@ -12,6 +12,8 @@ from typing import Final
 LEAST_STEPS: Final = 20
 #: Samples of the machine or a GPU at least: two seconds at 10 Hz. NVML averages over up to 1 s.
 LEAST_SAMPLES: Final = 20
+#: Of what is read twice a second only (each process, memory, disks): three seconds.
+LEAST_SLOW_SAMPLES: Final = 6
 #: Loss from which something is worth telling: Kineto's TensorBoard plug-in names a DataLoader
 #: above 5% of the step.
 NOTICEABLE: Final = 0.05

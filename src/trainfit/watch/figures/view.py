@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.watch.run import RankRecord, RunHeader, RunRecord, gpu_places
+from trainfit.results.watch.run import RankRecord, RunHeader, RunRecord, plain_uuid
 from trainfit.results.watch.tables import COMPILED, Table
 
 #: Phases of a step that are columns of the table, in the order that a step has them.
@@ -69,8 +69,8 @@ class RankView:
         header, every = self.header, self.run.gpus
         number = header.gpu
         if number is not None and number < len(header.gpus):
-            places = gpu_places(each.header for each in self.run.ranks)
-            number = places.get(header.gpus[number].uuid, number)
+            uuid = plain_uuid(header.gpus[number].uuid)
+            number = self.run.gpu_numbers.get(uuid, number)
         return _where(every, every["gpu"] == (-2 if number is None else number))
 
     @functools.cached_property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import gc
 import json
 import math
 import multiprocessing
@@ -30,9 +31,9 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.files import header
 from trainfit.watch.recorder.files.rank_files import RankFiles
 from trainfit.watch.recorder.patches import cuda_calls, saving, training, workers
+from trainfit.watch.recorder.patches.flops import FlopCount
 from trainfit.watch.recorder.patches.loaders import LoaderHooks
 from trainfit.watch.recorder.step.cuda_events import CudaDevice, Device
-from trainfit.watch.recorder.step.flops import FlopCount
 from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
 
@@ -44,6 +45,7 @@ _MOST_ERRORS: Final = 3
 #: Steps before the one whose operations are counted: the first may build layers.
 _COUNTED_STEP: Final = 1
 _SAMPLES: Final = (tables.STEPS.names or ()).index("samples")
+_FLAGS: Final = -1
 _MOST_NOTES: Final = 20
 _LONGEST_TRACEBACK: Final = 20_000
 
@@ -104,6 +106,7 @@ class Recorder:
     def start(self, late: bool = True) -> None:
         """Hook PyTorch, which has been imported; ``late``: other libraries may have been, too."""
         self.live = True
+        self.steps.has_optimizer = late and _has_optimizer()
         if torch.version.cuda is not None or torch.version.hip is not None:
             self._cuda_hooked = True
             cuda_calls.install(self, self._cuda_patches, late)
@@ -134,6 +137,8 @@ class Recorder:
         if self._files is not None:
             self._save_noise(self._files)
             self._files.close()
+            if self._files.lost:
+                print(f"trainfit watch: {_missing(self._files)}", file=sys.stderr)
 
     def _save_noise(self, files: RankFiles) -> None:
         if self._noise is None:
@@ -214,7 +219,8 @@ class Recorder:
             self._early.append(row)
         else:
             self._files.steps.append(row)
-        self._look_around(row)
+        if not row[_FLAGS] & tables.LIGHT:
+            self._look_around(row)
 
     def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None:
         """See :class:`step_recorder.Sink`."""
@@ -347,7 +353,8 @@ class Recorder:
 
     def main_fetches(self) -> workers.Rows | None:
         """See :class:`patches.workers.Home`."""
-        if not self.live or not self.steps.mine:
+        steps = self.steps
+        if steps.light or not self.live or not steps.mine:
             return None
         return self._early_fetches if self._files is None else self._files.fetches
 
@@ -370,9 +377,24 @@ class Recorder:
             ending=ending,
             exit_code=code,
             lost_rows=self.lost_rows,
+            first_lost_step=None if self._files is None else self._files.first_lost_step,
+            recording_share=self.steps.budget.share(self.steps.seconds),
+            light_steps=self.steps.budget.light,
             notes=notes,
             **self._facts,
         )
+
+
+def _missing(files: RankFiles) -> str:
+    """What could not be written, for who reads the terminal: a full disk holds no note."""
+    first = files.first_lost_step
+    since = "" if first is None else f", from step {first} on"
+    return f"{files.lost} rows are missing{since}: the disk of {files.stem.parent} was full or slow"
+
+
+def _has_optimizer() -> bool:
+    """Has the script made an optimizer before it was recorded?"""
+    return any(issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects())
 
 
 def _noise_scale() -> WatchedNoiseScale:

@@ -13,7 +13,7 @@ from typing import Final
 from trainfit.watch.sampler.sampling import Sampler
 from trainfit.watch.sampler.start import LOG
 
-_NICENESS: Final = 10
+_NICENESS: Final = 19
 
 
 def main(words: Sequence[str] | None = None) -> int:

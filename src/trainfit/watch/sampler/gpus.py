@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from trainfit.hardware.driver.nvml_counters import NvmlDevice
 from trainfit.hardware.gpu.masking import visible
+from trainfit.results.watch.run import plain_uuid
 from trainfit.results.watch.tables import GPUS, Table, empty_rows
 
 #: Seconds between two tries to reach NVML, or a GPU, that went away.
@@ -63,7 +65,7 @@ class GpuCounters:
         self.devices = [NvmlDevice(module, number, timer) for number in range(count)]
         self._lost: set[int] = set()
         self._tried_at = float("-inf")
-        self._told: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
 
     def choose(self, mask: str | None) -> None:
         """Keep only the GPUs that CUDA_VISIBLE_DEVICES leaves to the run, in its order."""
@@ -98,18 +100,16 @@ class GpuCounters:
 
     def renumber(self, uuids: Sequence[str]) -> Callable[[Table], None]:
         """Gives rows the GPUs' places in ``uuids`` (of the ranks' headers), or, where these are
-        not known, in what CUDA_VISIBLE_DEVICES leaves."""
-        places = {_plain(uuid): place for place, uuid in enumerate(uuids) if uuid}
-        numbers: dict[int, int] = {}
-        beyond = len(uuids)
+        not known, in what CUDA_VISIBLE_DEVICES leaves. A GPU keeps the number that it has got, also
+        where a header that comes later has another order: its UUID goes with the number."""
+        places = {plain_uuid(uuid): place for place, uuid in enumerate(uuids) if uuid}
+        numbers = self._numbers
         for place, device in enumerate(self.devices):
-            found = places.get(_plain(device.uuid))
-            if found is None:
-                found, beyond = (beyond, beyond + 1) if places else (place, beyond)
-            numbers[device.number] = found
-        if numbers != self._told:
-            self._told = numbers
-            for device in self.devices:
+            if device.number not in numbers:
+                wanted = places.get(plain_uuid(device.uuid), len(places) + place)
+                taken = set(numbers.values())
+                free = (number for number in itertools.count(wanted) if number not in taken)
+                numbers[device.number] = next(free)
                 values = {"gpu": numbers[device.number], "nvml": device.number}
                 self._tell("gpu", f"{device.uuid} {device.name}".strip(), values)
 
@@ -147,8 +147,3 @@ class GpuCounters:
         elif not device.is_gone and device.number in self._lost:
             self._lost.remove(device.number)
             self._tell("nvml_back", f"NVML answers for {device.name or 'a GPU'} again", values)
-
-
-def _plain(uuid: str) -> str:
-    """PyTorch writes a GPU's UUID without its prefix."""
-    return uuid.removeprefix("GPU-").lower()

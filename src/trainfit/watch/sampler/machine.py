@@ -23,7 +23,7 @@ from trainfit.watch.sampler.threads import tick_s
 
 #: Devices that pass on to others, which are counted themselves, and those that are no storage.
 _NO_DISKS: Final = re.compile(r"loop|ram|zram|dm-|md|sr|fd")
-#: Seconds between readings of what is dear, or changes slowly: a cgroup's memory, clocks.
+#: Seconds between readings of clocks and a cgroup's memory, which are dear.
 _SLOW_EVERY_S: Final = 1.0
 #: CPUs whose clock is read: on kernels before 5.19 one that was idle makes its reader wait 10 ms
 #: (arch/x86/kernel/cpu/aperfmperf.c).
@@ -55,11 +55,15 @@ class MachineCounters:
         self._pressure = {name: self._find_pressure(pid, name) for name in ("memory", "io")}
         self._clocks: dict[int, KeptFile] = {}
         self._before: Counts = {}
-        self._sampled_at = self._slow_at = math.nan
+        self._sampled_at = self._all_at = self._slow_at = math.nan
         self._limited: tuple[int, int] | None = None
 
-    def sample(self, now: float, cores_ours: float, cpus: Sequence[int]) -> Table:
-        """One row.
+    def sample(
+        self, now: float, cores_ours: float, cpus: Sequence[int], whole: bool = True
+    ) -> Table:
+        """One row; unless it shall be ``whole`` only with cores, run queue and throttling.
+
+        Counters are of the time since the last sample that had them.
 
         Args:
             now: seconds of ``time.monotonic()``.
@@ -68,17 +72,22 @@ class MachineCounters:
         """
         row = empty_rows(MACHINE)
         row["time_s"], row["cores_ours"] = now, cores_ours
-        is_slow = not now - self._slow_at < _SLOW_EVERY_S
+        is_slow = whole and not now - self._slow_at < _SLOW_EVERY_S
         if is_slow:
             self._slow_at = now
             _put(row, "cpu_hz", self._clock_hz(cpus))
         queue = parsers.run_queue(self._read("loadavg"))
         # This process runs while it reads that.
         _put(row, "runnable", None if queue is None else max(0, queue[0] - 1))
-        self._put_memory(row, is_slow)
-        self._put_shm(row)
-        self._put_counters(row, now - self._sampled_at)
+        self._put_counters(row, self._quick_counts(), now - self._sampled_at)
+        if now > self._sampled_at:
+            row["interval_s"] = now - self._sampled_at
         self._sampled_at = now
+        if whole:
+            self._put_memory(row, is_slow)
+            self._put_shm(row)
+            self._put_counters(row, self._other_counts(), now - self._all_at)
+            self._all_at = now
         return row
 
     def _read(self, name: str) -> bytes:
@@ -118,39 +127,41 @@ class MachineCounters:
         return sum(found) / len(found) if found else None
 
     # --- Counters ---------------------------------------------------------------------------------
-    def _put_counters(self, row: Table, interval: float) -> None:
-        counts = self._counts()
-        before, self._before = self._before, counts
-        if not interval > 0:
-            return
-        row["interval_s"] = interval
+    def _put_counters(self, row: Table, counts: Counts, interval: float) -> None:
         for name, now in counts.items():
-            then = before.get(name)
-            if now is None or then is None or now < then:  # a counter that began again
+            then, self._before[name] = self._before.get(name), now
+            if (
+                not interval > 0 or now is None or then is None or now < then
+            ):  # a counter that began again
                 continue
             is_share = name in _PER_SECOND
             row[name] = (now - then) / interval if is_share else now - then
 
-    def _counts(self) -> Counts:
+    def _quick_counts(self) -> Counts:
         """Counters since the system's start, by the column that their change goes to."""
         ticks = parsers.cpu_ticks(self._read("stat"))
-        swap = self._read("vmstat")
-        disk = parsers.disk_bytes(self._read("diskstats"), self._disks)
-        network = parsers.network_bytes(self._read("net/dev"), self._interfaces)
         quota = parsers.throttling((self._throttling and self._throttling.read()) or b"")
-        pages_in, pages_out = (parsers.keyed(swap, key) for key in (b"pswpin ", b"pswpout "))
         return {
             "cores_busy": None if ticks is None else ticks.busy * self._tick_s,
             "iowait_cores": None if ticks is None else ticks.iowait * self._tick_s,
+            "cgroup_periods": None if quota is None else quota.periods,
+            "cgroup_throttled": None if quota is None else quota.throttled,
+            "cgroup_throttled_s": None if quota is None else quota.throttled_s,
+        }
+
+    def _other_counts(self) -> Counts:
+        """Those that change slowly."""
+        swap = self._read("vmstat")
+        disk = parsers.disk_bytes(self._read("diskstats"), self._disks)
+        network = parsers.network_bytes(self._read("net/dev"), self._interfaces)
+        pages_in, pages_out = (parsers.keyed(swap, key) for key in (b"pswpin ", b"pswpout "))
+        return {
             "swap_in_bytes": None if pages_in is None else pages_in * _PAGE,
             "swap_out_bytes": None if pages_out is None else pages_out * _PAGE,
             "disk_read_bytes": None if disk is None else disk[0],
             "disk_written_bytes": None if disk is None else disk[1],
             "net_received_bytes": None if network is None else network[0],
             "net_sent_bytes": None if network is None else network[1],
-            "cgroup_periods": None if quota is None else quota.periods,
-            "cgroup_throttled": None if quota is None else quota.throttled,
-            "cgroup_throttled_s": None if quota is None else quota.throttled_s,
             "memory_pressure": parsers.pressure_s(self._pressure["memory"].read() or b""),
             "io_pressure": parsers.pressure_s(self._pressure["io"].read() or b""),
         }

@@ -135,6 +135,8 @@ class ProcessTree:
         self._last_pid: int | None = None
         self._sampled_at = math.nan
         self._credit = 0.0
+        self._clocks: dict[int, float] = {}
+        self._clocks_at = math.nan
         self._has_new = True
         self.left_out = 0
         """Processes at the last sample that were beyond the limit."""
@@ -192,8 +194,8 @@ class ProcessTree:
 
     # --- Sampling ---------------------------------------------------------------------------------
     def sample(self, now: float) -> tuple[Table, float]:
-        """A row a process, and the CPU seconds a second of all of them together (NaN: there is no
-        sample before). ``now`` is in seconds of ``time.monotonic()``."""
+        """A row a process, and the CPU seconds a second of all of them together, also of those that
+        are new (NaN: there is no sample before). ``now`` is in seconds of ``time.monotonic()``."""
         interval = now - self._sampled_at
         self._drop([pid for pid, process in self._processes.items() if not process.look()])
         self._search(now)
@@ -205,6 +207,19 @@ class ProcessTree:
         self._sampled_at = now
         measured = [each.cpu_s for each in spent.values() if each is not None]
         return rows, sum(measured) / interval if interval > 0 and measured else math.nan
+
+    def cores(self, now: float) -> float:
+        """CPU seconds a second of all known processes since this was last asked, by their clocks
+        alone, which cost a few microseconds each; NaN: there are no such clocks, or nothing to
+        compare with."""
+        found = {pid: self._cpu_clock(pid) for pid in self._processes}
+        clocks = {pid: cpu_s for pid, cpu_s in found.items() if cpu_s is not None}
+        before, self._clocks = self._clocks, clocks
+        since, self._clocks_at = self._clocks_at, now
+        both = clocks.keys() & before.keys()
+        if not both or not now > since:
+            return math.nan
+        return sum(max(0.0, clocks[pid] - before[pid]) for pid in both) / (now - since)
 
     def _fill(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -27,11 +28,19 @@ from trainfit.watch.sampler.table_files import TableFile
 FAST_S: Final = 0.1
 SLOW_S: Final = 1.0
 SLOW_FROM_S: Final = 600.0
-#: Share of a core that sampling may take; where there is more to read, samples are rarer.
-_MOST_CPU: Final = 0.02
+#: Seconds between readings of what costs more: each process, memory, disks, network.
+WHOLE_S: Final = 0.5
+#: Share of the machine's cores that sampling may take; where there is more to read, samples are
+#: rarer, the dear ones first.
+_MOST_CPU: Final = 0.003
+#: Seconds over which the own CPU time is measured, and how much rarer samples may get.
+_MEASURE_S: Final = 2.0
+_RAREST: Final = 20.0
+#: By how many times the dear readings are rarer before the others become rarer, too.
+_DEAR_FIRST: Final = 4.0
 #: Seconds between looks into the folder, and between writes.
 _LOOK_EVERY_S: Final = 1.0
-_WRITE_EVERY_S: Final = 0.5
+_WRITE_EVERY_S: Final = 1.0
 #: Seconds that the thread of the GPUs may take to end: a driver that hangs is left alone.
 _PATIENCE_S: Final = 1.0
 _NONE: Final[Mapping[str, float]] = {}
@@ -74,13 +83,16 @@ class Sampler:
         self._pid = pid
         self._gpus: GpuCounters | None = None
         self._stop = threading.Event()
-        self._period = FAST_S
-        self._cost_s = 0.0
+        self._period, self._whole_s, self._stretch = FAST_S, WHOLE_S, 1.0
+        self._whole_at = self._measured_at = float("-inf")
+        self._measured_cpu_s = 0.0
+        self._most_cpu = _MOST_CPU * (os.cpu_count() or 1)
         self._roles: dict[int, Role] = {}
         self._looked_at = self._wrote_at = float("-inf")
         self._told: set[str] = set()
         self._unwritten: list[Event] = []
         self._samples = 0
+        self._cores = math.nan
 
     def run(self) -> bool:
         """Sample until the end; ``False``: another sampler does that already."""
@@ -96,7 +108,7 @@ class Sampler:
             if self._has_ended():
                 break
             due = max(due + self._period, time.monotonic())
-            if signal.sigtimedwait(_STOPS, max(0.0, due - time.monotonic())) is not None:
+            if _asked_to_end(due - time.monotonic()):
                 break
         self._stop.set()
         thread.join(_PATIENCE_S)
@@ -111,8 +123,12 @@ class Sampler:
 
     # --- One sample -------------------------------------------------------------------------------
     def _sample(self, now: float) -> None:
-        began = time.thread_time()
-        self._guarded("processes", self._sample_processes, now)
+        # Those that come at their time, and are not late by a little.
+        whole = now - self._whole_at >= self._whole_s - FAST_S / 2
+        if whole:
+            self._whole_at = now
+            self._guarded("processes", self._sample_processes, now)
+        self._guarded("the machine", self._sample_machine, now, whole)
         if now - self._looked_at >= _LOOK_EVERY_S or self._tree.has_new:
             self._looked_at = now
             self._guarded("the run's folder", self._look)
@@ -120,31 +136,42 @@ class Sampler:
             self._wrote_at = now
             self._write(now)
         self._samples += 1
-        self._set_period(now, time.thread_time() - began)
+        self._set_periods(now)
 
     def _sample_processes(self, now: float) -> None:
-        rows, cores = self._tree.sample(now)
+        rows, self._cores = self._tree.sample(now)
         self._tables["processes"].add(rows)
         if self._tree.left_out:
             text = f"of more than {MOST_PROCESSES} processes, the other ones are not sampled"
             self._tell("not_sampled", text, {"left_out": self._tree.left_out}, once=True)
-        self._guarded("the machine", self._sample_machine, now, cores)
 
-    def _sample_machine(self, now: float, cores: float) -> None:
+    def _sample_machine(self, now: float, whole: bool) -> None:
         if self._machine is None:
             self._machine = MachineCounters(self._pid)
-        self._tables["machine"].add(self._machine.sample(now, cores, self._tree.cpus()))
+        cores, cpus = self._tree.cores(now), self._tree.cpus() if whole else ()
+        if whole and math.isnan(cores):
+            cores = self._cores
+        self._tables["machine"].add(self._machine.sample(now, cores, cpus, whole))
 
     def _look(self) -> None:
         self._folder.look()
         self._roles |= self._tree.assign(self._folder.ranks, self._folder.workers)
 
-    def _set_period(self, now: float, cost_s: float) -> None:
-        wanted = FAST_S if now - self._began < self._slow_from_s else SLOW_S
-        # The first samples read what there is; it is the later ones that cost again and again.
-        self._cost_s += (cost_s - self._cost_s) * 0.1 if self._samples > 10 else 0.0
-        self._period = max(wanted, self._cost_s / _MOST_CPU)
-        if self._period > 2 * wanted:
+    def _set_periods(self, now: float) -> None:
+        if now - self._measured_at < _MEASURE_S:
+            return
+        cpu_s = time.process_time()
+        seconds, spent = now - self._measured_at, cpu_s - self._measured_cpu_s
+        first, self._measured_at, self._measured_cpu_s = self._samples < 2, now, cpu_s
+        if first:  # it has read what there is, and imported: that comes once
+            return
+        # Half of the way, so that one dear look into the folder does not count for long.
+        wanted = self._stretch * spent / seconds / self._most_cpu
+        self._stretch = min(_RAREST, max(1.0, (self._stretch + wanted) / 2))
+        is_long = now - self._began >= self._slow_from_s
+        self._period = (SLOW_S if is_long else FAST_S) * max(1.0, self._stretch / _DEAR_FIRST)
+        self._whole_s = max(self._period, WHOLE_S * self._stretch)
+        if self._stretch > _DEAR_FIRST:
             text = "there is so much to read that samples are rarer"
             self._tell("not_sampled", text, {"period_s": self._period}, once=True)
 
@@ -211,12 +238,14 @@ class Sampler:
 
     def _finish(self) -> None:
         now = time.monotonic()
+        cpu_s = time.process_time() - self._started_cpu_s
         self._guarded("the run's folder", self._look)
         values = {
             "samples": float(self._samples),
             "seconds": now - self._began,
             "start_cpu_s": self._started_cpu_s,
-            "cpu_s": time.process_time() - self._started_cpu_s,
+            "cpu_s": cpu_s,
+            "share_of_cores": cpu_s / max(1e-9, now - self._began) / (os.cpu_count() or 1),
             "lost_rows": float(sum(table.lost for table in self._tables.values())),
         }
         self._tell("sampler_ended", "", values)
@@ -224,6 +253,13 @@ class Sampler:
             self._write(now)
         for table in self._tables.values():
             table.close()
+
+
+def _asked_to_end(seconds: float) -> bool:
+    """Waits so long for a signal that asks for the end. Where the process was stopped and goes on
+    meanwhile (SIGSTOP, SIGCONT), Python returns something that is none of these signals."""
+    found = signal.sigtimedwait(_STOPS, max(0.0, seconds))
+    return found is not None and found.si_signo in _STOPS
 
 
 def _variable(environment: bytes, name: bytes) -> str | None:

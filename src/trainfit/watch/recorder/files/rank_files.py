@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from trainfit.results.files.exchange import as_json
 from trainfit.results.watch import tables
 from trainfit.results.watch.run import Event, RunHeader
 from trainfit.watch.recorder.files.spill import Ring, Writer
+
+#: File systems give files room in pieces of this size, or of several.
+_BLOCK: Final = 4096
 
 
 class RankFiles:
@@ -54,11 +59,19 @@ class RankFiles:
         """Rows that could not be written."""
         return self.steps.lost + self.fetches.lost
 
+    @property
+    def first_lost_step(self) -> int | None:
+        """From which on rows of steps are missing; ``None``: none is."""
+        return self.steps.first_lost
+
     def close(self) -> None:
         """Write what is left."""
         self._writer.stop()
         self.is_stale = True
         self.write()
+        if self.is_stale:  # no room for a new file next to it
+            with contextlib.suppress(OSError):
+                self._rewrite_header()
         for ring in (self.steps, self.fetches):
             ring.close()
 
@@ -95,6 +108,16 @@ class RankFiles:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+    def _rewrite_header(self) -> None:
+        """On a full disk: where the old header is, if it has that much room, so that what is
+        missing is told."""
+        path, text = self._file("json"), self._header(self._worker_threads()).to_json().encode()
+        room = -(-path.stat().st_size // _BLOCK) * _BLOCK
+        if len(text) <= room:
+            with path.open("r+b", buffering=0) as file:
+                file.write(text)
+                file.truncate(len(text))
 
     def _worker_threads(self) -> Mapping[str, int]:
         """The most of each library that a worker has told of."""

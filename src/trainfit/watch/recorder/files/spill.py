@@ -53,6 +53,8 @@ class Ring:
         self._file = RowFile(path, kind.itemsize)
         self._appended = self._written = 0
         self._dropped = self._unwritten = 0
+        self.first_lost: int | None = None
+        """The number in the first column of the first lost row."""
 
     @property
     def lost(self) -> int:
@@ -69,6 +71,8 @@ class Ring:
         its column cannot hold."""
         if self._appended - self._written >= self._rows:
             self._dropped += 1
+            if self.first_lost is None:
+                self.first_lost = int(row[0])
             return
         self._packer.pack_into(self._data, self._appended % self._rows * self._size, *row)
         self._appended += 1
@@ -82,7 +86,11 @@ class Ring:
             first = self._written % self._rows
             count = min(last - self._written, self._rows - first)
             part = memoryview(self._data)[first * self._size : (first + count) * self._size]
-            self._unwritten += self._file.append(part)
+            lost = self._file.append(part)
+            if lost and self.first_lost is None:
+                at = (first + count - lost) * self._size
+                self.first_lost = int(self._packer.unpack_from(self._data, at)[0])
+            self._unwritten += lost
             self._written += count
 
     def close(self) -> None:

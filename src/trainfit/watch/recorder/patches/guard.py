@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from trainfit.watch.recorder.step.flops import FlopCount
+from trainfit.watch.recorder.patches.flops import FlopCount
 from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
 
@@ -79,7 +79,7 @@ def in_phase(
     def phased(*args: Any, **kwargs: Any) -> Any:
         token, began = -1, 0.0
         try:
-            if host.live and host.steps.mine and host.steps.phases.current != phase:
+            if watched(host) and host.steps.phases.current != phase:
                 token, began = host.steps.enter(phase), host.steps.now
         except Exception as error:
             host.failed(function.__name__, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable, Hashable
 from types import ModuleType
@@ -15,12 +16,14 @@ from torch.utils.data import dataloader as loader_module
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.watch.recorder.patches.guard import Host, careful, in_place_of, watched
+from trainfit.watch.recorder.step import phases as ph
 from trainfit.watch.recorder.step.loader_record import LoaderRecord, ReadyBatches
 
 #: What PyTorch says of a worker that was killed (torch/utils/data/dataloader.py).
 _DIED: Final = re.compile(r"DataLoader worker \(pid(\(s\))? [0-9, ]+\) (exited|is killed)")
 #: Where an iterator keeps what is known of its loader.
 _OWN: Final = "_trainfit_watch"
+_clock = time.perf_counter
 
 
 class _Iteration:
@@ -30,6 +33,11 @@ class _Iteration:
 
     def __init__(self, loader: LoaderRecord, began: float) -> None:
         self.loader, self.began, self.started = loader, began, False
+
+    @property
+    def goes_on(self) -> bool:
+        """Is its next batch one of the training, as those before it?"""
+        return self.started and self.loader.role != "evaluation"
 
 
 class LoaderHooks:
@@ -125,24 +133,34 @@ class LoaderHooks:
 
         @in_place_of(advance)
         def __next__(batches: Any) -> Any:
-            token = -1
-            iteration = None
-            ready = ReadyBatches(batches)
+            token = ph.NOT_ENTERED
+            iteration = began = ready = None
+            steps = host.steps
             try:
-                if host.live and host.steps.mine:
+                if host.live and steps.mine:
+                    began = _clock()
                     iteration = getattr(batches, _OWN, None)
-                    token = host.steps.enter_input(ready.count)
+                    if not (steps.light and iteration is not None and iteration.goes_on):
+                        ready = ReadyBatches(batches) if _has_workers(batches) else None
+                        token = steps.enter_input(None if ready is None else ready.count)
+                        steps.cost_s += _clock() - began
             except Exception as error:
                 host.failed("DataLoader", error)
             try:
                 batch = advance(batches)
             except BaseException as error:
                 with careful(host, "DataLoader"):
+                    if steps.light and isinstance(error, StopIteration) and began is not None:
+                        token = steps.late_input(_clock() - began)
                     self._ended(token, iteration, error)
                 raise
             try:
-                if token >= 0:
+                if token != ph.NOT_ENTERED:
+                    began = _clock()
                     self._given(token, iteration, batch, ready)
+                    steps.cost_s += _clock() - began
+                elif steps.light and iteration is not None and began is not None:
+                    steps.light_batch(_clock() - began, iteration.loader, batch)
             except Exception as error:
                 host.failed("DataLoader", error)
             return batch
@@ -150,7 +168,7 @@ class LoaderHooks:
         return __next__
 
     def _given(
-        self, token: int, iteration: _Iteration | None, batch: Any, ready: ReadyBatches
+        self, token: int, iteration: _Iteration | None, batch: Any, ready: ReadyBatches | None
     ) -> None:
         steps = self._host.steps
         if iteration is None:
@@ -160,7 +178,8 @@ class LoaderHooks:
         if not iteration.started:
             iteration.started = True
             first = steps.now - iteration.began
-        steps.leave_input(token, iteration.loader, batch, first, ready.had_next)
+        was_ready = None if ready is None else ready.had_next
+        steps.leave_input(token, iteration.loader, batch, first, was_ready)
 
     def _ended(self, token: int, iteration: _Iteration | None, error: BaseException) -> None:
         if not isinstance(error, StopIteration):
@@ -173,6 +192,10 @@ class LoaderHooks:
             self._host.steps.end_input(token, iteration.loader)
         else:
             self._host.steps.leave(token)
+
+
+def _has_workers(batches: Any) -> bool:
+    return getattr(batches, "_task_info", None) is not None
 
 
 def _place() -> str:

@@ -8,6 +8,7 @@ them. A class attribute costs a fifth of one, and no compiled code sees it.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.patches.guard import Host, careful, in_phase, in_place_of
 from trainfit.watch.recorder.step import phases as ph
 
+_clock = time.perf_counter
+
 
 def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     """Hook from now on, until ``patches`` is restored and what is returned is called."""
@@ -30,6 +33,14 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.set(clip_grad, "clip_grad_norm_", clip)
     patches.set(torch.nn.utils, "clip_grad_norm_", clip)
     _install_autocast(host, patches)
+    construct = optim.Optimizer.__init__
+
+    @in_place_of(construct)
+    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        host.steps.has_optimizer = True
+        construct(optimizer, *args, **kwargs)
+
+    patches.set(optim.Optimizer, "__init__", __init__)
     handles = _hook_optimizers(host)
 
     def remove() -> None:
@@ -50,11 +61,15 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
     def root(module: Any, args: Any, kwargs: Any) -> Any:
         nonlocal inside
         entered = count = None
+        steps = host.steps
         try:
-            if host.live and host.steps.mine:
-                entered = host.steps.enter_root(module, args or tuple(kwargs.values()))
-                if entered is not None:
-                    count = host.count_flops(module)
+            if host.live and steps.mine:
+                began = _clock()
+                entered = steps.enter_root(module, args or tuple(kwargs.values()))
+                if not steps.light:
+                    if entered is not None:
+                        count = host.count_flops(module)
+                    steps.cost_s += _clock() - began
         except Exception as error:
             host.failed("forward", error)
         if entered is None:
@@ -71,9 +86,12 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
         finally:
             inside = False
             try:
-                host.steps.leave_root(entered)
-                if count is not None:
-                    count.remove()
+                if not steps.light:
+                    began = _clock()
+                    steps.leave_root(entered)
+                    if count is not None:
+                        count.remove()
+                    steps.cost_s += _clock() - began
             except Exception as error:
                 host.failed("forward", error)
 
@@ -96,11 +114,14 @@ def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     # torch.compile stops before a backward pass, as it does without us.
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        token = -1
+        token = ph.NOT_ENTERED
+        steps = host.steps
         try:
             # The first backward pass tells which thread trains.
-            if host.live and (host.steps.mine or not host.steps.trains):
-                token = host.steps.enter_backward(tensors)
+            if host.live and (steps.mine or not steps.trains):
+                began = _clock()
+                token = steps.enter_backward(tensors)
+                steps.cost_s += _clock() - began
         except Exception as error:
             host.failed("backward", error)
         try:
@@ -110,8 +131,10 @@ def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             try:
-                if token >= 0:
-                    host.steps.leave(token)
+                if token != ph.NOT_ENTERED:
+                    began = _clock()
+                    steps.leave_backward(token)
+                    steps.cost_s += _clock() - began
             except Exception as error:
                 host.failed("backward", error)
 
@@ -120,9 +143,12 @@ def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hook_optimizers(host: Host) -> list[Any]:
     def before(optimizer: Any, *_: Any) -> None:
+        steps = host.steps
         try:
-            if host.live and (host.steps.mine or not host.steps.trains):
-                host.steps.enter_optimizer(optimizer)
+            if host.live and (steps.mine or not steps.trains):
+                began = _clock()
+                steps.enter_optimizer(optimizer)
+                steps.cost_s += _clock() - began
         except Exception as error:
             host.failed("optimizer", error)
 
@@ -147,7 +173,7 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
     def noted_scale(scaler: Any, outputs: Any) -> Any:
         with careful(host, "GradScaler.scale"):
             if host.live and host.steps.mine and scaler.is_enabled():
-                host.steps.loss_is_scaled = True
+                host.steps.numbers.loss_is_scaled = True
                 host.scaled_by(scaler)
         return scale(scaler, outputs)
 
@@ -160,8 +186,8 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
                 token = host.steps.enter(ph.OPTIMIZER)
                 factor = getattr(scaler, "_scale", None)
                 if isinstance(factor, torch.Tensor):
-                    told = host.steps.number("scale", factor)
-                    host.steps.scale = host.steps.scale if told is None else told
+                    told, numbers = host.steps.number("scale", factor), host.steps.numbers
+                    numbers.scale = numbers.scale if told is None else told
         done = False
         try:
             result = step(scaler, optimizer, *args, **kwargs)
@@ -182,12 +208,14 @@ def _clip(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @in_place_of(original)
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        if host.steps.light:
+            return original(*args, **kwargs)
         norm = timed(*args, **kwargs)
         with careful(host, "clip_grad_norm_"):
             # A DTensor's value would take a collective operation.
             if host.live and host.steps.mine and type(norm) is torch.Tensor and norm.numel() == 1:
-                told = host.steps.number("norm", norm)
-                host.steps.norm = host.steps.norm if told is None else told
+                told, numbers = host.steps.number("norm", norm), host.steps.numbers
+                numbers.norm = numbers.norm if told is None else told
         return norm
 
     return clip_grad_norm_
@@ -200,10 +228,11 @@ def _install_autocast(host: Host, patches: PatchSet) -> None:
 
     @in_place_of(enter)
     def __enter__(self: Any) -> Any:
-        with careful(host, "autocast"):
-            if self._enabled and self.fast_dtype not in seen and host.live:
-                seen.add(self.fast_dtype)
-                host.learn(autocast=str(self.fast_dtype).removeprefix("torch."))
+        if self._enabled and self.fast_dtype not in seen:
+            with careful(host, "autocast"):
+                if host.live:
+                    seen.add(self.fast_dtype)
+                    host.learn(autocast=str(self.fast_dtype).removeprefix("torch."))
         return enter(self)
 
     patches.set(kind, "__enter__", __enter__)

@@ -31,6 +31,7 @@ class GpuStep:
         self._spans: list[tuple[int, Mark, Mark]] = []
         self._open: tuple[int, Mark] | None = None
         self._overflow = False
+        self._is_last = False
         self.first: Mark | None = None
         self.end: Mark | None = None
         self.numbers: dict[str, Kept] = {}
@@ -89,6 +90,11 @@ class GpuStep:
         self._open = None
         return following
 
+    def close_alone(self) -> None:
+        """The same, where no phase is open and the next step has no events."""
+        self.end = self._device.mark()
+        self._is_last = True
+
     @property
     def reached(self) -> bool:
         """Is the GPU done with the step? Also where there is nothing to wait for."""
@@ -117,11 +123,14 @@ class GpuStep:
         return {name: self._device.value(kept) for name, kept in self.numbers.items()}
 
     def release(self) -> None:
-        """Let the events be used again; the last one is the next step's to release."""
+        """Let the events be used again; the last one is the next step's to release, if it has
+        any."""
         marks: dict[int, Any] = {id(self._before): self._before, id(self.first): self.first}
         for _, first, last in self._spans:
             marks[id(first)], marks[id(last)] = first, last
         marks.pop(id(self.end), None)
+        if self._is_last:
+            marks[id(self.end)] = self.end
         for mark in marks.values():
             if mark is not None:
                 self._device.release(mark)

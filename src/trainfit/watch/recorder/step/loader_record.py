@@ -94,11 +94,8 @@ class ReadyBatches:
         self._is_here = False
 
     def count(self) -> int:
-        """Now, when ``next`` is called; -1 where there are no workers."""
-        told = getattr(self._batches, "_task_info", None)
-        if told is None:
-            return -1
-        self._early, self._is_here = self._look(told)
+        """Now, when ``next`` is called."""
+        self._early, self._is_here = self._look(self._batches._task_info)
         queues = {self._batches._data_queue, self._batches._worker_result_queue}
         self._in_queue = sum(int(queue.qsize()) for queue in queues)
         return self._early + self._in_queue

@@ -11,9 +11,9 @@ import torch
 
 from trainfit.results.watch import tables
 from trainfit.watch.recorder.step import phases as ph
+from trainfit.watch.recorder.step.batches import Counts
 from trainfit.watch.recorder.step.cuda_events import Memory
 from trainfit.watch.recorder.step.gpu_step import GpuStep
-from trainfit.watch.recorder.step.segments import Counts
 
 #: Steps that may wait for the GPU.
 _MOST_WAITING: Final = 256
@@ -91,6 +91,38 @@ def new_row(
     ]
 
 
+#: Of a light step's row: between ``input_s`` and ``samples``, from ``queued`` to
+#: ``unpinned_bytes``, and what stands for a number that was not looked at.
+_NO_PHASES: Final = (math.nan,) * (_COLUMNS["samples"] - _COLUMNS["input_s"] - 1)
+_NO_COUNTS: Final = (-1,) * (_COLUMNS["allocated_bytes"] - _COLUMNS["queued"])
+
+
+def light_row(
+    *,
+    step: int,
+    end_s: float,
+    step_s: float,
+    input_s: float,
+    samples: int,
+    batches: int,
+    memory: Memory,
+    loss: float | None,
+    flags: int,
+) -> tuple[Any, ...]:
+    """The row of a step that was recorded lightly, complete."""
+    flags |= tables.LIGHT
+    if loss is None:
+        loss = math.nan
+    else:
+        flags |= tables.LOSS_FINITE if math.isfinite(loss) else tables.LOSS_NOT_FINITE
+        loss = float32(loss)
+    return (
+        *(step, end_s, step_s, input_s, *_NO_PHASES),
+        *(min(samples, _MOST_32), min(batches, _MOST_16), *_NO_COUNTS, *memory),
+        *(loss, math.nan, math.nan, flags),
+    )
+
+
 class Sink(Protocol):
     """Who keeps what is found out."""
 
@@ -119,7 +151,7 @@ class StepRows:
         self, append: Callable[[tuple[Any, ...]], None], skipped: Callable[[Row], None]
     ) -> None:
         self._append, self._skipped = append, skipped
-        self._waiting: collections.deque[tuple[Row, GpuStep, bool]] = collections.deque()
+        self._waiting: collections.deque[tuple[Row, GpuStep | None, bool]] = collections.deque()
         self.without_gpu_times = 0
         """Rows that were not waited for."""
 
@@ -133,10 +165,21 @@ class StepRows:
         if len(self._waiting) > _MOST_WAITING:
             self._give_up()
 
+    def add_light(self, row: tuple[Any, ...]) -> None:
+        """A row that is complete, behind those that wait."""
+        if self._waiting:
+            self._waiting.append((list(row), None, False))
+        else:
+            self._append(row)
+
     def poll(self, now: float) -> None:
         """Pass on what the GPU is done with; ``now`` is in seconds of the run."""
         while self._waiting:
             row, gpu, scaled = self._waiting[0]
+            if gpu is None:
+                self._waiting.popleft()
+                self._append(tuple(row))
+                continue
             if not gpu.reached:
                 patience = max(_PATIENCE_S, _PATIENCE_STEPS * row[_STEP_S])
                 if not now - row[_END] > patience:
@@ -155,9 +198,10 @@ class StepRows:
 
     def _give_up(self) -> None:
         row, gpu, _ = self._waiting.popleft()
-        gpu.values()  # frees their room
-        gpu.release()
-        self.without_gpu_times += 1
+        if gpu is not None:
+            gpu.values()  # frees their room
+            gpu.release()
+            self.without_gpu_times += 1
         self._append(tuple(row))
 
     def _complete(self, row: Row, gpu: GpuStep) -> None:

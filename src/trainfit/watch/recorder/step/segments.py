@@ -6,28 +6,9 @@ A segment begins where the DataLoader's ``next`` is called, and with each optimi
 from __future__ import annotations
 
 from trainfit.watch.recorder.step import phases as ph
+from trainfit.watch.recorder.step.batches import Counts
 from trainfit.watch.recorder.step.gpu_step import GpuStep
 from trainfit.watch.recorder.step.phases import PhaseClock
-
-
-class Counts:
-    """What a step has had so far; a segment that was an evaluation gives it back."""
-
-    __slots__ = ("batches", "copied", "epoch_s", "queued", "samples", "syncs", "unpinned")
-
-    def __init__(self) -> None:
-        self.samples = self.batches = self.syncs = self.copied = self.unpinned = 0
-        self.queued = -1
-        self.epoch_s: float | None = None
-        """Seconds that an epoch's first batch took."""
-
-    def copy(self) -> Counts:
-        """The same numbers, to come back to."""
-        other = Counts.__new__(Counts)
-        other.samples, other.batches, other.queued = self.samples, self.batches, self.queued
-        other.syncs, other.copied, other.unpinned = self.syncs, self.copied, self.unpinned
-        other.epoch_s = self.epoch_s
-        return other
 
 
 class Segment:

@@ -7,35 +7,36 @@ What is an evaluation? A forward pass without gradients of a module in ``eval()`
 parameters to train; the batches of a DataLoader that no backward pass follows; and what lies
 between two of these. The time since the segment began (the call of the DataLoader's ``next``, or
 the optimizer's step) is then moved from the other phases to the evaluation.
+
+Of short steps most are recorded lightly (:mod:`.budget`): no phase is entered in one, until it
+shows that it is more than a batch, a forward and a backward pass and the optimizer's step.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from trainfit.results.watch import tables
 from trainfit.watch.recorder.step import phases as ph
-from trainfit.watch.recorder.step.called_models import CalledModels
-from trainfit.watch.recorder.step.cuda_events import NO_MEMORY, Device, Memory
-from trainfit.watch.recorder.step.gpu_step import GpuStep
+from trainfit.watch.recorder.step.current_step import CurrentStep
+from trainfit.watch.recorder.step.largest import MainOptimizer
 from trainfit.watch.recorder.step.loader_record import LoaderRecord
-from trainfit.watch.recorder.step.main_optimizer import MainOptimizer
-from trainfit.watch.recorder.step.phases import PhaseClock
-from trainfit.watch.recorder.step.rows import Row, Sink, StepRows, new_row
-from trainfit.watch.recorder.step.segments import Counts, Segment
+from trainfit.watch.recorder.step.numbers import number
+from trainfit.watch.recorder.step.rows import Sink
 
-#: Backward passes without an optimizer's step after which iterations count as steps.
+#: Backward passes without an optimizer's step after which iterations count as steps: where the
+#: script has no optimizer that PyTorch knows, and where it has one that it may accumulate for.
 _NO_OPTIMIZER: Final = 8
-#: Seconds between two looks at PyTorch's memory statistics, which cost tens of microseconds.
-_MEMORY_S: Final = 0.1
+_ACCUMULATED: Final = 1024
+#: What a call of a model, or a backward pass, is given in a light step, and gives back.
+_LIGHTLY: Final = (ph.FORWARD, ph.NOT_ENTERED)
+LIGHT_BACKWARD: Final = -2
 
 
-class StepRecorder:
+class StepRecorder(CurrentStep):
     """Called by the hooks, at the beginning and the end of each phase, in the training's thread.
 
     Args:
@@ -51,90 +52,14 @@ class StepRecorder:
         origin: float,
         cpu_clock: Callable[[], float],
     ) -> None:
-        self._sink, self._origin, self._cpu_clock = sink, origin, cpu_clock
-        self.phases = PhaseClock(clock)
-        self.rows = StepRows(sink.append, self._skipped_on_gpu)
+        super().__init__(sink, clock, origin, cpu_clock)
         self.optimizers = MainOptimizer()
-        self.device: Device | None = None
-        self.count = 0
-        """Rows so far."""
-        self._thread = threading.main_thread().ident
-        self.trains = False
-        """Was there a backward pass or an optimizer's step?"""
         self.optimizer_steps = 0
-        self._started: float | None = None
-        self._cpu = 0.0
-        self.models = CalledModels()
+        self.has_optimizer = False
+        """Is there an optimizer in this process, as far as is known?"""
         self._stepping: list[tuple[Any, int]] = []
         self._stepped_main = False
-        self._loader: LoaderRecord | None = None
         self._backwards_without_step = 0
-        self._memory_at = -math.inf
-        self._gpu: GpuStep | None = None
-        self._span: tuple[int, int] | None = None
-        self.compiled = False
-        """Was something compiled since the last step?"""
-        self._counts = Counts()
-        self._loss: float | None = None
-        self._begin()
-        self._open_segment()
-
-    # -- what the hooks ask first --------------------------------------------------------------
-
-    @property
-    def mine(self) -> bool:
-        """Is this the thread that trains?"""
-        return threading.get_ident() == self._thread
-
-    @property
-    def now(self) -> float:
-        """Seconds of the run."""
-        return self.phases.clock() - self._origin
-
-    def use(self, device: Device) -> None:
-        """The training computes on this GPU from now on."""
-        self.device = device
-        self._gpu = GpuStep(device, None)
-
-    # -- phases --------------------------------------------------------------------------------
-
-    def enter(self, phase: int) -> int:
-        """Begin a phase; what is returned ends it. Negative: it belongs to the one around it."""
-        if self._started is None:
-            self._started, self._cpu = self.phases.update(), self._cpu_clock()
-            self.phases.reset()
-            self._open_segment()
-        token = self.phases.enter(phase)
-        if token == 0 and self._gpu is not None:
-            self._gpu.begin(phase)
-            self._span = phase, token
-        return token
-
-    def leave(self, token: int) -> None:
-        """End a phase."""
-        if token == 0 and self._span is not None and self._gpu is not None:
-            self._gpu.finish(self._span[0])
-            self._span = None
-        self.phases.leave(token)
-
-    # -- segments: was it an evaluation? -------------------------------------------------------
-
-    def _open_segment(self) -> None:
-        self._segment = Segment(self.phases, self._counts, self._gpu)
-
-    def _close_segment(self) -> None:
-        """The next batch is asked for."""
-        self.phases.update()
-        segment = self._segment
-        given = segment.calls and self._loader is not None
-        if not segment.trains and (segment.evaluates or given):
-            self._fold()
-
-    def _fold(self) -> None:
-        self._counts = self._segment.fold(self.phases, self._gpu)
-        if self._loader is not None and self._loader.role == "unknown":
-            self._loader.role = "evaluation"
-            self._sink.loaders_changed()
 
     # -- the DataLoader ------------------------------------------------------------------------
 
@@ -143,6 +68,7 @@ class StepRecorder:
         if self._stepping:  # an optimizer's step that was left by an exception
             self.leave(self._stepping[0][1])
             self._stepping.clear()
+        self.look()
         if not self.phases.depth:
             # Batches that are fetched ahead, and ``iter``, belong to the call that uses them.
             segment = self._segment
@@ -174,9 +100,7 @@ class StepRecorder:
         counts = self._counts
         if was_ready is not None and not counts.batches and counts.queued > 0 and not was_ready():
             counts.queued = 0
-        counts.batches += 1
-        samples = loader.samples(batch)
-        counts.samples = -1 if samples < 0 or counts.samples < 0 else counts.samples + samples
+        counts.add(loader.samples(batch))
         if first_s is not None:
             counts.epoch_s = first_s
 
@@ -193,6 +117,13 @@ class StepRecorder:
     def enter_root(self, module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[int, int] | None:
         """A module is called that no other module calls; ``None``: it belongs to what it is
         called in (transforms of a batch, what checkpointing calls again, a checkpoint)."""
+        if self.light:
+            trains = torch.is_grad_enabled()
+            if trains or module.training or not self.models.elements(module):
+                if trains and self._loader is None and self.phases.current != ph.BACKWARD:
+                    self.models.note(module, given, True)
+                return _LIGHTLY
+            self.look()
         current = self.phases.current
         if current in (ph.INPUT, ph.BACKWARD, ph.CHECKPOINT, ph.EVALUATION):
             return None
@@ -227,12 +158,22 @@ class StepRecorder:
         """A backward pass begins, from ``roots`` (a tensor or several)."""
         if self.phases.current == ph.BACKWARD:  # of a checkpointed part
             return ph.NOT_ENTERED
-        self._segment.trains = True
-        self._note_training()
         self._backwards += 1
         self._backwards_without_step += 1
-        self._note_loss(roots)
-        return self.enter(ph.BACKWARD)
+        if self.light:
+            self.phases.current = ph.BACKWARD  # of the clock nothing else is used
+        else:
+            self._segment.trains = True
+            self._note_training()
+        self.numbers.note_loss(roots, self.device, self._gpu)
+        return LIGHT_BACKWARD if self.light else self.enter(ph.BACKWARD)
+
+    def leave_backward(self, token: int) -> None:
+        """… and is over."""
+        if token == LIGHT_BACKWARD:
+            self.phases.current = ph.OTHER
+        else:
+            self.leave(token)
 
     def _note_training(self) -> None:
         if not self.trains:
@@ -243,26 +184,9 @@ class StepRecorder:
             self._loader.role = "training"
             self._sink.loaders_changed()
 
-    def _note_loss(self, roots: Any) -> None:
-        root = roots if isinstance(roots, torch.Tensor) else next(iter(roots), None)
-        if root is None or root.numel() != 1 or root.is_complex():
-            return
-        value = self.number("loss", root)
-        if value is not None and (self._loss is None or math.isfinite(self._loss)):
-            self._loss = value
-
     def number(self, name: str, tensor: torch.Tensor) -> float | None:
         """The value of a tensor of one element: now, or with the step's row if it is on a GPU."""
-        if not tensor.is_cuda:
-            return float(tensor.detach()) if tensor.device.type == "cpu" else None
-        if self.device is not None and self._gpu is not None:
-            before = self._gpu.numbers.pop(name, None)
-            kept = self.device.keep(tensor)
-            if kept is not None:
-                self._gpu.numbers[name] = kept
-            if before is not None:
-                self.device.value(before)  # frees its room; its copy is over before the new one
-        return None
+        return number(name, tensor, self.device, self._gpu)
 
     # -- the optimizer -------------------------------------------------------------------------
 
@@ -275,8 +199,9 @@ class StepRecorder:
                 break
         self._note_training()
         found = getattr(optimizer, "found_inf", None)  # GradScaler's, for fused optimizers
-        if isinstance(found, torch.Tensor) and self.number("found_inf", found):
-            self._skipped = True
+        if isinstance(found, torch.Tensor):
+            self.look()  # the GPU tells later, by a step in detail
+            self._skipped |= bool(self.number("found_inf", found))
         self._stepping.append((optimizer, self.enter(ph.OPTIMIZER)))
 
     def leave_optimizer(self, optimizer: Any) -> None:
@@ -292,10 +217,14 @@ class StepRecorder:
         self._stepped_main |= self._is_main(optimizer)
         if not self._stepping and self._stepped_main:  # else another one wraps it
             self._stepped_main = False
-            self.commit()
+            if self.light:
+                self._commit_lightly()
+            else:
+                self.commit(may_be_light=True)
 
     def skip(self, optimizer: Any) -> None:
         """``GradScaler`` left the optimizer's step out."""
+        self.look()
         self._note_training()
         self._backwards_without_step = 0
         self._skipped = True
@@ -310,78 +239,15 @@ class StepRecorder:
         return is_main
 
     def _end_iteration(self) -> None:
-        if self._backwards and self._backwards_without_step >= _NO_OPTIMIZER:
+        most = _ACCUMULATED if self.has_optimizer or self.optimizer_steps else _NO_OPTIMIZER
+        if self._backwards and self._backwards_without_step >= most:
             self.commit()
-
-    # -- rows ----------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self._counts = Counts()
-        self._loss = None
-        self.scale = self.norm = math.nan
-        self.loss_is_scaled = self._skipped = self._restarted = False
-        self._backwards = 0
-        self.models.begin()
-
-    def commit(self) -> None:
-        """The step is over."""
-        now = self.phases.update()
-        row = self._row(now)
-        gpu = self._gpu
-        if gpu is not None:
-            self._gpu = gpu.close()
-        self._tell(row)
-        self.rows.add(row, gpu, self.loss_is_scaled)
-        self.rows.poll(now - self._origin)
-        self.count += 1
-        self.compiled = False
-        self._begin()
-        self.phases.reset()
-        self._started = now
-        self._open_segment()
-
-    def _row(self, now: float) -> Row:
-        counts, cpu = self._counts, self._cpu_clock()
-        began = now if self._started is None else self._started
-        cpu_s, self._cpu = cpu - self._cpu, cpu
-        return new_row(
-            step=self.count,
-            end_s=now - self._origin,
-            step_s=math.nan if self._restarted else now - began,
-            phases=self.phases.seconds,
-            counts=counts,
-            on_gpu=self.device is not None,
-            cpu_s=cpu_s,
-            samples=(counts.samples if counts.batches else self.models.samples) or -1,
-            batches=counts.batches or self._backwards,
-            memory=self._look_at_memory(now),
-            numbers=(self._loss, self.scale, self.norm),
-            flags=(tables.COMPILED if self.compiled else 0)
-            | (tables.STEP_SKIPPED if self._skipped else 0),
-        )
-
-    def _tell(self, row: Row) -> None:
-        if self.phases.seconds[ph.EVALUATION] > 0:
-            self._sink.event("evaluation", seconds=self.phases.seconds[ph.EVALUATION])
-        if self._counts.epoch_s is not None:
-            self._sink.event("epoch", seconds=self._counts.epoch_s)
-        if self._skipped:
-            self._sink.event("skipped_step")
 
     def finish(self) -> None:
         """The training is over: pass on the rows that wait, and what no step followed."""
         self.rows.drain()
         if self.phases.seconds[ph.EVALUATION] > 0:
             self._sink.event("evaluation", seconds=self.phases.seconds[ph.EVALUATION])
-
-    def _skipped_on_gpu(self, row: Row) -> None:
-        self._sink.event("skipped_step")
-
-    def _look_at_memory(self, now: float) -> Memory:
-        if self.device is None or now - self._memory_at < _MEMORY_S:
-            return NO_MEMORY
-        self._memory_at = now
-        return self.device.memory()
 
     # -- the GPU -------------------------------------------------------------------------------
 

@@ -22,10 +22,10 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if few:
         return
     hottest, cores = known(rank.main_process["hottest_thread"]), checks.cores(rank)
-    if cores is None or len(hottest) < thresholds.LEAST_SAMPLES:
+    if cores is None or len(hottest) < thresholds.LEAST_SLOW_SAMPLES:
         yield Unknown(
             KIND,
-            f"fewer than {thresholds.LEAST_SAMPLES} samples of the threads",
+            f"fewer than {thresholds.LEAST_SLOW_SAMPLES} samples of the threads",
             "the sampler, and a few seconds",
         )
         return

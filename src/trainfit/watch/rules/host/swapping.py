@@ -22,14 +22,15 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return
     machine = rank.machine
     rows = machine[(machine["swap_in_bytes"] >= 0) & (machine["interval_s"] > 0)]
-    if len(rows) < thresholds.LEAST_SAMPLES:
+    if len(rows) < thresholds.LEAST_SLOW_SAMPLES:
         yield Unknown(
             KIND,
-            f"fewer than {thresholds.LEAST_SAMPLES} samples of swap",
+            f"fewer than {thresholds.LEAST_SLOW_SAMPLES} samples of swap",
             "the sampler, and a few seconds",
         )
         return
-    seconds = float(np.sum(rows["interval_s"], dtype=np.float64))
+    # Swap is not read in each sample; what is read is of all the time since it was read last.
+    seconds = float(np.nansum(machine["interval_s"], dtype=np.float64))
     rate = float(np.sum(rows["swap_in_bytes"], dtype=np.float64)) / seconds
     often = np.mean(rows["swap_in_bytes"] > 0)
     if rate < thresholds.SWAP_BYTES_PER_S or often < thresholds.SWAP_SAMPLES:

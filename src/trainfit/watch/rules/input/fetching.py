@@ -29,6 +29,8 @@ _PARTS: Final[tuple[tuple[Part, str], ...]] = (
 _RAM_SHARE: Final = 0.5
 #: Of the usable cores, what more workers may use that mostly wait: on full cores, too.
 _CORES_OF_WAITING: Final = 0.1
+#: Of the cores that other programs keep busy, what threads that take turns with them get.
+_FAIR: Final = 0.5
 #: Idle cores are medians; a worker more is not lost to their noise.
 _ROUNDING: Final = 0.02
 
@@ -155,11 +157,19 @@ class Fetching:
             return None
         idle = 0.0 if self.cores.saturated else self.cores.idle
         if self.waits:
-            idle = max(idle, _CORES_OF_WAITING * self.cores.usable)
+            idle = max(idle, _CORES_OF_WAITING * self.cores.usable, self._shared_cores())
         ranks = max(1, checks.local_ranks(self.rank))
         more = int(idle / self.cores_per_worker / ranks + _ROUNDING)
         room = self._more_by_ram()
         return self.workers + (more if room is None else min(more, room // ranks))
+
+    def _shared_cores(self) -> float:
+        """Cores that workers which mostly wait get of those that other programs fill: their share
+        of what these keep busy, as the scheduler gives a thread that comes back its turn."""
+        ours = median(self.rank.machine["cores_ours"])
+        if self.cores is None or ours is None:
+            return 0.0
+        return _FAIR * max(0.0, self.cores.busy - ours)
 
     def _more_by_ram(self) -> int | None:
         """How many workers like the present ones fit into the RAM that may be used; ``None``: their
@@ -191,10 +201,15 @@ class Fetching:
 
     @functools.cached_property
     def queued_while_waiting(self) -> float | None:
-        """Median of the batches that were ready when a step began to wait in vain."""
-        lost = np.nan_to_num(gpu_time.input_lost(self.rank))
-        waits = lost >= thresholds.NOTICEABLE * self.rank.steps["step_s"]
-        return median(self.rank.steps["queued"][waits])
+        """Batches that were ready when a step began to wait in vain: in the median second of what
+        is lost. Many short waits for a transfer say nothing of a few long ones."""
+        lost, queued = np.nan_to_num(gpu_time.input_lost(self.rank)), self.rank.steps["queued"]
+        waits = (lost >= thresholds.NOTICEABLE * self.rank.steps["step_s"]) & (queued >= 0)
+        if not waits.any():
+            return None
+        order = np.argsort(queued[waits], kind="stable")
+        seconds = np.cumsum(lost[waits][order])
+        return float(queued[waits][order][np.searchsorted(seconds, seconds[-1] / 2)])
 
     @functools.cached_property
     def slow_worker(self) -> SlowWorker | None:

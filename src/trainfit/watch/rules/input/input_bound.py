@@ -96,6 +96,10 @@ def _reason(fetching: Fetching) -> _Reason:
     cores, usable = fetching.cores, checks.usable_cores(fetching.rank.header)
     if usable is not None and _fills(fetching, usable):
         return _saturated(fetching, usable)  # which also makes ready batches late
+    # Where other programs fill the cores, also batches that are ready come late.
+    waits = fetching.waits and cores is not None and cores.saturated
+    if waits and needed is not None and workers and needed > workers:
+        return _more_workers(fetching, needed, workers)
     if workers and (fetching.queued_while_waiting or 0) >= 1:
         return _transfer("The workers' batches are ready, but reach the main process late")
     if needed is None or workers is None:

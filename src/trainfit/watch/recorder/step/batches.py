@@ -1,0 +1,66 @@
+"""Which batches a step has used, where a loop fetches them ahead.
+
+Accelerate, and Transformers with it, ask for the next batch before they give the last one to the
+training. The first step of an epoch has then fetched one batch more than it used, the last one
+less; each belongs to the step whose backward pass uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Counts:
+    """What a step has had so far; a segment that was an evaluation gives it back.
+
+    ``given`` are the samples of the batches that wait to be used, the oldest first; ``batches`` of
+    them were fetched in this step.
+    """
+
+    __slots__ = ("batches", "copied", "epoch_s", "given", "queued", "syncs", "unpinned")
+
+    def __init__(self, given: Sequence[int] = ()) -> None:
+        self.given = list(given)
+        self.batches = self.syncs = self.copied = self.unpinned = 0
+        self.queued = -1
+        self.epoch_s: float | None = None
+        """Seconds that an epoch's first batch took."""
+
+    def add(self, samples: int) -> None:
+        """A batch was fetched, of so many samples (-1: not known)."""
+        self.given.append(samples)
+        self.batches += 1
+
+    def copy(self) -> Counts:
+        """The same numbers, to come back to."""
+        other = Counts(self.given)
+        other.batches, other.queued = self.batches, self.queued
+        other.syncs, other.copied, other.unpinned = self.syncs, self.copied, self.unpinned
+        other.epoch_s = self.epoch_s
+        return other
+
+
+class UsedBatches:
+    """Splits what was fetched at the end of each step."""
+
+    def __init__(self) -> None:
+        self._ahead = True
+
+    def split(self, given: list[int], backwards: int) -> tuple[list[int], list[int]]:
+        """The batches that a step of so many backward passes has used, and one that was fetched
+        ahead. A script that makes one backward pass from several batches leaves more of them, and
+        from then on all belong to the step that fetched them."""
+        surplus = len(given) - backwards
+        if not self._ahead or not backwards or surplus <= 0:
+            return given, []
+        if surplus > 1:
+            self._ahead = False
+            return given, []
+        return given[:-1], given[-1:]
+
+
+def total(samples: Sequence[int]) -> int:
+    """Of several batches; -1 where one of them is not known."""
+    if len(samples) == 1:
+        return samples[0]
+    return -1 if min(samples) < 0 else sum(samples)

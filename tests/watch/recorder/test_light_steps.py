@@ -1,0 +1,179 @@
+"""Short steps: recorded lightly within a budget, and completed by those in detail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from helpers_recorder import recorded
+from trainfit.results.watch import tables
+from trainfit.watch.figures.light_steps import completed, is_light
+from trainfit.watch.recorder.step import budget as budget_module
+from trainfit.watch.recorder.step.batches import UsedBatches
+from trainfit.watch.recorder.step.budget import FIRST, SHARE, Budget
+from trainfit.watch.recorder.step.current_step import CurrentStep
+
+DATA = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "all_in_detail"), [(0.001, False), (0.005, False), (0.2, True), (2.0, True)]
+)
+def test_details_stay_within_the_budget(step_s: float, all_in_detail: bool) -> None:
+    budget, now, details, cost_s = Budget(), 0.0, 0, 150e-6
+    for step in range(5000):
+        light, began = budget.is_light(now), now
+        now += step_s
+        if light:
+            budget.looked_lightly(0.0)
+        else:
+            budget.looked(began, cost_s)
+            details += step >= FIRST
+    assert (details == 5000 - FIRST) is all_in_detail
+    assert details >= 20
+    assert details * cost_s <= 1.1 * SHARE * now
+
+
+def test_what_happens_every_tenth_step_is_neither_always_nor_never_seen() -> None:
+    budget, now, seen = Budget(), 0.0, set()
+    for step in range(3000):
+        light, began = budget.is_light(now), now
+        now += 0.005
+        if not light:
+            budget.looked(began, 150e-6)
+            seen.add(step % 10)
+    assert len(seen) == 10
+
+
+@pytest.mark.parametrize(
+    ("fetched", "used"),
+    [
+        ([2, 1, 1, 0], [1, 1, 1, 1]),  # one ahead: Accelerate
+        ([1, 1, 1], [1, 1, 1]),
+        ([2, 2, 2, 2], [1, 3, 2, 2]),  # two batches make one loss
+    ],
+)
+def test_batches_belong_to_the_step_that_uses_them(fetched: list[int], used: list[int]) -> None:
+    batches, ahead, found = UsedBatches(), [], []
+    for count in fetched:
+        now, ahead = batches.split([*ahead, *[8] * count], 1)
+        found.append(len(now))
+    assert found == used
+
+
+def _train(epochs: int, evaluates: bool = False) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for _ in range(epochs):
+        for samples, labels in DataLoader(DATA, batch_size=8):
+            loss = nn.functional.cross_entropy(model(samples), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            if evaluates and len(losses) % 5 == 0:
+                model.eval()
+                with torch.no_grad():
+                    model(samples)
+                model.train()
+    return losses
+
+
+@pytest.fixture
+def always_light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two steps every step is light that can be."""
+    monkeypatch.setattr(budget_module, "FIRST", 2)
+    monkeypatch.setattr(budget_module, "SHARE", 1e-9)
+
+
+@pytest.mark.usefixtures("always_light")
+def test_light_steps_have_all_but_their_phases(tmp_path: Path) -> None:
+    with recorded(tmp_path) as run:
+        losses = _train(4)
+    steps, header = run.record.steps, run.record.header
+    light, epoch = is_light(steps), (steps["flags"] & tables.EPOCH_START) != 0
+    assert len(steps) == 32
+    assert not light[epoch].any() and light[~epoch][2:].all()
+    assert set(steps["samples"]) == {8} and set(steps["batches"]) == {1}
+    np.testing.assert_allclose(steps["loss"], losses, rtol=1e-6)
+    assert (steps["input_s"] > 0).all() and (steps["input_s"] < steps["step_s"]).all()
+    assert np.isnan(steps["forward_s"][light]).all()
+    assert (steps["forward_s"][~light] > 0).all()
+    assert header.light_steps == light.sum()
+    assert header.recording_share is not None and header.recording_share > 0
+
+
+@pytest.mark.usefixtures("always_light")
+def test_what_is_rare_is_looked_at_in_a_light_step_too(tmp_path: Path) -> None:
+    with recorded(tmp_path) as run:
+        _train(5, evaluates=True)
+    steps = run.record.steps
+    assert len(run.events("evaluation")) == 8
+    told = steps[(steps["flags"] & tables.EVALUATION) != 0]
+    assert len(told) == 7  # the last one has no step after it
+    assert not is_light(told).any() and (told["evaluation_s"] > 0).all()
+    phases = sum(np.nan_to_num(told[name]) for name in ("input_s", "evaluation_s", "forward_s"))
+    assert (phases <= told["step_s"] * 1.001).all()
+
+
+def test_light_steps_are_completed_by_the_nearest_in_detail() -> None:
+    steps = tables.empty_rows(tables.STEPS, 5)
+    steps["flags"] = (0, tables.LIGHT, tables.EPOCH_START, tables.LIGHT, 0)
+    steps["step_s"] = (0.010, 0.020, 0.500, 0.012, 0.010)
+    steps["input_s"] = (0.000, 0.010, 0.490, 0.002, 0.000)
+    steps["forward_s"] = (0.004, np.nan, 0.004, np.nan, 0.006)
+    steps["syncs"] = (3, -1, 3, -1, 3)
+    found = completed(steps)
+    np.testing.assert_allclose(found["forward_s"], (0.004, 0.004, 0.004, 0.006, 0.006), rtol=1e-5)
+    assert list(found["syncs"]) == [3, 3, 3, 3, 3]
+    assert np.isnan(steps["forward_s"][1])  # a copy
+
+
+def test_more_micro_batches_than_eight_are_one_step(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for number, (samples, _) in enumerate(DataLoader(DATA, batch_size=2)):
+            model(samples).sum().backward()
+            if number % 16 == 15:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert list(run.record.steps["batches"]) == [16, 16]
+    assert list(run.record.steps["samples"]) == [32, 32]
+
+
+def test_a_gpu_has_events_in_steps_in_detail_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_module, "FIRST", 1)
+    now, marks, rows = [0.0], [], []
+
+    def mark() -> Any:
+        marks.append(now[0])
+        return SimpleNamespace(at=now[0])
+
+    device: Any = SimpleNamespace(
+        mark=mark, reached=lambda mark: True, release=lambda mark: None,
+        seconds=lambda first, last: last.at - first.at, memory=lambda: (1, 1, 1, 0),
+    )  # fmt: skip
+    sink: Any = SimpleNamespace(append=rows.append, event=lambda *_, **__: None)
+    step = CurrentStep(sink, lambda: now[0], 0.0, lambda: 0.0)
+    step.use(device)
+    for _ in range(3):
+        step.leave(step.enter(2))
+        now[0] += 0.001
+        if step.light:
+            step._commit_lightly()
+        else:
+            step.cost_s = 1.0
+            step.commit(may_be_light=True)
+    # The copy of the first step, and its end; nothing in the light ones.
+    assert len(marks) == 3
+    assert [row[-1] & tables.LIGHT for row in rows] == [0, tables.LIGHT, tables.LIGHT]
