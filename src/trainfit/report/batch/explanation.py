@@ -12,7 +12,6 @@ from trainfit.results.format import count
 from trainfit.results.text import columns, printable
 
 _TOPIC: Final = 17
-#: Columns of a terminal.
 #: Lines on a terminal, the picture included.
 MOST_LINES: Final = 25
 

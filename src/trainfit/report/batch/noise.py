@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from trainfit.results.batch.noise import ModuleNoise, NoiseResult
 from trainfit.results.format import count, percent
-from trainfit.results.text import printable
-from trainfit.results.text import wrapped as wrapped_in
+from trainfit.results.text import printable, wrapped
 
 #: Modules with the largest parts of tr Σ that are shown.
 _SHOWN = 6
-#: Columns of a terminal.
-_WIDTH = 80
 METHODS = {
     "accumulation": "micro-batches of a step",
     "ranks": "ranks of a data-parallel run",
@@ -75,8 +72,3 @@ def _modules(modules: tuple[ModuleNoise, ...]) -> list[str]:
     if len(ordered) > _SHOWN:
         lines.append(f"  {len(ordered) - _SHOWN} more in the result file")
     return lines
-
-
-def wrapped(text: str, first: str, rest: str) -> str:
-    """In the columns of a terminal."""
-    return wrapped_in(text, first, rest, _WIDTH)
