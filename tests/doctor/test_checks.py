@@ -323,7 +323,7 @@ def sound(check: Check) -> None:
 BASES = [made(), made(gpus=[gpu(), gpu(1)]), *(made(**changes) for _, _, changes in BAD)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_check_raises_whatever_is_absent_or_cannot_be_told(data: st.DataObject) -> None:
     base = data.draw(st.sampled_from(BASES))
@@ -361,7 +361,7 @@ JUNK = st.text(min_size=1, max_size=300)
 NUMBERS = st.one_of(st.integers(0, 1 << 63), st.sampled_from([0, 1, 2, 1 << 40]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_check_raises_whatever_the_values_are(data: st.DataObject) -> None:
     base = data.draw(st.sampled_from(BASES))
@@ -417,7 +417,6 @@ def test_who_sized_threads_for_a_quota_knows_of_it() -> None:
 
 
 @given(st.integers(1, 64), st.floats(0.1, 64))
-@settings(deadline=None)
 @example(20, 19.0)
 @example(1, 1.0)
 def test_a_quota_is_hidden_below_the_visible_cpus(cpus: int, quota: float) -> None:
@@ -440,7 +439,6 @@ def test_the_fixes_of_a_quota_name_this_machines_values() -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 64))
-@settings(deadline=None)
 def test_cpus_for_each_gpu(gpus: int, cpus: int) -> None:
     changes = {"affinity": tuple(range(cpus)), "logical_cpus": cpus, "usable_cores": float(cpus)}
     check = the("cores", made(cpu=changes, gpus=[gpu(n) for n in range(gpus)]))
@@ -468,7 +466,6 @@ def test_one_cpu_in_a_job_of_slurm_is_the_schedulers_matter() -> None:
 
 
 @given(st.integers(1, 200), st.floats(0.5, 128))
-@settings(deadline=None)
 def test_threads_against_usable_cores(threads: int, usable: float) -> None:
     of = made(cpu={"usable_cores": usable}, threads={"OMP_NUM_THREADS": str(threads)})
     check = the("threads", of)
@@ -544,7 +541,6 @@ def test_clocks_that_follow_the_load_want_a_measurement(governor: str) -> None:
 
 
 @given(st.integers(0, 255))
-@settings(deadline=None)
 def test_epp_as_a_number(epp: int) -> None:
     check = the("frequency", made(cpu={"policies": (own_choice(energy_preference=str(epp)),)}))
     expected = "good" if epp == 0 else "bad" if epp > policy.EPP_POWER else "cannot_tell"
@@ -585,7 +581,6 @@ def test_a_governor_that_is_not_offered_is_not_proposed() -> None:
 
 
 @given(st.floats(0.3, 1.0))
-@settings(deadline=None)
 @example(0.95)
 def test_the_limit_of_the_clock(share: float) -> None:
     check = the("frequency", made(cpu={"policies": (frequency(limit_hz=share * 5e9),)}))
@@ -636,7 +631,6 @@ def test_only_cores_that_a_job_may_use_are_judged() -> None:
 
 
 @given(st.floats(0, 5e-3), st.booleans())
-@settings(deadline=None)
 @example(1e-3, False)
 def test_idle_states_by_the_deepest_that_is_enabled(latency: float, disabled: bool) -> None:
     states = (IdleState("C1", 1e-6, False), IdleState("C10", latency, disabled))
@@ -662,7 +656,6 @@ def test_idle_states_that_were_off_stay_off_after_the_undo() -> None:
 
 
 @given(st.integers(1, 64 * GIB))
-@settings(deadline=None)
 @example(64 * GIB // 20)
 @example(64 * GIB // 20 + 1)
 def test_available_memory(available: int) -> None:
@@ -677,7 +670,6 @@ def test_a_small_machine_is_not_full_by_being_small() -> None:
 
 
 @given(st.integers(0, 8 * GIB))
-@settings(deadline=None)
 @example(8 * GIB * 95 // 100)
 @example(8 * GIB * 95 // 100 + 1)
 def test_the_cgroups_limit(used: int) -> None:
@@ -691,7 +683,6 @@ def test_a_limit_above_the_ram_is_none() -> None:
 
 
 @given(st.integers(0, 16 * GIB), st.integers(4 * GIB, 64 * GIB))
-@settings(deadline=None)
 @example(64 * GIB // 10 + 1, 16 * GIB)
 @example(64 * GIB // 10 + 1, 16 * GIB - 1)
 @example(64 * GIB // 10, 16 * GIB - 1)
@@ -715,7 +706,6 @@ def test_less_ram_than_a_gpu_has_is_said() -> None:
 
 
 @given(st.integers(0, 40 * GIB))
-@settings(deadline=None)
 @example(GIB)
 @example(GIB - 1)
 def test_shm_by_its_size(total: int) -> None:
@@ -744,7 +734,6 @@ def test_the_fix_of_a_small_shm_is_where_it_was_made(container: Any, start: str)
 
 
 @given(st.integers(0, 20 * GIB), st.floats(1e6, 1e9))
-@settings(deadline=None)
 @example(5 * GIB, 100e6)
 @example(5 * GIB - 1, 100e6)
 def test_disk_by_room_and_rate(free: int, measured: float) -> None:
@@ -774,7 +763,6 @@ def test_disk_by_kind_where_no_rate_was_measured(kind: Any, measured: Any, verdi
 
 
 @given(st.integers(1, 4096), st.integers(1, 256))
-@settings(deadline=None)
 def test_open_files_against_the_workers_of_this_machine(soft: int, cores: int) -> None:
     of = made(limits={"open_files": soft}, cpu={"usable_cores": float(cores)})
     check = the("files", of)
@@ -813,7 +801,6 @@ def test_what_is_unlimited_is_good() -> None:
 
 
 @given(st.integers(1, 4096))
-@settings(deadline=None)
 @example(1024)
 @example(1023)
 def test_processes(limit: int) -> None:
@@ -855,7 +842,6 @@ def test_numa_where_the_firmware_says_nothing() -> None:
 
 
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8, 16]))
-@settings(deadline=None)
 def test_lanes(width: int, most: int) -> None:
     of = made(gpus=[gpu(pcie_width=width, pcie_width_max=most)])
     cause = the("pcie", of).cause
@@ -872,7 +858,6 @@ def test_lanes_by_the_buss_files_are_the_gpus_own() -> None:
 
 
 @given(st.integers(0, 15), st.integers(1, 5))
-@settings(deadline=None)
 def test_a_low_generation_is_bad_at_work_only(state: int, generation: int) -> None:
     of = made(
         gpus=[gpu(performance_state=state, pcie_generation=generation, pcie_generation_max=4)]
@@ -948,7 +933,6 @@ def test_the_undo_of_application_clocks_is_their_former_setting() -> None:
 
 
 @given(st.floats(20, 120))
-@settings(deadline=None)
 @example(87.0)
 @example(86.9)
 def test_temperature(celsius: float) -> None:
@@ -963,7 +947,6 @@ def test_temperature_without_a_known_limit() -> None:
 
 
 @given(st.floats(10, 100))
-@settings(deadline=None)
 @example(policy.POWER_SHARE * 72.0)
 def test_power_limit(watts: float) -> None:
     check = the("gpu-power", made(gpus=[gpu(power_limit_w=watts)]))
@@ -1028,7 +1011,6 @@ def test_an_exclusive_gpu_is_good_while_it_is_free() -> None:
 
 
 @given(st.integers(0, 24 * GIB))
-@settings(deadline=None)
 @example(int(policy.OTHERS_SHARE * 24 * GIB))
 @example(int(policy.OTHERS_SHARE * 24 * GIB) + 1)
 def test_memory_of_others(held: int) -> None:
@@ -1062,7 +1044,6 @@ def test_the_free_gpu_is_named_by_its_uuid() -> None:
 
 
 @given(st.integers(0, 24 * GIB), st.integers(0, 24 * GIB))
-@settings(deadline=None)
 @example(int(policy.OTHERS_SHARE * 24 * GIB), 0)
 @example(int(policy.OTHERS_SHARE * 24 * GIB) + 1, 0)
 def test_memory_that_nobody_holds(used: int, held: int) -> None:

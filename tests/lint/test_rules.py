@@ -816,7 +816,7 @@ def mutated(draw: st.DrawFn) -> str:
     return "\n".join(lines)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=mutated())
 def test_no_source_raises_anything_else(
     tmp_path_factory: pytest.TempPathFactory, text: str
@@ -834,7 +834,7 @@ def test_no_source_raises_anything_else(
     assert script_text(found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

@@ -141,7 +141,7 @@ def test_each_cpu_is_in_one_group(settings_of: list[tuple[Any, Any, float | None
 
 
 @given(name=st.sampled_from(names()), seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_damaged_machine_breaks_the_screen(name: str, seed: int) -> None:
     text = screen(recorded(mutated(document(name), seed)))
     assert "\x1b" not in text and "None" not in text

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.hardware.driver import cuda_stack, nvml
@@ -773,7 +773,7 @@ def changed(kept: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(answer=NVML_ANSWERS, address=st.sampled_from(["0000:01:00.0", "0000:41:00.0"]))
 def test_no_answer_of_nvml_is_too_strange(answer: Any, address: str) -> None:
     document = {"files": gpu_files(address), "probes": {"nvml_gpus": answer}}
@@ -787,7 +787,7 @@ def test_no_answer_of_nvml_is_too_strange(answer: Any, address: str) -> None:
         f"{values(gpu)}".encode()  # nothing that cannot be shown
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(data=st.data())
 def test_no_answer_to_the_stack_is_too_strange(data: st.DataObject) -> None:
     document = workstation()

@@ -263,7 +263,7 @@ def _layer(name: str, width: int) -> nn.Module:
     return layer
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     layers=st.lists(
         st.sampled_from(["linear", "gelu", "relu", "norm", "dropout", "transformer"]), max_size=5

@@ -79,7 +79,7 @@ def assert_exact(recordings: dict[int, Recording]) -> AffineStream:
     return law
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     widths=st.lists(st.integers(1, 300), min_size=2, max_size=3),
     batches=st.lists(st.integers(2, 200), min_size=3, max_size=3, unique=True),

@@ -844,7 +844,7 @@ class NaiveAllocator:
                     parts[index - 1][1] += parts.pop(index)[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=strategies.integers(0, 1 << 32),
     live_target=strategies.integers(2, 40),
@@ -882,7 +882,6 @@ def test_random_programs_agree_with_the_naive_allocator(
 
 
 @given(sizes=strategies.lists(SIZES, min_size=1, max_size=30))
-@settings(deadline=None)
 def test_freeing_everything_leaves_whole_segments(sizes: list[int]) -> None:
     a = allocator(capacity=100 * GIB)
     for block in [a.malloc(size) for size in sizes]:

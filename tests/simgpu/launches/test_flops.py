@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -170,7 +170,6 @@ def test_attention_and_its_gradients(causal: bool, queries: int, keys: int) -> N
     assert found == 3 * 2 * 2 * naive.multiplied
 
 
-@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40))
 def test_pairs_of_a_causal_mask(queries: int, keys: int) -> None:
     assert causal_pairs(queries, keys) == torch.ones(queries, keys).tril().sum()

@@ -52,7 +52,7 @@ def kinds(rows: Sequence[dict[str, Any]]) -> list[str]:
 # --- Products -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 6), st.integers(1, 70), st.integers(1, 70), st.integers(1, 70))
 def test_a_product_by_its_sizes(batches: int, rows: int, columns: int, depth: int) -> None:
     def act() -> Any:

@@ -95,7 +95,7 @@ def test_a_large_product_runs_at_the_peak_of_its_dtype() -> None:
         assert seconds == pytest.approx(2 * np.prod(sizes) / peak, rel=0.03)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 8192), st.integers(1, 64))
 def test_no_product_is_faster_than_the_peak(
     rows: int, columns: int, depth: int, batches: int
@@ -356,7 +356,7 @@ def test_copies_from_pageable_memory_are_slower() -> None:
     assert pageable.bound == "host copies"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e-3), min_size=1, max_size=30))
 def test_the_recurrence_is_that_of_a_queue(took: list[float]) -> None:
     """Each kernel begins when it is launched and the one before it is done."""
@@ -425,7 +425,6 @@ def by_hand(took: list[float], waits: list[bool], gaps: list[float], queue: int)
     return [cpu, ends[-1]]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

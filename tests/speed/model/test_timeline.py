@@ -133,7 +133,7 @@ def test_what_the_cpu_waits_for(wait: Row, passed: float) -> None:
 _KINDS = ("pointwise", "pointwise", "upload_pinned", "download", "event", "event_wait", "wait")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.sampled_from(_KINDS), st.integers(0, 2), st.integers(0, 9), st.floats(0, 1)),
@@ -182,7 +182,6 @@ def test_what_holds_of_every_timeline(
         assert begins[place] >= ends[place - queue] - 1e-9
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(1, 40))
 def test_an_idle_stream_changes_nothing(took: list[float], queue: int) -> None:
     """The ways for one and for several streams come to the same."""

@@ -21,20 +21,28 @@ from trainfit.results.plan.result import FORMAT as PLAN
 from trainfit.results.plan.result import PlanResult
 
 PARSER: dict[str, Any] = {
-    "help": "explain what uses the memory, when, what stays, and what grows",
-    "description": "Explain a recording of `trainfit simulate`: what is allocated at the peak and "
-    "when that is, what stays between steps, a comparison of optimizers, "
+    "help": "explain what uses the memory at the peak, between steps and by batch size",
+    "description": "Explain a recording of `trainfit simulate`: when memory peaks and what is "
+    "allocated then, what stays allocated between steps, a comparison of optimizers, "
     "fragmentation and the allocator settings that would help. With a second "
     "recording of the same script at another batch size, also how memory grows "
-    "with the batch size, and up to where.",
+    "with the batch size, and up to which batch size that holds.",
     "usage": "trainfit memory [options] RECORDING [RECORDING2]",
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("file", type=Path, metavar="RECORDING")
-    parser.add_argument("second", type=Path, metavar="RECORDING2", nargs="?")
+    parser.add_argument(
+        "file", type=Path, metavar="RECORDING", help="file of `trainfit simulate --output`"
+    )
+    parser.add_argument(
+        "second",
+        type=Path,
+        metavar="RECORDING2",
+        nargs="?",
+        help="recording of the same script at another batch size",
+    )
     parser.add_argument(
         "--batch-size",
         type=batch_sizes,

@@ -53,11 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         metavar="DIR",
-        help="judge a recorded run instead of running one; given again for each other machine of "
-        "the same run",
+        help="analyze a recorded run instead of running one; repeat the option for each other "
+        "machine of the same run",
     )
     parser.add_argument(
-        "--attach", type=Path, metavar="DIR", help="show a run that goes on in another terminal"
+        "--attach", type=Path, metavar="DIR", help="show a run in progress in another terminal"
     )
     parser.add_argument(
         "--noise-scale",
