@@ -86,7 +86,7 @@ def _faster_amp(result: PlanResult, other: Configuration) -> str:
     rates = choice.samples_per_s if choice is not None else {}
     if choice is None or not {now.amp, other.amp} <= rates.keys():
         return ""
-    if not now.step_s or not other.step_s or _are_of_the_present(rates[now.amp], now):
+    if not now.step_s or not other.step_s or _is_of_the_present(rates[now.amp], result):
         return ""
     fast = max(rates, key=lambda dtype: rates[dtype])
     than = now.amp if fast != now.amp else other.amp
@@ -98,11 +98,14 @@ def _faster_amp(result: PlanResult, other: Configuration) -> str:
     return f"{fast} {times(ratio)} as fast as {than} at the recommended batch; now{now_at} "
 
 
-def _are_of_the_present(samples_per_s: float, now: Configuration) -> bool:
-    """Is this the present batch size's rate, as that at the recommended one is not known?"""
-    if not now.batch_size or not now.step_s or now.recommended_batch == now.batch_size:
+def _is_of_the_present(samples_per_s: float, result: PlanResult) -> bool:
+    """Is this the rate at the present batch size, which is recommended, or as that at the
+    recommended one is not known?"""
+    batch, step_s = result.now.batch_size, result.now.step_s
+    if not batch or not step_s:
         return False
-    return abs(samples_per_s * now.step_s / now.batch_size - 1) < _EQUAL
+    is_kept = result.chosen.recommended_batch == batch
+    return is_kept or abs(samples_per_s * step_s / batch - 1) < _EQUAL
 
 
 def _amp_side(configuration: Configuration) -> str:
