@@ -51,9 +51,9 @@ _UNITS: Final = {
                "samples trains memory",
     "batches": "batches dropped epoch_batches first_batch loader_batches prefetch_factor settled "
                "accumulation",
-    "steps": "epoch_steps last_step first_step out_of_memory_step period phase settled_from step "
-             "steps steps_left_out steps_now steps_same_samples steps_seen steps_then "
-             "steps_until_full steps_used",
+    "steps": "epoch_steps last_step first_lost_step first_step light_steps out_of_memory_step "
+             "period phase settled_from step steps steps_left_out steps_now steps_same_samples "
+             "steps_seen steps_then steps_until_full steps_used",
     "epochs": "epochs epochs_begun",
     "workers": "input_workers num_workers workers",
     "threads": "library_threads second_threads started_threads thread_pools threads worker_threads",

@@ -15,7 +15,7 @@ from typing import Final
 #: Share of the training's time that steps in detail may cost.
 SHARE: Final = 0.003
 #: The first steps are all recorded in detail: what a script does shows in them.
-FIRST: Final = 40
+FIRST: Final = 50
 #: Costs whose median is taken: a thread that lost its core in a hook looks expensive.
 _REMEMBERED: Final = 15
 #: … and more than so many times the median is what others did meanwhile.
