@@ -14,6 +14,7 @@ from trainfit.report.batch.explanation import MOST_LINES, explanation_text
 from trainfit.results.batch.explanation import BatchExplanation
 from trainfit.results.batch.noise import Interval
 from trainfit.results.batch.step_times import StepTime
+from trainfit.results.text import laid_out_for
 
 NOISE = Interval(200.0, 150.0, 280.0)
 TIMES = tuple(StepTime(8 * 2**n, 1, 1, 0.02 + 0.002 * 8 * 2**n) for n in range(4))
@@ -133,7 +134,8 @@ def test_any_question_is_answered_on_one_screen(
     )
     assert BatchExplanation.from_json(found.to_json(), Path("x.json")) == found
     for ascii_only in (True, False):
-        text = explanation_text(found, ascii_only=ascii_only)
+        with laid_out_for(80):
+            text = explanation_text(found, ascii_only=ascii_only)
         assert len(text.splitlines()) <= MOST_LINES
         assert max(map(len, text.splitlines())) <= 80
         assert not ascii_only or "█" not in text
