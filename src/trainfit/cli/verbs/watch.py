@@ -106,7 +106,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if output is not None:
         result.save(output)
     trained = result.header.torch is not None  # a full disk may have left nothing else
-    if command and not (trained or options.json) and remove_empty(folder):
+    kept = trained or options.json or options.folder is not None
+    if command and not kept and remove_empty(folder):
         print(
             f"trainfit watch: the command ended with exit code {code} before a training step; "
             "nothing was recorded",

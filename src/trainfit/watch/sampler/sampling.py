@@ -85,7 +85,7 @@ class Sampler:
         self._stop = threading.Event()
         self._period, self._whole_s, self._stretch = FAST_S, WHOLE_S, 1.0
         self._whole_at = self._measured_at = float("-inf")
-        self._measured_cpu_s = 0.0
+        self._measured_cpu_s, self._measured_samples = 0.0, 0
         self._most_cpu = _MOST_CPU * (os.cpu_count() or 1)
         self._roles: dict[int, Role] = {}
         self._looked_at = self._wrote_at = float("-inf")
@@ -161,7 +161,10 @@ class Sampler:
         if now - self._measured_at < _MEASURE_S:
             return
         cpu_s = time.process_time()
-        seconds, spent = now - self._measured_at, cpu_s - self._measured_cpu_s
+        # Not the time in which this process was stopped, or asleep with the machine.
+        seconds = (self._samples - self._measured_samples) * self._period
+        seconds, spent = min(now - self._measured_at, seconds), cpu_s - self._measured_cpu_s
+        self._measured_samples = self._samples
         first, self._measured_at, self._measured_cpu_s = self._samples < 2, now, cpu_s
         if first:  # it has read what there is, and imported: that comes once
             return
