@@ -126,7 +126,7 @@ Memory on RTX 4090 at batch size 8, AMP bfloat16 (90% prediction interval)
   at the peak          parameters 67%, activations 33%
   in modules           encoder 50%, decoder 33%
 Batch size and speed (predicted)
-  batch size  8: smallest with 95% of the best throughput; memory allows 32
+  batch size  8: smallest with 95% of the best throughput; fits safely up to 32
   AMP         bfloat16: 79.1 ms, largest batch 42; off: 7.39 GiB, largest batch
               15
   step        79.1 (63.3 to 103) ms, limited by memory bandwidth; epoch 12 s
@@ -160,7 +160,7 @@ def test_another_precision_is_asked_for() -> None:
     assert text.startswith(f"{first}recommended 24 with AMP float16 (220 ms a step")
     assert "batch size 8 batch size 24, float16" in text
     assert "AMP float16: 1.83 times the samples/s of no AMP" in text
-    assert "24: smallest with 95% of the best throughput; memory allows 40" in text
+    assert "24: smallest with 95% of the best throughput; fits safely up to 40" in text
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_another_precision_is_asked_for() -> None:
         (BatchLimits(None, None, reason="no step time: keeping 8"), "8: no step time: keeping 8"),
         (BatchLimits(32, 8, data_set=20), "throughput; the data set has 20 samples"),
         (BatchLimits(8, 8, data_set=8), "8: the whole data set; the data set has 8 samples"),
-        (BatchLimits(32, 8, at_least=True), "throughput; memory allows at least 32"),
+        (BatchLimits(32, 8, at_least=True), "throughput; fits safely up to 32 or more"),
         (BatchLimits(32, 8, 16.0, 8), "8: smallest that trains 95% as fast as any at this noise"),
-        (BatchLimits(32, 8, data_set=40, epoch_steps=5), "allows 32; an epoch is then 5 steps"),
+        (BatchLimits(32, 8, data_set=40, epoch_steps=5), "up to 32; an epoch is then 5 steps"),
     ],
 )
 def test_what_the_recommendation_follows_from(limits: BatchLimits, says: str) -> None:

@@ -26,7 +26,7 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
     if data_set is not None and (memory is None or data_set <= memory):
         yield f"the data set has {data_set} samples"
     elif memory is not None and best < memory:
-        yield f"memory allows {'at least ' if limits.at_least else ''}{memory}"
+        yield f"fits safely up to {memory}{' or more' if limits.at_least else ''}"
     if limits.epoch_steps is not None:
         yield f"an epoch is then {count(limits.epoch_steps, 'step')}"
 
