@@ -19,6 +19,7 @@ from trainfit.plan.dataloader.measure import LoadingOptions, Tuned
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
+from trainfit.results.text import laid_out_for
 
 pytestmark = pytest.mark.usefixtures("warm_measuring")
 
@@ -86,7 +87,8 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ranks=2,
         time_limit_s=90.0,
     )
-    assert capsys.readouterr().out == loader_text(result()) + "\n"
+    with laid_out_for(80):
+        assert capsys.readouterr().out == loader_text(result()) + "\n"
     assert main(["loader", "--json", "--loader", "data:make", "--batch-size", "8"]) == 0
     command, options = asked.pop()
     assert command is None and (options.loader, options.batch_size) == ("data:make", 8)
