@@ -1,22 +1,34 @@
-"""A training whose blocks of steps begin on command: the other end of watch_overhead.py.
+"""Trainings whose blocks of steps begin on command: the other end of watch_overhead.py.
 
-    python bench/_watch_training.py WIDTH BATCH
+    python bench/_watch_training.py WIDTH BATCH ENVIRONMENT IN,OUT …
 
-A line with a number of seconds on stdin: a block of steps for so long. A line on stdout: a JSON
-object with the seconds of each of its steps, and the CPU seconds of this process.
+One process makes the model and the data, and is forked for each pair of file descriptors: the
+trainings then differ in nothing but the recorder, not even in where their memory lies, which alone
+makes steps of two processes differ by several percent. The first is watched, with the variables of
+the JSON object ENVIRONMENT.
+
+Each writes a line with its process ID. A line with a number of seconds on IN: a block of steps for
+so long. A line on OUT: a JSON object with the seconds of each of its steps, and the CPU seconds of
+the process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src")]
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from trainfit.watch.recorder import process  # noqa: E402
 
 
 def training(width: int, batch: int) -> Callable[[], None]:
@@ -62,11 +74,36 @@ def block(step: Callable[[], None], seconds: float) -> dict[str, Any]:
     return {"steps_s": found, "cpu_s": time.process_time() - began_cpu}
 
 
+def serve(step: Callable[[], None], asked: int, told: int) -> None:
+    """Blocks, until the other end closes."""
+    with os.fdopen(asked) as lines, os.fdopen(told, "w", buffering=1) as answers:
+        print(os.getpid(), file=answers)
+        for line in lines:
+            print(json.dumps(block(step, float(line))), file=answers)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     step = training(int(sys.argv[1]), int(sys.argv[2]))
-    for line in sys.stdin:
-        print(json.dumps(block(step, float(line))), flush=True)
+    pairs = [tuple(map(int, each.split(","))) for each in sys.argv[4:]]
+    children = []
+    for number, pair in enumerate(pairs):
+        child = os.fork()
+        if not child:
+            for asked, told in pairs[:number] + pairs[number + 1 :]:
+                os.close(asked)
+                os.close(told)
+            if not number:
+                os.environ.update(json.loads(sys.argv[3]))
+                process.from_environment()
+            serve(step, *pair)
+            sys.exit()
+        children.append(child)
+    for asked, told in pairs:
+        os.close(asked)
+        os.close(told)
+    for child in children:
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """What does `trainfit watch` cost the training that it watches?
 
-The same training in three processes: watched, as `trainfit watch` does it (recorder in the process,
-sampler next to it), and twice without. They take turns, a block of steps each, in changing order;
-whoever's turn it is not stands still, the sampler with the training that it samples. After some
-rounds all three are started afresh, as where a process lies in memory makes it faster or slower.
+The same training in three processes: watched, as `trainfit.watch()` does it (recorder in the
+process, sampler next to it), and twice without. They take turns, a block of steps each, in changing
+order; whoever's turn it is not stands still, the sampler with the training that it samples. All
+three are forked from one process, as where a process lies in memory makes it faster or slower, and
+after some rounds from another one.
 
 A figure is the median, over the rounds, of how much longer the watched training's median step is
 than the mean of the others'; its 95% interval is of the bootstrap over rounds. Next to it, in CPU
-time: what the process spends on a step, which other programs on the machine disturb less, and the
-share of the machine's cores that the sampler spends. The noise floor is the same figure of the two
+time: what the process spends on a step, which other programs on the machine disturb less, the share
+of the machine's cores that the sampler spends, and what the recorder measures of itself. The noise
+floor is the same figure of the two
 that are not watched: nothing below it can be told.
 
     5 ms, 100 ms   steps of a small network on one core, from a DataLoader without workers
@@ -103,40 +105,32 @@ def _line(name: str, found: dict[str, Any]) -> str:
     return (
         f"{name}: {found['percent']:.2f}% ({low:.2f} to {high:.2f}), in CPU time "
         f"{found['cpu_percent']:.2f}% ({found['cpu_interval'][0]:.2f} to "
-        f"{found['cpu_interval'][1]:.2f}); sampler {found['sampler_percent_of_cores']:.2f}% of the "
-        f"cores; noise floor {found['noise_percent']:.2f}% ({found['noise_interval'][0]:.2f} to "
+        f"{found['cpu_interval'][1]:.2f}); the recorder says of itself "
+        f"{found['recorder_percent_by_itself']:.2f}%; sampler "
+        f"{found['sampler_percent_of_cores']:.2f}% of the cores; noise floor "
+        f"{found['noise_percent']:.2f}% ({found['noise_interval'][0]:.2f} to "
         f"{found['noise_interval'][1]:.2f}), in CPU time {found['cpu_noise_percent']:.2f}%"
     )
 
 
 class Training:
-    """A process that trains when it is asked to; with a folder, it is watched."""
+    """One of a nursery's trainings; with a folder, it is watched: its sampler comes here."""
 
-    def __init__(self, case: Case, folder: Path | None) -> None:
-        words = [sys.executable, str(_TRAINING), str(case.width), str(case.batch)]
-        environment = {**os.environ, "TRAINFIT_WATCH": "0"}
-        if folder is not None:
-            started = time.time(), time.monotonic()
-            environment.pop("TRAINFIT_WATCH")
-            environment = injected(folder, "bench", environment, started)
-        self._process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._folder = folder
+    def __init__(self, asked: int, told: int, folder: Path | None) -> None:
+        self._asked, self._told = os.fdopen(asked, "w", buffering=1), os.fdopen(told)
         self._sampler: SamplerHandle | None = None
         self.sampler_cpu_s = self.seconds = 0.0
+        pid = int(self._told.readline())
         if folder is not None:
-            self._sampler = start_sampler(folder, self._process.pid)
+            self._sampler = start_sampler(folder, pid)
             self._sampler_process = psutil.Process(self._sampler.pid)
 
     def block(self, seconds: float) -> dict[str, Any]:
         """A block of steps, with the sampler at work."""
         began, cpu_s = time.monotonic(), self._cpu_s()
         self._signal(signal.SIGCONT)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        print(seconds, file=self._asked)
+        line = self._told.readline()
         self._signal(signal.SIGSTOP)
         self.sampler_cpu_s += self._cpu_s() - cpu_s
         self.seconds += time.monotonic() - began
@@ -156,15 +150,45 @@ class Training:
         if self._sampler is not None and self._sampler.is_running:
             os.kill(self._sampler.pid, number)
 
-    def close(self) -> int:
-        """End it; returns how many steps were recorded."""
+    def close(self) -> None:
+        """End it."""
         self._signal(signal.SIGCONT)
-        if self._process.poll() is None:
-            self._process.communicate(timeout=60)
-        if self._sampler is None or self._folder is None:
-            return 0
-        self._sampler.stop()
-        return len(load_run(self._folder).ranks[0].steps)
+        self._asked.close()
+        self._told.read()
+        self._told.close()
+        if self._sampler is not None:
+            self._sampler.stop()
+
+
+@contextlib.contextmanager
+def trainings(case: Case, folder: Path) -> Iterator[dict[str, Training]]:
+    """Forked from one process; the first is watched, into ``folder``."""
+    started = time.time(), time.monotonic()
+    environment = injected(folder, "bench", dict(os.environ), started)
+    added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    ours, theirs = [], []
+    for _ in _ROLES:
+        (asked_out, asked_in), (told_out, told_in) = os.pipe(), os.pipe()
+        ours.append((asked_in, told_out))
+        theirs.append((asked_out, told_in))
+    words = [str(case.width), str(case.batch), json.dumps(added)]
+    process = subprocess.Popen(
+        [sys.executable, str(_TRAINING), *words, *(f"{a},{b}" for a, b in theirs)],
+        pass_fds=[each for pair in theirs for each in pair],
+    )
+    for pair in theirs:
+        os.close(pair[0])
+        os.close(pair[1])
+    made = {
+        role: Training(*pair, folder if role == "watched" else None)
+        for role, pair in zip(_ROLES, ours, strict=True)
+    }
+    try:
+        yield made
+    finally:
+        for each in made.values():
+            each.close()
+        process.wait(60)
 
 
 def overhead(case: Case, starts: int) -> dict[str, Any]:
@@ -187,6 +211,7 @@ def overhead(case: Case, starts: int) -> dict[str, Any]:
         "noise_interval": _interval(floor),
         "cpu_noise_percent": statistics.median(cpu_floor),
         "sampler_percent_of_cores": statistics.mean(each["sampler"] for each in rounds),
+        "recorder_percent_by_itself": statistics.mean(each["recorder"] for each in rounds),
         "step_ms": statistics.median(statistics.median(r["one"]["steps_s"]) for r in rounds) * 1e3,
         "rounds": len(rounds),
         "starts": starts,
@@ -204,27 +229,29 @@ def _interval(values: Sequence[float]) -> list[float]:
     return [float(each) for each in np.percentile(drawn, (2.5, 97.5))]
 
 
-def _rounds(case: Case) -> Iterator[dict[str, Any]]:
+def _rounds(case: Case) -> list[dict[str, Any]]:
     """Rounds of three processes that were started afresh."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        trainings = {
-            role: Training(case, Path(folder) if role == "watched" else None) for role in _ROLES
-        }
-        for training in trainings.values():
-            stack.callback(training.close)
-            training.block(_SETTLE_S)
-            training.forget()
-        for number in range(case.rounds):
-            first = number % len(_ROLES)
-            order = (*_ROLES[first:], *_ROLES[:first])
-            order = order if number % 2 else order[::-1]
-            found: dict[str, Any] = {role: trainings[role].block(case.block_s) for role in order}
-            watched = trainings["watched"]
-            cores = watched.seconds * (os.cpu_count() or 1)
-            found["sampler"] = 100 * watched.sampler_cpu_s / cores
-            yield found
-        if not trainings["watched"].close():
+    rounds = []
+    with tempfile.TemporaryDirectory() as folder:
+        with trainings(case, Path(folder)) as made:
+            for training in made.values():
+                training.block(_SETTLE_S)
+                training.forget()
+            for number in range(case.rounds):
+                first = number % len(_ROLES)
+                order = (*_ROLES[first:], *_ROLES[:first])
+                order = order if number % 2 else order[::-1]
+                found: dict[str, Any] = {role: made[role].block(case.block_s) for role in order}
+                watched = made["watched"]
+                cores = watched.seconds * (os.cpu_count() or 1)
+                found["sampler"] = 100 * watched.sampler_cpu_s / cores
+                rounds.append(found)
+        (rank,) = load_run(Path(folder)).ranks
+        if not len(rank.steps):
             raise SystemExit("no step was recorded: nothing was measured")
+        for found in rounds:
+            found["recorder"] = 100 * (rank.header.recording_share or 0.0)
+    return rounds
 
 
 def growth(steps: int) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Final
 # --- When anything is said ------------------------------------------------------------------------
 #: Steady steps at least: the median of 20 values with 20% spread is off by 6% (1.25 σ / √n).
 LEAST_STEPS: Final = 20
-#: Samples of the machine or a GPU at least: two seconds at 10 Hz. NVML averages over up to 1 s.
-LEAST_SAMPLES: Final = 20
+#: Samples of the machine or a GPU at least: two seconds at the 5 Hz that are left of 10 where the
+#: sampler's budget is small (two cores). NVML averages over up to 1 s.
+LEAST_SAMPLES: Final = 10
 #: Of what is read twice a second only (each process, memory, disks): three seconds.
 LEAST_SLOW_SAMPLES: Final = 6
 #: Loss from which something is worth telling: Kineto's TensorBoard plug-in names a DataLoader

@@ -32,7 +32,7 @@ SLOW_FROM_S: Final = 600.0
 WHOLE_S: Final = 0.5
 #: Share of the machine's cores that sampling may take; where there is more to read, samples are
 #: rarer, the dear ones first.
-_MOST_CPU: Final = 0.003
+_MOST_CPU: Final = 0.0015
 #: Seconds over which the own CPU time is measured, and how much rarer samples may get.
 _MEASURE_S: Final = 2.0
 _RAREST: Final = 20.0
