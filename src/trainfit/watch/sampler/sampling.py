@@ -33,6 +33,9 @@ WHOLE_S: Final = 0.5
 #: Share of the machine's cores that sampling may take; where there is more to read, samples are
 #: rarer, the dear ones first.
 _MOST_CPU: Final = 0.0015
+#: CPU seconds above that share that a run may take in all before samples get rarer: a short run is
+#: sampled at full rate, and in a long one they do not count.
+_CREDIT_S: Final = 0.1
 #: Seconds over which the own CPU time is measured, and how much rarer samples may get.
 _MEASURE_S: Final = 2.0
 _RAREST: Final = 20.0
@@ -86,6 +89,7 @@ class Sampler:
         self._period, self._whole_s, self._stretch = FAST_S, WHOLE_S, 1.0
         self._whole_at = self._measured_at = float("-inf")
         self._measured_cpu_s, self._measured_samples = 0.0, 0
+        self._credit_s = _CREDIT_S
         self._most_cpu = _MOST_CPU * (os.cpu_count() or 1)
         self._roles: dict[int, Role] = {}
         self._looked_at = self._wrote_at = float("-inf")
@@ -168,8 +172,9 @@ class Sampler:
         first, self._measured_at, self._measured_cpu_s = self._samples < 2, now, cpu_s
         if first:  # it has read what there is, and imported: that comes once
             return
+        self._credit_s -= max(0.0, spent - self._most_cpu * seconds)
         # Half of the way, so that one dear look into the folder does not count for long.
-        wanted = self._stretch * spent / seconds / self._most_cpu
+        wanted = self._stretch * spent / seconds / self._most_cpu if self._credit_s <= 0 else 1.0
         self._stretch = min(_RAREST, max(1.0, (self._stretch + wanted) / 2))
         is_long = now - self._began >= self._slow_from_s
         self._period = (SLOW_S if is_long else FAST_S) * max(1.0, self._stretch / _DEAR_FIRST)
