@@ -24,7 +24,7 @@ def output_file(text: str, inputs: Iterable[Path] = ()) -> Path:
         raise UsageError("output file '-': give --json for standard output, or name a file")
     if path.is_dir():
         raise UsageError(f"output file {text!r} is a folder; name a file in it")
-    folder = path.parent if path.is_symlink() is False else Path(os.path.realpath(path)).parent
+    folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
     if not folder.is_dir():
         raise UsageError(f"output file {text!r}: its folder does not exist; create it first")
     if path.exists():

@@ -28,10 +28,10 @@ def kept_batch(plan: PlanResult) -> PlanResult:
     least = _DISTURBED if is_open else _CLEARLY
     if given is None or wanted is None or wanted < least * given:
         return plan
-    beside = " alongside other processes" if is_open else ""
+    alongside = " alongside other processes" if is_open else ""
     reason = (
-        f"the DataLoader gives {rate(given)} samples/s{beside}, the GPU at least {rate(wanted)} at "
-        f"batch size {present}: a larger batch gains nothing"
+        f"the DataLoader gives {rate(given)} samples/s{alongside}, the GPU at least "
+        f"{rate(wanted)} at batch size {present}: a larger batch gains nothing"
     )
     kept = _kept(plan.chosen, present, reason)
     changed = dataclasses.replace(plan, recommended=plan.now.memory, batch_check=None)

@@ -49,11 +49,6 @@ def watch_screen(result: WatchResult, columns: int = COLUMNS, *, whole: bool = F
     return lines
 
 
-def watch_text(result: WatchResult, columns: int = COLUMNS, *, whole: bool = False) -> str:
-    """As plain text."""
-    return "\n".join(line.text for line in watch_screen(result, columns, whole=whole))
-
-
 def progress_line(result: WatchResult) -> str:
     """One line while the run goes on, for a terminal that cannot be redrawn."""
     if not result.steps or not result.step_s:
