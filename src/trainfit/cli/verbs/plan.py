@@ -20,11 +20,11 @@ from trainfit.cli.common import (
     share,
     split_command,
 )
+from trainfit.cli.noise_input import noise_scale, read_noise
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.processor import processor, rented_cpu
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import add_explain, print_plan
-from trainfit.cli.verbs.batch.inputs import noise_scale, read_noise
 from trainfit.cli.verbs.loader import given_step, step_time
 from trainfit.hardware.gpu.rented import find_rented
 from trainfit.plan.command.parsing import parse_command

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainfit.batch.trade.explain import Question, explain
 from trainfit.cli.common import UsageError, add_result, only_ascii, whole_number
+from trainfit.cli.noise_input import decay, noise_scale, rate, read_noise
 from trainfit.cli.output import given_output
-from trainfit.cli.verbs.batch.inputs import decay, noise_scale, rate, read_noise
 from trainfit.report.batch.explanation import explanation_text
 from trainfit.results.batch import step_times
 from trainfit.results.batch.noise import NoiseResult
