@@ -83,7 +83,7 @@ def _notes(run: RunRecord) -> Iterator[str]:
             f"(recording cost {cost:.1%} of the time)"
         )
     if len(ranks) < run.header.world_size:
-        yield f"recorded are {len(ranks)} of {run.header.world_size} ranks"
+        yield f"{len(ranks)} of {run.header.world_size} ranks were recorded"
 
 
 def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:

@@ -25,11 +25,11 @@ _LIMITS: Final = {
     "input": "The DataLoader is the limit",
     "host": "The Python process that launches kernels is the limit",
     "copy": "Copies to the GPU are the limit",
-    "sync": "Synchronisations with the GPU are the limit",
+    "sync": "Synchronizations with the GPU are the limit",
     "checkpoint": "Writing checkpoints is the limit",
     "communication": "Waiting for other ranks is the limit",
     "cpu": "The CPU computes the steps, and is the limit",
-    "unknown": "What limits the run cannot be told",
+    "unknown": "The limit of the run could not be determined",
 }
 
 

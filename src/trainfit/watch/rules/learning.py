@@ -67,13 +67,13 @@ def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         "skipped_steps",
         "critical" if share >= thresholds.CRITICAL_SHARE else "warning",
-        "GradScaler skips optimizer steps again and again",
+        "GradScaler keeps skipping optimizer steps",
         (
             Evidence("skipped", share),
             Evidence("loss scale at the end", float(scales[-1])),
             Evidence("largest loss scale", float(np.max(scales))),
         ),
-        "gradients overflow in float16: these steps train nothing",
+        "gradients overflow in float16: skipped steps do not update the weights",
         "use bfloat16 where the GPU has it (Ampere and newer); else lower the learning rate, "
         "clip gradients, or lower GradScaler's growth",
         "certain",

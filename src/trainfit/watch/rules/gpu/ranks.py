@@ -36,7 +36,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         yield Finding(
             "data_parallel", "warning", "DataParallel drives all GPUs from one process", (),
             "it copies the model to each GPU in every step, and Python launches for all of them",
-            "use DistributedDataParallel with torchrun: one process a GPU",
+            "use DistributedDataParallel with torchrun: one process per GPU",
             "certain",
         )  # fmt: skip
     world = run.run.header.world_size
