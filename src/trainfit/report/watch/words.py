@@ -44,7 +44,11 @@ def answer(result: WatchResult) -> str:
             speed += f", {rate(result.samples_per_s)} samples/s"
     waits = next((each.share for each in result.phases if each.name == "input"), None)
     why = ""
-    if result.limit == "input" and waits is not None:
+    others = next((each for each in result.findings if each.kind == "cpu_contention"), None)
+    if result.limit == "cpu" and others is not None:
+        busy, usable = others.evidence[0].value, others.evidence[2].value
+        why = f" (other programs use {busy:.1f} of {usable:g} cores)"
+    elif result.limit == "input" and waits is not None:
         why = f" ({percent(waits)} of the time goes to waiting for batches)"
     elif result.gpu_busy is not None:
         why = (
