@@ -13,7 +13,8 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from trainfit.results.truth import SIZED, AllocatorTrace, Mark, Reports
+from _truth_files import SIZED, AllocatorTrace, Mark, Reports
+
 from trainfit.simgpu.allocator.blocks import Block, Pool
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory

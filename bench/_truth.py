@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from trainfit.results.truth import AnyTruth, read_truth
+from _truth_files import AnyTruth, read_truth
 
 TRUTH = Path(__file__).resolve().parent / "gpu" / "truth"
 #: The exit status of a script that found nothing to compare with.

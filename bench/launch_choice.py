@@ -27,13 +27,14 @@ import numpy as np
 from _bench import Figure, finish
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+from helpers_costs import lognormal_costs  # noqa: E402
 from trainfit.loader.calibration.fitting import Fitted  # noqa: E402
 from trainfit.loader.calibration.probe_runs import RUN_NOISE  # noqa: E402
 from trainfit.loader.measure.run import Run, warm_up  # noqa: E402
 from trainfit.loader.model.events import Cores  # noqa: E402
-from trainfit.loader.model.load import Transfer, lognormal_costs  # noqa: E402
+from trainfit.loader.model.load import Transfer  # noqa: E402
 from trainfit.loader.tune.confirmation import Confirmation  # noqa: E402
 from trainfit.loader.tune.search import Choice, Goal, search  # noqa: E402
 from trainfit.loader.tune.verdicts import decide  # noqa: E402

@@ -24,12 +24,14 @@ import torch
 from _bench import Figure, finish
 from torch.utils.data import DataLoader, Dataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from trainfit.loader.model.dataloader import simulate
-from trainfit.loader.model.load import BatchCost, Load, Transfer, lognormal_costs
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from helpers_costs import lognormal_costs  # noqa: E402
+from trainfit.loader.model.dataloader import simulate  # noqa: E402
+from trainfit.loader.model.load import BatchCost, Load, Transfer  # noqa: E402
+from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
+from trainfit.results.runs.loading import Consumer  # noqa: E402
 
 MEAN_S = 0.02
 VARIATIONS = (0.0, 0.4, 1.0)

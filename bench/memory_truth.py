@@ -23,10 +23,7 @@ from typing import Any
 from _bench import Figure, finish
 from _device_trace import replay_trace
 from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
-from gpu import cases, simulated
-
-from trainfit.results.files.errors import ResultFileError
-from trainfit.results.truth import (
+from _truth_files import (
     KernelCall,
     KernelFamily,
     LimitTruth,
@@ -34,6 +31,9 @@ from trainfit.results.truth import (
     Truth,
     TruthCase,
 )
+from gpu import cases, simulated
+
+from trainfit.results.files.errors import ResultFileError
 
 QUICK_FILES = 8
 WORST_KERNELS = 5

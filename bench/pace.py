@@ -1,6 +1,6 @@
 """`trainfit pace`: is the cause found, and only then claimed? And how well does it keep a pace?
 
-On simulated machines (trainfit.pace.machine.simulated), noisy and seeded: each cause alone, pairs
+On simulated machines (tests/helpers_paced_machine.py), noisy and seeded: each cause alone, pairs
 of causes, healthy machines, and the seed's case (ACT on an RTX 4090 with a 12th-generation Intel:
 30 Hz took 7 to 8 ms more than 60 Hz, 14.4 ms offline; `performance` fixed it).
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from _bench import Figure, finish
 from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
+from _truth_files import TimedSteps
 from gpu import simulated
 from gpu.cases import Case
 
@@ -29,7 +30,6 @@ from trainfit.plan.steps.costing import machine_of, step_seconds
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.machine.profile import Profile
 from trainfit.results.plan.result import HostCpu
-from trainfit.results.truth import TimedSteps
 from trainfit.speed.model.host import REFERENCE_OPERATOR_S
 
 PERCENT, PERCENT_WITH_PROFILE = 15.0, 8.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from trainfit.pace.machine.simulated import (
+from helpers_paced_machine import (
     MachineTraits,
     SimulatedCallee,
     SimulatedFixer,

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.results.files.decoding import decode
-from trainfit.results.truth import AllocatorTrace, Reports, Truth, read_truth
 from trainfit.simgpu.allocator.blocks import Block
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
@@ -27,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 from _device_trace import replay_trace  # noqa: E402
+from _truth_files import AllocatorTrace, Reports, Truth, read_truth  # noqa: E402
 from gpu import events  # noqa: E402
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import trainfit
-from trainfit.results.truth import TimedSteps, read_truth
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import speed_truth  # noqa: E402
 from _truth import NO_TRUTH  # noqa: E402
+from _truth_files import TimedSteps, read_truth  # noqa: E402
 from gpu import measure, timing  # noqa: E402
 from gpu.cases import case  # noqa: E402
 from gpu.training import Job  # noqa: E402

@@ -101,7 +101,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     [
         ("", "no command: write the training command after --"),
         ("--loader a:b python x.py", "give either --loader or a command, not both"),
-        ("--batch-size 4 python x.py", "--batch-size is for a data set of --loader"),
+        ("--batch-size 4 python x.py", "--batch-size applies to a data set given by --loader"),
         ("python absent.py", "there is no such file; check the path"),
         ("--output absent/x.json --loader a:b", "its folder does not exist; create it first"),
         ("--output . --loader a:b", "is a folder; name a file in it"),
@@ -115,7 +115,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ("--confirm 5 --loader a:b", "expected a number of runs from 0 to 4, got '5'"),
         ("--max-workers 0 --loader a:b", "expected a positive integer, got '0'"),
         ("--ranks x --loader a:b", "expected a positive integer, got 'x'"),
-        ("--gpu nonsense --loader a:b", "--loader has no step to simulate"),
+        ("--gpu nonsense --loader a:b", "--loader has no training step to simulate"),
     ],
 )
 def test_bad_input(

@@ -125,7 +125,10 @@ def test_the_picture_is_the_first_chart(folder: Path) -> None:
     ("words", "message"),
     [
         (("missing.json",), "there is no such file"),
-        (("loader.json", "-o", "page.pdf"), "its name says no form; end it in .html, .md, .json"),
+        (
+            ("loader.json", "-o", "page.pdf"),
+            "its name shows no known format; end it in .html, .md, .json",
+        ),
         (("loader.json", "-o", "loader.json"), "is one of the inputs; name another"),
         (("loader.json", "-o", "nowhere/a.html"), "its folder does not exist"),
         (("loader.json", "-o", "l.trace.json"), "has no step over time; give a plan"),

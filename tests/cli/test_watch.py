@@ -39,7 +39,7 @@ def test_a_placeholder_that_cannot_be_filled_is_refused_before_anything_runs(
 ) -> None:
     done = trainfit("watch", "--", "touch", "x", "{num_workers}", cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "has no present value; write {num_workers:VALUE}" in error_line(done)
+    assert "has no current value; write {num_workers:VALUE}" in error_line(done)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_one_run_of_several_machines_is_read_from_all_their_folders(tmp_path: Pa
     for other, says in (
         (saved("c", 0), "rank 0 is also in"),
         (saved("d", 2, 3), "its run has 3 and not 2 ranks"),
-        (tmp_path / "e", "no watched run is in it"),
+        (tmp_path / "e", "it contains no watched run"),
     ):
         refused = trainfit("watch", "--read", first, "--read", other, cwd=tmp_path)
         assert refused.returncode == 2 and says in error_line(refused)

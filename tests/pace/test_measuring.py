@@ -20,13 +20,13 @@ from helpers_pace import (
     measured,
     without,
 )
-from trainfit.pace.machine.device import Kernels
-from trainfit.pace.machine.simulated import (
+from helpers_paced_machine import (
     MachineTraits,
     SimulatedCallee,
     SimulatedFixer,
     SimulatedMachine,
 )
+from trainfit.pace.machine.device import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.machine.pace import pace_text
 from trainfit.results.machine.pace import PaceResult

@@ -10,6 +10,7 @@ import importlib
 import json
 import pkgutil
 import re
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,12 @@ from trainfit.report.gpus.comparison import comparison_text
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.machine.gpus import GpusResult
 from trainfit.results.plan.gpu_comparison import GpuComparison
-from trainfit.results.truth import Truth, read_truth
 from trainfit.results.watch.run import RunHeader
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import _truth_files
+from _truth_files import Truth, read_truth
 
 FOLDER = ROOT / "tests" / "fixtures" / "results"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".json", ".trainfit"))
@@ -80,7 +85,7 @@ READ: dict[str, Callable[[Path], str]] = {
 def formats() -> dict[str, int]:
     """Every kind of file that has a version, with the present one."""
     names = [each.name for each in pkgutil.walk_packages(results.__path__, "trainfit.results.")]
-    modules = [recorded, *map(importlib.import_module, names)]
+    modules = [recorded, _truth_files, *map(importlib.import_module, names)]
     found = {each.FORMAT: each.VERSION for each in modules if hasattr(each, "FORMAT")}
     return {name.removeprefix("trainfit-"): version for name, version in found.items()}
 

@@ -53,7 +53,7 @@ def add_device_memory(parser: argparse.ArgumentParser) -> None:
         "--profile",
         type=Path,
         metavar="FILE",
-        help="the GPU's constants as `trainfit calibrate` measured them",
+        help="GPU profile that `trainfit calibrate` wrote",
     )
     parser.add_argument(
         "--force-profile",
@@ -178,8 +178,8 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
         others = (usage.used_bytes or 0) if usage is not None else 0
     if others >= gpu.memory_bytes:
         raise UsageError(
-            f"other processes hold {others} of the {gpu.memory_bytes} bytes of {gpu.key}: "
-            "none is free; stop them, or correct --other-processes"
+            f"other processes hold {others} of the {gpu.memory_bytes} bytes of {gpu.key}: no "
+            "memory is free; stop them, or correct --other-processes"
         )
     constants = device_constants(
         gpu,

@@ -41,7 +41,6 @@ _VERBS = (
 )
 #: Verbs whose module is in a room below `verbs`.
 _ROOMS = {
-    "batch": "batch.verb",
     "compare": "watched.compare",
     "report": "saved.report",
     "show": "saved.show",

@@ -26,7 +26,7 @@ def processor(text: str) -> HostCpu | None:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in (*_LIMITS, "kind") or not value:
             raise argparse.ArgumentTypeError(
-                f"expected {_EXAMPLE}, a part of it, or here, got {text!r}"
+                f"expected {_EXAMPLE}, some of its fields, or here, got {text!r}"
             )
         if name in found:
             raise argparse.ArgumentTypeError(f"{name}= is given twice in {text!r}: leave one out")

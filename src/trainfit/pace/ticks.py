@@ -122,7 +122,7 @@ def tick(hz: float, name: str = "loop") -> contextlib.AbstractContextManager[Non
 
 def _new(hz: float, name: str) -> Loop:
     if not 0 < hz < float("inf"):
-        raise ValueError("a rate is above 0")
+        raise ValueError("expected a rate above 0")
     with _lock:
         if not _loops:
             atexit.register(_say)
@@ -152,7 +152,7 @@ def _line(name: str, seen: RateSummary) -> str:
     shown = "".join(each if each.isprintable() else "?" for each in name)
     pops = f", every iteration that does the work ({calls.count})" if seen.pops is not None else ""
     return (
-        f"{shown} at {wanted:g} Hz: {rate(seen.reached_hz)} turns a second{pops}, "
-        f"{duration(calls.p50)} each (p99 {duration(calls.p99)}, most {duration(calls.most)}), "
+        f"{shown} at {wanted:g} Hz: {rate(seen.reached_hz)} iterations/s{pops}, "
+        f"{duration(calls.p50)} each (p99 {duration(calls.p99)}, max {duration(calls.most)}), "
         f"{seen.misses} missed the next deadline ({percent(seen.missed_share, decimals=2)})"
     )

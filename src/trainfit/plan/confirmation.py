@@ -95,7 +95,7 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
         trace = job.runs.trace(at, variant)
     except ScriptError as error:
         return str(error)
-    return trace if is_full(trace, at) else "the DataLoader gave fewer samples"
+    return trace if is_full(trace, at) else "the DataLoader returned fewer samples"
 
 
 def _loading_s(first: Trace, at: int) -> float:

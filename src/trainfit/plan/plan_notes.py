@@ -54,7 +54,7 @@ def note_steps(job: PlannedJob, asked: int | None) -> None:
         steps = count(first.outcome.steps, what)
         more = "; a second step may need more" if first.outcome.steps == 1 else ""
         job.notes.add(
-            f"the script ended after {steps} of the {wanted} asked for{more}",
+            f"the script ended after {steps} of the {wanted} requested{more}",
             MAY_CHANGE,
             first=True,
         )
@@ -69,8 +69,8 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
         notes.append(f"memory sets no limit up to batch size {LARGEST}{unknown}")
     if data_set is not None and not is_full(job.first, batch):
         notes.append(
-            f"the data set has {data_set} samples: batches of {batch} were asked for, "
-            f"{data_set} were given"
+            f"the data set has {data_set} samples: batches of {batch} were requested, "
+            f"{data_set} samples were returned"
         )
     if job.noise_scale is not None and (found.limits is None or found.limits.trains is None):
         step = EffectiveBatch(job.command, job.recording.makeup, batch)
@@ -111,7 +111,7 @@ def note_interrupt(
     here = present.batches
     missing = {
         "other batch sizes": not here.pair and here.basis == "one trace",
-        "AMP the other way round": not others,
+        "the opposite AMP setting": not others,
         "remedies": remedies is not None and _is_interrupted(remedies),
     }
     names = ", ".join(name for name, is_missing in missing.items() if is_missing)

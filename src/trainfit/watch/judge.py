@@ -79,11 +79,11 @@ def _notes(run: RunRecord) -> Iterator[str]:
     if any(rank.header.light_steps for rank in ranks):
         light = max(rank.header.light_steps / max(1, len(rank.steps)) for rank in ranks)
         yield (
-            f"steps are short: the phases of {light:.0%} of them are estimated from the others "
+            f"to keep recording cheap, the phases of {light:.0%} of the steps are estimated "
             f"(recording cost {cost:.1%} of the time)"
         )
     if len(ranks) < run.header.world_size:
-        yield f"recorded are {len(ranks)} of {run.header.world_size} ranks"
+        yield f"{len(ranks)} of {run.header.world_size} ranks were recorded"
 
 
 def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:

@@ -75,7 +75,7 @@ def test_gradients_that_are_not_zeroed_are_left_out() -> None:
         optimizer.step()
     found = noise.result()
     assert found.steps_used == 0
-    assert found.steps_left_out == {"the gradients were not zeroed after the step before": 5}
+    assert found.steps_left_out == {"the gradients were not zeroed after the previous step": 5}
 
 
 def test_steps_of_another_accumulation_are_left_out() -> None:

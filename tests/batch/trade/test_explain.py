@@ -88,7 +88,7 @@ def test_layers_without_batch_norm_and_one_sample() -> None:
     one = explain(Question(64, 8, NOISE, samples=66, gpus=2, has_batch_norm=True))
     texts = {claim.topic: claim.text for claim in one.claims}
     assert "SyncBatchNorm" in texts["batch norm"] and "see 4 samples" in texts["batch norm"]
-    assert "fails on a single sample" in texts["last batch"]
+    assert "raises an error for a single sample" in texts["last batch"]
     assert (one.micro_batch, one.accumulation) == (4, 8)
 
 

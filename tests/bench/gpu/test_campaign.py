@@ -16,14 +16,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.results import truth as types_of_truth
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.truth import TruthCase, read_truth
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
+import _truth_files as types_of_truth  # noqa: E402
+from _truth_files import TruthCase, read_truth  # noqa: E402
 from gpu import campaign, cases, children, events, kernels, machine, measure, models, operators  # noqa: E402
 from gpu.capped import CappedSearch  # noqa: E402
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from trainfit.results.truth import KernelFamily, LimitTruth, Truth, read_json, read_truth
-
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,6 +24,13 @@ BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
 from _device_trace import replay_trace  # noqa: E402
+from _truth_files import (  # noqa: E402
+    KernelFamily,
+    LimitTruth,
+    Truth,
+    read_json,
+    read_truth,
+)
 
 GPU = "H100 SXM"
 CASES = (

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from helpers_costs import lognormal_costs
 from helpers_probe import GIB, MIB, machine, probe
 from trainfit.loader.advice.other_changes import beyond
 from trainfit.loader.model.bottleneck import limit
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.garbage_collection import Pauses
-from trainfit.loader.model.load import BatchCost, Load, Transfer, lognormal_costs
+from trainfit.loader.model.load import BatchCost, Load, Transfer
 from trainfit.results.loader.advice import LoaderAdvice
 from trainfit.results.loader.probe import CostPart, Fault, StorageCost
 from trainfit.results.loader.settings import LoaderSettings

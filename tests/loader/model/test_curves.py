@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 import helpers_facts as facts
+from helpers_costs import lognormal_costs
 from trainfit.loader.model.dataloader import simulate
 from trainfit.loader.model.events import Cores
-from trainfit.loader.model.load import BatchCost, Load, Transfer, lognormal_costs
+from trainfit.loader.model.load import BatchCost, Load, Transfer
 from trainfit.loader.model.machine_limits import loader_machine, model_cores
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.runs.loading import Consumer

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers_costs import lognormal_costs
 from trainfit.loader.model.dataloader import Outcome, simulate
 from trainfit.loader.model.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
-from trainfit.loader.model.load import BatchCost, Load, Transfer, lognormal_costs
+from trainfit.loader.model.load import BatchCost, Load, Transfer
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.runs.loading import Consumer
 

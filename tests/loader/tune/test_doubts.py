@@ -239,7 +239,7 @@ def test_doubts_are_data() -> None:
         "other processes competed for 0.8 cores in 4 runs (1 worker; "
         "2 workers; no workers; and 1 more)"
     )
-    assert "are unknown, so the present ones are kept" in found.meaning
+    assert "are unknown, so the current ones are kept" in found.meaning
     (found,) = doubts(probe(), seen, [], is_open=False)
     assert found.runs[0] == "1 worker, one thread per library" and not found.decides
     (found,) = doubts(probe(), None, [trial(FOUR, 9.0, 0.8)], is_open=False)

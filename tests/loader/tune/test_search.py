@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers_costs import lognormal_costs
 from trainfit.loader.calibration.fitting import Fitted, fit_contention
 from trainfit.loader.measure.run import Failure, Run, warm_up
 from trainfit.loader.model.events import Cores
-from trainfit.loader.model.load import BatchCost, Transfer, lognormal_costs
+from trainfit.loader.model.load import BatchCost, Transfer
 from trainfit.loader.tune.confirmation import SURPRISE, Confirmation, Trial
 from trainfit.loader.tune.estimates import OWN_ERROR, estimated_rates
 from trainfit.loader.tune.search import WITHIN, Choice, Goal, beyond_knee, keep_workers, search

@@ -22,10 +22,10 @@ from helpers_pace import (
     measured,
     without,
 )
+from helpers_paced_machine import MachineTraits, SimulatedWork
 from trainfit.pace.explain.attribution import Evidence, attribute, causes
 from trainfit.pace.explain.statistics import Sample
 from trainfit.pace.machine.device import Kernels
-from trainfit.pace.machine.simulated import MachineTraits, SimulatedWork
 from trainfit.results.machine.pace import Arm
 
 SEEDS = range(3)

@@ -276,7 +276,7 @@ def test_float16_without_a_scaler_is_not_switched_on() -> None:
     found = chosen(setting("off", 10.0, "false"), unscaled(18.0, "true"), gpu="T4")
     assert (found.dtype, found.value) == ("off", "false")
     assert "no GradScaler" in found.reason
-    assert found.by_hand_dtype == "float16" and found.line == f"{SCALER}; and amp=true"
+    assert found.by_hand_dtype == "float16" and found.line == f"amp=true, and {SCALER}"
     even = chosen(unscaled(10.0, "true"), setting("off", 10.0, "false"), gpu="T4")
     assert even.dtype == "off"
 

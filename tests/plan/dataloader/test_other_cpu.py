@@ -58,8 +58,11 @@ def test_the_words_of_a_processor() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("there", "expected cores=2,ghz=2.2,kind=skylake, a part of it, or here, got 'there'"),
-        ("", "a part of it, or here, got ''"),
+        (
+            "there",
+            "expected cores=2,ghz=2.2,kind=skylake, some of its fields, or here, got 'there'",
+        ),
+        ("", "some of its fields, or here, got ''"),
         ("cores=", "got 'cores='"),
         ("cores=0", "cores=0: expected a number above 0, at most 4096"),
         ("cores=nan", "expected a number"),

@@ -254,7 +254,7 @@ def test_the_whole_section() -> None:
         section(plan_text(planned(found)), "Data loading")
         == """\
 Data loading (train.py:12: Pictures, batch size 8)
-  present         num_workers=1, prefetch_factor=2, pin_memory=False, persistent_workers=False: 4.17
+  current         num_workers=1, prefetch_factor=2, pin_memory=False, persistent_workers=False: 4.17
                   batches/s predicted
   recommended     num_workers=4, prefetch_factor=2, pin_memory=True, persistent_workers=True: 12.5
                   batches/s predicted
@@ -262,7 +262,7 @@ Data loading (train.py:12: Pictures, batch size 8)
   the DataLoader is the limit by up to 2.00× if the GPU reaches the lower bound of its step time
     8 cores are busy with decoding
     1.90× with: decoded samples in RAM: cache=True
-  details, at the present batch size:
+  details, at the current batch size:
     trainfit loader --gpu 'RTX 4090' -- python train.py --batch_size=8"""
     )
 
@@ -276,9 +276,9 @@ def test_the_loader_is_the_limit_of_a_step_that_is_known() -> None:
 def test_the_gpu_is_the_limit() -> None:
     text = words(rate(25.0, 77.5, step_s=0.04, verdict="nothing_to_gain"))
     limit = "the GPU is the limit even at the lower bound of its step time"
-    assert f"{limit}: the DataLoader could feed 3.10× as" in text
+    assert f"{limit}: the DataLoader could supply 3.10× as" in text
     text = words(rate(25.0, 77.5, step_s=0.04), step_is_bound=False)
-    assert "the GPU is the limit: the DataLoader could feed 3.10× as much" in text
+    assert "the GPU is the limit: the DataLoader could supply 3.10× as much" in text
     assert "the GPU is the limit: the DataLoader keeps up" in words(
         rate(25.0, 25.1, step_s=0.04), step_is_bound=False
     )
@@ -291,7 +291,7 @@ def test_measured_beside_predicted() -> None:
 def test_settings_that_stay() -> None:
     best = result().recommended
     text = words(result(present=best, verdict="keep"))
-    assert "present, kept num_workers=4" in text
+    assert "current, kept num_workers=4" in text
     assert "recommended" not in text
 
 
@@ -432,7 +432,7 @@ def test_options_of_a_loader_that_is_not_tuned(option: str, tmp_path: Path) -> N
     words = (option, "--no-loader", "--", "python", "train.py")
     done = trainfit("plan", "--gpu", "RTX 4090", *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert "is for tuning the DataLoader: leave --no-loader out" in error_line(done)
+    assert "applies to tuning the DataLoader: remove --no-loader" in error_line(done)
 
 
 OPTIONS = """

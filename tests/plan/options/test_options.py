@@ -184,7 +184,7 @@ def test_added_words_are_the_scripts_behind_a_launcher(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
-    before = ("torchrun", "--nproc-per-node=1", "train.py")
+    before = ("python", "-m", "torch.distributed.run", "--nproc-per-node=1", "train.py")
     found = read(argument("--batch_size", type=int, default=8), before=before)
     assert found.command.line(batch_size="16") == f"{shlex.join(before)} --batch_size=16"
     assert found.command.target(batch_size="16").args == ("--batch_size=16",)

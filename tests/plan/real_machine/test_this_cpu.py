@@ -45,5 +45,5 @@ def test_a_plan_says_that_its_launches_were_measured(tmp_path: Path) -> None:
 def test_what_is_no_processor_is_refused(tmp_path: Path) -> None:
     done = trainfit("plan", "--gpu=T4", "--cpu=there", "--", *TRAIN, cwd=tmp_path)
     assert done.returncode == 2
-    said = "expected cores=2,ghz=2.2,kind=skylake, a part of it, or here, got 'there'"
+    said = "expected cores=2,ghz=2.2,kind=skylake, some of its fields, or here, got 'there'"
     assert said in done.stderr and "Traceback" not in done.stderr

@@ -200,7 +200,7 @@ def test_what_is_not_known_is_no_failure(prediction: Prediction) -> None:
     [
         (True, "out_of_memory", False, "WRONG: predicted to fit, but ran out"),
         (False, "out_of_memory", True, "As predicted: it does not fit"),
-        (False, "finished", False, "WRONG: predicted not to fit, but runs"),
+        (False, "finished", False, "WRONG: predicted not to fit, but it fits"),
     ],
 )
 def test_whether_it_fits_is_a_prediction(
@@ -216,7 +216,7 @@ def test_differences_of_the_runs_are_stated(prediction: Prediction) -> None:
     other = dataclasses.replace(prediction, gpu="RTX 3090", torch="2.9.1")
     outcome = dataclasses.replace(MEASURED, status="failed", message="KeyError: 'x'")
     notes = compare(other, Replayed(outcome)).notes
-    assert "did not go on after 5 optimizer steps: KeyError: 'x'" in notes[0]
+    assert "stopped after 5 optimizer steps: KeyError: 'x'" in notes[0]
     assert "predicted for NVIDIA GeForce RTX 3090, measured on NVIDIA GeForce RTX 4090" in notes[1]
     assert notes[2] == "predicted with torch 2.9.1, measured with torch 2.13.0"
 

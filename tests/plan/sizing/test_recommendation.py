@@ -105,7 +105,7 @@ def test_steps_of_an_epoch_are_the_optimizers() -> None:
     bounds, flat = Bounds(1000, 16 * 80), curve(lambda batch: 1.0, 80)
     found = recommend(bounds, flat, 8, effective=accumulating("{batch_size:8}"))
     assert (found.batch, found.limits.epoch_steps) == (80, 4)
-    # With no curve, too: what stays is the present batch size.
+    # With no curve, too: what stays is the current batch size.
     kept = recommend(Bounds(1000, 64), Curve(), 8, effective=accumulating())
     assert (kept.batch, kept.limits.epoch_steps) == (8, 2)
     unknown = EffectiveBatch(accumulating().command, StepMakeup(None, 4, None, loader_batches=4), 8)

@@ -156,7 +156,7 @@ def test_text_of_what_is_hardly_known() -> None:
         dataclasses.replace(NOW, batch_size=None, samples_per_s=None), (), None, None, {}, "x"
     )
     text = speed_section(bare)
-    assert "at the present batch size" in text and "samples/s" not in text
+    assert "at the current batch size" in text and "samples/s" not in text
     assert "MFU" not in text and "kernels   " not in text
 
 

@@ -56,7 +56,7 @@ def test_verdicts(verdict: Any, words: str) -> None:
 
 def test_present_and_recommended_stand_beside_each_other_with_what_was_measured() -> None:
     told = loader_text(result())
-    assert row(told, "present").split() == ["present", "1", "2", "no", "no", "yes", "8.33", "67%"]
+    assert row(told, "current").split() == ["current", "1", "2", "no", "no", "yes", "8.33", "67%"]
     assert row(told, "recommended").split() == (
         ["recommended", "4", "2", "yes", "yes", "yes", "24.8", "24.1", "1%", "(measured", "2%)"]
     )
@@ -68,7 +68,7 @@ def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
     rows = {line.split()[0]: line.split() for line in told.splitlines()[1:]}
     assert list(rows) == ["0", "1", "2", "3", "4", "6", "8", "16"]
     assert rows["4"][2:4] == ["24.1*", "2%"] and rows["4"][-1] == "recommended"
-    assert rows["1"][-1] == "present" and rows["2"][2:4] == ["16.7", "33%"]
+    assert rows["1"][-1] == "current" and rows["2"][2:4] == ["16.7", "33%"]
     assert "infeasible: 16.0 GiB of RAM" in told
 
 
@@ -93,7 +93,7 @@ def test_without_real_runs_and_without_a_step_that_is_said() -> None:
     told = " ".join(text.split())
     assert "confidence: predicted only, not confirmed by a real run" in told
     assert "is assumed as 0 (nobody said)" in told and "--step-time 40ms" in told
-    assert row(text, "present").split()[-1] == "-"  # how long it waits means nothing
+    assert row(text, "current").split()[-1] == "-"  # how long it waits means nothing
 
 
 def test_predictions_off_the_mark_are_said_to_be() -> None:
@@ -119,7 +119,7 @@ def test_what_a_batch_costs() -> None:
         "hand-off 900 µs (1.2 ms while a worker loads the next), 700 µs more to pin it",
         "storage 120 ms a batch from the page cache, 190 ms from storage (2 MiB read)",
         "a worker 180 MiB of RAM of its own; starts in 12 ms by fork, 2.9 s by spawn",
-        "two workers 1.94 times the rate of one (one more busy core slows all by 2%)",
+        "two workers 1.94 times the rate of one (one more busy core slows all cores by 2%)",
     ):
         assert words in told
     assert "sampler" not in told  # a fraction of a thousandth

@@ -189,7 +189,7 @@ def test_a_recommendation_that_there_is_none() -> None:
 
 
 def test_the_setting_that_is_faster_at_the_recommended_batch_size_is_told() -> None:
-    """At the present batch size it may be slower: there, casts cost more than they save."""
+    """At the current batch size it may be slower: there, casts cost more than they save."""
     now = dataclasses.replace(ACT.now, amp="off", step_s=0.016, recommended_batch=24)
     half = dataclasses.replace(now, amp="bfloat16", step_s=0.02)
     choice = AmpChoice(None, "off", "", samples_per_s={"off": 400.0, "bfloat16": 800.0})

@@ -174,7 +174,7 @@ def test_memory_that_has_settled_is_no_note() -> None:
 
 
 def test_the_present_batch_size_may_be_the_recommended() -> None:
-    assert "   24   the present one; largest batch with 10% of the" in plan_text(
+    assert "   24   the current one; largest batch with 10% of the" in plan_text(
         with_now(batch_size=24)
     )
 
@@ -186,7 +186,7 @@ def test_a_present_batch_size_that_does_not_fit() -> None:
     text = plan_text(plan)
     assert "Memory at batch size 64, AMP bfloat16: DOES NOT FIT\n" in text
     assert section(text, "Batch size").endswith(
-        "  the present batch size, 64, does not fit. What would help:\n"
+        "  the current batch size, 64, does not fit. What would help:\n"
         "  - batch size 24, as in the command below\n"
         "  - AMP off: up to batch size 15\n"
         "  - a larger GPU, at batch size 64: L40S, A40, H100, H200"
@@ -219,10 +219,10 @@ def test_other_batch_sizes_may_be_unknown() -> None:
         recommended=None,
     )
     text = plan_text(plan)
-    assert section(text, "Batch size (only the present one was simulated)").endswith(
-        "  the present one fits\n  others are not known: no DataLoader was seen"
+    assert section(text, "Batch size (only the current one was simulated)").endswith(
+        "  the current one fits\n  others are not known: no DataLoader was seen"
     )
-    assert "Memory at the present batch size, AMP bfloat16\n" in text
+    assert "Memory at the current batch size, AMP bfloat16\n" in text
 
 
 def test_a_search_by_trial_says_so() -> None:

@@ -198,7 +198,7 @@ def test_the_last_of_several_cameras_becomes_small() -> None:
     survey = run(script, survey=True)
     finding = survey.findings["fewer-cameras"]
     assert finding.targets == ("camera:right",)
-    assert finding.detail == "'right' (128×64), one of 2 images a sample"
+    assert finding.detail == "'right' (128×64), one of 2 images per sample"
     trial = run(script, InterventionRequest("fewer-cameras", finding.targets))
     assert trial.changed["fewer-cameras"] == 2
     assert {4 * 3 * 32 * 32 * 4, 4 * 3 * 96 * 128 * 4} <= trial.sizes()

@@ -86,7 +86,7 @@ def test_ranks_of_several_machines_have_their_own_samples() -> None:
     hot = {"clock_reasons": 0x20, "sm_hz": 1.5e9, "temperature_c": 90.0}
     first = machine_of(record, 0)
     alone = judge(first)
-    assert "recorded are 1 of 2 ranks" in alone.notes
+    assert "1 of 2 ranks were recorded" in alone.notes
     assert "straggler" in unknown_kinds(alone)
     both = dataclasses.replace(
         first, elsewhere=(machine_of(record, 1, gpus=gpu_rows(times, **hot)),)

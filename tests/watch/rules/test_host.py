@@ -281,7 +281,7 @@ def test_rows_that_no_training_can_have_had_are_left_out() -> None:
 def test_ranks_are_told_one_by_one_and_missing_ones_are_named() -> None:
     result = judge(run(header={"world_size": 2}))
     assert [each.rank for each in result.ranks] == [HEADER.rank]
-    assert result.notes == ("recorded are 1 of 2 ranks",)
+    assert result.notes == ("1 of 2 ranks were recorded",)
 
 
 def test_a_kind_belongs_to_one_rule() -> None:

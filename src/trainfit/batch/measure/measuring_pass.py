@@ -74,7 +74,7 @@ class MeasuringPass:
     ) -> tuple[Tensor, Tensor, Weights] | None:
         count = _samples(batch)
         if count is None or count < _PARTS:
-            self.fault = f"a batch of {count or 0} samples has no two parts"
+            self.fault = f"a batch of {count or 0} samples cannot be split in two"
             return None
         half = count // 2
         whole: list[Tensor | None] = [None] * len(self._parameters)

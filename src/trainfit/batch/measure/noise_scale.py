@@ -20,8 +20,8 @@ from trainfit.batch.measure.summary import Log, of_steps, summarize
 from trainfit.results.batch.noise import Method, NoiseResult
 
 _WINDOW: Final = 512
-_OTHER_COUNT: Final = "its accumulation differed from the step before"
-_NOT_ZEROED: Final = "the gradients were not zeroed after the step before"
+_OTHER_COUNT: Final = "its accumulation differed from that of the previous step"
+_NOT_ZEROED: Final = "the gradients were not zeroed after the previous step"
 _CHANGED: Final = "the gradients were changed between two backward passes"
 
 

@@ -81,7 +81,7 @@ class Examples:
             return None
         count = next(iter(used.values())).shape[0]
         if any(each.shape[0] != count for each in used.values()):
-            self.fault = "modules saw batches of several sizes: single samples cannot be told"
+            self.fault = "modules saw batches of several sizes: single samples cannot be told apart"
             return None
         grads: list[Tensor] = []
         groups: list[int] = []

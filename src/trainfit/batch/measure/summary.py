@@ -99,7 +99,10 @@ def summarize(log: Log, records: Floats | None, cost_share: float | None) -> Noi
         left_out=tuple(f"{name}: {reason}" for name, reason in log.left_out.items()),
         cost_share=cost_share,
         cannot_tell=_cannot_tell(log, whole, len(steps)),
-        notes=(*log.notes, *([f"measured until this: {log.fault}"] if log.fault and steps else ())),
+        notes=(
+            *log.notes,
+            *([f"measured only until this: {log.fault}"] if log.fault and steps else ()),
+        ),
     )
 
 
@@ -174,6 +177,6 @@ def _unbounded(noise: Interval) -> str:
     if noise.high is not None:
         return ""
     return (
-        "the gradient is not told from 0 in so much noise: the noise scale has no upper bound; "
+        "the noise hides the gradient, so the noise scale has no upper bound; "
         "measure more steps, or with a larger effective batch"
     )

@@ -26,13 +26,13 @@ def noise_claim(after: int, noise: Interval | None) -> Claim:
         )
     elif noise.low > _FAR * after:
         text = (
-            f"{after} is far below it: a step is mostly noise, and a larger batch replaces steps "
-            "one to one"
+            f"{after} is far below it: gradients are mostly noise, and twice the batch needs "
+            "half the steps"
         )
     elif noise.high is not None and noise.high * _FAR < after:
-        text = f"{after} is far above it: more samples hardly make a step better"
+        text = f"{after} is far above it: more samples hardly improve a step"
     else:
-        text = f"{after} is near it: fewer steps are paid for with more samples"
+        text = f"{after} is near it: fewer steps cost more samples in total"
     return Claim("noise scale", text, _MCCANDLISH)
 
 
@@ -40,8 +40,8 @@ def doubt_claim() -> Claim:
     """How far the noise scale can be trusted."""
     return Claim(
         "noise scale",
-        "grows while the loss falls: measure late; the critical batch of a training is within "
-        f"{CRITICAL_WITHIN:g} times of it, as all ranges here allow for",
+        "grows as the loss falls: measure late in training; the critical batch of a training is "
+        f"within {CRITICAL_WITHIN:g} times of it, which all ranges here include",
         "Merrill 2025, arXiv:2505.23971; docs/figures.md",
     )
 
@@ -82,7 +82,7 @@ def rate_claim(found: LearningRate, before: int, after: int) -> Claim:
     if found.value is not None:
         text += f", to {found.value:.3g}"
     if after > before:
-        text += " (try half of that, too: above the largest stable rate any rule fails)"
+        text += " (also try half of that: no rule holds above the largest stable rate)"
     if found.beta2 is not None:
         text += f", and set beta2 to {found.beta2:.4g}"
         if found.beta1 is not None:
@@ -172,14 +172,14 @@ def epoch_claim(samples: int, present: Split, then: Split) -> Claim:
         text += f"; drop_last leaves out {found.dropped} samples ({lost}); without it each counts "
         text += f"{then.micro / last:.3g} times"
         if last == 1:
-            text += ", and BatchNorm fails on a single sample"
+            text += ", and BatchNorm raises an error for a single sample"
     return Claim("last batch", text, "DataLoader")
 
 
 def generalization_claim(before: int, after: int) -> Claim:
     """What is said of sharp minima, and what was found."""
     if after > before:
-        text = "large batches generalize worse at fixed epochs and rates; with both tuned not"
+        text = "large batches generalize worse with epochs and rates kept, not with both tuned"
     else:
         text = "no gain by the noise of small batches was found once learning rates are tuned"
     return Claim("generalization", text, "Shallue 2018, arXiv:1811.03600")

@@ -57,7 +57,7 @@ def learning_rate(
     if optimizer not in _EXPONENT:
         return LearningRate(
             optimizer, "none", None, None, None, None, None, False,
-            "for this optimizer no rule is known: tune it, from the present value on",
+            "no rule is known for this optimizer: tune it, starting from the current value",
             "Shallue 2018, arXiv:1811.03600: no rule holds for all",
         )  # fmt: skip
     adapts = optimizer == "adam"
@@ -90,5 +90,5 @@ def _holds(optimizer: Optimizer, largest: int, noise: Interval | None) -> str:
         return f"{rule} holds: both batches are well below the noise scale"
     if noise.high is not None and noise.high < largest:
         limit = samples_text(noise.high)
-        return f"{rule} ends at the noise scale ({limit} at most): from there on the rate stays"
+        return f"{rule} ends at the noise scale ({limit} at most): above it the rate stays constant"
     return f"{rule}, flattened near the noise scale"

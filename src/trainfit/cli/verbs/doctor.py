@@ -73,12 +73,12 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Check and print; returns the exit code."""
     if options.machine is not None and options.record is not None:
-        raise UsageError("--record records this machine; leave --machine out")
+        raise UsageError("--record records this machine; remove --machine")
     if options.data is not None and options.machine is None and not os.path.exists(options.data):
         raise UsageError(f"--data {options.data!r}: there is no such file; check the path")
     if options.cpu and (options.only or options.skip or options.script or options.data):
         raise UsageError(
-            "--cpu shows only the processor; leave --only, --skip, --script and --data out"
+            "--cpu shows only the processor; remove --only, --skip, --script and --data"
         )
     names = chosen(CHECKS if options.cpu else options.only, options.skip)
     output = given_output(options.output)

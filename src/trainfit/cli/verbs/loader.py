@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=20.0,
         metavar="S",
-        help="seconds to measure the cost of a batch (default 20)",
+        help="seconds spent on measuring the cost of a batch (default 20)",
     )
     parser.add_argument(
         "--confirm",
@@ -120,7 +120,10 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "data set; also path/to/file.py:CALLABLE",
     )
     parser.add_argument(
-        "--batch-size", type=whole_number, metavar="N", help="for a data set of --loader"
+        "--batch-size",
+        type=whole_number,
+        metavar="N",
+        help="batch size, if --loader returns a data set",
     )
 
 
@@ -165,13 +168,16 @@ def source(
     if options.loader is None:
         if options.batch_size is not None:
             raise UsageError(
-                "--batch-size is for a data set of --loader; a command's own is in its words"
+                "--batch-size applies to a data set given by --loader; set the batch size in the "
+                "command"
             )
         return _parse(command, verb)
     if command:
         raise UsageError("give either --loader or a command, not both")
     if options.gpu is not None and options.step_time is None:
-        raise UsageError("--loader has no step to simulate: give its time, as in --step-time 40ms")
+        raise UsageError(
+            "--loader has no training step to simulate: give the step time, as in --step-time 40ms"
+        )
     return None
 
 
@@ -179,7 +185,8 @@ def _parse(command: Sequence[str], verb: str) -> Command:
     if not command:
         raise UsageError(
             f"no command: write the training command after --, as in `trainfit {verb} -- "
-            "python train.py`, or what makes the loader with --loader MODULE:CALLABLE"
+            "python train.py`, or name a callable that creates the DataLoader with --loader "
+            "MODULE:CALLABLE"
         )
     return parse_command(command)
 

@@ -110,6 +110,6 @@ def _no_recording(path: Path) -> ResultFileError:
     result = PlanResult.from_json(text, path)
     return ResultFileError(
         path,
-        "a plan holds figures, not allocations",
+        "a plan has figures only, no allocations",
         f"record the run: trainfit simulate --gpu {shlex.quote(result.gpu)} -- {result.command}",
     )

@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--undo", action="store_true", help="restore what --fix governor changed, and exit"
     )
     parser.add_argument(
-        "--no-attribution", action="store_true", help="measure only, do not look for the cause"
+        "--no-attribution", action="store_true", help="only measure, without looking for the cause"
     )
     add_result(parser)
 
@@ -165,7 +165,7 @@ def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
 
 def _undo(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.target is not None or command or options.fix is not None:
-        raise UsageError("--undo restores what --fix governor changed; leave everything else out")
+        raise UsageError("--undo restores what --fix governor changed; remove all other options")
     settings = Settings()
     back = settings.undo()
     for path, value in back.items():

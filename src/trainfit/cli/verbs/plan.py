@@ -20,11 +20,11 @@ from trainfit.cli.common import (
     share,
     split_command,
 )
+from trainfit.cli.noise_input import noise_scale, read_noise
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.processor import processor, rented_cpu
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import add_explain, print_plan
-from trainfit.cli.verbs.batch.inputs import noise_scale, read_noise
 from trainfit.cli.verbs.loader import given_step, step_time
 from trainfit.hardware.gpu.rented import find_rented
 from trainfit.plan.command.parsing import parse_command
@@ -36,11 +36,11 @@ from trainfit.results.plan.result import HostCpu, PlanResult
 PARSER: dict[str, Any] = {
     "help": "predict the GPU memory of a training command, its best batch size and launch command",
     "description": "Simulate a training command on a GPU and plan its batch size. "
-    "Write tunables into the command with their present values.",
+    "Write tunables into the command with their current values.",
     "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
     "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}; "
-    "{grad_accum:4} is gradient accumulation, which follows the batch size so that the effective "
-    "batch stays",
+    "{grad_accum:4} is gradient accumulation, which changes with the batch size to keep the "
+    "effective batch size",
     "usage": "trainfit plan [options] -- COMMAND",
 }
 
@@ -71,8 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=noise_scale,
         metavar="SAMPLES",
         help="gradient noise scale, if you know it, or the file of trainfit.batch.NoiseScale.save: "
-        "a batch that is large compared to it needs more samples for the same loss, so that a "
-        "smaller one is recommended",
+        "a batch much larger than it needs more samples for the same loss, so a smaller one is "
+        "recommended",
     )
     add_simulation(parser)
     add_protection(parser)
@@ -125,8 +125,8 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
         "--step-time",
         type=step_time,
         metavar="S",
-        help="one training step on the GPU, as 0.04 or 40ms (default: the lower bound of the "
-        "prediction)",
+        help="time of one training step on the GPU, such as 0.04 or 40ms (default: the lower "
+        "bound of the prediction)",
     )
     parser.add_argument(
         "--probe-time",
@@ -189,7 +189,7 @@ def _real_runs(options: argparse.Namespace) -> RealRuns:
     for name in ("step_time", "probe_time"):
         if getattr(options, name) is not None and options.no_loader:
             raise UsageError(
-                f"--{name.replace('_', '-')} is for tuning the DataLoader: leave --no-loader out"
+                f"--{name.replace('_', '-')} applies to tuning the DataLoader: remove --no-loader"
             )
     probe_s = _PROBE_S if options.probe_time is None else options.probe_time
     tuning = LoaderTuning(options.loader, given_step(options.step_time), probe_s)

@@ -136,7 +136,9 @@ def _gpu(options: argparse.Namespace) -> GpuSpec | None:
     if options.step_time is not None:
         return named
     if options.loader is not None:
-        raise UsageError("--loader has no step to simulate: give its time, as in --step-time 40ms")
+        raise UsageError(
+            "--loader has no training step to simulate: give the step time, as in --step-time 40ms"
+        )
     if named is not None:
         return named
     here = local_gpu()

@@ -50,7 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=whole_number,
         metavar="N",
-        help="another batch size, for {batch_size:…} in the command, otherwise for its DataLoader",
+        help="batch size to simulate: replaces {batch_size:…} in the command, or else that of "
+        "its DataLoader",
     )
     parser.add_argument(
         "--output",

@@ -23,7 +23,7 @@ from trainfit.report.plan.verification import verification_text
 from trainfit.results.runs.measurement import StandIn
 
 PARSER: dict[str, Any] = {
-    "help": "run a planned command for real for a few steps and compare",
+    "help": "run a planned command for a few real steps and compare with the prediction",
     "description": "Run the command of a result file on this machine's GPU for a few optimizer "
     "steps and compare the measured memory and step time with the predicted ones. "
     "Exit code 0: within the stated "
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recommended",
         action="store_true",
-        help="verify the recommended batch size instead of the present one",
+        help="verify the recommended batch size instead of the current one",
     )
     parser.add_argument(
         "--tolerance",

@@ -33,7 +33,7 @@ from trainfit.watch.tail import tail_run
 
 PARSER: dict[str, Any] = {
     "help": "run a training command and explain what limits it",
-    "description": "Run a training command as it is, record what its steps spend their time on, "
+    "description": "Run a training command unchanged, record what its steps spend their time on, "
     "and say what limits it and what to change. The script is not edited; its output, its exit "
     "code and its results stay the same. TRAINFIT_WATCH=0 switches the recorder off.",
     "epilog": "example: trainfit watch -- python train.py --epochs 1",
@@ -65,12 +65,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also measure the gradient noise scale: which batch size learns fastest",
     )
     add_verify(parser)
-    parser.add_argument("--plain", action="store_true", help="lines instead of the live view")
-    parser.add_argument("--quiet", action="store_true", help="nothing until the end")
-    parser.add_argument("--output", metavar="FILE", help="write the result here, as JSON")
+    parser.add_argument("--plain", action="store_true", help="print lines instead of the live view")
+    parser.add_argument("--quiet", action="store_true", help="print nothing until the end")
+    parser.add_argument("--output", metavar="FILE", help="write the result to FILE as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON document at the end")
     parser.add_argument(
-        "-v", "--explain", action="store_true", help="every finding with cause and evidence"
+        "-v",
+        "--explain",
+        action="store_true",
+        help="show every finding with its cause and evidence",
     )
 
 

@@ -34,8 +34,8 @@ def forked(stack: DriverStack) -> Check | None:
             Fix(
                 'torch.multiprocessing.set_start_method("spawn")',
                 "remove the line",
-                "workers start slower (each imports the script) and what "
-                "they are given must be picklable",
+                "workers start more slowly (each imports the script), and the data set and its "
+                "arguments must be picklable",
             ),
             Fix(
                 "do not use CUDA before the fork or in workers: return CPU "

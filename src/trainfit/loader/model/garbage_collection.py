@@ -22,7 +22,7 @@ class Pauses:
 
     def __post_init__(self) -> None:
         if not (0 < self.period <= len(self.seconds) or not self.seconds):
-            raise ValueError("of pauses, 1 to all come again")
+            raise ValueError("expected a period from 1 to the number of pauses")
 
     def of(self, number: int) -> float:
         """In a worker's batch ``number``; its first is number 0."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -99,18 +97,3 @@ class Load:
             raise ValueError("a load needs the cost of at least one batch")
         if not 0 <= self.locked_share <= 1:
             raise ValueError("the locked share of a batch's cost must be between 0 and 1")
-
-
-def lognormal_costs(
-    mean_s: float, variation: float, count: int, seed: int = 0, work: bool = False
-) -> tuple[BatchCost, ...]:
-    """Costs with a coefficient of variation, as waiting or as work (lognormal, as batch times
-    of decoders are: a body and a tail)."""
-    if variation == 0:
-        drawn = [mean_s] * count
-    else:
-        sigma = math.sqrt(math.log(1 + variation**2))
-        mu = math.log(mean_s) - sigma**2 / 2
-        chance = random.Random(seed)
-        drawn = [chance.lognormvariate(mu, sigma) for _ in range(count)]
-    return tuple(BatchCost(0.0, s) if work else BatchCost(s, 0.0) for s in drawn)

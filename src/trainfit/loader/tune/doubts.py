@@ -51,7 +51,7 @@ def _others(
         return []
     if is_open:
         meaning = (
-            "the best settings without them are unknown, so the present ones are "
+            "the best settings without them are unknown, so the current ones are "
             "kept; re-run when they have finished"
         )
     elif probed:

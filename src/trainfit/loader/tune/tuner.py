@@ -284,7 +284,7 @@ class Tuner:
         """A change other than the rate within an epoch is one, too."""
         present, left = self._workload.present, bounds(self._faults)
         if decision.gains_nothing and not left.allows(present):
-            return Decision("change", f"the present settings fail: {', '.join(left.reasons)}")
+            return Decision("change", f"the current settings fail: {', '.join(left.reasons)}")
         if not decision.gains_nothing or recommended == present:
             return decision
         if recommended.persistent_workers != present.persistent_workers:

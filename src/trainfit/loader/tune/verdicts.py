@@ -87,7 +87,7 @@ def decide(
     sure = not disturbed or None not in both
     infeasible = choice.look(present).infeasible
     if infeasible:
-        return Decision("change", f"the present settings are infeasible: {infeasible}")
+        return Decision("change", f"the current settings are infeasible: {infeasible}")
     if sure and gain > 1 / WITHIN and ran > 1:
         rest = "" if limit in ("gpu", "unknown") else f"; then {_LIMITS[limit]}"
         shown = ran > 1 / WITHIN
@@ -110,7 +110,7 @@ def decide(
             f"{present.num_workers}: fewer cores and less memory; {_LIMITS[limit]}",
         )
     if limit in ("gpu", "unknown"):
-        return Decision("keep", "the present settings are optimal", keeps=True)
+        return Decision("keep", "the current settings are optimal", keeps=True)
     return Decision("no_setting_helps", _LIMITS[limit], keeps=True)
 
 

@@ -68,7 +68,7 @@ def machine_warnings(
     said = []
     if first_call_s is not None and usual_s and first_call_s > _FIRST * usual_s:
         said.append(
-            f"the very first call took {duration(first_call_s)}; it is not counted; a robot "
+            f"the first call took {duration(first_call_s)}; it is not counted; a robot "
             "must make it before it moves"
         )
     others = [

@@ -1,6 +1,6 @@
 """Interface between a measurement and the machine: its clock, its ways to wait, its readings.
 
-:class:`Host` is this machine; :mod:`trainfit.pace.machine.simulated` is one whose clock, governor,
+:class:`Host` is this machine; ``tests/helpers_paced_machine.py`` has one whose clock, governor,
 idle states and GPU are simulated. Nothing else here asks a clock.
 """
 

@@ -184,7 +184,7 @@ class _Choosing:
         place, written = line_for(setting.dtype, source, has=has)
         value = setting.variant.amp or self._present.value
         if value not in (None, chosen.value):
-            written += f"; and amp={value}"
+            written = f"amp={value}, and {written}"
         return place, written
 
     def _written(self, setting: AmpSetting, chosen: AmpSetting) -> str:

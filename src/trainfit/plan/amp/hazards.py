@@ -78,7 +78,7 @@ def of_run(
                 dtype,
                 f"{names} of float16 tensors outside autocast: results above 65504 become inf",
                 next(iter(outside.values())),
-                "compute them within the autocast region, or of tensor.float()",
+                "compute them within the autocast region, or on tensor.float()",
             )
     parts = step_parts(trace.recording, machine)
     if parts is not None and parts.float32_share >= _TOLD:
@@ -98,7 +98,7 @@ def _foreign(dtype: str, found: Mapping[str, str], kind: str) -> Iterator[AmpHaz
         name = full_name.removeprefix("__main__.")
         if kind == "custom function":
             text = f"{name} has no custom_fwd: its backward pass runs without autocast"
-            remedy = 'decorate forward and backward by torch.amp.custom_fwd(device_type="cuda") '
+            remedy = 'decorate forward and backward with torch.amp.custom_fwd(device_type="cuda") '
             remedy += "and custom_bwd"
             yield AmpHazard("custom function", dtype, text, place, remedy)
         else:
@@ -124,7 +124,8 @@ def of_failure(dtype: str, outcome: TraceOutcome, message: str) -> AmpHazard:
         return AmpHazard(
             "fails",
             dtype,
-            "autocast refuses binary_cross_entropy (BCELoss), whose gradients overflow",
+            "binary_cross_entropy (BCELoss) raises an error under autocast, as its gradients "
+            "overflow",
             place,
             "use BCEWithLogitsLoss on the logits, without the sigmoid",
             blocks=True,

@@ -13,7 +13,7 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
     """The line "amp": what autocast is to compute in, how that is asked for, and why."""
     choice, present = result.amp_choice, _present(result, command)
     if choice is None:
-        why = "the other way round was not simulated"
+        why = "the opposite setting was not simulated"
         return LaunchPart("amp", "cannot tell", _place(result, command), why, present=present)
     if choice.configuration is not None:
         value = choice.value or f"{ACCELERATE}={choice.variable}"

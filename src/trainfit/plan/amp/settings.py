@@ -219,7 +219,7 @@ def _tried(
     value = variant.amp if variant.force is None else None
     said = value is not None or variant.precision is not None
     if not said and present.batches.law is None:
-        why = "other batch sizes were simulated with the present AMP alone"
+        why = "other batch sizes were simulated with the current AMP alone"
         batches = Batches("one trace", why)
     else:
         batches = job.batches(trace, variant, by_trial=said and has_rates(job.gpu))

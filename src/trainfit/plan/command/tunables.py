@@ -88,12 +88,12 @@ def placeholders(words: Sequence[str]) -> dict[str, str]:
             name = _ALIASES.get(name, name)
             if not value:
                 raise CommandError(
-                    f"placeholder {{{name}}} in {word!r} has no present value; "
+                    f"placeholder {{{name}}} in {word!r} has no current value; "
                     f"write {{{name}:VALUE}}"
                 )
             if present.setdefault(name, value) != value:
                 raise CommandError(
-                    f"placeholder {{{name}}} has two present values, {present[name]!r} and "
+                    f"placeholder {{{name}}} has two current values, {present[name]!r} and "
                     f"{value!r}; write the same in both places"
                 )
     _check_values(present)
@@ -256,6 +256,6 @@ def _check_number(
     text = present.get(name, example)
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
         raise CommandError(
-            f"placeholder {{{name}}}: {text!r} is no {what}; "
-            f"give a whole number from {least} on, as in {{{name}:{example}}}"
+            f"placeholder {{{name}}}: expected a {what}, an integer of {least} or more, got "
+            f"{text!r}; write for example {{{name}:{example}}}"
         )

@@ -185,7 +185,7 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
         why = f"the data set has only {plan.samples} samples"
     elif tuned == tuned_batch(plan) and plan.sample_loading_s and tuned < best:
         long = duration(best * plan.sample_loading_s)
-        why = f"loading that needs {long} here; rates are scaled to the same samples/s"
+        why = f"loading it needs {long} here; rates are scaled to the same samples/s"
     elif "batch_size" in command.present:
         why = f"the DataLoader ({found.loader}) does not get it from the command"
     return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]

@@ -83,7 +83,7 @@ def _job_notes(job: Job) -> list[str]:
         )
     elif job.kernels is None:
         notes.append(
-            "the step time is known at the present batch size only: other batch sizes "
+            "the step time is known at the current batch size only: other batch sizes "
             "launch other kernels"
         )
     makeup = job.recording.makeup

@@ -103,7 +103,7 @@ def job_of_plan(result: PlanResult, path: Path) -> Job:
     """What a plan was made from; raises :class:`ResultFileError` for ``path``."""
     if not result.recordings:
         raise ResultFileError(
-            path, "it has no recordings in it", "re-create it with `trainfit plan --output FILE`"
+            path, "it contains no recordings", "re-create it with `trainfit plan --output FILE`"
         )
     kept = [(each.batch_size, each.recording(path)) for each in result.recordings]
     batch, recording = kept[0]

@@ -197,7 +197,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
             _HERE,
         )
         if other and name == "num_workers":
-            here = f"the fewest that feed it; {_HERE} wants {_workers_here(plan)}"
+            here = f"the fewest that feed it; {_HERE} needs {_workers_here(plan)}"
             part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
         yield _worth_it(_expressed(part, plan, command), found)
 

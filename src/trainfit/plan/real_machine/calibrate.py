@@ -73,7 +73,7 @@ def calibrate(
     """
     deadline = clock() + time_limit_s
     run = _Run(laboratory, lambda: deadline - clock(), progress)
-    progress("measuring what other processes hold of the GPU")
+    progress("measuring the GPU memory that other processes use")
     others = [laboratory.others(time_limit_s)]
     readings = run.memory()
     others.append(laboratory.others(max(deadline - clock(), 1.0)))

@@ -135,7 +135,7 @@ def verify(
     reason than memory.
     """
     command = parse_command(split_line(prediction.command))
-    progress("looking for the GPU and what other processes hold of it")
+    progress("querying the GPU and the memory that other processes use")
     held, how = gpu.others(time_limit_s)
     device = gpu.probe(command.python, time_limit_s)
     progress(f"running {command.name} on {device.gpu} for {count(steps, 'optimizer step')}")
@@ -243,7 +243,7 @@ def _notes(prediction: Prediction, device: Device, outcome: RealRunOutcome, how:
     notes = []
     if outcome.status in ("failed", "exited", "timeout"):
         notes.append(
-            f"the script did not go on after {count(outcome.steps, 'optimizer step')}: "
+            f"the script stopped after {count(outcome.steps, 'optimizer step')}: "
             f"{outcome.message or outcome.status}; measured by then"
         )
     with contextlib.suppress(GpuNameError):  # a custom GPU specification has any name

@@ -60,7 +60,7 @@ def with_cpu(
     counts: Counts = "steps" if result.inference is None else "calls"
 
     def attempt(stand_in: bool) -> CpuRunOutcome:
-        how = " in the place of its GPU" if stand_in else ", for real"
+        how = " instead of its GPU" if stand_in else ", for real"
         progress(f"running {command.name} on the CPU{how}")
         return (run or run_on_cpu)(here, time_limit_s, counts, stand_in)
 
@@ -124,7 +124,7 @@ def _why(outcome: CpuRunOutcome, counts: Counts) -> str:
     said = " ".join(outcome.message.split())[:200]
     steps = f"after {duration(outcome.seconds)} and {outcome.steps} of {_LEAST_STEPS} {counts}"
     if outcome.status == "timeout":
-        return f"the time limit was reached{at} {steps}; give more with --time-limit"
+        return f"the time limit was reached{at} {steps}; raise --time-limit"
     if outcome.status in ("ended", "finished"):
         more = "make more optimizer steps" if counts == "steps" else "call its model more often"
         return f"the script ended {steps}; let it {more}"

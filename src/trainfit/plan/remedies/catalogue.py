@@ -156,16 +156,16 @@ KINDS = (
     ),
     RemedyKind(
         "fewer-cameras",
-        "one camera or frame less",
+        "one camera or frame fewer",
         "training",
-        "what it shows is lost; a camera is simulated with images of 32 pixels a side",
+        "its content is lost; that camera is simulated with images of 32 × 32 pixels",
         lambda finding: (f"remove from the data set and the model {finding.detail}",),
     ),
     RemedyKind(
         "smaller-model",
         "the next smaller model of the same family",
         "training",
-        "another model, of unknown accuracy",
+        "a different model, of unknown accuracy",
         lambda finding: (f"there, or where the name comes from: {finding.detail}",),
         combines=False,
     ),
@@ -173,7 +173,7 @@ KINDS = (
         "global-pooling",
         "global average pooling instead of the fully connected head",
         "training",
-        "another head, which has to be trained from scratch",
+        "a new head, which has to be trained from scratch",
         _pooled,
     ),
     RemedyKind(
@@ -241,7 +241,7 @@ KINDS = (
         "nothing",
         "",
         _says(
-            "one optimizer a parameter, each stepped in "
+            "one optimizer per parameter, each stepped in "
             "parameter.register_post_accumulate_grad_hook(…) (PyTorch's tutorial "
             '"How to save memory by fusing the optimizer step into the backward pass")'
         ),

@@ -35,8 +35,9 @@ def other_path(batch: int, runs: Mapping[int, Recording]) -> str:
         return ""
     said = ", ".join(f"{n} at batch size {size}" for size, n in others.items())
     return (
-        f"steps run other code at other batch sizes (operators a batch: {present} at {batch}, "
-        f"{said}): the script depends there on values that a simulation does not have; try "
+        f"steps run different code at other batch sizes (operators per batch: {present} at "
+        f"{batch}, "
+        f"{said}): the script depends on values that a simulation does not have; try "
         "other batch sizes on the GPU"
     )
 

@@ -200,7 +200,7 @@ def _exit_hint(command: Command) -> str:
     if not marked:
         return "its own message is below"
     names = ", ".join(f"{{{name}}}" for name in marked)
-    return f"does it know the option that holds {names}? Its own message is below"
+    return f"check the option with {names}; its own message is below"
 
 
 def _seen(outcome: TraceOutcome) -> str:

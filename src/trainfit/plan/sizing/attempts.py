@@ -61,7 +61,9 @@ class Attempts:
             if is_full(trace, batch):
                 yield batch, trace
             else:
-                self.note(f"batch size {batch} was asked for, the DataLoader gave fewer samples")
+                self.note(
+                    f"batch size {batch} was requested, the DataLoader returned fewer samples"
+                )
 
     def peak(self, batch: int, variant: Variant) -> Replay | None:
         """The memory and step time of a batch size, from its own run."""

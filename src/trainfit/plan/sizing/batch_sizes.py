@@ -40,7 +40,7 @@ from trainfit.results.plan.speed import StepSpeed
 from trainfit.speed.model.step import Machine
 
 #: Why the present batch size stays where others are of no use.
-_PATHS: Final = "steps run other code at other batch sizes"
+_PATHS: Final = "steps run different code at other batch sizes"
 #: Batch sizes of one path below which nothing is said of others.
 _LEAST_TRIALS: Final = 2
 
@@ -133,7 +133,7 @@ class BatchSizes:
             try:
                 pair, law = law_of(self._runs, {one: traces[0], other: traces[1]}, variant)
             except NotAffineError as error:
-                why = f"batch sizes {one} and {other} give no rule for others: {error}"
+                why = f"batch sizes {one} and {other} do not predict others: {error}"
                 if not by_trial:
                     break
                 above = None

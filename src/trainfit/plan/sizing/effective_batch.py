@@ -125,7 +125,7 @@ def accumulation_for(
     becomes, note = round(micro * wanted), ""
     if values:
         note = f"Launch has accumulation {wanted}; step times at all batch sizes are " + (
-            f"with the present {seen} micro-batches" if seen > 1 else "without accumulation"
+            f"with the current {seen} micro-batches" if seen > 1 else "without accumulation"
         )
     if becomes == samples:
         return Accumulation(values, note=note)

@@ -47,7 +47,7 @@ def varying_shapes(first: Trace) -> VaryingShapes | None:
     if scan.reason or loader.index is None:
         return VaryingShapes(scan, reason=scan.reason or "its DataLoader is not known")
     if scan.longest_elements - scan.typical_elements <= _ALIKE * scan.longest_elements:
-        why = "its samples have one size: batches become different later"
+        why = "its samples have one size: batches differ only after that"
         return VaryingShapes(scan, reason=why)
     longest = SampleOverride(loader.index, scan.longest)
     if scan.padded is not None:

@@ -43,7 +43,7 @@ def explanation_text(result: BatchExplanation, *, ascii_only: bool = False) -> s
 def _critical(found: Interval) -> str:
     low = samples_text(found.low)
     where = f"{low} to {samples_text(found.high)}" if found.high is not None else f"{low} or more"
-    return f"critical batch of a training: {where} (ranges here are over these)"
+    return f"critical batch of a training: {where} (all ranges here cover it)"
 
 
 def _claim(claim: Claim) -> list[str]:

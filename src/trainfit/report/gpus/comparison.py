@@ -197,7 +197,7 @@ def _effects(estimate: GpuEstimate) -> Iterable[str]:
 def _effect(effect: Effect, estimate: GpuEstimate) -> str:
     if effect.step_change is None:
         if effect.largest_batch is None or estimate.largest_batch is None:
-            return "only the present batch size is known"
+            return "only the current batch size is known"
         more = effect.largest_batch - estimate.largest_batch
         if not more:
             return "no larger batch fits"

@@ -152,5 +152,5 @@ def _scaling(probe: Probe) -> str:
         return ""
     text = f"{probe.scaling:.2f} times the rate of one"
     if probe.contention:
-        text += f" (one more busy core slows all by {percent(probe.contention, decimals=1)})"
+        text += f" (one more busy core slows all cores by {percent(probe.contention, decimals=1)})"
     return text

@@ -55,7 +55,7 @@ _HEAD = (
 
 def settings_section(result: LoaderResult) -> str:
     """Present and recommended settings, and the others that were run; batches per second."""
-    rows = [_settings_row(result, "present", result.present)]
+    rows = [_settings_row(result, "current", result.present)]
     if result.recommended != result.present and result.verdict != "cannot_tell":
         rows.append(_settings_row(result, "recommended", result.recommended))
     known = {steady(result.present), steady(result.recommended)}
@@ -169,7 +169,7 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
     if steady(settings) == steady(result.recommended) and result.verdict != "cannot_tell":
         marks.append("recommended")
     if steady(settings) == steady(result.present):
-        marks.append("present")
+        marks.append("current")
     if candidate.infeasible:
         marks.append(f"infeasible: {printable(candidate.infeasible)}")
     elif candidate.oversubscribed:

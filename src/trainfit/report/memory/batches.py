@@ -30,7 +30,7 @@ def batches_section(report: MemoryReport) -> str:
         f"{size(round(law.allocated_per_sample_bytes))}   (what is at the peak of {high})",
         f"  device    = {size(law.device_base_bytes)} + batch x "
         f"{size(round(law.device_per_sample_bytes))}   (least squares of the figures below)",
-        "  each sample more adds",
+        "  each additional sample adds",
         *_grown(law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes, KIND_TITLES),
         "  of which",
         *_grown(law.per_sample_by_module_bytes, law.allocated_per_sample_bytes, {}),

@@ -43,7 +43,7 @@ def _settings(found: LoaderResult) -> Iterator[str]:
     present, best = found.present, found.recommended
     kept = present == best
     yield _row(
-        "present, kept" if kept else "present", f"{settings_text(present)}: {_rate(found, present)}"
+        "current, kept" if kept else "current", f"{settings_text(present)}: {_rate(found, present)}"
     )
     if not kept:
         yield _row("recommended", f"{settings_text(best)}: {_rate(found, best)}")
@@ -165,7 +165,7 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
     else:
         feeds = "the DataLoader keeps up"
         if loading.factor is not None and loading.factor >= _SAME:
-            feeds = f"the DataLoader could feed {times(loading.factor)} as much"
+            feeds = f"the DataLoader could supply {times(loading.factor)} as much"
         best = " even at the lower bound of its step time" if loading.step_is_bound else ""
         yield _line(f"the GPU is the limit{best}: {feeds}")
     if why:
@@ -217,7 +217,7 @@ def _elsewhere(found: LoaderResult) -> Iterator[str]:
 
 def _more(plan: PlanResult) -> list[str]:
     command = f"trainfit loader --gpu {_quoted(plan.gpu)} -- {plan.command}"
-    return ["  details, at the present batch size:", launch_lines(command, 4)]
+    return ["  details, at the current batch size:", launch_lines(command, 4)]
 
 
 def _quoted(gpu: str) -> str:

@@ -22,7 +22,7 @@ def remedies_section(remedies: Remedies) -> str:
     if remedies.before is None:
         return wrapped(f"Remedies: none could be tried: {printable(remedies.failure)}", "", "  ")
     before = remedies.before
-    at = f"batch size {remedies.batch_size}" if remedies.batch_size else "the present batch size"
+    at = f"batch size {remedies.batch_size}" if remedies.batch_size else "the current batch size"
     lines = [
         wrapped(
             f"Remedies at {at}, by memory saved per percent of extra compute "

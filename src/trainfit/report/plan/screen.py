@@ -118,7 +118,7 @@ def _memory(result: PlanResult, width: int) -> list[_Block]:
     other_amp = f", {chosen.amp}" if chosen is not now else ""
     differs = best != now.batch_size or bool(other_amp)
     both = result.recommended is not None and best is not None and differs
-    present = f"batch size {now.batch_size}" if now.batch_size else "the present batch size"
+    present = f"batch size {now.batch_size}" if now.batch_size else "the current batch size"
     gpu, amp = printable(result.gpu), f"AMP {printable(now.amp)}"
     where = f"{gpu}, {amp}" if both else f"{gpu} at {present}, {amp}"
     title = wrapped(f"Memory on {where} (90% prediction interval)", "", "  ", width)

@@ -9,7 +9,7 @@ from trainfit.results.text import printable, wrapped
 
 BOUNDS = {
     "tensor cores": "the Tensor cores' arithmetic",
-    "shader cores": "the shader cores' arithmetic",
+    "shader cores": "the CUDA cores' arithmetic",
     "bandwidth": "the GPU's memory bandwidth",
     "launches": "the CPU, which launches the kernels",
     "host copies": "copies between host and GPU",
@@ -23,7 +23,7 @@ _ROWS, _KINDS = 8, 5
 def speed_section(speed: Speed) -> str:
     """Step time, what bounds it, other batch sizes, an epoch."""
     now = speed.now
-    at = f"at batch size {now.batch_size}" if now.batch_size else "at the present batch size"
+    at = f"at batch size {now.batch_size}" if now.batch_size else "at the current batch size"
     lines = [f"Speed {at}, if the DataLoader keeps up (predicted)", *_now(speed)]
     if speed.epoch_s is not None:
         lines.append(f"  an epoch  {duration(speed.epoch_s)}")
@@ -83,7 +83,7 @@ def _paced(speed: Speed) -> list[str]:
     highest, lowest = paced.slowed[0], paced.slowed[-1]
     head = f"{count(paced.launches, 'launch', 'launches')} a call"
     if lowest.seconds - now < LEAST_FASTER * now:
-        text = f"{head}: the GPU bounds it, a lower CPU clock between calls has no effect"
+        text = f"{head}: the GPU is the limit, and a lower CPU clock between calls has no effect"
     else:
         clock = paced.core_hz / 1e9
         ends = f"{highest.core_share * clock:.2g} to {lowest.core_share * clock:.2g} GHz"

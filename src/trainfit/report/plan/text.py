@@ -31,7 +31,7 @@ _GPUS = 4
 _BASIS = {
     "two traces": "from two simulated batch sizes",
     "one trace a batch size": "each one simulated",
-    "one trace": "only the present one was simulated",
+    "one trace": "only the current one was simulated",
 }
 
 
@@ -87,7 +87,7 @@ def _simulated(result: PlanResult) -> str:
 
 def _at(configuration: Configuration) -> str:
     batch = configuration.batch_size
-    where = f"batch size {batch}" if batch else "the present batch size"
+    where = f"batch size {batch}" if batch else "the current batch size"
     return f"at {where}, AMP {printable(configuration.amp)}"
 
 
@@ -108,7 +108,7 @@ def _batch_section(result: PlanResult) -> str:
     lines = [title, _batch_row("largest that fits", chosen.largest_batch, bound)]
     lines += _recommended(result)
     if not now.fits:
-        lines.append(f"  the present batch size, {now.batch_size}, does not fit. What would help:")
+        lines.append(f"  the current batch size, {now.batch_size}, does not fit. What would help:")
         lines += _remedies(result)
     return "\n".join(lines)
 
@@ -119,9 +119,9 @@ def _unknown(result: PlanResult) -> list[str]:
     if result.now.fits:
         limits = result.now.limits
         why = printable(limits.reason) if limits is not None else ""
-        kept = f"recommended: the present one ({why})" if why else "the present one fits"
+        kept = f"recommended: the current one ({why})" if why else "the current one fits"
         return [wrapped(kept, "  ", "  "), detail]
-    return ["  the present one does not fit. What would help:", *_remedies(result), detail]
+    return ["  the current one does not fit. What would help:", *_remedies(result), detail]
 
 
 def _recommended(result: PlanResult) -> list[str]:
@@ -136,7 +136,7 @@ def _recommended(result: PlanResult) -> list[str]:
     margin = f"with {share} of the GPU free, as set"
     if not result.headroom_is_set:
         margin = f"with a {share} safety margin (upper bound of the prediction interval)"
-    why = "the present one; " if best == result.now.batch_size else ""
+    why = "the current one; " if best == result.now.batch_size else ""
     why += _why(best, limits, margin)
     if limits is not None and limits.memory is not None and best < limits.memory:
         at_least = _at_least(limits, limits.memory)
@@ -229,10 +229,10 @@ def _remedies(result: PlanResult) -> list[str]:
     if other is not None and other.largest_batch:
         lines.append(f"  - AMP {printable(other.amp)}: up to batch size {other.largest_batch}")
     elif other is not None and other.fits:
-        lines.append(f"  - AMP {printable(other.amp)}, at the present batch size")
+        lines.append(f"  - AMP {printable(other.amp)}, at the current batch size")
     if result.other_gpus:
         named = ", ".join(map(printable, result.other_gpus[:_GPUS]))
-        batch = f"batch size {now.batch_size}" if now.batch_size else "the present batch size"
+        batch = f"batch size {now.batch_size}" if now.batch_size else "the current batch size"
         lines.append(f"  - a larger GPU, at {batch}: {named}")
     if not lines:
         lines.append("  - no single GPU of the catalogue; use a smaller model or input")

@@ -69,7 +69,7 @@ def verdict_text(result: Verification) -> str:
     if result.fits_predicted and not result.fits_measured:
         return "WRONG: predicted to fit, but ran out of GPU memory"
     if result.fits_measured and not result.fits_predicted:
-        return "WRONG: predicted not to fit, but runs"
+        return "WRONG: predicted not to fit, but it fits"
     if not result.fits_measured:
         return "As predicted: it does not fit"
     basis = printable(result.range_basis)

@@ -20,7 +20,7 @@ def comparison_screen(result: Comparison, columns: int = COLUMNS) -> list[Line]:
     lines = _wrapped(answer_text(result), _STYLES.get(result.verdict, "title"), columns)
     lines.append(Line(f"A: {_side(result, 'before')}", "quiet"))
     lines.append(Line(f"B: {_side(result, 'after')}", "quiet"))
-    lines.append(Line("Differs:" if result.differences else "Nothing of the set-up differs."))
+    lines.append(Line("Differs:" if result.differences else "The set-up does not differ."))
     for each in result.differences:
         lines += _wrapped(_difference(each), "plain", columns, "  ")
     lines += change_lines(result.changes, columns)

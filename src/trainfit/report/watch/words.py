@@ -25,11 +25,11 @@ _LIMITS: Final = {
     "input": "The DataLoader is the limit",
     "host": "The Python process that launches kernels is the limit",
     "copy": "Copies to the GPU are the limit",
-    "sync": "Synchronisations with the GPU are the limit",
+    "sync": "Synchronizations with the GPU are the limit",
     "checkpoint": "Writing checkpoints is the limit",
     "communication": "Waiting for other ranks is the limit",
     "cpu": "The CPU computes the steps, and is the limit",
-    "unknown": "What limits the run cannot be told",
+    "unknown": "The limit of the run could not be determined",
 }
 
 
@@ -44,7 +44,11 @@ def answer(result: WatchResult) -> str:
             speed += f", {rate(result.samples_per_s)} samples/s"
     waits = next((each.share for each in result.phases if each.name == "input"), None)
     why = ""
-    if result.limit == "input" and waits is not None:
+    others = next((each for each in result.findings if each.kind == "cpu_contention"), None)
+    if result.limit == "cpu" and others is not None:
+        busy, usable = others.evidence[0].value, others.evidence[2].value
+        why = f" (other programs use {busy:.1f} of {usable:g} cores)"
+    elif result.limit == "input" and waits is not None:
         why = f" ({percent(waits)} of the time goes to waiting for batches)"
     elif result.gpu_busy is not None:
         why = (

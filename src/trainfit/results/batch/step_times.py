@@ -82,7 +82,7 @@ def read(path: Path) -> tuple[StepTime, ...]:
     keys = [(each.micro_batch, each.accumulation, each.gpus) for each in found]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
-        raise ResultFileError(path, f"micro_batch {twice[0]} is there twice", "keep one row")
+        raise ResultFileError(path, f"micro_batch {twice[0]} appears twice", "keep one row")
     return tuple(found)
 
 

@@ -64,9 +64,9 @@ class DeviceConstants:
 
     def __post_init__(self) -> None:
         if [part.name for part in self.parts] != [CONTEXT, *LIBRARIES]:
-            raise ValueError("the parts are not the context and every library once")
+            raise ValueError("expected the context and each library exactly once")
         if self.other_processes_bytes < 0:
-            raise ValueError("other processes hold less than nothing")
+            raise ValueError("the memory of other processes is negative")
 
     def used(self, libraries: Collection[str]) -> tuple[Constant, ...]:
         """The context, and what the ``libraries`` that a job uses add to it."""

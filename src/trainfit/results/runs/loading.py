@@ -31,7 +31,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         if not 0 <= self.work_s <= self.step_s:
-            raise ValueError("a step works for 0 to all of its seconds")
+            raise ValueError("expected a work time from 0 to the step time")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -310,12 +310,12 @@ def _check_events(events: IntArray, allocs: int) -> None:
     made, freed = values[codes == MALLOC], values[codes == FREE]
     other = values[codes == OTHER]
     if len(other) and (other.min() < 0 or other.max() > 2 * allocs):
-        raise ValueError("another stream uses an allocation that is not there")
+        raise ValueError("another stream uses an allocation that does not exist")
     if not np.array_equal(made, np.arange(allocs)):
         raise ValueError("column events does not belong to the others")
     if len(freed):
         if freed.min() < 0 or freed.max() >= allocs or len(np.unique(freed)) != len(freed):
-            raise ValueError("an allocation is freed that is not there")
+            raise ValueError("a free of an allocation that does not exist")
         born = np.flatnonzero(codes == MALLOC)[freed]
         if (np.flatnonzero(codes == FREE) < born).any():
-            raise ValueError("an allocation is freed before it is made")
+            raise ValueError("an allocation is freed before it is allocated")

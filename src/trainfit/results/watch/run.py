@@ -211,7 +211,7 @@ def load_run(folder: Path) -> RunRecord:
     """
     paths = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem[4:] or 0))
     if not paths:
-        raise ResultFileError(folder, "no watched run is in it", _WANTED)
+        raise ResultFileError(folder, "it contains no watched run", _WANTED)
     try:
         ranks = tuple(_load_rank(path) for path in paths)
         machine, gpus, processes = (

@@ -48,12 +48,14 @@ class FewerCameras(Intervention):
     def finding(self) -> Finding:
         if self._cameras:
             key, (height, width) = list(self._cameras.items())[-1]
-            detail = f"{key!r} ({width}×{height}), one of {len(self._cameras)} images a sample"
+            detail = f"{key!r} ({width}×{height}), one of {len(self._cameras)} images per sample"
             return Finding(self.name, True, targets=(_CAMERA + key,), detail=detail)
         for key, count in self._frames.items():
             detail = f"one of the {count} frames of {key!r}"
             return Finding(self.name, True, targets=(_FRAME + key,), detail=detail)
-        return self.no("no DataLoader returns a dictionary with several images or frames a sample")
+        return self.no(
+            "no DataLoader returns a dictionary with several images or frames per sample"
+        )
 
     def apply(self, scene: Scene) -> None:
         scene.on_batch.append(self._leave_out)

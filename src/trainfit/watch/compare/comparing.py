@@ -59,8 +59,8 @@ def compare_groups(
     other = setup.other_hardware(one, two)
     if other and not allow_other_hardware:
         raise ComparisonError(
-            f"the runs are of different hardware ({other}): their times say nothing of what was "
-            "changed; watch both on one machine, or give --other-hardware"
+            f"the runs are of different hardware ({other}): their times do not show the effect "
+            "of a change; watch both on one machine, or give --other-hardware"
         )
     looks = [[RunView(run) for run in runs] for runs in (before, after)]
     rows = [[measured(view) for view in views] for views in looks]
@@ -111,18 +111,18 @@ def _notes(
 ) -> Iterator[str]:
     if len(before) == len(after) == 1:
         yield (
-            "one run each: what differs from run to run is not in the intervals; "
+            "one run each: the intervals leave out variation between runs; "
             "`trainfit watch --verify` runs both in turn"
         )
     if other:
-        yield f"different hardware ({other}): the change is not that of the settings alone"
+        yield f"different hardware ({other}): settings are not the only difference"
     sizes = [setup.batch_size(runs[0].header) for runs in (before, after)]
     if sizes[0] != sizes[1] and not all("samples" in run.known for each in rows for run in each):
         yield "batch sizes differ, and samples were not counted: times are those of a step"
     if before[0].header.world_size != after[0].header.world_size:
         yield "the number of ranks differs: samples/s are those of all, phases of the first rank"
     if any(run.header.ending == "running" for run in (*before, *after)):
-        yield "a run has not ended: what is recorded until now was compared"
+        yield "a run is in progress: the steps recorded so far were compared"
 
 
 # -- changes -----------------------------------------------------------------------------------

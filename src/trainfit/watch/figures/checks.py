@@ -28,7 +28,7 @@ def too_few_steps(rank: RankView, *kinds: str) -> Iterator[Unknown]:
 def too_few_samples(kind: str, what: str) -> Unknown:
     """Of ``what`` there are too few samples, or it is not known how many cores are usable."""
     reason = f"fewer than {thresholds.LEAST_SAMPLES} samples of {what}"
-    return Unknown(kind, reason, "the sampler, and a run of some seconds")
+    return Unknown(kind, reason, "the sampler, and a run of a few seconds")
 
 
 def share_of(rank: RankView, lost: NDArray[np.float64]) -> float:

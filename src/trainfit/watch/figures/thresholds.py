@@ -43,6 +43,9 @@ CROWDED: Final = 1.25
 SWITCHES_PER_CORE: Final = 50.0
 #: Of the usable cores that processes outside the run keep busy.
 OTHERS_CORES: Final = 0.25
+#: Of the part of the cores that one thread gets which always wants to run, what a run must use
+#: for others to be in its way: schedulers are fair to a factor of two.
+WANTS_CORES: Final = 0.5
 #: Cores that a process keeps busy, from which several of its threads are at work: one thread, and
 #: what PyTorch's own helpers (pinning, autograd's device thread) take.
 SEVERAL_THREADS: Final = 1.5

@@ -311,7 +311,7 @@ class Recorder:
         self._errors += 1
         self.note(f"the recorder failed at {where}: {type(error).__name__}: {error}"[:300])
         if self._errors == _MOST_ERRORS:
-            self.note(f"the recorder took itself out after {_MOST_ERRORS} errors")
+            self.note(f"the recorder switched itself off after {_MOST_ERRORS} errors")
             with contextlib.suppress(Exception):
                 self._unhook()
 

@@ -180,7 +180,7 @@ class Sampler:
         self._period = (SLOW_S if is_long else FAST_S) * max(1.0, self._stretch / _DEAR_FIRST)
         self._whole_s = max(self._period, WHOLE_S * self._stretch)
         if self._stretch > _DEAR_FIRST:
-            text = "there is so much to read that samples are rarer"
+            text = "there is so much to read that samples are taken less often"
             self._tell("not_sampled", text, {"period_s": self._period}, once=True)
 
     # --- GPUs, in a thread of their own: a driver may hang ----------------------------------------

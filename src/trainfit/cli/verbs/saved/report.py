@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=[end.removeprefix(".") for end in FORMS],
-        help="what to write, whatever the file's name ends in",
+        help="format to write, regardless of the file name",
     )
 
 
@@ -103,7 +103,8 @@ def _form(asked: str | None, target: Path | None) -> Form:
         if target.name.endswith(end):
             return FORMS[end]
     raise UsageError(
-        f"output file {str(target)!r}: its name says no form; end it in {_ends()}, or give --format"
+        f"output file {str(target)!r}: its name shows no known format; end it in {_ends()}, or "
+        "give --format"
     )
 
 

@@ -25,8 +25,12 @@ PARSER: dict[str, Any] = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("before", type=Path, metavar="A", help="run before: its folder, or result")
-    parser.add_argument("after", type=Path, metavar="B", help="run after: its folder, or result")
+    parser.add_argument(
+        "before", type=Path, metavar="A", help="run before the change: its folder or result file"
+    )
+    parser.add_argument(
+        "after", type=Path, metavar="B", help="run after the change: its folder or result file"
+    )
     parser.add_argument(
         "--other-hardware",
         action="store_true",

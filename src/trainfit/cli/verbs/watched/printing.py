@@ -56,7 +56,7 @@ def print_noise(folder: Path, *, wanted: bool, stderr: bool) -> None:
             name = shlex.quote(printable(str(path)))
             print(f"trainfit batch explain {name} --to BATCH", file=stream)
     elif wanted:
-        print("noise scale not measured; -v says why", file=stream)
+        print("noise scale not measured; -v gives the reason", file=stream)
 
 
 def _lines(result: Result, columns: int | None, whole: bool) -> Sequence[Line]:

@@ -26,9 +26,9 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="run the command 5 times for some steps each: as it is, then with and without the "
-        "change that is recommended, in turn, and prove what that gains; values that may be "
-        "changed are marked, as in --workers={num_workers:4}",
+        help="measure what the recommended change gains: run the command 5 times for a few "
+        "steps each, first unchanged, then alternately with and without the change; mark "
+        "values that may be changed, as in --workers={num_workers:4}",
     )
     parser.add_argument(
         "--verify-steps",
@@ -45,7 +45,7 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     steps = _STEPS if options.verify_steps is None else options.verify_steps
     if steps < LEAST_RECORDED:
         raise UsageError(
-            f"--verify-steps {steps} is too few to tell; give {LEAST_RECORDED} or more"
+            f"--verify-steps {steps} is too few for a comparison; give {LEAST_RECORDED} or more"
         )
     filled = _Filled(command)
     print(

@@ -64,12 +64,12 @@ def trade_headline(result: BatchExplanation) -> Headline:
 def trade_sections(result: BatchExplanation) -> list[Section]:
     """Goodput, and claims with their sources."""
     claims = table_of(
-        ("Topic", "What is said", "Source"),
+        ("Topic", "Statement", "Source"),
         [(each.topic, each.text, each.source) for each in result.claims],
         "What changes with the batch size",
     )
     goodput = _goodput(result.goodput) if result.goodput is not None else None
-    return section("What a batch size does to learning", goodput or _steps(result), claims)
+    return section("Effect of the batch size on learning", goodput or _steps(result), claims)
 
 
 def _history(result: NoiseResult) -> Chart | None:

@@ -81,7 +81,7 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
         *section("DataLoader throughput", _workers(result), _runs(result)),
         *section("What a batch costs", _costs(result), _probe(result)),
         *section("DataLoader settings", *reasons),
-        *section("What else would help the DataLoader", _advice(result)),
+        *section("Other changes that would help the DataLoader", _advice(result)),
         *section("DataLoader faults", _faults(result)),
     ]
 

@@ -94,7 +94,7 @@ def watch_sections(result: WatchResult) -> list[Section]:
     unknown = table_of(
         ("Cannot tell", "Why", "What it needs"),
         [(each.kind, each.reason, each.needs) for each in result.unknown],
-        "Kinds of findings of which nothing can be said of this run",
+        "Findings that could not be confirmed or ruled out in this run",
     )
     return [
         *section(
@@ -105,7 +105,7 @@ def watch_sections(result: WatchResult) -> list[Section]:
         *section("The watched run over time", *course),
         *section("Time of a watched step", _phases(result), _ranks(result)),
         *section("GPU memory of the watched run", _memory(result.ledger)),
-        *section("What could not be told", unknown),
+        *section("What could not be determined", unknown),
     ]
 
 

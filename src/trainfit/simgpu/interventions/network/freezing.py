@@ -36,7 +36,7 @@ class FreezeBackbone(Intervention):
         if not chosen:
             return self.no("its backbone is already frozen")
         if sum(chosen.values()) >= trained:
-            return self.no("nothing would remain to train")
+            return self.no("nothing would be left to train")
         targets = tuple(path for part in parts if (path := scene.path_of(part)))
         names = ", ".join(target.partition(":")[2] for target in targets)
         return Finding(self.name, True, targets=targets, places=lines_of(scene), detail=names)

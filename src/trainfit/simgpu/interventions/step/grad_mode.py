@@ -67,7 +67,7 @@ class ForwardGrad(Intervention):
         self._before: list[bool] = []
 
     def finding(self) -> Finding:
-        return self.no("it is for scripts that do not train")
+        return self.no("it applies only to scripts that do not train")
 
     def apply(self, scene: Scene) -> None:
         self._on = self.targets[0] == "on"

@@ -92,11 +92,11 @@ def _finding(kind: str, view: RankView, busy: Table, slowed: Table, loss: float)
     words = {
         "thermal_throttling": (
             "The GPU lowers its clock because it is hot",
-            "cooling does not carry the heat away",
+            "cooling does not remove enough heat",
             "improve the airflow, clean the fans, or lower the power limit (nvidia-smi -pl WATTS)",
         ),
         "power_throttling": (
-            "The power limit holds the GPU's clock down",
+            "The power limit lowers the GPU's clock",
             "the GPU draws as much power as its limit allows",
             "raise the limit where the board allows it (nvidia-smi -q -d POWER shows the range)",
         ),

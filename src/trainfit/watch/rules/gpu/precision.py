@@ -23,7 +23,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
         return
     capability = view.header.gpus[gpu].capability
     if capability is None or view.header.precision == "unknown":
-        yield Unknown("amp_off", "precision or GPU are not known", "a run with steps on a GPU")
+        yield Unknown("amp_off", "precision or GPU is not known", "a run with steps on a GPU")
         return
     if capability < _TENSOR_CORES or view.header.precision not in ("float32", "tf32"):
         return

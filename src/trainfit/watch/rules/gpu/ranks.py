@@ -32,11 +32,12 @@ _PARTS: Final = {
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
     """Compare the ranks."""
-    if run.run.header.distributed == "data_parallel":
+    header = run.run.header
+    if header.distributed == "data_parallel" and header.gpu is not None:
         yield Finding(
             "data_parallel", "warning", "DataParallel drives all GPUs from one process", (),
             "it copies the model to each GPU in every step, and Python launches for all of them",
-            "use DistributedDataParallel with torchrun: one process a GPU",
+            "use DistributedDataParallel with torchrun: one process per GPU",
             "certain",
         )  # fmt: skip
     world = run.run.header.world_size

@@ -25,9 +25,8 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
             "warning",
             "Other processes are on this GPU",
             (Evidence("memory of other processes", others / 2**30, "GiB"),),
-            "they take turns with this run's kernels, and hold memory that it may need",
-            "see who they are with nvidia-smi; end them or choose another GPU with "
-            "CUDA_VISIBLE_DEVICES",
+            "their kernels compete with this run's, and they use memory that it may need",
+            "list them with nvidia-smi; stop them or choose another GPU with CUDA_VISIBLE_DEVICES",
             "certain",
             rank=view.rank,
         )

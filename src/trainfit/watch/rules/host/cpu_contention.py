@@ -39,12 +39,15 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return
     if len(waiting) and np.mean(waiting) < thresholds.LASTING:
         return
+    runnable, ours = median(rows["runnable"]), float(np.median(rows["cores_ours"]))
+    # A thread that always wants to run gets its part of the cores: a run with far less sleeps.
+    if runnable and ours < thresholds.WANTS_CORES * usable / max(runnable, usable):
+        return
     evidence = [
         Evidence("cores that other processes keep busy", float(np.median(others)), "cores"),
-        Evidence("cores that the run keeps busy", float(np.median(rows["cores_ours"])), "cores"),
+        Evidence("cores that the run keeps busy", ours, "cores"),
         Evidence("usable cores", usable, "cores"),
     ]
-    runnable = median(rows["runnable"])
     if runnable is not None:
         evidence.append(Evidence("threads that want to run", runnable))
     yield Finding(

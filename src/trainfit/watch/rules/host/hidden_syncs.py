@@ -27,7 +27,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     counts = known(rank.steps["syncs"])
     idle = main.unexplained_idle
     if idle is None or not len(counts) or main.phases["sync"] is None:
-        yield Unknown(KIND, "synchronisations or CUDA events were not recorded", "CUDA events")
+        yield Unknown(KIND, "synchronizations or CUDA events were not recorded", "CUDA events")
         return
     # A copy from pageable memory waits for what was launched before it, too: it has its own rule.
     copies = main.phases["copy"] or 0.0
@@ -44,7 +44,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         (
             Evidence("synchronisations", float(np.mean(counts)), "1/step"),
             Evidence("waiting in them", main.sync * rank.seconds / len(rank.steps), "s/step"),
-            Evidence("GPU idle, not by input", idle, "of the time"),
+            Evidence("GPU idle, not for lack of input", idle, "of the time"),
         ),
         "item(), cpu(), print(tensor) and the like wait until the GPU is done; it is idle until "
         "the host has launched the next kernels",

@@ -60,7 +60,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
             f"PyTorch computes with {threads} thread{'s' if threads > 1 else ''} while "
             f"{cores.idle:.1f} cores are idle",
             (*evidence, Evidence("threads of PyTorch", float(threads))),
-            "The number of threads is held down: by OMP_NUM_THREADS, torchrun or the script",
+            "OMP_NUM_THREADS, torchrun or the script limits the number of threads",
             f"set OMP_NUM_THREADS={value}",
             "likely",
             settings={"OMP_NUM_THREADS": str(value)},

@@ -127,7 +127,7 @@ def _action(settings: Mapping[str, str], line: str) -> str:
         parts.append(f"set {words} in the environment")
     if line:
         parts.append(f"call {line}")
-    return " and ".join(parts) or "hold the library down to one thread in each worker"
+    return " and ".join(parts) or "limit the library to one thread in each worker"
 
 
 RULE: Final = Rule((KIND,), _look, each_rank=True)

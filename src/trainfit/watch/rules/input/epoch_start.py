@@ -63,18 +63,18 @@ def _confidence(loader: WatchedLoader | None) -> Confidence:
 def _remedy(loader: WatchedLoader | None) -> tuple[str, str]:
     if loader is not None and _starts_workers(loader):
         return (
-            f"Each epoch starts {loader.num_workers} worker processes again",
+            f"Each epoch restarts {loader.num_workers} worker processes",
             "set persistent_workers=True",
         )
     if loader is not None and loader.num_workers:
         return (
-            "With each epoch the queue of ready batches begins empty",
+            "Each epoch starts with an empty queue of batches",
             "make epochs longer: a sampler that goes through the data several times",
         )
     return (
-        "With each epoch the DataLoader's iterator, its order of samples and its first batch are "
-        "made while the training waits",
-        "make epochs longer, or have workers that stay: num_workers=1 or more with "
+        "In each epoch the DataLoader's iterator, its order of samples and its first batch are "
+        "created while the training waits",
+        "make epochs longer, or keep the workers: num_workers=1 or more with "
         "persistent_workers=True",
     )
 

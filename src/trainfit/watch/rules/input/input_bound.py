@@ -144,7 +144,7 @@ def _saturated(fetching: Fetching, usable: float) -> _Reason:
     threads = checks.threads_of_worker(fetching.rank)
     crowded = checks.is_crowded(fetching.rank) and checks.is_of_run(fetching.rank, usable)
     if threads > 1 and crowded:
-        action = f"hold the {threads} threads in each worker down first; {action}"
+        action = f"first limit the {threads} threads in each worker; {action}"
     return _Reason(
         f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}", action, "likely"
     )
@@ -153,7 +153,7 @@ def _saturated(fetching: Fetching, usable: float) -> _Reason:
 def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
     part, _ = fetching.part
     most = fetching.most_workers
-    cause = f"Too few workers: {workers} are there, {needed} are needed"
+    cause = f"Too few workers: {workers} of {needed} needed"
     if part:
         cause += f" (most of a batch's time: {_named(part)})"
     value = needed if most is None else min(needed, most)
@@ -163,9 +163,9 @@ def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
         )
     action = f"set num_workers={value}"
     if value < needed:
-        action += f" (idle cores allow no more), and {_LESS_WORK[part]}"
+        action += f" (more would need more idle cores), and {_LESS_WORK[part]}"
     elif part == "disk":
-        action += f"; where the disk gives no more, {_LESS_WORK[part]}"
+        action += f"; if the disk is the limit, {_LESS_WORK[part]}"
     sure: Confidence = "possible" if part == "disk" or most is None else "likely"
     return _Reason(cause, action, sure, {"num_workers": str(value)})
 
@@ -175,8 +175,8 @@ def _uneven(fetching: Fetching) -> _Reason:
     now = 2 if loader is None or loader.prefetch_factor is None else loader.prefetch_factor
     value = max(4, 2 * now)
     return _Reason(
-        f"Some batches take {fetching.unevenness:.1f} times as long as usual, and the others "
-        "wait for their turn",
+        f"Some batches take {fetching.unevenness:.1f} times as long as usual, and later ones "
+        "wait for them",
         f"set prefetch_factor={value}, so that ready batches bridge the slow ones; "
         "batch samples of similar cost",
         "likely",

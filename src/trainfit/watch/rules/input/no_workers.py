@@ -39,9 +39,9 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         KIND,
         severity(share),
-        f"The main process makes the batches itself, {checks.in_percent(share)} of the time",
+        f"The main process loads the batches itself, {checks.in_percent(share)} of the time",
         tuple(evidence),
-        "num_workers=0: the training stands still while a batch is made",
+        "num_workers=0: the training waits while each batch is loaded",
         f"set num_workers={value} and persistent_workers=True",
         confidence,
         share,

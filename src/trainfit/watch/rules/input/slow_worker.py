@@ -36,11 +36,11 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         (
             Evidence(f"a batch in worker {slow.worker}", slow.fetch_s, "s"),
             Evidence("a batch in the others", slow.others_s, "s"),
-            Evidence("lost by it", share * rank.seconds / len(rank.steps), "s/step"),
+            Evidence("time lost", share * rank.seconds / len(rank.steps), "s/step"),
         ),
         "A DataLoader gives batches in the order of its workers: all wait for the slowest one",
         "look at what this worker reads: an uneven shard of an IterableDataset, a slow disk, or "
-        "a core that it shares; in_order=False of the DataLoader lets the others go ahead",
+        "a core that it shares; DataLoader(in_order=False) lets the others go ahead",
         "likely",
         share,
         {"in_order": "False"},

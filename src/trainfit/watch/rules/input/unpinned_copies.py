@@ -24,7 +24,9 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return
     unpinned = copying.unpinned_share(rank)
     if unpinned is None:
-        yield Unknown(KIND, "where the copied bytes lay was not recorded", "unpinned_bytes")
+        yield Unknown(
+            KIND, "whether copies came from pinned memory was not recorded", "unpinned_bytes"
+        )
         return
     if unpinned < thresholds.UNPINNED:
         return

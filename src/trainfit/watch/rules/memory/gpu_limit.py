@@ -49,8 +49,8 @@ def _judged(view: RankView) -> Finding | Unknown | None:
     evidence += [Evidence("allocations that had to free the cache first", tries)] if tries else []
     return Finding(
         "memory_near_limit", level, "The GPU's memory is nearly full", tuple(evidence),
-        "each time that the cache must be freed the GPU is synchronised and memory is asked of "
-        "the driver again" if tries else "a longer sample or an evaluation may not fit any more",
+        "each time the cache is freed, the GPU is synchronized and memory is requested from the "
+        "driver" if tries else "a longer sample or an evaluation may no longer fit",
         "lower the batch size, or run `trainfit plan` on this command for what each remedy saves",
         "certain",
         rank=view.rank,

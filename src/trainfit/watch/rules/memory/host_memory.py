@@ -33,7 +33,7 @@ def _short(view: RankView) -> Iterator[Finding]:
             "ram_near_limit", "critical", "RAM is nearly used up",
             (Evidence("least available", float(left.min()) / _GIB, "GiB"),
              Evidence("of", ram / _GIB, "GiB")),
-            "the kernel ends a process when none is left: usually a DataLoader worker",
+            "when RAM runs out, the kernel kills a process, usually a DataLoader worker",
             "use fewer workers or a smaller prefetch_factor; do not copy the data set into each "
             "worker (NumPy arrays or a memory map instead of Python lists)",
             "certain",

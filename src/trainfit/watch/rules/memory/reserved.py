@@ -31,7 +31,7 @@ def look(run: RunView) -> Iterator[Finding | Unknown]:
             Evidence("reserved at the peak", float(reserved.max()) / _GIB, "GiB"),
             Evidence("allocated at the peak", float(peak.max()) / _GIB, "GiB"),
         ),
-        "free blocks of the caching allocator do not fit the sizes that are asked for: batches of "
+        "free blocks of the caching allocator do not fit the requested sizes: batches of "
         "changing shapes leave such blocks",
         "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or pad batches to a few lengths",
         "likely",

@@ -1,4 +1,4 @@
-"""What ``trainfit batch`` is given: noise scales, batch sizes, learning rates."""
+"""Option values about learning: noise scales, learning rates, decay rates."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainfit.batch.trade.explain import Question, explain
 from trainfit.cli.common import UsageError, add_result, only_ascii, whole_number
+from trainfit.cli.noise_input import decay, noise_scale, rate, read_noise
 from trainfit.cli.output import given_output
-from trainfit.cli.verbs.batch.inputs import decay, noise_scale, rate, read_noise
 from trainfit.report.batch.explanation import explanation_text
 from trainfit.results.batch import step_times
 from trainfit.results.batch.noise import NoiseResult
@@ -47,42 +47,46 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=whole_number,
         metavar="B",
-        help="present batch size (default: that of RESULT)",
+        help="current batch size (default: that of RESULT)",
     )
-    parser.add_argument("--to", type=whole_number, required=True, metavar="B", help="the other one")
+    parser.add_argument(
+        "--to", type=whole_number, required=True, metavar="B", help="batch size to compare with"
+    )
     parser.add_argument(
         "--optimizer",
         choices=("sgd", "adam", "adamw", "other"),
         default="other",
-        help="for the learning rate's rule",
+        help="decides how the learning rate scales with the batch size",
     )
-    parser.add_argument("--lr", type=rate, metavar="X", help="present learning rate")
+    parser.add_argument("--lr", type=rate, metavar="X", help="current learning rate")
     parser.add_argument(
-        "--beta1", type=decay, default=0.9, metavar="X", help="Adam's present beta1 (0.9)"
+        "--beta1", type=decay, default=0.9, metavar="X", help="Adam's current beta1 (0.9)"
     )
     parser.add_argument(
-        "--beta2", type=decay, default=0.999, metavar="X", help="Adam's present beta2 (0.999)"
+        "--beta2", type=decay, default=0.999, metavar="X", help="Adam's current beta2 (0.999)"
     )
-    parser.add_argument("--samples", type=whole_number, metavar="N", help="samples of the data set")
     parser.add_argument(
-        "--steps", type=whole_number, metavar="N", help="steps of the training at --batch-size"
+        "--samples", type=whole_number, metavar="N", help="number of samples in the data set"
+    )
+    parser.add_argument(
+        "--steps", type=whole_number, metavar="N", help="training steps planned at --batch-size"
     )
     parser.add_argument(
         "--accumulation",
         type=whole_number,
         metavar="N",
-        help="micro-batches of a present step (default: those of RESULT, or 1)",
+        help="micro-batches of an optimizer step now (default: those of RESULT, or 1)",
     )
     parser.add_argument(
         "--gpus",
         type=whole_number,
         metavar="N",
-        help="that share a step (default: those of RESULT, or of --data, or 1)",
+        help="GPUs that share a step (default: those of RESULT, of --data, or 1)",
     )
     parser.add_argument(
         "--batch-norm",
         choices=("yes", "no"),
-        help="has the model BatchNorm layers? (default: not known)",
+        help="does the model have BatchNorm layers? (default: unknown)",
     )
     parser.add_argument(
         "--data",
@@ -124,9 +128,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     noise, source, measured = read_noise(given)
     before = options.batch_size or (measured.batch_size if measured is not None else None)
     if before is None:
-        raise UsageError("the present batch size is not known; give --batch-size")
+        raise UsageError("the current batch size is not known; give --batch-size")
     if before == options.to:
-        raise UsageError(f"--to {options.to} is the present batch size; name another one")
+        raise UsageError(f"--to {options.to} is the current batch size; give another")
     times = step_times.read(options.data) if options.data is not None else ()
     gpus = options.gpus or _gpus(measured, times)
     if min(before, options.to) < gpus:

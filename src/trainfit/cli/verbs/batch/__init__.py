@@ -1,1 +1,0 @@
-"""``trainfit batch``: the verb, and how its inputs are read."""
