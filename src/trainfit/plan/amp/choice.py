@@ -184,7 +184,9 @@ class _Choosing:
         place, written = line_for(setting.dtype, source, has=has)
         value = setting.variant.amp or self._present.value
         if value not in (None, chosen.value):
-            written = f"amp={value}, and {written}"
+            # A line's place is not the value's; without one the value is first, as a screen cuts.
+            other = f"amp={value}"
+            written = f"{written}; and {other}" if place else f"{other}, and {written}"
         return place, written
 
     def _written(self, setting: AmpSetting, chosen: AmpSetting) -> str:
