@@ -51,7 +51,7 @@ class Symptom:
 SYMPTOMS: Final[dict[str, Symptom]] = {
     # batch_size=1 and num_workers=1: GPU-Util often falls to 0; with 8 workers rarely.
     "starved": Symptom("--workers=1 --sleep=0.08 --steps=60", ("input_bound",), limit="input",
-                       cause="Too few workers: 1 are there"),
+                       cause="Too few workers: 1 of"),
     "fed": Symptom("--workers=8 --sleep=0.08 --steps=60", absent=("input_bound", "no_workers"),
                    slow=True),
     "no-workers": Symptom("--sleep=0.05 --steps=60", ("no_workers",), limit="input",

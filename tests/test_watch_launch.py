@@ -81,6 +81,13 @@ def test_a_traceback_and_an_exit_code_pass_through(tmp_path: Path) -> None:
     assert "trainfit" not in rank.events[-1].text
 
 
+def test_a_failing_import_of_torch_has_the_traceback_that_it_has_alone(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "train.py").write_text("import torch")
+    found = watched(tmp_path / "run", str(tmp_path / "train.py"))
+    assert found.stderr == alone(str(tmp_path / "train.py")).stderr
+
+
 def test_sys_exit_and_a_kill(tmp_path: Path) -> None:
     assert watched(tmp_path / "exit", str(SCRIPT), "--epochs=1", "--end=exit").returncode == 7
     header = load_run(tmp_path / "exit").header

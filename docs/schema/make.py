@@ -71,8 +71,8 @@ _UNITS: Final = {
                       "throttled input_at_most input_range collecting",
     "as the object says": "after before high low value",
     "count": "adamw_parameters assumptions batch_tensors bus_bits count files link_width "
-             "link_width_max lost_rows looked_at open_files parameters removed sm_count "
-             "trained_parameters tries",
+             "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
+             "sm_count trained_parameters tries",
     "index, code or identifier": "affinity capabilities capability code column cpus cuda devices "
         "exit_code gpu gpu_pstate index line link_generation link_generation_max node "
         "numa_node pid rank shape tier version",

@@ -56,7 +56,7 @@ def test_json_and_a_table_of_step_times(tmp_path: Path) -> None:
         (("batch", "explain", "--to", "16"), "give --batch-size"),
         (("batch", "explain", "--batch-size", "8"), "--to"),
         (("batch", "shrink", "--to", "8"), "shrink"),
-        ((*ASK[:4], "--to", "64"), "name another one"),
+        ((*ASK[:4], "--to", "64"), "give another"),
         ((*ASK, "--gpus", "32"), "at least one sample for each GPU"),
         ((*ASK, "--gpus", "2", "--accumulation", "5"), "not 5 equal micro-batches on 2 GPUs"),
         ((*ASK, "--noise-scale", "-3"), "expected a noise scale"),

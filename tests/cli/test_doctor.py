@@ -98,7 +98,7 @@ def test_a_hanging_nvidia_smi_holds_nothing_up(tmp_path: Path) -> None:
         (["--script", "missing.py"], "missing.py"),
         (["--script", "broken.py"], "broken.py"),
         (["--output", "no/folder.json"], "its folder does not exist"),
-        (["--record", "a.json", "--machine", "b.json"], "leave --machine out"),
+        (["--record", "a.json", "--machine", "b.json"], "remove --machine"),
         (["--data", "no-such-folder"], "no-such-folder"),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Finding, Unknown, WatchResult
-from trainfit.results.watch.run import RunRecord
+from trainfit.results.watch.run import RunRecord, missing_rows
 from trainfit.watch.figures import gpu_time, measures, thresholds
 from trainfit.watch.figures.cleaning import clean
 from trainfit.watch.figures.ledger import ledger
@@ -72,9 +72,13 @@ def _notes(run: RunRecord) -> Iterator[str]:
     lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
         steps = [rank.header.first_lost_step for rank in ranks]
-        first = min((step for step in steps if step is not None), default=None)
-        since = "" if first is None else f", from step {first} on"
-        yield f"{lost} rows could not be written and are missing{since}: the disk was full or slow"
+        refused = [rank.header.refused_rows for rank in ranks]
+        counted = [each for each in refused if each is not None]
+        yield missing_rows(
+            lost,
+            sum(counted) if len(counted) == len(refused) else None,
+            min((step for step in steps if step is not None), default=None),
+        )
     cost = max((rank.header.recording_share or 0.0 for rank in ranks), default=0.0)
     if any(rank.header.light_steps for rank in ranks):
         light = max(rank.header.light_steps / max(1, len(rank.steps)) for rank in ranks)

@@ -240,9 +240,9 @@ def test_a_profile_of_this_gpu_passes_in_silence(driver: str | None) -> None:
 
 def test_constants_hold_every_part_once() -> None:
     parts = assumed_parts(10)
-    with pytest.raises(ValueError, match="every library once"):
+    with pytest.raises(ValueError, match="each library exactly once"):
         DeviceConstants(parts[:-1])
-    with pytest.raises(ValueError, match="less than nothing"):
+    with pytest.raises(ValueError, match="is negative"):
         DeviceConstants(parts, other_processes_bytes=-1)
     with pytest.raises(ValueError, match="between its own limits"):
         Constant("context", 1, 2, 3, "assumed", "")
@@ -474,7 +474,7 @@ def test_plan_with_a_profile_and_other_processes(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (("--gpu", "custom:0GiB"), "custom GPU needs memory above 0: 'custom:0GiB'"),
-        (("--gpu", "custom:8GiB", "--other-processes", "8GiB"), "none is free"),
+        (("--gpu", "custom:8GiB", "--other-processes", "8GiB"), "memory is free"),
         (("--gpu", "4090", "--force-profile"), "--force-profile is for use with --profile"),
         (("--gpu", "4090", "--profile", "no.json"), "'no.json': there is no such file"),
     ],

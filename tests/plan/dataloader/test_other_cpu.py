@@ -226,7 +226,7 @@ def test_a_plan_for_another_processor_launches_with_its_workers() -> None:
     assert plan.loading.input_workers == 2
     assert plan.launch.endswith("--j=2") and "taskset" not in plan.launch
     part = next(part for part in plan.launch_parts if part.name == "num_workers")
-    assert part.evidence == "predicted" and part.reason.endswith("this machine wants 4")
+    assert part.evidence == "predicted" and part.reason.endswith("this machine needs 4")
     here = planned(found, HostCpu(2.0, None, 1.0))
     assert here.launch.endswith("--j=4") and "taskset -c 0-7" in here.launch
 

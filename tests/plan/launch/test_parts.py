@@ -150,7 +150,7 @@ def test_workers_for_another_processor_are_told_apart_from_those_here() -> None:
     assert plan.launch.endswith("--j=12")
     part = next(part for part in plan.launch_parts if part.name == "num_workers")
     assert (part.evidence, part.machine) == ("predicted", "Azure NC")
-    assert "this machine wants 4" in part.reason
+    assert "this machine needs 4" in part.reason
 
 
 def allocator(present: str = "", saved: int = 0) -> AllocatorTrial:

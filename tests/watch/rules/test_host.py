@@ -61,7 +61,7 @@ def test_synchronisations_leave_the_gpu_idle() -> None:
     result = launches(sync_s=0.03, syncs=5)
     assert kinds(result) == ["hidden_syncs"]
     found = finding(result, "hidden_syncs")
-    assert {each.what: each.value for each in found.evidence}["synchronisations"] == 5
+    assert {each.what: each.value for each in found.evidence}["synchronizations"] == 5
     assert result.limit == "sync"
 
 

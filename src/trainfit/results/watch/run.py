@@ -117,7 +117,10 @@ class RunHeader(ResultFile):
     ending: Ending = "running"
     exit_code: int | None = None
     lost_rows: int = 0
-    """Rows that could not be written (a full disk)."""
+    """Rows that could not be written."""
+    refused_rows: int | None = None
+    """Of them, those that the disk refused (it was full); the others came faster than they could
+    be written. ``None``: of an earlier version, which did not count them."""
     first_lost_step: int | None = None
     """The step of the first of them, where it is a row of a step."""
     recording_share: float | None = None
@@ -125,6 +128,20 @@ class RunHeader(ResultFile):
     light_steps: int = 0
     """Steps of which only the length and the wait for batches were recorded (short ones)."""
     notes: tuple[str, ...] = ()
+
+
+def missing_rows(lost: int, refused: int | None, first_step: int | None) -> str:
+    """What a user is told of rows that could not be written: how many, since when and why."""
+    if refused is None:
+        why = "the disk was full or slow"
+    elif refused == lost:
+        why = "the disk was full"
+    elif refused == 0:
+        why = "they came faster than they could be written"
+    else:
+        why = f"for {refused} of them the disk was full, the others came faster than it is"
+    since = "" if first_step is None else f", from step {first_step} on"
+    return f"{lost} rows of the recording are missing{since}: {why}"
 
 
 def noise_path(stem: Path) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from trainfit.simgpu.import_hook import ImportHook
+from trainfit.simgpu import import_hook
 
 if TYPE_CHECKING:
     from trainfit.watch.recorder.recorder import Place, Recorder
@@ -34,7 +34,8 @@ _active: Recorder | None = None
 _exit_code: int | None = None
 _waits = False
 _failed: BaseException | None = None
-_OURS: Final = str(Path(__file__).resolve().parent) + os.sep
+#: Files whose frames are not shown in the user's tracebacks.
+_OURS: Final = (str(Path(__file__).resolve().parent) + os.sep, import_hook.__file__)
 
 
 def switched_off() -> bool:
@@ -66,8 +67,9 @@ def from_environment() -> None:
         except Exception as error:
             print(f"trainfit watch: not recorded: {error}", file=sys.stderr)
 
-    hook = ImportHook("torch", seen)
+    hook = import_hook.ImportHook("torch", seen)
     hook.install()
+    _hook_exceptions()
 
 
 def _place(folder: str) -> Place:
@@ -102,6 +104,17 @@ def end() -> None:
         recorder.stop("finished", unhook=True)
 
 
+_exceptions_hooked = False
+
+
+def _hook_exceptions() -> None:
+    """Show the user's tracebacks without our frames, and note what ends the process."""
+    global _exceptions_hooked
+    if not _exceptions_hooked:
+        _exceptions_hooked = True
+        sys.excepthook = _noting(sys.excepthook)
+
+
 _watching_end = False
 
 
@@ -113,7 +126,7 @@ def _watch_end() -> None:
     _watching_end = True
     os.register_at_fork(after_in_child=_in_child)
     atexit.register(_at_exit)
-    sys.excepthook = _noting(sys.excepthook)
+    _hook_exceptions()
     leave = sys.exit
 
     def exit(status: Any = None, /) -> Any:
@@ -161,7 +174,7 @@ def _without_ours(error: BaseException) -> TracebackType | None:
     for _ in range(100):  # causes may go in a circle
         if seen is None:
             break
-        kept = [each for each in _links(seen.__traceback__) if not _is_ours(each)]
+        kept = _kept(_links(seen.__traceback__))
         for link, following in zip(kept, [*kept[1:], None], strict=True):
             link.tb_next = following
         seen.__traceback__ = kept[0] if kept else None
@@ -175,6 +188,18 @@ def _links(trace: TracebackType | None) -> list[TracebackType]:
         found.append(trace)
         trace = trace.tb_next
     return found
+
+
+def _kept(links: list[TracebackType]) -> list[TracebackType]:
+    """Those of the user. Python hides the import system's frames unless ours follow them."""
+    kept: list[TracebackType] = []
+    for link in links:
+        if not _is_ours(link):
+            kept.append(link)
+            continue
+        while kept and kept[-1].tb_frame.f_code.co_filename.startswith("<frozen importlib"):
+            kept.pop()
+    return kept
 
 
 def _is_ours(link: TracebackType) -> bool:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from trainfit.results.watch import tables
-from trainfit.results.watch.run import Ending, Event, RunHeader, noise_path
+from trainfit.results.watch.run import Ending, Event, RunHeader, missing_rows, noise_path
 from trainfit.scripts.training_loops import loop_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.files import header
@@ -138,7 +138,9 @@ class Recorder:
             self._save_noise(self._files)
             self._files.close()
             if self._files.lost:
-                print(f"trainfit watch: {_missing(self._files)}", file=sys.stderr)
+                files = self._files  # said here: a full disk holds no note
+                missing = missing_rows(files.lost, files.refused, files.first_lost_step)
+                print(f"trainfit watch: {missing}", file=sys.stderr)
 
     def _save_noise(self, files: RankFiles) -> None:
         if self._noise is None:
@@ -377,19 +379,13 @@ class Recorder:
             ending=ending,
             exit_code=code,
             lost_rows=self.lost_rows,
+            refused_rows=0 if self._files is None else self._files.refused,
             first_lost_step=None if self._files is None else self._files.first_lost_step,
             recording_share=self.steps.budget.share(self.steps.seconds),
             light_steps=self.steps.budget.light,
             notes=notes,
             **self._facts,
         )
-
-
-def _missing(files: RankFiles) -> str:
-    """What could not be written, for who reads the terminal: a full disk holds no note."""
-    first = files.first_lost_step
-    since = "" if first is None else f", from step {first} on"
-    return f"{files.lost} rows are missing{since}: the disk of {files.stem.parent} was full or slow"
 
 
 def _has_optimizer() -> bool:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.results.watch import tables
+from trainfit.results.watch.run import missing_rows
 from trainfit.watch.recorder.files import spill
 from trainfit.watch.recorder.files.spill import Ring
 
@@ -39,7 +40,7 @@ def test_what_is_appended_is_written_in_order(
         ring.write()
     ring.close()
     assert numbers(path) == expected
-    assert ring.lost == number - len(expected)
+    assert ring.lost == number - len(expected) and ring.refused == 0
 
 
 def test_the_writer_is_hurried_when_the_ring_is_half_full(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_full_disk_loses_rows_and_keeps_the_file_whole(
     for number in range(4):
         ring.append((number, 0.0, 0))
     ring.write()
-    assert numbers(path) == [0, 1] and ring.lost == 2
+    assert numbers(path) == [0, 1] and ring.lost == ring.refused == 2
     assert path.stat().st_size == 2 * KIND.itemsize
     room[0] = 10_000
     ring.append((4, 0.0, 0))
@@ -79,3 +80,17 @@ def test_a_full_disk_loses_rows_and_keeps_the_file_whole(
 def test_every_table_has_a_packer() -> None:
     for kind in tables.BY_NAME.values():
         assert spill.packer(kind).size == kind.itemsize
+
+
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        (3, "the disk was full"),
+        (0, "they came faster than they could be written"),
+        (1, "for 1 of them the disk was full, the others came faster than it is"),
+        (None, "the disk was full or slow"),
+    ],
+)
+def test_why_rows_are_missing(refused: int | None, why: str) -> None:
+    expected = f"3 rows of the recording are missing, from step 7 on: {why}"
+    assert missing_rows(3, refused, 7) == expected

@@ -60,6 +60,11 @@ class RankFiles:
         return self.steps.lost + self.fetches.lost
 
     @property
+    def refused(self) -> int:
+        """Of them, those that the disk refused."""
+        return self.steps.refused + self.fetches.refused
+
+    @property
     def first_lost_step(self) -> int | None:
         """From which on rows of steps are missing; ``None``: none is."""
         return self.steps.first_lost

@@ -52,14 +52,16 @@ class Ring:
         self._data = bytearray(rows * kind.itemsize)
         self._file = RowFile(path, kind.itemsize)
         self._appended = self._written = 0
-        self._dropped = self._unwritten = 0
+        self._dropped = 0
+        self.refused = 0
+        """Rows for which the disk had no room."""
         self.first_lost: int | None = None
         """The number in the first column of the first lost row."""
 
     @property
     def lost(self) -> int:
         """Rows that found no room, or no disk."""
-        return self._dropped + self._unwritten
+        return self._dropped + self.refused
 
     @property
     def waiting(self) -> int:
@@ -90,7 +92,7 @@ class Ring:
             if lost and self.first_lost is None:
                 at = (first + count - lost) * self._size
                 self.first_lost = int(self._packer.unpack_from(self._data, at)[0])
-            self._unwritten += lost
+            self.refused += lost
             self._written += count
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         f"Waiting for the GPU {np.mean(counts):.3g} times a step leaves it idle "
         f"{checks.in_percent(idle)} of the time",
         (
-            Evidence("synchronisations", float(np.mean(counts)), "1/step"),
+            Evidence("synchronizations", float(np.mean(counts)), "1/step"),
             Evidence("waiting in them", main.sync * rank.seconds / len(rank.steps), "s/step"),
             Evidence("GPU idle, not for lack of input", idle, "of the time"),
         ),
