@@ -6,7 +6,13 @@ from typing import Final
 
 from trainfit.results.format import duration, percent, rate, size, three_digits
 from trainfit.results.text import printable
-from trainfit.results.watch.result import Evidence, Finding, WatchResult
+from trainfit.results.watch.result import (
+    OTHERS_CORES,
+    USABLE_CORES,
+    Evidence,
+    Finding,
+    WatchResult,
+)
 
 #: The parts of a step as they are called on a screen.
 PHASES: Final = {
@@ -42,21 +48,26 @@ def answer(result: WatchResult) -> str:
         speed = f": {duration(result.step_s)} a step"
         if result.samples_per_s is not None:
             speed += f", {rate(result.samples_per_s)} samples/s"
-    waits = next((each.share for each in result.phases if each.name == "input"), None)
-    why = ""
-    others = next((each for each in result.findings if each.kind == "cpu_contention"), None)
-    if result.limit == "cpu" and others is not None:
-        busy, usable = others.evidence[0].value, others.evidence[2].value
-        why = f" (other programs use {busy:.1f} of {usable:g} cores)"
-    elif result.limit == "input" and waits is not None:
-        why = f" ({percent(waits)} of the time goes to waiting for batches)"
-    elif result.gpu_busy is not None:
-        why = (
-            f" (busy {percent(result.gpu_busy)} of the time)"
-            if result.limit == "gpu"
-            else (f" (the GPU is busy {percent(result.gpu_busy)} of the time)")
-        )
-    return _LIMITS[result.limit] + speed + why
+    return _LIMITS[result.limit] + speed + _why(result)
+
+
+def _why(result: WatchResult) -> str:
+    """The figure behind the limit, in brackets."""
+    if result.limit == "cpu":
+        others = next((each for each in result.findings if each.kind == "cpu_contention"), None)
+        busy = others and others.value_of(OTHERS_CORES)
+        usable = others and others.value_of(USABLE_CORES)
+        if busy is not None and usable is not None:
+            return f" (other programs use {busy:.1f} of {usable:g} cores)"
+    if result.limit == "input":
+        waits = next((each.share for each in result.phases if each.name == "input"), None)
+        if waits is not None:
+            return f" ({percent(waits)} of the time goes to waiting for batches)"
+    if result.gpu_busy is None:
+        return ""
+    if result.limit == "gpu":
+        return f" (busy {percent(result.gpu_busy)} of the time)"
+    return f" (the GPU is busy {percent(result.gpu_busy)} of the time)"
 
 
 def evidence_text(each: Evidence) -> str:

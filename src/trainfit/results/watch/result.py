@@ -18,6 +18,10 @@ VERSION: Final = 1
 _REMAKE: Final = "re-create it with `trainfit watch --output`"
 _WANTED: Final = "give a file that `trainfit watch --output` wrote"
 
+#: Evidence of the finding "cpu_contention" that a headline shows, too.
+OTHERS_CORES: Final = "cores that other processes keep busy"
+USABLE_CORES: Final = "usable cores"
+
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["certain", "likely", "possible"]
 PhaseName = Literal[
@@ -57,6 +61,10 @@ class Finding:
     """The rank that it is about; ``None``: all."""
     first_step: int | None = None
     last_step: int | None = None
+
+    def value_of(self, what: str) -> float | None:
+        """The number of the evidence that is called ``what``."""
+        return next((each.value for each in self.evidence if each.what == what), None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ imports next to nothing itself.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import time
@@ -104,26 +105,16 @@ def end() -> None:
         recorder.stop("finished", unhook=True)
 
 
-_exceptions_hooked = False
-
-
+@functools.cache
 def _hook_exceptions() -> None:
-    """Show the user's tracebacks without our frames, and note what ends the process."""
-    global _exceptions_hooked
-    if not _exceptions_hooked:
-        _exceptions_hooked = True
-        sys.excepthook = _noting(sys.excepthook)
+    """Show the user's tracebacks without our frames, and note what ends the process: hooked once
+    in its life."""
+    sys.excepthook = _noting(sys.excepthook)
 
 
-_watching_end = False
-
-
+@functools.cache
 def _watch_end() -> None:
     """Ask Python to tell of the process's end, once in its life."""
-    global _watching_end
-    if _watching_end:
-        return
-    _watching_end = True
     os.register_at_fork(after_in_child=_in_child)
     atexit.register(_at_exit)
     _hook_exceptions()

@@ -7,7 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.results.watch.result import Evidence, Finding, Unknown
+from trainfit.results.watch.result import (
+    OTHERS_CORES,
+    USABLE_CORES,
+    Evidence,
+    Finding,
+    Unknown,
+)
 from trainfit.watch.figures import checks, gpu_time, thresholds
 from trainfit.watch.figures.view import RunView, known, median
 from trainfit.watch.rules.rule import Rule
@@ -44,9 +50,9 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     if runnable and ours < thresholds.WANTS_CORES * usable / max(runnable, usable):
         return
     evidence = [
-        Evidence("cores that other processes keep busy", float(np.median(others)), "cores"),
+        Evidence(OTHERS_CORES, float(np.median(others)), "cores"),
         Evidence("cores that the run keeps busy", ours, "cores"),
-        Evidence("usable cores", usable, "cores"),
+        Evidence(USABLE_CORES, usable, "cores"),
     ]
     if runnable is not None:
         evidence.append(Evidence("threads that want to run", runnable))
