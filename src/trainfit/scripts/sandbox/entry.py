@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def begin(folder: Path) -> None:
     for kind in kinds:
         # Landlock allows the children of a redirected process no folder but that one's.
         within = before.entered.folder if before is not None and kind == "redirection" else ""
-        attempt = Attempt(Layer.make(request.limit_bytes, within) if kind != "none" else None)
+        attempt = Attempt(_maker(kind, request.limit_bytes, within))
         if attempt.pid == 0:
             _protect(attempt, kind, folder, where, before, request.guard)
             return
@@ -56,6 +57,14 @@ def begin(folder: Path) -> None:
         attempt.give_up()
         reasons.append(heard.get("unavailable", f"{kind}: its process died"))
     _refuse(folder, reasons)
+
+
+def _maker(
+    kind: ProtectionKind, limit_bytes: int | None, within: str
+) -> Callable[[], Layer | None]:
+    if kind == "none":
+        return lambda: None
+    return lambda: Layer.make(limit_bytes, within)
 
 
 def _cwd() -> str | None:

@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,21 @@ NOT_STARTED = 70
 
 
 class Attempt:
-    """One fork: the child tries to protect itself, and says whether it is."""
+    """One fork: the child tries to protect itself, and says whether it is.
 
-    def __init__(self, layer: Layer | None) -> None:
-        self.layer = layer
+    ``make_layer`` is called where no signal can end this process: from then on the layer is
+    dropped, whatever happens. Raises what ``make_layer`` does.
+    """
+
+    def __init__(self, make_layer: Callable[[], Layer | None]) -> None:
+        self._old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self.layer = make_layer()
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
+            raise
         self._said, self._say = os.pipe()
         self._go, self._let_go = os.pipe()
-        self._old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -91,6 +100,7 @@ class Attempt:
         os.waitpid(self.pid, 0)
         if self.layer is not None:
             self.layer.drop()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
 
 
 class Keeper:
