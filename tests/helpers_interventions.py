@@ -9,7 +9,7 @@ import numpy as np
 
 from trainfit.memory.stream.replay import Replay, Stream, live_at, replay
 from trainfit.results.runs.recording import KINDS, Recording
-from trainfit.results.runs.trace import Finding, InterventionRequest
+from trainfit.results.runs.trace import Applicability, InterventionRequest
 from trainfit.simgpu import Simulation
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
@@ -23,7 +23,7 @@ class Run:
         self.stream = Stream.of(recording)
         self.replay: Replay = replay(self.stream)
         self.compute = interventions.compute()
-        self.findings: dict[str, Finding] = {f.name: f for f in interventions.findings()}
+        self.findings: dict[str, Applicability] = {f.name: f for f in interventions.findings()}
         self.changed = interventions.changed()
 
     @property

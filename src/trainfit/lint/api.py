@@ -11,7 +11,7 @@ from pathlib import Path
 from trainfit.lint.reading.flow import follow
 from trainfit.lint.reading.imports import read_files
 from trainfit.lint.reading.project import Project
-from trainfit.lint.reading.source import ScriptError, UnreadableError
+from trainfit.lint.reading.source import UnreadableError, UnreadableScriptError
 from trainfit.lint.rules import RULES
 from trainfit.lint.thread_pools import worker_pools
 from trainfit.results.machine.doctor import Finding, ScriptReport
@@ -20,7 +20,7 @@ from trainfit.results.machine.doctor import Finding, ScriptReport
 def read_script(path: Path) -> ScriptReport:
     """All findings in a script and its own imports, by file and line.
 
-    Raises :class:`ScriptError` where the script itself cannot be read.
+    Raises :class:`UnreadableScriptError` where the script itself cannot be read.
     """
     try:
         files, unread = read_files(path)
@@ -28,7 +28,7 @@ def read_script(path: Path) -> ScriptReport:
         follow(project)
         found = {_key(each): each for rule in RULES for each in rule(project)}
     except UnreadableError as error:
-        raise ScriptError(path, error.reason, error.remedy) from None
+        raise UnreadableScriptError(path, error.reason, error.remedy) from None
     for name in sorted(project.too_deep):
         unread.append(f"{name}: partly nested too deeply; that part is skipped")
     order = {file.source.name: file.number for file in files}

@@ -29,7 +29,7 @@ from trainfit.loader.measure.instrument import BEGAN, CPU, WALL
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.model.bottleneck import limit
 from trainfit.loader.processes.other_processes import waits_for_cores
-from trainfit.loader.tune.confirmation import TRIES, Confirmation, Trial
+from trainfit.loader.tune.confirmation import TRIES, Confirmation, ConfirmingRun
 from trainfit.loader.tune.doubts import doubts
 from trainfit.loader.tune.search import search
 from trainfit.loader.tune.verdicts import decide
@@ -197,8 +197,8 @@ def test_rates_disturbed_choose_nothing(present: LoaderSettings) -> None:
 # --- What it amounts to -----------------------------------------------------------------------
 
 
-def trial(settings: LoaderSettings, rate: float, cores: float = 0.0) -> Trial:
-    return Trial(settings, rate, beside(settings, rate, cores), "")
+def trial(settings: LoaderSettings, rate: float, cores: float = 0.0) -> ConfirmingRun:
+    return ConfirmingRun(settings, rate, beside(settings, rate, cores), "")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,9 @@ def test_a_gpu_that_never_waits_disturbed_does_not_without_them() -> None:
     choice = search(fitted(2), goal(step_s=0.1, present=FOUR))
     run = dataclasses.replace(beside(FOUR, 10.0), waited=np.zeros(500))
     run = dataclasses.replace(run, waited=np.zeros(len(run.handed)))
-    found = decide(choice, [Trial(FOUR, 10.0, run, "")], LoaderSettings(1), "gpu", disturbed=True)
+    found = decide(
+        choice, [ConfirmingRun(FOUR, 10.0, run, "")], LoaderSettings(1), "gpu", disturbed=True
+    )
     assert (found.verdict, found.keeps, found.is_open) == ("nothing_to_gain", True, False)
     assert "would do" not in found.reason
 
@@ -249,7 +251,9 @@ def test_doubts_are_data() -> None:
 def test_slowed_cores_are_told_of() -> None:
     def note(of_probe: float | None, *of_runs: float) -> str:
         trials = [
-            Trial(FOUR, 9.0, dataclasses.replace(real(FOUR, 9.0), core_speed=CoreSpeed(s, 1.0)), "")
+            ConfirmingRun(
+                FOUR, 9.0, dataclasses.replace(real(FOUR, 9.0), core_speed=CoreSpeed(s, 1.0)), ""
+            )
             for s in of_runs
         ]
         found = doubts(probe(core_speed=of_probe), None, trials, is_open=False)

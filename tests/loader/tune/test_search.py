@@ -18,7 +18,7 @@ from trainfit.loader.calibration.fitting import Fitted, fit_contention
 from trainfit.loader.measure.run import Failure, Run, warm_up
 from trainfit.loader.model.events import Cores
 from trainfit.loader.model.load import BatchCost, Transfer
-from trainfit.loader.tune.confirmation import SURPRISE, Confirmation, Trial
+from trainfit.loader.tune.confirmation import SURPRISE, Confirmation, ConfirmingRun
 from trainfit.loader.tune.estimates import OWN_ERROR, estimated_rates
 from trainfit.loader.tune.search import WITHIN, Choice, Goal, beyond_knee, keep_workers, search
 from trainfit.loader.tune.verdicts import decide
@@ -286,7 +286,7 @@ def test_a_run_that_differs_by_luck_alone_changes_nothing() -> None:
     rival = dataclasses.replace(present, prefetch_factor=8)
     rate = choice.look(present).batches_per_s
     runs = {present: real(present, rate), rival: real(rival, 1.03 * rate)}
-    trials = [Trial(each, rate, run, "") for each, run in runs.items()]
+    trials = [ConfirmingRun(each, rate, run, "") for each, run in runs.items()]
     assert decide(choice, trials, rival, "cores", noise=0.06).verdict != "change"
     assert decide(choice, trials, rival, "cores", noise=1e-9).verdict == "change"
 

@@ -16,7 +16,7 @@ from trainfit.report.plan.remedies import inference_section, remedies_section
 from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.plan.remedies import Combination, ExtraCompute, Remedies, Remedy
 from trainfit.results.plan.result import Inference
-from trainfit.results.runs.trace import Compute, Finding
+from trainfit.results.runs.trace import Applicability, Compute
 from trainfit.results.text import WIDTH
 from trainfit.simgpu.interventions import NAMES as INTERVENTIONS
 
@@ -110,11 +110,11 @@ def test_the_users_line_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text("import torch\noptimizer = torch.optim.Adam(model.parameters())\n")
-    finding = Finding("sgd", True, places=(f"{script}:2",))
+    finding = Applicability("sgd", True, places=(f"{script}:2",))
     shown = "train.py:2: optimizer = torch.optim.Adam(model.parameters())"
     assert instructions(BY_NAME["sgd"], finding)[0] == shown
     assert source_line("gone.py:7") == "gone.py:7"
-    many = Finding("sgd", True, places=tuple(f"gone.py:{n}" for n in range(5)))
+    many = Applicability("sgd", True, places=tuple(f"gone.py:{n}" for n in range(5)))
     assert "… and 2 more such lines" in instructions(BY_NAME["sgd"], many)
 
 

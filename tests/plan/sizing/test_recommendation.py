@@ -21,7 +21,7 @@ from trainfit.plan.runs.full_batches import full_part, full_steps, half_epoch, m
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
 from trainfit.plan.sizing.recommendation import Bounds, recommend, rounded
-from trainfit.plan.sizing.search import Trial, search
+from trainfit.plan.sizing.search import SimulatedBatch, search
 from trainfit.plan.steps.costing import machine_of
 from trainfit.plan.steps.curve import Curve, batch_sizes, curve_of, saturation_batch
 from trainfit.plan.steps.trial_curve import MOST_TRIALS, curve_through, refine, timed
@@ -213,8 +213,8 @@ def by_trial(start: int, memory: Callable[[int], int], time: Callable[[int], flo
     """What is recommended from batches that are simulated one by one."""
     free, most = 1_000_000, 100_000
 
-    def trial(batch: int) -> Trial:
-        return Trial(batch, memory(batch), memory(batch) <= free, memory(batch) <= free)
+    def trial(batch: int) -> SimulatedBatch:
+        return SimulatedBatch(batch, memory(batch), memory(batch) <= free, memory(batch) <= free)
 
     def measure(batch: int) -> StepSpeed:
         return step(batch, time(batch))

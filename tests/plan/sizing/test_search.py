@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from trainfit.plan.sizing.search import MOST_TRIALS, Found, Trial, search
+from trainfit.plan.sizing.search import MOST_TRIALS, Found, SimulatedBatch, search
 
 CAPACITY, USABLE = 1_000_000, 900_000
 
@@ -19,11 +19,11 @@ def run(
 ) -> tuple[Found, list[int]]:
     asked: list[int] = []
 
-    def trial(batch: int) -> Trial:
+    def trial(batch: int) -> SimulatedBatch:
         need = int(memory(batch))
-        return Trial(batch, need, need <= CAPACITY, need <= USABLE)
+        return SimulatedBatch(batch, need, need <= CAPACITY, need <= USABLE)
 
-    def measure(batches: Sequence[int]) -> list[Trial]:
+    def measure(batches: Sequence[int]) -> list[SimulatedBatch]:
         asked.extend(batches)
         return [trial(batch) for batch in batches if not fails(batch)]
 
@@ -107,9 +107,9 @@ def test_what_failed_is_not_said_to_be_too_large() -> None:
 def test_a_jump_of_memory_does_not_make_trials_creep() -> None:
     """The line through 38 and 39 says that 40 is too large; it would go on so, one by one."""
 
-    def trial(batch: int) -> Trial:
+    def trial(batch: int) -> SimulatedBatch:
         peak = 100 * batch + 3000 * (batch >= 39)
-        return Trial(batch, peak, peak <= 7000, peak <= 7000)
+        return SimulatedBatch(batch, peak, peak <= 7000, peak <= 7000)
 
     found = search(
         [trial(38), trial(39)],

@@ -17,7 +17,7 @@ from trainfit.results.files.errors import TrainfitError
 MAX_BYTES: Final = 16 << 20
 
 
-class ScriptError(TrainfitError):
+class UnreadableScriptError(TrainfitError):
     """A script that cannot be read at all."""
 
     def __init__(self, path: Path, reason: str, remedy: str) -> None:

@@ -71,7 +71,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Remedy:
+class LoaderChange:
     """One change: the share of the time that it concerns, or the load (and settings) with it."""
 
     kind: str

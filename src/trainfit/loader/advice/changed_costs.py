@@ -13,7 +13,7 @@ from typing import Final
 
 from trainfit.loader.advice.case import (
     Case,
-    Remedy,
+    LoaderChange,
     decoded_bytes,
     is_image,
     is_video,
@@ -38,7 +38,7 @@ _COLLATES: Final = 0.3
 
 
 # --- Transfer to the main process ---------------------------------------------------------------
-def _uint8(case: Case) -> Remedy | None:
+def _uint8(case: Case) -> LoaderChange | None:
     """Bytes are copied when they are pinned (or by the driver, if not)."""
     probe, load = case.probe, case.load
     floats = probe.batch_bytes if probe.float_bytes is None else probe.float_bytes
@@ -47,7 +47,7 @@ def _uint8(case: Case) -> Remedy | None:
     if not case.settings.pin_memory or case.limit != "transfer":
         return None
     sure = "are" if probe.float_bytes is not None else "may be"
-    return Remedy(
+    return LoaderChange(
         "uint8",
         "send images as uint8 and convert them to float32 on the GPU",
         "remove ToDtype/Normalize from the data set; batch = batch.to(device, "
@@ -59,12 +59,12 @@ def _uint8(case: Case) -> Remedy | None:
     )
 
 
-def _fewer_tensors(case: Case) -> Remedy | None:
+def _fewer_tensors(case: Case) -> LoaderChange | None:
     """Each tensor is transferred as a file with its own descriptor (rf-detr#1399)."""
     tensors, receive_s = case.probe.batch_tensors, case.load.transfer.receive_s
     if case.settings.num_workers == 0 or tensors < _MANY_TENSORS or case.limit != "transfer":
         return None
-    return Remedy(
+    return LoaderChange(
         "fewer_tensors",
         f"pack the {tensors} tensors of a batch into one for each field",
         "concatenate the samples' tensors of one field in collate_fn, with their lengths, and "
@@ -75,11 +75,11 @@ def _fewer_tensors(case: Case) -> Remedy | None:
     )
 
 
-def _sampler(case: Case) -> Remedy | None:
+def _sampler(case: Case) -> LoaderChange | None:
     probe, transfer = case.probe, case.load.transfer
     if probe.sampler_s is None or probe.sampler_s > transfer.next_s:
         return None
-    return Remedy(
+    return LoaderChange(
         "sampler",
         "precompute the sampler's indices",
         "draw an epoch's indices at once with torch.randperm (weighted: torch.multinomial) "
@@ -96,13 +96,13 @@ def _sampler(case: Case) -> Remedy | None:
 # --- What a batch costs -----------------------------------------------------------------------
 def _of_batch(
     case: Case, parts: tuple[str, ...], kind: str, summary: str, how: str, why: str = ""
-) -> Remedy | None:
+) -> LoaderChange | None:
     """What makes these parts of a batch's time shorter, by how much is not known."""
     part = case.share(*parts)
     if not part or not case.waits_for_batches:
         return None
     said = f"{_PARTS[parts]} {percent(part)} of a batch's time"
-    return Remedy(kind, summary, how, f"{said}; {why}" if why else said, part)
+    return LoaderChange(kind, summary, how, f"{said}; {why}" if why else said, part)
 
 
 _PARTS: Final = {
@@ -112,7 +112,7 @@ _PARTS: Final = {
 }
 
 
-def _resize(case: Case) -> Remedy | None:
+def _resize(case: Case) -> LoaderChange | None:
     if is_video(case) or not is_image(case, "decode"):
         return None
     return _of_batch(
@@ -126,7 +126,7 @@ def _resize(case: Case) -> Remedy | None:
     )
 
 
-def _cache(case: Case) -> Remedy | None:
+def _cache(case: Case) -> LoaderChange | None:
     """Decoded samples in RAM, if all of them fit."""
     probe = case.probe
     total = decoded_bytes(case)
@@ -134,7 +134,7 @@ def _cache(case: Case) -> Remedy | None:
     share = case.share("read", "decode")
     if total is None or free is None or share == 0 or total > _CACHE_SHARE * free:
         return None
-    return Remedy(
+    return LoaderChange(
         "cache",
         f"keep decoded samples in RAM: {size(total)} of {size(free)} available",
         "decode once into a shared tensor (torch.empty(...).share_memory_()) or a .npy file "
@@ -145,7 +145,7 @@ def _cache(case: Case) -> Remedy | None:
     )
 
 
-def _gpu_transforms(case: Case) -> Remedy | None:
+def _gpu_transforms(case: Case) -> LoaderChange | None:
     if not makes_images(case):
         return None
     return _of_batch(
@@ -159,7 +159,7 @@ def _gpu_transforms(case: Case) -> Remedy | None:
     )
 
 
-def _gpu_decoding(case: Case) -> Remedy | None:
+def _gpu_decoding(case: Case) -> LoaderChange | None:
     how = "torchvision.io.decode_jpeg(list_of_bytes, device='cuda') (JPEG only), or NVIDIA DALI"
     if is_video(case):
         how = "torchcodec.decoders.VideoDecoder(path, device='cuda') in the main process"
@@ -169,7 +169,7 @@ def _gpu_decoding(case: Case) -> Remedy | None:
     return _of_batch(case, ("decode",), "gpu_decoding", "decode on the GPU", how, why)
 
 
-def _decoder_threads(case: Case) -> Remedy | None:
+def _decoder_threads(case: Case) -> LoaderChange | None:
     """Threads within a sample, where cores are idle that workers do not use."""
     spare = case.machine.usable_cores / max(1, case.settings.num_workers)
     threads = min(_MOST_DECODER_THREADS, int(spare))
@@ -187,7 +187,7 @@ def _decoder_threads(case: Case) -> Remedy | None:
     )
 
 
-def _frame_alignment(case: Case) -> Remedy | None:
+def _frame_alignment(case: Case) -> LoaderChange | None:
     if not is_video(case):
         return None
     return _of_batch(
@@ -201,7 +201,7 @@ def _frame_alignment(case: Case) -> Remedy | None:
     )
 
 
-def _batched_indexing(case: Case) -> Remedy | None:
+def _batched_indexing(case: Case) -> LoaderChange | None:
     """Tiny samples in RAM: Python's calls for each of them are the cost (pytorch#154318)."""
     total, free = decoded_bytes(case), case.machine.available_bytes
     if total is None or free is None or total > _CACHE_SHARE * free or not case.waits_for_batches:
@@ -212,7 +212,7 @@ def _batched_indexing(case: Case) -> Remedy | None:
     if case.share("collate") < _COLLATES or (stored is not None and stored.files):
         return None
     calls = case.share("collate", "unknown")
-    return Remedy(
+    return LoaderChange(
         "batched_indexing",
         "fetch a whole batch with one indexing operation instead of sample by sample",
         "give the data set __getitems__(indices) that indexes tensors once, and a collate_fn "
@@ -223,7 +223,7 @@ def _batched_indexing(case: Case) -> Remedy | None:
     )
 
 
-def _storage(case: Case) -> Remedy | None:
+def _storage(case: Case) -> LoaderChange | None:
     storage = case.probe.storage
     if storage is None or storage.cold_s is None or storage.cold_s < COLDER * storage.warm_s:
         return None
@@ -231,7 +231,7 @@ def _storage(case: Case) -> Remedy | None:
     if waits <= 0:
         return None
     left = max(0.0, 1 - (storage.cold_s - storage.warm_s) / waits)
-    return Remedy(
+    return LoaderChange(
         "storage",
         "keep the files on fast storage: a local NVMe disk, or the page cache",
         "copy the data set to the machine's own disk before training, in few large files",
@@ -241,13 +241,13 @@ def _storage(case: Case) -> Remedy | None:
     )
 
 
-def _garbage(case: Case) -> Remedy | None:
+def _garbage(case: Case) -> LoaderChange | None:
     """A full collection looks at every object of the process, its imports among them; code that
     makes many objects for each sample sets it off every few batches."""
     share = case.probe.collecting
     if share is None or share < _COLLECTS:
         return None
-    return Remedy(
+    return LoaderChange(
         "gc_freeze",
         "exclude existing objects from Python's garbage collection",
         "import gc; gc.freeze() in worker_init_fn (without workers: before the loop)",
@@ -260,13 +260,13 @@ def _garbage(case: Case) -> Remedy | None:
     )
 
 
-def _in_order(case: Case) -> Remedy | None:
+def _in_order(case: Case) -> LoaderChange | None:
     settings, variation = case.settings, case.probe.variation
     if not settings.in_order or settings.num_workers < 2:
         return None
     if variation is None or variation < _VARIES:
         return None
-    return Remedy(
+    return LoaderChange(
         "in_order",
         "return batches as they are ready: in_order=False",
         "DataLoader(..., in_order=False), since PyTorch 2.6; the order of batches then differs "
@@ -278,7 +278,7 @@ def _in_order(case: Case) -> Remedy | None:
     )
 
 
-REMEDIES: Final[tuple[Callable[[Case], Remedy | None], ...]] = (
+CHANGES: Final[tuple[Callable[[Case], LoaderChange | None], ...]] = (
     _uint8,
     _fewer_tensors,
     _sampler,

@@ -11,8 +11,8 @@ import dataclasses
 import math
 from typing import Final
 
-from trainfit.loader.advice.case import Case, Remedy
-from trainfit.loader.advice.changed_costs import REMEDIES
+from trainfit.loader.advice.case import Case, LoaderChange
+from trainfit.loader.advice.changed_costs import CHANGES
 from trainfit.loader.model.bottleneck import batches, limit, rate
 from trainfit.loader.model.dataloader import simulate
 from trainfit.loader.model.load import Load
@@ -58,7 +58,7 @@ def beyond(
     )
     found = [*_epochs(case)]
     if consumer.step_s * base * _LEAST_GAIN <= 1:  # the GPU has room for more
-        found += [_advice(case, remedy) for make in REMEDIES if (remedy := make(case))]
+        found += [_advice(case, remedy) for make in CHANGES if (remedy := make(case))]
     return tuple(most_helpful_first(filter(_is_worth_it, found)))
 
 
@@ -68,7 +68,7 @@ def _is_worth_it(advice: LoaderAdvice) -> bool:
     return (advice.share or 0.0) >= _LEAST_SHARE
 
 
-def _advice(case: Case, remedy: Remedy) -> LoaderAdvice:
+def _advice(case: Case, remedy: LoaderChange) -> LoaderAdvice:
     told = (remedy.kind, remedy.summary, remedy.how)
     if remedy.load is None:
         return LoaderAdvice(*told, None, None, remedy.evidence, remedy.share)

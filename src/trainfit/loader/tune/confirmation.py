@@ -33,7 +33,7 @@ Runner = Callable[[LoaderSettings, Consumer], Run]
 
 
 @dataclass(frozen=True)
-class Trial:
+class ConfirmingRun:
     """A real run of settings, with the model's prediction."""
 
     settings: LoaderSettings
@@ -61,12 +61,12 @@ class Trial:
         return None if self.is_disturbed else self.measured
 
 
-def measured_rates(trials: Sequence[Trial]) -> dict[LoaderSettings, float]:
+def measured_rates(trials: Sequence[ConfirmingRun]) -> dict[LoaderSettings, float]:
     """Batches a second of the settings whose runs nothing disturbed."""
     return {each.settings: each.reliable for each in trials if each.reliable}
 
 
-def measured_rate(trials: Sequence[Trial], settings: LoaderSettings) -> float | None:
+def measured_rate(trials: Sequence[ConfirmingRun], settings: LoaderSettings) -> float | None:
     """Batches a second of these settings; ``None`` where they were not run, or failed, or were run
     alongside other processes."""
     return next((each.reliable for each in trials if each.settings == settings), None)
@@ -87,7 +87,7 @@ class Confirmation:
     after: Callable[[Confirmation], None] = lambda confirmation: None
     in_time: Callable[[], bool] = lambda: True
     noise: float = RUN_NOISE
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[ConfirmingRun] = field(default_factory=list)
     refitted: bool = False
 
     def run(self) -> LoaderSettings:
@@ -178,10 +178,12 @@ class Confirmation:
     def _can(self, settings: LoaderSettings) -> bool:
         return len(self.trials) < self.most and not self.choice.look(settings).infeasible
 
-    def _try(self, settings: LoaderSettings, why: str) -> Trial:
+    def _try(self, settings: LoaderSettings, why: str) -> ConfirmingRun:
         """A real run; repeated while other processes are active and there is time."""
         predicted = self.choice.look(settings).batches_per_s
-        trial = Trial(settings, predicted, self.runner(settings, self.choice.goal.consumer), why)
+        trial = ConfirmingRun(
+            settings, predicted, self.runner(settings, self.choice.goal.consumer), why
+        )
         while trial.is_disturbed and trial.tries < TRIES and self.in_time():
             run = self.runner(settings, self.choice.goal.consumer)
             least = min((trial.run, run), key=lambda each: each.others_cores or 0.0)
@@ -191,15 +193,15 @@ class Confirmation:
         self.after(self)
         return trial
 
-    def _trial(self, settings: LoaderSettings) -> Trial | None:
+    def _trial(self, settings: LoaderSettings) -> ConfirmingRun | None:
         return next((each for each in self.trials if each.settings == settings), None)
 
-    def _is_surprise(self, trial: Trial) -> bool:
+    def _is_surprise(self, trial: ConfirmingRun) -> bool:
         if trial.reliable is None or not math.isfinite(trial.predicted):
             return False
         return abs(trial.reliable / trial.predicted - 1) > SURPRISE
 
-    def _refit(self, trial: Trial) -> None:
+    def _refit(self, trial: ConfirmingRun) -> None:
         """Fit what more busy cores cost to a run that was slower than predicted, and search
         again. A run that was faster leaves the choice: it was within reach."""
         assert trial.measured is not None

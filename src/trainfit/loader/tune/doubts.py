@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from trainfit.loader.tune.confirmation import Trial
+from trainfit.loader.tune.confirmation import ConfirmingRun
 from trainfit.results.format import core_count, count, percent
 from trainfit.results.loader.candidates import Doubt
 from trainfit.results.loader.probe import Probe
@@ -30,14 +30,14 @@ def is_disturbed(probe: Probe, held: Probe | None) -> bool:
 
 
 def doubts(
-    probe: Probe, held: Probe | None, trials: Sequence[Trial], *, is_open: bool
+    probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], *, is_open: bool
 ) -> tuple[Doubt, ...]:
     """What is to be doubted of these measurements; ``is_open``: no verdict is given for it."""
     return (*_others(probe, held, trials, is_open), *_slowed(probe, held, trials))
 
 
 def _others(
-    probe: Probe, held: Probe | None, trials: Sequence[Trial], is_open: bool
+    probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], is_open: bool
 ) -> list[Doubt]:
     seen = dict(probe.disturbed)
     if held is not None:
@@ -63,7 +63,7 @@ def _others(
     return [Doubt("others", tuple(seen), summary, meaning, cores=cores, decides=is_open)]
 
 
-def _slowed(probe: Probe, held: Probe | None, trials: Sequence[Trial]) -> list[Doubt]:
+def _slowed(probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun]) -> list[Doubt]:
     speeds = {
         f"real run: {_settings(trial.settings)}": trial.run.core_speed.speed
         for trial in trials

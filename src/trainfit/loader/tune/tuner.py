@@ -23,7 +23,7 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.loader.model.bottleneck import limit
 from trainfit.loader.processes.progress import Progress
 from trainfit.loader.tune import feasible
-from trainfit.loader.tune.confirmation import Confirmation, Trial, measured_rate
+from trainfit.loader.tune.confirmation import Confirmation, ConfirmingRun, measured_rate
 from trainfit.loader.tune.doubts import doubts, is_disturbed
 from trainfit.loader.tune.probe import Measured
 from trainfit.loader.tune.search import BUBBLE, Choice, Goal, beyond_knee, keep_workers, search
@@ -207,7 +207,7 @@ class Tuner:
     # -- explaining ------------------------------------------------------------------------
 
     def _explained(
-        self, choice: Choice, chosen: LoaderSettings, trials: list[Trial]
+        self, choice: Choice, chosen: LoaderSettings, trials: list[ConfirmingRun]
     ) -> LoaderResult:
         """The result with these settings chosen."""
         probe, machine = self._measured.probe, self._machine
@@ -332,7 +332,7 @@ class Tuner:
             self._alone[settings] = outcome.batches_per_s
         return self._alone[settings]
 
-    def _confirmed(self, trial: Trial) -> Confirmed:
+    def _confirmed(self, trial: ConfirmingRun) -> Confirmed:
         run = trial.run
         handed = len(run.handed)
         switches = sum(run.context_switches)
@@ -353,7 +353,7 @@ class Tuner:
         )
 
 
-def _held_note(choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings) -> str:
+def _held_note(choice: Choice, trials: Sequence[ConfirmingRun], chosen: LoaderSettings) -> str:
     """What holding libraries to one thread does to the rate, other settings alike."""
     if not chosen.num_workers:
         chosen = dataclasses.replace(chosen, num_workers=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trainfit.loader.calibration.probe_runs import RUN_NOISE
-from trainfit.loader.tune.confirmation import Trial, measured_rate, measured_rates
+from trainfit.loader.tune.confirmation import ConfirmingRun, measured_rate, measured_rates
 from trainfit.loader.tune.estimates import estimated_rates
 from trainfit.loader.tune.search import WITHIN, Choice
 from trainfit.results.format import count, percent, times
@@ -63,7 +63,7 @@ class Decision:
 
 def decide(
     choice: Choice,
-    trials: Sequence[Trial],
+    trials: Sequence[ConfirmingRun],
     chosen: LoaderSettings,
     limit: Limit,
     *,
@@ -128,7 +128,7 @@ def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:
 
 
 def _rates(
-    choice: Choice, trials: Sequence[Trial], chosen: LoaderSettings, present: LoaderSettings
+    choice: Choice, trials: Sequence[ConfirmingRun], chosen: LoaderSettings, present: LoaderSettings
 ) -> tuple[float, float]:
     """Both measured, or both predicted: one of each compares the model with the machine."""
     ours, theirs = measured_rate(trials, chosen), measured_rate(trials, present)
@@ -139,7 +139,7 @@ def _rates(
 
 def _likely_gain(
     choice: Choice,
-    trials: Sequence[Trial],
+    trials: Sequence[ConfirmingRun],
     chosen: LoaderSettings,
     present: LoaderSettings,
     noise: float,
@@ -150,7 +150,7 @@ def _likely_gain(
     return ours / theirs if ours and theirs and math.isfinite(theirs) else None
 
 
-def _waiting(choice: Choice, trials: Sequence[Trial], settings: LoaderSettings) -> float:
+def _waiting(choice: Choice, trials: Sequence[ConfirmingRun], settings: LoaderSettings) -> float:
     for trial in trials:
         if trial.settings == settings and trial.measured is not None:
             share = trial.run.waiting_share

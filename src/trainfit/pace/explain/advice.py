@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trainfit.pace.machine.fixes import REMEDIES
+from trainfit.pace.machine.fixes import FIX_TEXTS
 from trainfit.results.machine.pace import Advice, Attribution, Cause, Fix
 
 _POWER: Final = "more power and heat, also while idle"
@@ -38,7 +38,7 @@ def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> 
 
 
 def _fix(fix: Fix, tier: int, how: str) -> Advice:
-    remedy = REMEDIES[fix]
+    remedy = FIX_TEXTS[fix]
     return Advice(tier, remedy.what, how, remedy.undo, remedy.cost, fix)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.pace.calls.callee import CalleeError
 from trainfit.pace.calls.loop import HYBRID_S, Plan
 from trainfit.pace.explain.statistics import RateCounts, Sample, median, ratio, summary, taken_away
-from trainfit.pace.machine.fixes import REMEDIES, Fixer
+from trainfit.pace.machine.fixes import FIX_TEXTS, Fixer
 from trainfit.results.format import duration, percent
 from trainfit.results.machine.pace import Arm, Block, Estimate, Fix, FixTrial
 
@@ -88,7 +88,7 @@ def _judged(
     samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]
     if first is None or last is None or counted.reference is None:
         return Proof(None, ("too few calls to measure the fix; give a longer --duration",))
-    remedy, notes = REMEDIES[fix], []
+    remedy, notes = FIX_TEXTS[fix], []
     recovered = _recovered(samples[0], samples[1], counted)
     if not first.is_slower:
         notes.append(f"calls at {first.hz:g} Hz are not slower than back to back: nothing to fix")

@@ -18,7 +18,7 @@ _GOVERNOR, _PREFERENCE = "scaling_governor", "energy_performance_preference"
 
 
 @dataclasses.dataclass(frozen=True)
-class Remedy:
+class FixText:
     """A fix as text."""
 
     what: str
@@ -26,18 +26,18 @@ class Remedy:
     cost: str
 
 
-REMEDIES: Final[Mapping[Fix, Remedy]] = {
-    "spin": Remedy(
+FIX_TEXTS: Final[Mapping[Fix, FixText]] = {
+    "spin": FixText(
         "sleep, then busy-wait for the last part of each pause (trainfit.pace.Pacer)",
         "wait with time.sleep",
         "that share of a core's time and power",
     ),
-    "qos": Remedy(
+    "qos": FixText(
         "deep idle states are disabled while a process holds /dev/cpu_dma_latency open",
         "none needed: it ends when the process closes the file or exits",
         "more power and heat of all cores meanwhile",
     ),
-    "governor": Remedy(
+    "governor": FixText(
         "governor performance on all CPUs",
         "trainfit pace --undo",
         "more power and heat, also while idle, until the next reboot",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainfit.results.plan.remedies import Changes
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 
 #: Characters of a user's line that are shown.
 _LINE = 120
@@ -30,12 +30,12 @@ class RemedyKind:
     title: str
     changes: Changes
     changes_detail: str
-    how: Callable[[Finding], tuple[str, ...]]
+    how: Callable[[Applicability], tuple[str, ...]]
     slots: frozenset[str] = frozenset()
     combines: bool = True
 
 
-def instructions(kind: RemedyKind, finding: Finding) -> tuple[str, ...]:
+def instructions(kind: RemedyKind, finding: Applicability) -> tuple[str, ...]:
     """What to change, first the lines of the user's own code."""
     shown = [source_line(place) for place in finding.places[:_PLACES]]
     if len(finding.places) > _PLACES:
@@ -53,11 +53,11 @@ def source_line(place: str) -> str:
     return f"{place}: {code}" if code else place
 
 
-def _says(*lines: str) -> Callable[[Finding], tuple[str, ...]]:
+def _says(*lines: str) -> Callable[[Applicability], tuple[str, ...]]:
     return lambda finding: lines
 
 
-def _frozen(finding: Finding) -> tuple[str, ...]:
+def _frozen(finding: Applicability) -> tuple[str, ...]:
     paths = [target.partition(":")[2] for target in finding.targets]
     before = "before that line, where the optimizer is made"
     if len(paths) == 1:
@@ -67,7 +67,7 @@ def _frozen(finding: Finding) -> tuple[str, ...]:
     return (f"{before}: for part in ({first}{more}): part.requires_grad_(False)",)
 
 
-def _checkpointed(finding: Finding) -> tuple[str, ...]:
+def _checkpointed(finding: Applicability) -> tuple[str, ...]:
     if "segments" in finding.detail:
         path, count = (finding.targets[0].partition(":")[2], finding.targets[1])
         name = f"self.{path}" if path else "model"
@@ -79,18 +79,18 @@ def _checkpointed(finding: Finding) -> tuple[str, ...]:
     )
 
 
-def _eight_bit(finding: Finding) -> tuple[str, ...]:
+def _eight_bit(finding: Applicability) -> tuple[str, ...]:
     return (
         f"there, bitsandbytes.optim.{finding.detail}(…) with the same arguments "
         "(pip install bitsandbytes)",
     )
 
 
-def _shrunk(finding: Finding) -> tuple[str, ...]:
+def _shrunk(finding: Applicability) -> tuple[str, ...]:
     return (f"resize in the data set's transform: {finding.detail}",)
 
 
-def _pooled(finding: Finding) -> tuple[str, ...]:
+def _pooled(finding: Applicability) -> tuple[str, ...]:
     _, channels, outputs = (text.split()[0] for text in finding.detail.split(", "))
     path = finding.targets[0].partition(":")[2]
     head = path.rpartition(".")[0] or path

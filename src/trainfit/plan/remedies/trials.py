@@ -16,7 +16,7 @@ from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.results.runs.trace import Finding, InterventionRequest
+from trainfit.results.runs.trace import Applicability, InterventionRequest
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.speed.model.step import Machine
 
@@ -57,7 +57,7 @@ class Trial:
     """
 
     kind: RemedyKind
-    finding: Finding
+    finding: Applicability
     variant: Variant = AS_WRITTEN
     batch: int | None = None
     amp: str | None = None
@@ -127,7 +127,7 @@ class Trials:
         dtype = "bfloat16" if kind.name == "amp-bf16" else "float16"
         if dtype == "bfloat16" and not self._memory_model.gpu.supports_bf16:
             raise NotApplicable(f"{self._memory_model.gpu.key} does not compute in bfloat16")
-        finding = Finding(kind.name, True)
+        finding = Applicability(kind.name, True)
         try:
             is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
         except ScriptError:
@@ -148,7 +148,7 @@ class Trials:
         unset = self._survey.outcome.accelerate == "no"
         return unset and "amp" not in self._job.command.present
 
-    def accumulation(self, kind: RemedyKind, finding: Finding, skip: int) -> Trial:
+    def accumulation(self, kind: RemedyKind, finding: Applicability, skip: int) -> Trial:
         """With the fewest micro-batches that look as if they fit, but for ``skip``."""
         batch, law = self._job.batch, self._job.law
         if batch is None:
@@ -192,7 +192,7 @@ class Trials:
         return self._allocator_trial(kind, best)
 
     def _allocator_trial(self, kind: RemedyKind, text: str) -> Trial:
-        finding = Finding(kind.name, True, detail=text)
+        finding = Applicability(kind.name, True, detail=text)
         how = (f"set {self._allocator()[0]} to {self._merged(text)}, as in the command below",)
         return Trial(kind, finding, batch=self._job.batch, allocator=text, how=how)
 

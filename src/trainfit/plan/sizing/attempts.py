@@ -12,7 +12,7 @@ from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.notes import CHANGES, Notes
-from trainfit.plan.sizing.search import Trial
+from trainfit.plan.sizing.search import SimulatedBatch
 
 
 class Attempts:
@@ -23,11 +23,11 @@ class Attempts:
         self._memory_model = memory_model
         self._notes = notes
 
-    def trial(self, batch: int, trace: Trace) -> Trial:
+    def trial(self, batch: int, trace: Trace) -> SimulatedBatch:
         stream = Stream.of(recording_of(trace))
         limited = self._memory_model.limited(stream)
         taken = limited.peak_reserved + self._memory_model.context_bytes
-        return Trial(
+        return SimulatedBatch(
             batch=batch,
             reserved_bytes=self._memory_model.unlimited(stream).peak_reserved,
             fits=limited.fits,
@@ -41,7 +41,7 @@ class Attempts:
         present: Trace,
         variant: Variant,
         paths: dict[int, Trace],
-    ) -> Iterator[Trial]:
+    ) -> Iterator[SimulatedBatch]:
         """Trials at ``sizes``, other than those whose steps run other code; ``paths`` gets all."""
         for size, trace in self.made(sizes, variant):
             paths[size] = trace

@@ -15,7 +15,7 @@ _NARROW = 1 / 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class SimulatedBatch:
     """One batch size: its peak of reserved memory, unlimited, and where it runs.
 
     ``fits`` is at the GPU's capacity, ``fits_with_headroom`` with the headroom left free.
@@ -41,8 +41,8 @@ class Found:
 
 
 def search(
-    known: Iterable[Trial],
-    measure: Callable[[Sequence[int]], Iterable[Trial]],
+    known: Iterable[SimulatedBatch],
+    measure: Callable[[Sequence[int]], Iterable[SimulatedBatch]],
     *,
     free_bytes: int,
     free_with_headroom_bytes: int,
@@ -55,7 +55,7 @@ def search(
     """
     trials = {trial.batch: trial for trial in known}
     asked = set(trials)
-    goals: tuple[tuple[Callable[[Trial], bool], int], ...] = (
+    goals: tuple[tuple[Callable[[SimulatedBatch], bool], int], ...] = (
         (lambda trial: trial.fits_with_headroom, free_with_headroom_bytes),
         (lambda trial: trial.fits, free_bytes),
     )
@@ -78,12 +78,16 @@ def search(
     )
 
 
-def _largest(trials: dict[int, Trial], good: Callable[[Trial], bool]) -> int | None:
+def _largest(
+    trials: dict[int, SimulatedBatch], good: Callable[[SimulatedBatch], bool]
+) -> int | None:
     low, high = _bracket(trials, good)
     return low or (0 if high == 1 else None)
 
 
-def _bracket(trials: dict[int, Trial], good: Callable[[Trial], bool]) -> tuple[int, int | None]:
+def _bracket(
+    trials: dict[int, SimulatedBatch], good: Callable[[SimulatedBatch], bool]
+) -> tuple[int, int | None]:
     """The largest good batch size below the smallest bad one (0: none); that bad one."""
     bad = [batch for batch, trial in trials.items() if not good(trial)]
     high = min(bad, default=None)
@@ -92,9 +96,9 @@ def _bracket(trials: dict[int, Trial], good: Callable[[Trial], bool]) -> tuple[i
 
 
 def _next(
-    trials: dict[int, Trial],
+    trials: dict[int, SimulatedBatch],
     failed: set[int],
-    good: Callable[[Trial], bool],
+    good: Callable[[SimulatedBatch], bool],
     free: int,
     most: int,
 ) -> int | None:
@@ -115,7 +119,7 @@ def _next(
     return min(max(guess, low + margin), high - margin)
 
 
-def _secant(trials: dict[int, Trial], free: int, low: int, high: int | None) -> int:
+def _secant(trials: dict[int, SimulatedBatch], free: int, low: int, high: int | None) -> int:
     """Where the line through the two trials nearest to the limit meets the free memory."""
     ordered = sorted(trials)
     if len(ordered) < 2:

@@ -156,7 +156,7 @@ class LoaderInfo:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Applicability:
     """Whether an intervention applies to a script, as a survey saw it.
 
     ``reason`` says why it does not. ``targets`` are for the trial's request. ``places`` are
@@ -279,7 +279,7 @@ class TraceOutcome(Exchanged):
     optimizers: int = 0
     forward: ForwardCalls = ForwardCalls()
     compute: Compute | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Applicability, ...] = ()
     changed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     accelerate: str | None = None
     protection: Protection | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.script_state import Scene
 
 
@@ -26,7 +26,7 @@ class Intervention:
         """Note from now on what this would change."""
         self.scene = scene
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         """Does it apply to what was seen?"""
         raise NotImplementedError
 
@@ -34,9 +34,9 @@ class Intervention:
         """Change the script from now on."""
         raise NotImplementedError
 
-    def no(self, reason: str) -> Finding:
+    def no(self, reason: str) -> Applicability:
         """It does not apply."""
-        return Finding(self.name, False, reason)
+        return Applicability(self.name, False, reason)
 
 
 def places(found: dict[str, None]) -> tuple[str, ...]:

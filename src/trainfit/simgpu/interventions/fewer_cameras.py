@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.resolution import LEAST_SIDE, MOST_CHANNELS
 from trainfit.simgpu.interventions.script_state import Scene
@@ -45,14 +45,14 @@ class FewerCameras(Intervention):
         self._frames.update((key, each.shape[1]) for key, each in frames(batch).items())
         return batch
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if self._cameras:
             key, (height, width) = list(self._cameras.items())[-1]
             detail = f"{key!r} ({width}×{height}), one of {len(self._cameras)} images per sample"
-            return Finding(self.name, True, targets=(_CAMERA + key,), detail=detail)
+            return Applicability(self.name, True, targets=(_CAMERA + key,), detail=detail)
         for key, count in self._frames.items():
             detail = f"one of the {count} frames of {key!r}"
-            return Finding(self.name, True, targets=(_FRAME + key,), detail=detail)
+            return Applicability(self.name, True, targets=(_FRAME + key,), detail=detail)
         return self.no(
             "no DataLoader returns a dictionary with several images or frames per sample"
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as tree
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 
@@ -43,7 +43,7 @@ class LowerResolution(Intervention):
         self._sizes.update(dict.fromkeys(image_sizes(batch)))
         return batch
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if not self._sizes:
             return self.no(
                 "no DataLoader returns image batches (B, C, H, W) of 1 to 4 channels and sides "
@@ -53,7 +53,7 @@ class LowerResolution(Intervention):
             f"{height}×{width} to {smaller(height)}×{smaller(width)}"
             for height, width in self._sizes
         )
-        return Finding(self.name, True, detail=sizes)
+        return Applicability(self.name, True, detail=sizes)
 
     def apply(self, scene: Scene) -> None:
         scene.on_batch.append(self._shrink_batch)

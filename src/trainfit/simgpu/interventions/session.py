@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trainfit.results.runs.trace import Compute, Finding, ForwardCalls, InterventionRequest
+from trainfit.results.runs.trace import Applicability, Compute, ForwardCalls, InterventionRequest
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.fewer_cameras import FewerCameras
 from trainfit.simgpu.interventions.network.attention import (
@@ -119,7 +119,7 @@ class Interventions:
     def compute(self) -> Compute | None:
         return self._operators.steady_step()
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Applicability, ...]:
         """What each would change, after a survey; empty after a trial."""
         return tuple(_finding(each) for each in self._all) if self._survey else ()
 
@@ -128,7 +128,7 @@ class Interventions:
         return {} if self._survey else {each.name: each.changed for each in self._all}
 
 
-def _finding(intervention: Intervention) -> Finding:
+def _finding(intervention: Intervention) -> Applicability:
     """Its finding; a script too odd to be examined costs one remedy, not the survey."""
     try:
         return intervention.finding()

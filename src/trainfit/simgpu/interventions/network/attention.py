@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.launches.lower_bound import tensors_in
@@ -56,9 +56,9 @@ class AttentionWithoutWeights(Intervention):
         super().watch(scene)
         self._patch(scene, keep=True)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if self._places:
-            return Finding(self.name, True, places=tuple(filter(None, self._places)))
+            return Applicability(self.name, True, places=tuple(filter(None, self._places)))
         if self._seen:
             return self.no("nn.MultiheadAttention is not asked for its weights")
         return self.no("the script calls no nn.MultiheadAttention")
@@ -128,10 +128,10 @@ class WrittenAttention(Intervention):
         super().watch(scene)
         scene.operators.listen(self._look)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if not self._places:
             return self.no("no softmax(QKᵀ)V was seen among the operators")
-        return Finding(
+        return Applicability(
             self.name,
             True,
             places=tuple(filter(None, self._places)),

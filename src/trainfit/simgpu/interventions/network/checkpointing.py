@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as checkpoints
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 
@@ -58,7 +58,7 @@ class Checkpointing(Intervention):
 
         return noted
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         scene = self.scene
         if self._is_used:
             return self.no("the script checkpoints activations already")
@@ -68,14 +68,14 @@ class Checkpointing(Intervention):
             return self._segments()
         targets = tuple(path for block in blocks if (path := scene.path_of(block)))
         detail = ", ".join(self._words(group) for group in groups)
-        return Finding(self.name, True, targets=targets, detail=detail)
+        return Applicability(self.name, True, targets=targets, detail=detail)
 
     def _words(self, group: list[torch.nn.Module]) -> str:
         path = (self.scene.path_of(group[0]) or "").partition(":")[2].rpartition(".")[0]
         where = f" in {path}" if path else ""
         return f"{len(group)} blocks of {type(group[0]).__name__}{where}"
 
-    def _segments(self) -> Finding:
+    def _segments(self) -> Applicability:
         scene = self.scene
         long = [
             module
@@ -92,7 +92,7 @@ class Checkpointing(Intervention):
         path = scene.path_of(longest) or ""
         name = path.partition(":")[2] or "the model"
         detail = f"{count} segments of {name} ({len(longest)} layers)"
-        return Finding(self.name, True, targets=(path, str(count)), detail=detail)
+        return Applicability(self.name, True, targets=(path, str(count)), detail=detail)
 
     # -- trial ---------------------------------------------------------------------------
 

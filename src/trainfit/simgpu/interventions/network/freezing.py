@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
@@ -23,7 +23,7 @@ class FreezeBackbone(Intervention):
 
     name = "freeze-backbone"
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         scene = self.scene
         if not scene.models:
             return self.no("no model was found behind the optimizer's parameters")
@@ -39,7 +39,7 @@ class FreezeBackbone(Intervention):
             return self.no("nothing would be left to train")
         targets = tuple(path for part in parts if (path := scene.path_of(part)))
         names = ", ".join(target.partition(":")[2] for target in targets)
-        return Finding(self.name, True, targets=targets, places=lines_of(scene), detail=names)
+        return Applicability(self.name, True, targets=targets, places=lines_of(scene), detail=names)
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene

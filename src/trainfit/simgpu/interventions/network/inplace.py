@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.launches.lower_bound import tensors_in
@@ -79,14 +79,16 @@ class InplaceActivations(Intervention):
             if takers:
                 self._refused.update(takers)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         scene = self.scene
         good = [module for key, module in self._calls.items() if key not in self._refused]
         targets = tuple(path for module in good if (path := scene.path_of(module)))
         if targets:
             kinds = dict.fromkeys(type(module).__name__ for module in good)
             names = ", ".join(target.partition(":")[2] for target in targets)
-            return Finding(self.name, True, targets=targets, detail=f"{', '.join(kinds)}: {names}")
+            return Applicability(
+                self.name, True, targets=targets, detail=f"{', '.join(kinds)}: {names}"
+            )
         if self._calls:
             return self.no("the input of every activation module is used again afterwards")
         return self.no("the model calls no activation module with inplace=False")

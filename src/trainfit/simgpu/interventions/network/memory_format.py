@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as tree
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 
@@ -17,7 +17,7 @@ class ChannelsLast(Intervention):
 
     name = "channels-last"
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         convolutions = [
             module
             for model in self.scene.models
@@ -29,7 +29,7 @@ class ChannelsLast(Intervention):
             return self.no("the model has no 2-d convolutions larger than 1x1")
         if all(conv.weight.is_contiguous(memory_format=torch.channels_last) for conv in wide):
             return self.no("the model is already in channels_last")
-        return Finding(self.name, True, detail=type(self.scene.models[0]).__name__)
+        return Applicability(self.name, True, detail=type(self.scene.models[0]).__name__)
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene

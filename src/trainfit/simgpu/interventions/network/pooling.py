@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 
@@ -51,7 +51,7 @@ class GlobalPooling(Intervention):
         if isinstance(result, torch.Tensor) and result.dim() == 4:
             self._map = tuple(result.shape[1:])
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         for linear, channels in self._found.values():
             path = self.scene.path_of(linear)
             if path is None:
@@ -62,7 +62,7 @@ class GlobalPooling(Intervention):
             if size >= _LARGE * sum(p.numel() for p in model.parameters()):
                 outputs = _outputs(head)
                 detail = f"{linear.in_features} inputs, {channels} channels, {outputs} outputs"
-                return Finding(self.name, True, targets=(path, str(channels)), detail=detail)
+                return Applicability(self.name, True, targets=(path, str(channels)), detail=detail)
         return self.no("no large Linear layer has a flattened feature map as input")
 
     # -- trial ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any, Final
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.interventions.base import Intervention, places
 from trainfit.simgpu.interventions.network.model_families import next_smaller
@@ -46,7 +46,7 @@ class SmallerModel(Intervention):
         self.scene = scene
         self._hook(scene)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if len(self._made) > 1:
             return self.no(f"several models are created by name ({', '.join(sorted(self._made))})")
         for name, names in self._made.items():
@@ -55,7 +55,9 @@ class SmallerModel(Intervention):
                 return self.no(f"no smaller variant of {name} is known")
             detail = f"{smaller} instead of {name}"
             found = places(self._places)
-            return Finding(self.name, True, targets=(name, smaller), places=found, detail=detail)
+            return Applicability(
+                self.name, True, targets=(name, smaller), places=found, detail=detail
+            )
         if any(_is_of(model, "transformers") for model in self.scene.models):
             return self.no(
                 "the model is from Transformers; choose a smaller one on the Hub, "

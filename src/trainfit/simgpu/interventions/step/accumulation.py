@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.recording.user_location import user_frame
@@ -38,7 +38,7 @@ class Accumulation(Intervention):
 
         optimizer.register_step_pre_hook(note)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if not self.scene.optimizers:
             return self.no("the script creates no torch.optim optimizer")
         norms = sum(
@@ -47,7 +47,7 @@ class Accumulation(Intervention):
             for module in model.modules()
             if any(True for _ in module.parameters(recurse=False))
         )
-        return Finding(
+        return Applicability(
             self.name, True, places=tuple(self._places), detail="batch norm" if norms else ""
         )
 

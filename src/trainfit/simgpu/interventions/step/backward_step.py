@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
@@ -59,7 +59,7 @@ class OptimizerInBackward(Intervention):
 
         self.scene.patches.set(owner, name, noted)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         scene = self.scene
         if not scene.optimizers:
             return self.no("the script creates no torch.optim optimizer")
@@ -70,7 +70,9 @@ class OptimizerInBackward(Intervention):
                 f"gradients are accumulated: {self._backwards} backward passes in "
                 f"{scene.simulation.steps} optimizer steps"
             )
-        return Finding(self.name, True, places=lines_of(scene), detail=scene.optimizers[0].kind)
+        return Applicability(
+            self.name, True, places=lines_of(scene), detail=scene.optimizers[0].kind
+        )
 
     # -- trial ---------------------------------------------------------------------------
 

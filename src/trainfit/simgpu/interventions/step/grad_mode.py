@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.recording.user_location import user_frame
@@ -34,9 +34,9 @@ class NoGradInEvaluation(Intervention):
         if torch.is_grad_enabled():
             self._places.setdefault(user_frame() or "")
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if self._places:
-            return Finding(self.name, True, places=tuple(filter(None, self._places)))
+            return Applicability(self.name, True, places=tuple(filter(None, self._places)))
         if self._evaluations:
             return self.no("evaluation already runs without gradients")
         return self.no("no evaluation pass in the simulated steps")
@@ -66,7 +66,7 @@ class ForwardGrad(Intervention):
         super().__init__(targets)
         self._before: list[bool] = []
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         return self.no("it applies only to scripts that do not train")
 
     def apply(self, scene: Scene) -> None:

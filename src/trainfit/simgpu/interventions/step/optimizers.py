@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.eight_bit import EIGHT_BIT, EightBitOptimizer
@@ -28,7 +28,7 @@ class ReplaceOptimizer(Intervention):
         """The one that takes the place of ``optimizer``."""
         raise NotImplementedError
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if not self.scene.optimizers:
             return self.no("the script creates no torch.optim optimizer")
         kinds = ", ".join(dict.fromkeys(described(m.optimizer) for m in self.scene.optimizers))
@@ -37,7 +37,7 @@ class ReplaceOptimizer(Intervention):
             return self.no(f"{kinds} made no step, so its state size is unknown")
         if _STATE_BYTES[self.title] >= present - _SAME_BYTES:
             return self.no(f"{self.title} keeps at least as much state as {kinds}")
-        return Finding(self.name, True, places=lines_of(self.scene), detail=kinds)
+        return Applicability(self.name, True, places=lines_of(self.scene), detail=kinds)
 
     def apply(self, scene: Scene) -> None:
         scene.on_optimizer.append(lambda made: self._replace(scene, made.optimizer))
@@ -96,14 +96,14 @@ class EightBit(ReplaceOptimizer):
     name = "optimizer-8bit"
     title = "8-bit states"
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if not self.scene.optimizers:
             return self.no("the script creates no torch.optim optimizer")
         for made in self.scene.optimizers:
             if eight_bit_of(made.optimizer) is None:
                 return self.no(f"there is no 8-bit version of {described(made.optimizer)}")
         kinds = dict.fromkeys(str(eight_bit_of(made.optimizer)) for made in self.scene.optimizers)
-        return Finding(self.name, True, places=lines_of(self.scene), detail=", ".join(kinds))
+        return Applicability(self.name, True, places=lines_of(self.scene), detail=", ".join(kinds))
 
     def make(self, optimizer: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return EightBitOptimizer(groups, EIGHT_BIT[eight_bit_of(optimizer) or ""])
@@ -115,7 +115,7 @@ class Fused(Intervention):
     name = "fused-optimizer"
     _KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if not self.scene.optimizers:
             return self.no("the script creates no torch.optim optimizer")
         able = [made for made in self.scene.optimizers if self._is_able(made.optimizer)]
@@ -124,7 +124,7 @@ class Fused(Intervention):
             return self.no(f"{kinds} is already fused, or has no fused version")
         lines = dict.fromkeys(made.place for made in able if made.place)
         kinds = ", ".join(dict.fromkeys(made.kind for made in able))
-        return Finding(self.name, True, places=tuple(lines), detail=kinds)
+        return Applicability(self.name, True, places=tuple(lines), detail=kinds)
 
     def apply(self, scene: Scene) -> None:
         scene.on_optimizer.append(self._fuse)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.runs.trace import Finding
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.recording.user_location import user_frame
@@ -28,9 +28,9 @@ class SetToNone(Intervention):
         super().watch(scene)
         self._patch(scene, keep=True)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Applicability:
         if self._places:
-            return Finding(self.name, True, places=tuple(self._places))
+            return Applicability(self.name, True, places=tuple(self._places))
         if not self._calls:
             return self.no("no call of zero_grad was observed")
         return self.no("zero_grad already sets gradients to None")
