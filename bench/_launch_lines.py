@@ -46,7 +46,7 @@ class Line:
 
 
 def line_of(command: Command) -> Line:
-    """Of a command, with its present values; raises ``ValueError`` for one of several processes."""
+    """Of a command, with its current values; raises ``ValueError`` for one of several processes."""
     if command.launcher is not None:
         raise ValueError("a launcher's line starts processes of its own, which no place here is")
     words = command.fill()

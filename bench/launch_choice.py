@@ -7,7 +7,7 @@ for each number of workers; its real runs differ by chance. Two plans of each ar
 
     same      both plans recommend the same workers, prefetching and pinning
     regret    1 - rate of the recommended / rate of the best
-    slower    plans whose settings are slower than the present ones by more than 3%
+    slower    plans whose settings are slower than the current ones by more than 3%
 
     python bench/launch_choice.py [--quick] [--json]
 """

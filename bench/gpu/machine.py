@@ -141,7 +141,7 @@ class DeviceMemory:
         self.stages: list[dict[str, Any]] = []
 
     def note(self, stage: str, context: bool = True) -> None:
-        """Remember the present state; ``context`` says whether there is a CUDA context."""
+        """Remember the current state; ``context`` says whether there is a CUDA context."""
         free, total = torch.cuda.mem_get_info() if context else (None, None)
         nvml = self._nvml
         self.stages.append(

@@ -52,7 +52,7 @@ def test_the_result_has_no_batch_size(file: Path) -> None:
         assert (limits["knee"], limits["trains"]) == (None, None)
         assert "while memory grows (16 MiB with each step)" in limits["reason"]
     assert result["recommended"] is None
-    assert "batch_size=32" in result["launch"], "the launch line keeps the present one"
+    assert "batch_size=32" in result["launch"], "the launch line keeps the current one"
 
 
 def test_the_screen_says_so_first(file: Path) -> None:

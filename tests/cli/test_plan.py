@@ -269,7 +269,7 @@ def test_several_optimizers(tmp_path: Path) -> None:
     ],
 )
 def test_batch_sizes_by_trial(script: str, gpu: str, reason: str, tmp_path: Path) -> None:
-    """Without rates the largest is found, and the present one stays."""
+    """Without rates the largest is found, and the current one stays."""
     command = ("python", str(SCRIPTS / script), "--batch_size")
     result = plan(*command, "{batch_size:4}", cwd=tmp_path, gpu=gpu)
     kept = "no throughput prediction for a custom GPU: keeping 4"

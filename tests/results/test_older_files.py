@@ -83,7 +83,7 @@ READ: dict[str, Callable[[Path], str]] = {
 
 
 def formats() -> dict[str, int]:
-    """Every kind of file that has a version, with the present one."""
+    """Every kind of file that has a version, with the current one."""
     names = [each.name for each in pkgutil.walk_packages(results.__path__, "trainfit.results.")]
     modules = [recorded, _truth_files, *map(importlib.import_module, names)]
     found = {each.FORMAT: each.VERSION for each in modules if hasattr(each, "FORMAT")}

@@ -114,7 +114,7 @@ POWER_SHARE: Final = 0.95
 #: Memory of others that matters: 5% of the GPU, the margin that a plan leaves.
 OTHERS_SHARE: Final = 0.05
 #: Memory in use that no visible process accounts for, in bytes. The driver's own part is
-#: 0.3 to 0.6 GiB on present GPUs where NVML counts it as used.
+#: 0.3 to 0.6 GiB on current GPUs where NVML counts it as used.
 UNSEEN_BYTES: Final = GIB
 
 #: GPUs of one machine from which it is a server, whose driver takes seconds to start.

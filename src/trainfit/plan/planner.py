@@ -341,7 +341,7 @@ def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, 
 
 
 def _other_gpus(job: PlannedJob) -> tuple[str, ...]:
-    """GPUs of the catalogue on which the present batch size runs, smallest first."""
+    """GPUs of the catalogue on which the current batch size runs, smallest first."""
     need = job.memory_model.unlimited(Stream.of(job.recording)).peak_reserved
     libraries = {part.name for part in job.memory_model.context}
     able = [

@@ -91,7 +91,7 @@ def test_the_loader_keeps_up_with_the_fast_end_of_the_predicted_step() -> None:
     assert found is not None and found.step_s == pytest.approx(0.04)
     assert found.work_s == pytest.approx(0.02)
     assert predicted_step(dataclasses.replace(PLAN, speed=None)) is None
-    # A DataLoader whose batch size the command does not say gives the present one.
+    # A DataLoader whose batch size the command does not say gives the current one.
     plain = dataclasses.replace(PLAN, speed=known, batch_in_command=False)
     found = predicted_step(plain)
     assert found is not None and found.step_s == pytest.approx(0.8 * 0.05)

@@ -52,7 +52,7 @@ def read(
     before: tuple[str, ...] = TOOL,
 ) -> CommandOptions:
     found = read_options(parse_command([*before, *words]), options_of(parser, *words), seen)
-    assert found.command.fill() == [*before, *words], "at present it is the user's command"
+    assert found.command.fill() == [*before, *words], "currently it is the user's command"
     return found
 
 

@@ -144,7 +144,7 @@ def saturated(most: int, micro_batches: int = 1) -> Curve:
 def test_the_noise_scale_is_compared_with_the_samples_of_a_step() -> None:
     """Micro-batches of one step of 256 samples learn the same: the fastest is best, whatever the
     noise scale. Without accumulation it asks for a smaller batch, of which no smaller one's
-    accumulation makes the present one again."""
+    accumulation makes the current one again."""
     bounds, four = Bounds(1024, 100_000), saturated(1024, 4)
     present = StepMakeup(64, 4, 256, "DataLoader", 4)
     command = parse_command(["python", "-m", "json.tool", "{batch_size:64}", "{grad_accum:4}"])

@@ -173,7 +173,7 @@ def _gpus(measured: NoiseResult | None, times: Sequence[StepTime]) -> int:
 def _accumulation(
     options: argparse.Namespace, before: int, gpus: int, measured: NoiseResult | None
 ) -> int:
-    """Of the present step; that of the measured run, unless another step is asked about."""
+    """Of the current step; that of the measured run, unless another step is asked about."""
     given: int | None = options.accumulation
     if given is None:
         is_its = measured is not None and (before, gpus) == (measured.batch_size, measured.ranks)

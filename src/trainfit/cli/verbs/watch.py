@@ -135,7 +135,7 @@ def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:
 
 
 def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
-    """Run the command, its placeholders filled with their present values, to its end; returns its
+    """Run the command, its placeholders filled with their current values, to its end; returns its
     exit code."""
     present = placeholders(command)
     words = [fill(word, present) for word in command]

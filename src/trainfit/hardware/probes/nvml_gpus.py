@@ -17,7 +17,7 @@ A GPU is flat. Each value is NVML's own, or ``{"error": "NVML_ERROR_NOT_SUPPORTE
     performance_state (0 to 15), clock_reasons (bit mask)
     temperature_c, slowdown_c, power_mw, power_limit_mw, power_limit_default_mw
     persistence (0 or 1), compute_mode (0 to 3)
-    ecc (0 or 1, at present), ecc_errors (volatile, uncorrected), mig (0 or 1, at present),
+    ecc (0 or 1, currently), ecc_errors (volatile, uncorrected), mig (0 or 1, currently),
     mig_instances [uuid, …]
     processes [{"pid": 1234, "used": bytes or null, "graphics": false}]
 A GPU whose handle cannot be had is ``{"index": 3, "error": "NVML_ERROR_GPU_IS_LOST"}``.

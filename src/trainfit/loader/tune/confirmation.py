@@ -21,7 +21,7 @@ from trainfit.results.runs.loading import Consumer
 SURPRISE: Final = 0.08
 #: How often a run is made that other processes disturb, at most.
 TRIES: Final = 2
-#: Runs until the present settings have theirs.
+#: Runs until the current settings have theirs.
 _FIRST: Final = 2
 #: By how much settings may be faster than the model says.
 _UNSURE: Final = 0.05

@@ -20,7 +20,7 @@ Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cann
 
 #: Of the consumer's time, what waiting for batches may take where nothing is to be gained.
 _WAITS: Final = 0.05
-#: Of the present settings' measured rate, what fewer workers have at least that are as fast by runs
+#: Of the current settings' measured rate, what fewer workers have at least that are as fast by runs
 #: and model together.
 _AS_FAST: Final = 0.96
 
@@ -51,13 +51,13 @@ class Decision:
     verdict: Verdict
     reason: str
     keeps: bool = False
-    """Are the present settings the ones to recommend?"""
+    """Are the current settings the ones to recommend?"""
     is_open: bool = False
     """Is there no verdict because of other processes?"""
 
     @property
     def gains_nothing(self) -> bool:
-        """Are the present settings as good as any?"""
+        """Are the current settings as good as any?"""
         return self.verdict in ("keep", "nothing_to_gain", "no_setting_helps")
 
 
@@ -70,7 +70,7 @@ def decide(
     disturbed: bool = False,
     noise: float = RUN_NOISE,
 ) -> Decision:
-    """Compare the chosen settings with the present ones, by runs and model together; no slower run
+    """Compare the chosen settings with the current ones, by runs and model together; no slower run
     is called a change.
 
     ``limit`` is what bounds the loop with the chosen settings. ``disturbed``: the model is

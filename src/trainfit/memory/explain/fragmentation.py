@@ -60,7 +60,7 @@ def compare_settings(
     context_bytes: int,
     present: AllocatorSettings,
 ) -> tuple[SettingOutcome, ...]:
-    """Replays ``stream`` with the present settings (first) and with one of them changed.
+    """Replays ``stream`` with the current settings (first) and with one of them changed.
 
     Each is replayed at ``capacity_bytes``, where the allocator gives its cache back before
     it fails, and without a limit where it fails there.

@@ -26,7 +26,7 @@ class AmpSetting:
     (both ``None``: the command cannot say it), ``variant`` its runs, ``trace`` that at the present
     batch size, with what follows from it. ``hazards`` are those that were seen.
 
-    ``samples_per_s`` are those at the batch size that is recommended for the present setting, where
+    ``samples_per_s`` are those at the batch size that is recommended for the current setting, where
     it was simulated there because nothing tells its own (``None``: it was not). ``as_of`` is the
     dtype of the run, where it is another's (see :class:`AmpCandidate`).
     """
@@ -48,7 +48,7 @@ class AmpSetting:
 
     @property
     def runs(self) -> bool:
-        """Does the job fit, at its present batch size or another?"""
+        """Does the job fit, at its current batch size or another?"""
         return self.configuration.fits or bool(self.configuration.recommended_batch)
 
     @property
@@ -67,11 +67,11 @@ def choose_amp(
     gpu: GpuSpec,
     failed: Sequence[AmpHazard] = (),
 ) -> AmpChoice | None:
-    """The setting with clearly the most samples a second; the present one where none has, unless a
+    """The setting with clearly the most samples a second; the current one where none has, unless a
     hazard speaks against it. ``failed`` are dtypes whose runs failed.
 
     Never one that the GPU emulates or has no Tensor cores for, nor float16 without a scaler, nor
-    one that does not fit, except the present one where nothing else can be asked for. ``None``
+    one that does not fit, except the current one where nothing else can be asked for. ``None``
     where no other is known.
     """
     present = _with_gpu(present, gpu)
@@ -206,7 +206,7 @@ class _Choosing:
         return rate, setting.dtype == "bfloat16", not setting.as_of
 
     def _gives_way(self, wrong: AmpHazard, best: AmpSetting, gain: float | None) -> bool:
-        """Does the present setting with its hazard give way to ``best``?"""
+        """Does the current setting with its hazard give way to ``best``?"""
         as_fast = gain is not None and gain >= 1 - LEAST_GAIN
         if wrong.kind == "no scaler":
             return as_fast or best.dtype == "bfloat16"
@@ -223,7 +223,7 @@ class _Choosing:
             failure = self._failed[0]
             remedy = f" ({failure.remedy})" if failure.remedy else ""
             return f"{before}kept; {failure.dtype} was tried: {failure.text}{remedy}"
-        # What has the figures of the present one says nothing of it.
+        # What has the figures of the current one says nothing of it.
         comparable = [
             each for each in self._others if each.dtype in rates and each.as_of != present.dtype
         ]
@@ -256,7 +256,7 @@ class _Choosing:
 def _rates(present: AmpSetting, others: Sequence[AmpSetting]) -> tuple[Mapping[str, float], str]:
     """Samples a second of each dtype, at the batch size that is recommended for it.
 
-    Where one of them is not known there, all at the present batch size, which is told in words
+    Where one of them is not known there, all at the current batch size, which is told in words
     where it is not the recommended one; empty where that is not known.
     """
     settings, batch = [present, *others], present.configuration.batch_size

@@ -86,7 +86,7 @@ class Spelling:
 class Command:
     """A training command with tunables.
 
-    ``words`` still hold the placeholders; ``present`` are their present values, and
+    ``words`` still hold the placeholders; ``present`` are their current values, and
     ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``),
     ``float16_amp`` what asks for float16 (``None`` also where ``{amp}`` is on or off).
     ``python`` is the interpreter, ``python_flags`` its own options; ``kind`` and ``name``
@@ -123,7 +123,7 @@ class Command:
         return amp_precisions(self.float16_amp, self.present.get("amp"), self.other_amp)
 
     def fill(self, **values: str) -> list[str]:
-        """The command's words with ``values`` (and present values otherwise)."""
+        """The command's words with ``values`` (and current values otherwise)."""
         filled = {**self.present, **values}
         found: list[str] = []
         for at, word in enumerate(self.words):

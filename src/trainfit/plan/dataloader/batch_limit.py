@@ -1,5 +1,5 @@
 """A larger batch gains nothing where the DataLoader gives fewer samples/s than the GPU uses
-at the present one."""
+at the current one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DISTURBED: Final = 10.0
 
 
 def kept_batch(plan: PlanResult) -> PlanResult:
-    """``plan`` with the present batch size instead of a larger one, where the DataLoader with the
+    """``plan`` with the current batch size instead of a larger one, where the DataLoader with the
     recommended settings is clearly the limit at both; as it is where that cannot be told."""
     present, best = plan.now.batch_size, plan.chosen.recommended_batch
     given, wanted = _given(plan), _taken(plan)
@@ -65,7 +65,7 @@ def _given(plan: PlanResult) -> float | None:
 
 
 def _taken(plan: PlanResult) -> float | None:
-    """Samples a second of the GPU at the present batch size: the slow end of what is predicted."""
+    """Samples a second of the GPU at the current batch size: the slow end of what is predicted."""
     step = plan.speed.now if plan.speed is not None else None
     if not plan.batch_in_command or step is None or not step.samples_per_s:
         return None

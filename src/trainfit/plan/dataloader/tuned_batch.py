@@ -26,7 +26,7 @@ def launched_batch(plan: PlanResult) -> int | None:
 
 
 def tuned_batch(plan: PlanResult) -> int | None:
-    """The launched one; smaller if loading it is slow, but never below the present one."""
+    """The launched one; smaller if loading it is slow, but never below the current one."""
     batch, present, sample_s = launched_batch(plan), plan.now.batch_size, plan.sample_loading_s
     if not batch or not present or not sample_s or batch * sample_s <= _LONGEST_S:
         return batch

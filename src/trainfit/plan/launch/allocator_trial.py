@@ -50,7 +50,7 @@ def allocator_variable(command: Command) -> tuple[str, str]:
 
 
 def _launched(chosen: AmpSetting) -> tuple[Stream, int | None]:
-    """The stream of the recommended batch size, where a law gives it; else of the present one."""
+    """The stream of the recommended batch size, where a law gives it; else of the current one."""
     found = chosen.batches
     if found.law is not None and found.recommended:
         return found.law.at(found.recommended), found.recommended

@@ -124,7 +124,7 @@ def read_options(
 
 
 def with_options(command: Command, found: Iterable[FoundOption]) -> Command:
-    """``command`` with these tunables in its words; as it is at their present values."""
+    """``command`` with these tunables in its words; as it is at their current values."""
     found = list(found)
     if not found:
         return command

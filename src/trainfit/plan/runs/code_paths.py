@@ -17,14 +17,14 @@ _OPTIMIZER: Final = PHASES.index("optimizer")
 
 
 def takes_other_path(batch: int, present: Recording, size: int, run: Recording) -> bool:
-    """Are a step's operators at ``size`` far fewer than at ``batch``, the present batch size (or,
+    """Are a step's operators at ``size`` far fewer than at ``batch``, the current batch size (or,
     where ``size`` is the smaller, the other way round)?"""
     return _is_other(batch, _operators(present), size, _operators(run))
 
 
 def other_path(batch: int, runs: Mapping[int, Recording]) -> str:
     """A sentence on batch sizes whose batches run far fewer operators than those of smaller ones;
-    empty where there are none. ``batch`` is the present batch size.
+    empty where there are none. ``batch`` is the current batch size.
 
     What a script does can depend on data, which a simulation knows of small tensors alone.
     """

@@ -39,7 +39,7 @@ from trainfit.results.plan.configuration import BatchCheck, BatchLimits
 from trainfit.results.plan.speed import StepSpeed
 from trainfit.speed.model.step import Machine
 
-#: Why the present batch size stays where others are of no use.
+#: Why the current batch size stays where others are of no use.
 _PATHS: Final = "steps run different code at other batch sizes"
 #: Batch sizes of one path below which nothing is said of others.
 _LEAST_TRIALS: Final = 2
@@ -330,7 +330,7 @@ class BatchSizes:
     def _only_present(
         self, present: Trace, batch: int | None, why: str, reason: str = "only one was simulated"
     ) -> Batches:
-        """Nothing is known but the present batch size: it stays, where it fits."""
+        """Nothing is known but the current batch size: it stays, where it fits."""
         trial = self._attempts.trial(batch or 0, present)
         bounds = Bounds(None, data_set_of(present, batch), drops_last=drops_last(present))
         if batch is None or not trial.fits:

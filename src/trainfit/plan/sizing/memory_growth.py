@@ -17,7 +17,7 @@ _LONG_TRAINING: Final = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """``bytes_per_step`` that stay behind with each optimizer step at the present batch size (0:
+    """``bytes_per_step`` that stay behind with each optimizer step at the current batch size (0:
     memory does not grow), and ``spare_bytes``, what a recommendation leaves free of the GPU."""
 
     bytes_per_step: int = 0

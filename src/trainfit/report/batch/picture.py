@@ -51,7 +51,7 @@ def _times(value: float) -> str:
 
 
 def _chosen(curve: GoodputCurve, before: int, after: int) -> list[GoodputPoint]:
-    """The best of each batch size; the present one, the other, the best, and what is near them."""
+    """The best of each batch size; the current one, the other, the best, and what is near them."""
     found: dict[int, GoodputPoint] = {}
     for point in curve.points:
         size = point.step.batch_size
@@ -83,7 +83,7 @@ def _mark(point: GoodputPoint, best: GoodputPoint, before: int, after: int) -> s
 
 
 def steps_picture(noise: Interval, before: int, after: int, ascii_only: bool = False) -> list[str]:
-    """Steps to the same loss by batch size, compared with the present one."""
+    """Steps to the same loss by batch size, compared with the current one."""
     value = noise.value if noise.value else noise.low
     if not value:
         return []

@@ -24,7 +24,7 @@ _HELD = 0.1
 _LOW_POWER = 0.5
 _MUCH_TRAFFIC = 0.6
 
-#: NVML's reasons for the present clock (nvml.h, nvmlClocksEventReasons) in words.
+#: NVML's reasons for the current clock (nvml.h, nvmlClocksEventReasons) in words.
 _REASONS: Mapping[str, str] = {
     "gpu_idle": "idle",
     "applications_clocks_setting": "set by the user",

@@ -61,7 +61,7 @@ def _full_after(result: PlanResult) -> str | None:
 
 
 def _speed(result: PlanResult) -> str:
-    """Step time at the recommended batch size, else at the present one."""
+    """Step time at the recommended batch size, else at the current one."""
     step = step_at(result, result.chosen.recommended_batch or result.now.batch_size)
     if step is None:
         return ""

@@ -99,7 +99,7 @@ def _faster_amp(result: PlanResult, other: Configuration) -> str:
 
 
 def _is_of_the_present(samples_per_s: float, result: PlanResult) -> bool:
-    """Is this the rate at the present batch size, which is recommended, or as that at the
+    """Is this the rate at the current batch size, which is recommended, or as that at the
     recommended one is not known?"""
     batch, step_s = result.now.batch_size, result.now.step_s
     if not batch or not step_s:

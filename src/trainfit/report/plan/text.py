@@ -114,7 +114,7 @@ def _batch_section(result: PlanResult) -> str:
 
 
 def _unknown(result: PlanResult) -> list[str]:
-    """Nothing but the present batch size could be judged."""
+    """Nothing but the current batch size could be judged."""
     detail = wrapped(f"others are not known: {printable(result.basis_detail)}", "  ", "  ")
     if result.now.fits:
         limits = result.now.limits
@@ -219,7 +219,7 @@ def _batch_row(title: str, batch: int | str, text: str = "") -> str:
 
 
 def _remedies(result: PlanResult) -> list[str]:
-    """Changes that make the job fit; for a larger GPU, at the present batch size."""
+    """Changes that make the job fit; for a larger GPU, at the current batch size."""
     lines = []
     now, other = result.now, result.other_amp
     if result.chosen.recommended_batch and result.chosen.recommended_batch != now.batch_size:

@@ -47,7 +47,7 @@ class LearningRate:
     """The learning rate at another batch size, as a factor; ``None``: no rule.
 
     ``low`` and ``high`` are the factor at the ends of the critical batch's range. ``value``,
-    ``beta1`` and ``beta2`` are filled in where the present ones are known; ``beta1`` only where the
+    ``beta1`` and ``beta2`` are filled in where the current ones are known; ``beta1`` only where the
     batch grows. ``holds`` says within which range.
     """
 

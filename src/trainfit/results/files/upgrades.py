@@ -1,4 +1,4 @@
-"""Documents of earlier format versions, brought to the present one before they are decoded."""
+"""Documents of earlier format versions, brought to the current one before they are decoded."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class LoaderResult(ResultFile):
     step and ``step_source`` where it is from; 0 means as fast as the loader can.
     ``present`` are the script's own settings. ``recommended`` are the smallest settings within
     2% of the best predicted end-to-end rate. ``verdict``: "change", "keep" (they are as good
-    as any), "nothing_to_gain" (the GPU is the limit with the present settings),
+    as any), "nothing_to_gain" (the GPU is the limit with the current settings),
     "no_setting_helps" (what bounds is no setting), "cannot_tell".
 
     With several ``ranks``, ``machine`` is what one of them gets and rates are of one; real runs

@@ -171,7 +171,7 @@ class Fragmentation:
 class SettingOutcome:
     """The recorded stream under an allocator setting.
 
-    ``setting`` is what was changed ("" for the present ones), ``environment`` the variable
+    ``setting`` is what was changed ("" for the current ones), ``environment`` the variable
     that has all settings ("" for none). ``retries`` counts the times the cache had to be
     given back at the GPU's capacity, which stops all work on it.
     """

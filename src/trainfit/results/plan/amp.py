@@ -76,7 +76,7 @@ class AmpChoice:
     sizes, by dtype. ``by_hand`` is a change of the script that is faster still ("": none is), for
     ``by_hand_dtype``, and ``line`` what to write at ``place`` ("train.py:41"; empty: not known).
     ``hazards`` are those of every candidate and of what could not be simulated; ``memory_reason``
-    and ``time_reason`` say what AMP saves at the present batch size, and where it is little, why.
+    and ``time_reason`` say what AMP saves at the current batch size, and where it is little, why.
     """
 
     value: str | None

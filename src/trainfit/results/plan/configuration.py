@@ -95,7 +95,7 @@ class BatchShapes:
 
     ``median_elements`` and ``longest_elements`` are a sample's, of ``looked_at`` of the data set's
     ``samples`` (``None``: its samples could not be looked at, ``reason`` says why; the figures are
-    then of the batches seen). ``longest`` is the memory of the present batch size where each sample
+    then of the batches seen). ``longest`` is the memory of the current batch size where each sample
     is the longest. ``typical_step_s`` and ``longest_step_s`` are a step's with batches as they came
     and with the longest.
     """

@@ -8,7 +8,7 @@ from typing import Literal
 
 from trainfit.results.loader.advice import Evidence
 
-#: What becomes of a part: set to another value; the present value stays; it is left unset;
+#: What becomes of a part: set to another value; the current value stays; it is left unset;
 #: the user has to change the script, for the command cannot say it; nothing tells.
 PartStatus = Literal["set", "kept", "not set", "by hand", "cannot tell"]
 

@@ -152,9 +152,9 @@ class PlanResult(ResultFile):
 
     ``recommended`` are the figures at ``chosen.recommended_batch``. ``basis_detail`` says why,
     where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue on which
-    the present batch size would run when it does not here, smallest first. ``remedies`` are
+    the current batch size would run when it does not here, smallest first. ``remedies`` are
     ``None`` where none were tried, ``inference`` where the script trains. ``pattern`` says how
-    memory goes on from step to step at the present batch size. ``loading`` is ``None`` where the
+    memory goes on from step to step at the current batch size. ``loading`` is ``None`` where the
     DataLoader was not tuned; ``variables`` are those that ``launch`` sets in addition to the user's
     own and the loader's. ``batch_in_command``: ``launch`` has the recommended batch size, for the
     command has a placeholder for it. ``samples`` are the data set's (``None``: not known).
@@ -233,7 +233,7 @@ class PlanResult(ResultFile):
 
     @property
     def fits(self) -> bool:
-        """Is there a batch size, or the present one where no other is known, that fits?"""
+        """Is there a batch size, or the current one where no other is known, that fits?"""
         largest = self.chosen.largest_batch
         return self.chosen.fits if largest is None else largest > 0
 

@@ -82,7 +82,7 @@ class CachingAllocator(DeviceSegments):
     def apply(self, settings: AllocatorSettings) -> None:
         """``torch._C._accelerator_setAllocatorSettings``: for what is allocated from now on.
 
-        A memory fraction below 1 in ``settings`` replaces the present one.
+        A memory fraction below 1 in ``settings`` replaces the current one.
         """
         self.settings = settings
         if settings.per_process_memory_fraction < 1:

@@ -108,7 +108,7 @@ class Engine(Hooks):
     # -- where are we ------------------------------------------------------------------
 
     def phase(self) -> int:
-        """The phase of the step that the present operator belongs to."""
+        """The phase of the step that the current operator belongs to."""
         if self.in_optimizer:
             return phases.OPTIMIZER
         if _graph_task() != -1 or self.starting_backward:
@@ -119,7 +119,7 @@ class Engine(Hooks):
 
     @staticmethod
     def in_backward() -> bool:
-        """Does autograd run the present operator? On a GPU that is a thread of its own."""
+        """Does autograd run the current operator? On a GPU that is a thread of its own."""
         return bool(_graph_task() != -1)
 
     def in_framework(self) -> bool:
@@ -379,7 +379,7 @@ class Engine(Hooks):
         self.copied = max(self.copied, copied, key=len)
 
     def has_library_workspace(self, owner: Any) -> bool:
-        """Was :meth:`library_workspace` called for this owner on the present stream?"""
+        """Was :meth:`library_workspace` called for this owner on the current stream?"""
         return (owner, self.memory.stream) in self.library_memory
 
     def library_workspace(self, model: str, arguments: tuple[int, ...], owner: Any = None) -> None:

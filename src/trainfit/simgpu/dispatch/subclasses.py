@@ -45,7 +45,7 @@ SUBCLASSES: set[type] = set()
 
 
 class _Wanted(threading.local):
-    """The class that the result of the present ``aten::alias`` gets."""
+    """The class that the result of the current ``aten::alias`` gets."""
 
     kind: type | None = None
 

@@ -1,7 +1,7 @@
 """Failure-tolerant accounting: counting a run's work never stops the run.
 
 FLOPs, kernels, bytes, libraries, workspaces and known values are worked out alongside an operator
-whose result is there already. A formula that does not know the operator's present signature must
+whose result is there already. A formula that does not know the operator's current signature must
 not raise in the user's script: the operator is listed once among the notes instead, with how
 often its cost is unknown.
 """

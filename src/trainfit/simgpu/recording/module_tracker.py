@@ -52,7 +52,7 @@ class ModuleTracker:
         self._of_node.clear()
 
     def current(self, backward: bool) -> int:
-        """String index of the present operator's module."""
+        """String index of the current operator's module."""
         if self._stack:
             # Also true while checkpointing recomputes a forward pass inside backward.
             name = self._stack[-1]

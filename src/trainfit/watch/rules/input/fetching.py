@@ -172,7 +172,7 @@ class Fetching:
         return _FAIR * max(0.0, self.cores.busy - ours)
 
     def _more_by_ram(self) -> int | None:
-        """How many workers like the present ones fit into the RAM that may be used; ``None``: their
+        """How many workers like the current ones fit into the RAM that may be used; ``None``: their
         memory was not measured. What pages they share is counted for each: too few, if at all."""
         held = median(self.rank.workers["rss_bytes"])
         free = median(self.rank.machine["ram_available_bytes"])
