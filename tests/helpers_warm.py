@@ -42,7 +42,12 @@ MEASURING = (
 _IGNORED = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK")
 #: Runs of one server may differ in these: they are read by libraries that it has not imported, or
 #: when CUDA is first used.
-_READ_LATER = ("HF_HOME", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_READ_LATER = (
+    *("HF_HOME", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)
+#: OpenCV puts its own libraries in front, in the process that imports it: a user's shell does not.
+_CHANGED = "LD_LIBRARY_PATH"
 #: Where our own package is, which is found in any case.
 _OUR_PATH = str(Path(__file__).resolve().parents[1] / "src")
 #: The tests' own variables, which runs have that no command starts.
@@ -98,7 +103,9 @@ def _start(
 
 
 def _without_ignored(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _IGNORED}
+    ignored = _IGNORED if _CHANGED in _OWN else (*_IGNORED, _CHANGED)
+    kept = {name: value for name, value in environment.items() if name not in ignored}
+    return kept | {_CHANGED: _OWN[_CHANGED]} if _CHANGED in kept else kept
 
 
 def _start_up(environment: Mapping[str, str]) -> dict[str, str]:

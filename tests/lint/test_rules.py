@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.lint.api import read_script
-from trainfit.lint.reading.source import ScriptError
+from trainfit.lint.reading.source import UnreadableScriptError
 from trainfit.report.machine.script import script_text
 from trainfit.results.machine.doctor import Finding, ScriptReport
 from trainfit.results.text import WIDTH
@@ -708,7 +708,7 @@ def test_scripts_that_cannot_be_read(tmp_path: Path, content: bytes | None, reas
     path = tmp_path / "script.py"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ScriptError) as caught:
+    with pytest.raises(UnreadableScriptError) as caught:
         read_script(path)
     message = str(caught.value)
     assert reason in message and str(path) in message and "\n" not in message
@@ -716,7 +716,7 @@ def test_scripts_that_cannot_be_read(tmp_path: Path, content: bytes | None, reas
 
 
 def test_a_folder_is_no_script(tmp_path: Path) -> None:
-    with pytest.raises(ScriptError, match="it is a directory"):
+    with pytest.raises(UnreadableScriptError, match="it is a directory"):
         read_script(tmp_path)
 
 
@@ -825,7 +825,7 @@ def test_no_source_raises_anything_else(
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
         found = read_script(path)
-    except ScriptError:
+    except UnreadableScriptError:
         return
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for each in found.findings:
@@ -843,5 +843,5 @@ def test_no_bytes_raise_anything_else(
     path.write_bytes(content)
     try:
         read_script(path)
-    except ScriptError as error:
+    except UnreadableScriptError as error:
         assert "\n" not in str(error)
